@@ -1,0 +1,71 @@
+# Every target brings what it needs into .venv. A machine needs Python 3.11 or newer with pip, and make.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+UP_ARGS ?=
+LOCK_ARGS ?=
+SEED ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+LOG := .venv/install.log
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up test check crash bench install lock clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## watch tasks live their whole life on servers of their own, in a scratch folder
+	@$(BIN)/interlock demo
+
+up: $(INSTALLED) ## start everything in the foreground, state in .interlock (UP_ARGS="--dir …")
+	@$(BIN)/interlock up $(UP_ARGS)
+
+test: $(INSTALLED) ## run every test, slow and crash ones included (PYTEST_ARGS="-k lease")
+	@$(PYTEST) $(PYTEST_ARGS)
+
+check: $(INSTALLED) ## lint, formatting, types and import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(wildcard src tests bench examples)
+	$(BIN)/lint-imports --no-logo
+
+crash: $(INSTALLED) ## kill real processes and check that nothing is lost or doubled (SEED=n repeats a run)
+	@$(if $(SEED),INTERLOCK_CRASH_SEED=$(SEED)) $(PYTEST) -m crash $(PYTEST_ARGS)
+
+bench: $(INSTALLED) ## measure the kernel beside bare SQL on the same server
+	@$(BIN)/python bench/kernel.py
+
+install: $(INSTALLED) ## set up .venv from requirements.lock; the other targets do it when it is due
+
+lock: $(BIN)/uv ## pin dependencies again after a change to pyproject.toml (LOCK_ARGS=--upgrade for the newest)
+	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --universal --extra dev \
+	  --generate-hashes --no-emit-index-url --no-header $(LOCK_ARGS) --output-file requirements.lock pyproject.toml >/dev/null
+
+clean: ## remove .venv, build output and the tools' caches; .interlock stays
+	rm -rf .venv dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Shows the log of a failed set-up step, and what to try.
+or_show_log = || { cat $(LOG) >&2; echo "Set-up failed: the lines above say why. Mend that, or run 'make clean' and try again." >&2; exit 1; }
+
+# The package is built with the lock file's own hatchling (--no-build-isolation): nothing unpinned is fetched.
+$(INSTALLED): requirements.lock pyproject.toml | $(BIN)/uv
+	@echo "Set-up: installing the packages of requirements.lock into .venv (under a minute, mostly download) ..."
+	@{ $(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock && \
+	   $(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation -e . ; } >>$(LOG) 2>&1 $(or_show_log)
+	@touch $@
+
+# uv is taken from the lock file like the rest, hashes checked. Where the system's Python has pip, the slow
+# and on some systems missing ensurepip is left out.
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Interlock needs Python 3.11 or newer: run make again with PYTHON=/path/to/python3.11." >&2; exit 1; }
+	@echo "Set-up: making .venv with uv in it ..."
+	@mkdir -p .venv && awk '/^[^ #]/ {keep = /^uv==/} keep' requirements.lock >.venv/uv-requirement.txt
+	@{ if $(PYTHON) -m pip --version; \
+	   then $(PYTHON) -m venv --without-pip .venv && pip="$(PYTHON) -m pip --python $(BIN)/python"; \
+	   else $(PYTHON) -m venv .venv && pip="$(BIN)/python -m pip"; fi && \
+	   $$pip install --disable-pip-version-check --require-hashes -r .venv/uv-requirement.txt ; } >$(LOG) 2>&1 $(or_show_log)

@@ -1,0 +1,237 @@
+"""API keys of users and tokens of workers. What is stored is a hash; a secret is shown once, when it is made."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from interlock.adapters.postgres import Database, queries
+from interlock.clock import Clock
+from interlock.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthenticated
+from interlock.wire import (
+    KeyCreated,
+    KeyRequest,
+    KeyView,
+    OrgView,
+    Role,
+    WorkerTokenCreated,
+    WorkerTokenRequest,
+    WorkerTokenView,
+)
+
+_sql = queries("principals")
+
+READ: Final = frozenset({"jobs:read", "tasks:read", "queues:read"})
+WRITE: Final = frozenset({"jobs:write", "tasks:write", "queues:write"})
+ADMIN: Final = frozenset({"admin"})
+PLATFORM: Final = "platform"
+"""Reaches beyond one org: orgs, worker tokens, signing keys. The first key has it, and those it hands it to."""
+
+ROLE_SCOPES: Final[dict[Role, frozenset[str]]] = {
+    Role.READER: READ,
+    Role.WRITER: READ | WRITE,
+    Role.ADMIN: READ | WRITE | ADMIN,
+}
+
+_KEY = re.compile(r"ilk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_WORKER = re.compile(r"ilw_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_NOBODY: Final = hashlib.sha256(b"").digest()
+
+
+@dataclass(frozen=True)
+class Principal:
+    """An authenticated user of one org."""
+
+    key_id: str
+    org_id: UUID
+    org: str
+    user: str
+    role: Role
+    scopes: frozenset[str]
+
+    def require(self, scope: str) -> None:
+        if scope not in self.scopes:
+            raise Forbidden(f"This key lacks the scope {scope!r}; ask an admin of {self.org!r} for one that has it.")
+
+
+@dataclass(frozen=True)
+class WorkerIdentity:
+    """An authenticated worker wrapper. `runtimes` is None for all of them."""
+
+    token_id: str
+    name: str
+    runtimes: tuple[str, ...] | None
+
+
+class Principals:
+    def __init__(self, database: Database, clock: Clock, *, cache_seconds: float = 2.0) -> None:
+        self._database = database
+        self._clock = clock
+        self._cache_for = timedelta(seconds=cache_seconds)
+        self._workers: dict[str, tuple[datetime, WorkerIdentity]] = {}
+
+    async def authenticate(self, key: str) -> Principal:
+        match = _KEY.fullmatch(key)
+        row: Any = None
+        if match:
+            async with self._database.connection() as connection:
+                row = await _sql.find_key(connection, key_id=match[1])
+        if not _proves(row, match and match[2]):
+            raise Unauthenticated("The API key is not valid; make one with `interlock users create`.")
+        return Principal(
+            key_id=row["key_id"],
+            org_id=row["org_id"],
+            org=row["org"],
+            user=row["user_name"],
+            role=Role(row["role"]),
+            scopes=frozenset(row["scopes"]),
+        )
+
+    async def authenticate_worker(self, token: str) -> WorkerIdentity:
+        """Cached for a moment, since every batch of a busy worker comes through here; revoking takes as long."""
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        now = self._clock.now()
+        cached = self._workers.get(digest)
+        if cached and cached[0] > now:
+            return cached[1]
+        identity = await self._find_worker(token)
+        self._workers = {k: v for k, v in self._workers.items() if v[0] > now}
+        self._workers[digest] = (now + self._cache_for, identity)
+        return identity
+
+    async def _find_worker(self, token: str) -> WorkerIdentity:
+        match = _WORKER.fullmatch(token)
+        row: Any = None
+        if match:
+            async with self._database.connection() as connection:
+                row = await _sql.find_worker_token(connection, token_id=match[1])
+        if not _proves(row, match and match[2]):
+            raise Unauthenticated("The worker token is not valid; make one with `interlock users worker-token`.")
+        runtimes = row["runtimes"]
+        return WorkerIdentity(row["token_id"], row["name"], tuple(runtimes) if runtimes is not None else None)
+
+    async def create_key(self, request: KeyRequest, org_id: UUID, *, granted_by: Principal | None) -> KeyCreated:
+        """`granted_by` is None only for the first key of an installation."""
+        scopes = _scopes(request, granted_by)
+        key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        async with self._database.connection() as connection:
+            row = await _sql.insert_key(
+                connection,
+                key_id=key_id,
+                org_id=org_id,
+                user_name=request.user,
+                role=request.role.value,
+                scopes=sorted(scopes),
+                secret_hash=_hash(secret),
+                seconds=_seconds(request.expires_in_days),
+            )
+        return KeyCreated(key=f"ilk_{key_id}_{secret}", view=_key_view(row))
+
+    async def keys(self, org_id: UUID) -> list[KeyView]:
+        async with self._database.connection() as connection:
+            return [_key_view(row) for row in await _sql.list_keys(connection, org_id=org_id)]
+
+    async def revoke_key(self, key_id: str, org_id: UUID) -> KeyView:
+        async with self._database.connection() as connection:
+            row = await _sql.revoke_key(connection, key_id=key_id, org_id=org_id)
+        if row is None:
+            raise NotFound(f"There is no key {key_id!r} in this org.")
+        return _key_view(row)
+
+    async def create_worker_token(self, request: WorkerTokenRequest) -> WorkerTokenCreated:
+        token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        async with self._database.connection() as connection:
+            row = await _sql.insert_worker_token(
+                connection,
+                token_id=token_id,
+                name=request.name,
+                runtimes=request.runtimes,
+                secret_hash=_hash(secret),
+                seconds=_seconds(request.expires_in_days),
+            )
+        return WorkerTokenCreated(token=f"ilw_{token_id}_{secret}", view=_token_view(row))
+
+    async def worker_tokens(self) -> list[WorkerTokenView]:
+        async with self._database.connection() as connection:
+            return [_token_view(row) for row in await _sql.list_worker_tokens(connection)]
+
+    async def revoke_worker_token(self, token_id: str) -> WorkerTokenView:
+        async with self._database.connection() as connection:
+            row = await _sql.revoke_worker_token(connection, token_id=token_id)
+        if row is None:
+            raise NotFound(f"There is no worker token {token_id!r}.")
+        return _token_view(row)
+
+    async def create_org(self, name: str) -> OrgView:
+        async with self._database.connection() as connection:
+            row = await _sql.insert_org(connection, name=name)
+        if row is None:
+            raise Conflict(f"The org {name!r} exists already.", code="org_exists")
+        return OrgView(org_id=row["org_id"], name=row["name"])
+
+    async def org(self, name: str) -> OrgView:
+        async with self._database.connection() as connection:
+            row = await _sql.org_by_name(connection, name=name)
+        if row is None:
+            raise NotFound(f"There is no org {name!r}.")
+        return OrgView(org_id=row["org_id"], name=row["name"])
+
+
+def _proves(row: Any, secret: str | None) -> bool:
+    """Compares even when there is nothing to compare with, so that a guess takes the same time either way."""
+    same = hmac.compare_digest(_hash(secret or ""), row["secret_hash"] if row else _NOBODY)
+    return bool(same and row is not None and secret and not row["revoked"] and not row["expired"])
+
+
+def _hash(secret: str) -> bytes:
+    # 256 random bits need no slow hash: there is nothing to guess from.
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _seconds(days: float | None) -> float | None:
+    return None if days is None else days * 86_400
+
+
+def _scopes(request: KeyRequest, granted_by: Principal | None) -> frozenset[str]:
+    allowed = ROLE_SCOPES[request.role]
+    if request.role is Role.ADMIN and (granted_by is None or PLATFORM in granted_by.scopes):
+        allowed |= {PLATFORM}
+    wanted = frozenset(request.scopes) if request.scopes is not None else allowed - {PLATFORM}
+    if granted_by is None:
+        wanted = allowed
+    if unknown := wanted - allowed:
+        raise BadRequest(
+            f"A {request.role} key cannot have the scopes {sorted(unknown)}; choose from {sorted(allowed)}.",
+            code="bad_scope",
+        )
+    return wanted
+
+
+def _key_view(row: Any) -> KeyView:
+    return KeyView(
+        key_id=row["key_id"],
+        org=row["org"],
+        user=row["user_name"],
+        role=Role(row["role"]),
+        scopes=list(row["scopes"]),
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+    )
+
+
+def _token_view(row: Any) -> WorkerTokenView:
+    return WorkerTokenView(
+        token_id=row["token_id"],
+        name=row["name"],
+        runtimes=list(row["runtimes"]) if row["runtimes"] is not None else None,
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+    )

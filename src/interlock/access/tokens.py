@@ -1,0 +1,224 @@
+"""Capability tokens: what one attempt of one task may read and write, as an ES256 JWT.
+
+Whatever is missing, malformed, unknown or disagreeing is refused; a refusal says nothing about the task.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import jwt
+import msgspec
+from cryptography.hazmat.primitives.asymmetric import ec
+from msgspec import Struct
+
+from interlock.access.keyring import Keyring
+from interlock.adapters.postgres import Database, queries
+from interlock.clock import Clock
+from interlock.errors import Forbidden, Unauthenticated
+from interlock.wire import DatasetRef, WriteGrant
+
+AUDIENCE: Final = "trace.task"
+ALGORITHM: Final = "ES256"
+MAX_TOKEN_BYTES: Final = 8192
+MAX_PRESENTED_BYTES: Final = 2 * MAX_TOKEN_BYTES
+_CACHED: Final = 10_000
+_SKEW_SECONDS: Final = 60
+
+_sql = queries("principals")
+
+
+class Prefixes(Struct, frozen=True, forbid_unknown_fields=True):
+    read_prefixes: list[str]
+    write_prefixes: list[str]
+
+
+class Claims(Struct, frozen=True, omit_defaults=True):
+    """Field names are the wire's. Types are strict: a token with `attempt: "1"` is no token."""
+
+    iss: str
+    aud: str
+    sub: str
+    exp: int
+    iat: int
+    jti: str
+    org_id: UUID
+    task_id: UUID
+    attempt: int
+    datasets: list[dict[str, Any]]
+    s3: Prefixes
+    capability_id: UUID | None = None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a token is made from."""
+
+    org_id: UUID
+    task_id: UUID
+    attempt: int
+    outputs: Sequence[WriteGrant]
+
+
+def write_grants(root: str, task_id: UUID, attempt: int, outputs: Sequence[DatasetRef]) -> list[WriteGrant]:
+    """The attempt's own prefixes: nobody else writes there, and nobody reads what is not committed."""
+    return [
+        WriteGrant(
+            output_index=index,
+            dataset_uuid=output.dataset_uuid,
+            dataset_version=output.dataset_version,
+            write_prefix=f"{root}/dataset/{output.dataset_uuid}/version/{output.dataset_version}"
+            f"/_attempts/{task_id}/{attempt}/",
+            buffer_prefix=f"{root}/buffers/{output.dataset_uuid}/{task_id}/{attempt}/",
+        )
+        for index, output in enumerate(outputs)
+    ]
+
+
+class CapabilityTokens:
+    def __init__(self, database: Database, keyring: Keyring, clock: Clock, *, issuer: str, ttl_seconds: float) -> None:
+        self._database = database
+        self._keyring = keyring
+        self._clock = clock
+        self._issuer = issuer
+        self._ttl = ttl_seconds
+        self._verified: OrderedDict[str, Claims] = OrderedDict()
+
+    async def issue(self, grant: Grant, kid: str) -> str:
+        prefixes = [prefix for output in grant.outputs for prefix in (output.write_prefix, output.buffer_prefix)]
+        claims = self._claims(grant, Prefixes(read_prefixes=[], write_prefixes=prefixes))
+        token = self._sign(claims, kid)
+        if len(token) <= MAX_TOKEN_BYTES:
+            return token
+        return await self._issue_by_reference(claims, kid)
+
+    async def renewed_if_due(self, claims: Claims, active_kid: Callable[[], Awaitable[str]]) -> str | None:
+        """A fresh token for the same capability once a third of its life is left."""
+        if claims.exp - self._clock.now().timestamp() > self._ttl / 3:
+            return None
+        if claims.capability_id is not None:
+            async with self._database.connection() as connection:
+                await _sql.renew_capability(connection, capability_id=claims.capability_id, seconds=2 * self._ttl)
+            claims = msgspec.structs.replace(claims, s3=Prefixes([], []), datasets=[])
+        now = int(self._clock.now().timestamp())
+        fresh = msgspec.structs.replace(claims, iat=now, exp=now + int(self._ttl), jti=str(uuid4()))
+        return self._sign(fresh, await active_kid())
+
+    async def verify(self, token: str) -> Claims:
+        claims = self._verified.get(token)
+        if claims is None:
+            claims = await self._verify_anew(token)
+            self._verified[token] = claims
+            if len(self._verified) > _CACHED:
+                self._verified.popitem(last=False)
+        if claims.exp <= self._clock.now().timestamp():
+            raise Unauthenticated(
+                "The capability token has expired; heartbeats renew it in time.", code="token_expired"
+            )
+        return claims
+
+    def _claims(self, grant: Grant, prefixes: Prefixes) -> Claims:
+        now = int(self._clock.now().timestamp())
+        return Claims(
+            iss=self._issuer,
+            aud=AUDIENCE,
+            sub=f"task:{grant.task_id}",
+            exp=now + int(self._ttl),
+            iat=now,
+            jti=str(uuid4()),
+            org_id=grant.org_id,
+            task_id=grant.task_id,
+            attempt=grant.attempt,
+            datasets=[],
+            s3=prefixes,
+        )
+
+    def _sign(self, claims: Claims, kid: str) -> str:
+        payload = msgspec.to_builtins(claims, builtin_types=())
+        return jwt.encode(payload, self._keyring.private(kid), algorithm=ALGORITHM, headers={"kid": kid})
+
+    async def _issue_by_reference(self, claims: Claims, kid: str) -> str:
+        async with self._database.connection() as connection:
+            capability_id = await _sql.insert_capability(
+                connection,
+                task_id=claims.task_id,
+                attempt=claims.attempt,
+                grants=msgspec.json.encode({"datasets": claims.datasets, "s3": claims.s3}).decode(),
+                seconds=2 * self._ttl,
+            )
+        small = msgspec.structs.replace(claims, datasets=[], s3=Prefixes([], []), capability_id=capability_id)
+        return self._sign(small, kid)
+
+    async def _verify_anew(self, token: str) -> Claims:
+        if len(token) > MAX_PRESENTED_BYTES:
+            raise _refused()
+        claims = _checked(_decode(token, await self._key_of(token)), self._issuer, self._clock.now().timestamp())
+        return claims if claims.capability_id is None else await self._resolved(claims)
+
+    async def _key_of(self, token: str) -> ec.EllipticCurvePublicKey:
+        try:
+            header = jwt.get_unverified_header(token)
+        except jwt.PyJWTError:
+            raise _refused() from None
+        kid = header.get("kid")
+        # The algorithm is ours to choose, not the token's: no `none`, no HS256 keyed with a public key.
+        if header.get("alg") != ALGORITHM or not isinstance(kid, str) or "crit" in header:
+            raise _refused()
+        key = await self._keyring.public(kid)
+        if key is None:
+            raise _refused()
+        return key
+
+    async def _resolved(self, claims: Claims) -> Claims:
+        async with self._database.connection() as connection:
+            row = await _sql.find_capability(connection, capability_id=claims.capability_id)
+        if row is None or row["task_id"] != claims.task_id or row["attempt"] != claims.attempt:
+            raise _refused()
+        grants = msgspec.json.decode(row["grants"])
+        return msgspec.structs.replace(claims, datasets=grants["datasets"], s3=msgspec.convert(grants["s3"], Prefixes))
+
+
+def require_binding(claims: Claims, task_id: UUID, attempt: int) -> None:
+    """Body and token must name the same attempt of the same task."""
+    if claims.task_id != task_id or claims.attempt != attempt:
+        raise Forbidden("The capability token is for another task or attempt.", code="token_mismatch")
+
+
+def _decode(token: str, key: ec.EllipticCurvePublicKey) -> dict[str, Any]:
+    options: Any = {
+        "require": ["iss", "aud", "sub", "exp", "iat", "jti"],
+        "verify_exp": False,  # checked against our clock
+        "verify_iat": False,
+        "verify_aud": False,  # checked as a plain string: a list of audiences is not ours
+    }
+    try:
+        payload: dict[str, Any] = jwt.decode(token, key, algorithms=[ALGORITHM], options=options)
+    except (jwt.PyJWTError, ValueError):
+        raise _refused() from None
+    return payload
+
+
+def _checked(payload: dict[str, Any], issuer: str, now: float) -> Claims:
+    try:
+        claims = msgspec.convert(payload, Claims, strict=True)
+    except msgspec.ValidationError:
+        raise _refused() from None
+    good = (
+        claims.iss == issuer
+        and claims.aud == AUDIENCE
+        and claims.sub == f"task:{claims.task_id}"
+        and claims.attempt >= 1
+        and claims.iat <= now + _SKEW_SECONDS
+        and claims.iat < claims.exp
+    )
+    if not good:
+        raise _refused()
+    return claims
+
+
+def _refused() -> Unauthenticated:
+    return Unauthenticated("The capability token does not verify.", code="bad_token")

@@ -1,0 +1,104 @@
+"""LISTEN/NOTIFY as wake-ups, with a timer as the fallback: a lost notification costs time, never work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict, deque
+
+import asyncpg
+import structlog
+
+log = structlog.get_logger()
+
+QUEUE_CHANNEL = "interlock_queue"
+OUTBOX_CHANNEL = "interlock_outbox"
+_CHECK_SECONDS = 5.0
+
+
+class Wakeups:
+    """Waiters by topic. A wake releases one waiter; who found work wakes the next, so a burst wakes no herd."""
+
+    def __init__(self) -> None:
+        self._waiting: defaultdict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
+        self._pending: set[str] = set()
+        self.closed = False
+
+    def close(self) -> None:
+        """Draining: nobody is to wait any longer."""
+        self.closed = True
+        self.wake_all()
+
+    def wake(self, topic: str) -> None:
+        waiting = self._waiting[topic]
+        while waiting:
+            future = waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+        # Nobody waits yet: the next one must not sleep through it.
+        self._pending.add(topic)
+
+    def wake_all(self) -> None:
+        for topic in list(self._waiting):
+            while self._waiting[topic]:
+                self.wake(topic)
+
+    async def wait(self, topic: str, timeout: float) -> bool:
+        if self.closed:
+            return False
+        if topic in self._pending:
+            self._pending.discard(topic)
+            return True
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[topic].append(future)
+        try:
+            await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            return False
+        else:
+            return True
+        finally:
+            with contextlib.suppress(ValueError):  # wake() has taken it out already
+                self._waiting[topic].remove(future)
+
+
+class Listener:
+    """Keeps one LISTEN connection alive and turns notifications into wake-ups."""
+
+    def __init__(self, url: str, wakeups: Wakeups) -> None:
+        self._url = url
+        self._wakeups = wakeups
+        self.connected = asyncio.Event()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._listen()
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+                log.warning("listen.reconnecting", reason=type(error).__name__)
+            self.connected.clear()
+            await asyncio.sleep(0.5)
+
+    async def _listen(self) -> None:
+        connection = await asyncpg.connect(
+            self._url, timeout=10, server_settings={"application_name": "interlock-listen"}
+        )
+        try:
+            await connection.add_listener(QUEUE_CHANNEL, self._on_queue)
+            await connection.add_listener(OUTBOX_CHANNEL, self._on_outbox)
+            self.connected.set()
+            # What was announced while nobody listened is found by looking.
+            self._wakeups.wake_all()
+            while True:
+                await asyncio.sleep(_CHECK_SECONDS)
+                # A half-open connection delivers nothing and says nothing; only asking shows it.
+                await connection.fetchval("select 1", timeout=_CHECK_SECONDS)
+        finally:
+            connection.terminate()
+
+    def _on_queue(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        self._wakeups.wake(f"queue:{payload}")
+
+    def _on_outbox(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:
+        self._wakeups.wake("outbox")

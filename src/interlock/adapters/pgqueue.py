@@ -1,0 +1,145 @@
+"""The queue port on a Postgres table: SKIP LOCKED, visibility timeout, dead letters, LISTEN/NOTIFY wake-ups."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from interlock.adapters.notifications import Wakeups
+from interlock.adapters.postgres import Database, queries
+from interlock.adapters.queue import DeadLetter, Handle, Outgoing, Received
+from interlock.failpoints import failpoint
+
+_sql = queries("queue")
+_POLL_SECONDS = 1.0
+"""How long a lost notification can go unnoticed."""
+_STATS_LIMIT = 100_000
+
+
+class PgQueue:
+    def __init__(
+        self, database: Database, wakeups: Wakeups, *, max_receives: int = 20, bulk_share: float = 0.1
+    ) -> None:
+        self._database = database
+        self._wakeups = wakeups
+        self._max_receives = max_receives
+        self._bulk_share = bulk_share
+
+    async def send(self, queue: str, message: Outgoing) -> None:
+        await self.send_batch(queue, [message])
+
+    async def send_batch(self, queue: str, messages: Sequence[Outgoing]) -> None:
+        if not messages:
+            return
+        async with self._database.transaction() as connection:
+            await _sql.send(
+                connection,
+                queue=queue,
+                bodies=[m.body for m in messages],
+                priorities=[m.priority for m in messages],
+                dedupe_keys=[m.dedupe_key for m in messages],
+                delays=[m.delay_seconds for m in messages],
+            )
+            await _sql.notify(connection, queue=queue)
+
+    async def receive(self, queue: str, *, wait_seconds: float, most: int, visibility_seconds: float) -> list[Received]:
+        deadline = time.monotonic() + wait_seconds
+        topic = f"queue:{queue}"
+        while True:
+            messages, next_visible = await self._take(queue, most, visibility_seconds)
+            left = deadline - time.monotonic()
+            if messages:
+                # There may be more than this receiver took: let the next waiter look.
+                self._wakeups.wake(topic)
+                return messages
+            if left <= 0 or self._wakeups.closed:
+                return []
+            pause = min(left, _POLL_SECONDS, max(next_visible, 0.005))
+            await self._wakeups.wait(topic, pause)
+
+    async def _take(self, queue: str, most: int, visibility: float) -> tuple[list[Received], float]:
+        async with self._database.connection() as connection:
+            rows = await _sql.receive(
+                connection,
+                queue=queue,
+                most=most,
+                reserved=self._reserved(most),
+                visibility=visibility,
+                max_receives=self._max_receives,
+            )
+            await failpoint("receive.committed")
+            soon = None if rows else await _sql.next_visible_in(connection, queue=queue)
+        return [_received(row) for row in rows], _POLL_SECONDS if soon is None else float(soon)
+
+    def _reserved(self, most: int) -> int:
+        """Places that bulk gets first: the share of a batch, by chance where that is less than one."""
+        share = most * self._bulk_share
+        return int(share) + (random.random() < share - int(share))  # noqa: S311 - fairness, not a secret
+
+    async def extend(self, queue: str, handles: Sequence[Handle], visibility_seconds: float) -> int:
+        return await self._settle(_sql.extend, queue, handles, visibility=visibility_seconds)
+
+    async def ack(self, queue: str, handles: Sequence[Handle]) -> int:
+        return await self._settle(_sql.ack, queue, handles)
+
+    async def nack(self, queue: str, handles: Sequence[Handle], delay_seconds: float) -> int:
+        settled = await self._settle(_sql.nack, queue, handles, delay=delay_seconds)
+        if settled and delay_seconds == 0:
+            async with self._database.connection() as connection:
+                await _sql.notify(connection, queue=queue)
+        return settled
+
+    async def _settle(self, statement: Any, queue: str, handles: Sequence[Handle], **more: float) -> int:
+        good = [pair for handle in handles if (pair := _parsed(handle)) is not None]
+        if not good:
+            return 0
+        async with self._database.connection() as connection:
+            rows = await statement(
+                connection, queue=queue, ids=[i for i, _ in good], receipts=[r for _, r in good], **more
+            )
+        return len(rows)
+
+    async def depth(self, queue: str) -> int:
+        return int((await self._stats(queue))["depth"])
+
+    async def in_flight(self, queue: str) -> int:
+        return int((await self._stats(queue))["in_flight"])
+
+    async def oldest_age(self, queue: str) -> float | None:
+        age = (await self._stats(queue))["oldest_age"]
+        return None if age is None else float(age)
+
+    async def dead_letter_count(self, queue: str) -> int:
+        return int((await self._stats(queue))["dead_letters"])
+
+    async def _stats(self, queue: str) -> Any:
+        async with self._database.connection() as connection:
+            return await _sql.stats(connection, queue=queue, most=_STATS_LIMIT)
+
+    async def dead_letters(self, queue: str, most: int) -> list[DeadLetter]:
+        async with self._database.connection() as connection:
+            rows = await _sql.dead_letters(connection, queue=queue, most=most)
+        return [
+            DeadLetter(str(r["message_id"]), r["body"], r["receives"], r["enqueued_at"], r["dead_at"]) for r in rows
+        ]
+
+    async def redrive(self, queue: str, most: int) -> int:
+        async with self._database.transaction() as connection:
+            rows = await _sql.redrive_messages(connection, queue=queue, most=most)
+            await _sql.notify(connection, queue=queue)
+        return len(rows)
+
+
+def _received(row: Any) -> Received:
+    return Received(str(row["message_id"]), str(row["receipt"]), row["body"], row["receives"], row["enqueued_at"])
+
+
+def _parsed(handle: Handle) -> tuple[int, UUID] | None:
+    """A handle that cannot be one of ours counts like one that is stale."""
+    try:
+        return int(handle.message_id), UUID(handle.receipt)
+    except ValueError:
+        return None

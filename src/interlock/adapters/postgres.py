@@ -1,0 +1,246 @@
+"""The state database: pool, transactions, named queries, migrations."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import aiosql
+import asyncpg
+import structlog
+from aiosql.adapters.asyncpg import AsyncPGAdapter
+
+from interlock.clock import Clock, SystemClock
+from interlock.errors import ConfigurationError, Unavailable
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+# asyncpg's stubs make Connection generic over a record class; nothing here needs another one.
+# They are generic only in the stubs, not at run time.
+Connection: TypeAlias = "asyncpg.Connection[Any] | asyncpg.pool.PoolConnectionProxy[Any]"
+Row = asyncpg.Record
+
+_SQL = resources.files("interlock.sql")
+
+# A connection that broke, or a server that is starting, stopping or out of connections: trying again is right.
+_AWAY = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.DiskFullError,
+    asyncpg.QueryCanceledError,
+    TimeoutError,
+)
+_RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+
+
+class _Statements(AsyncPGAdapter):
+    """aiosql's own asyncpg adapter yields rows one by one and inspects the connection on every call: 50 µs each."""
+
+    is_aio_driver = False  # what the methods return is awaited by the caller, as it is
+
+    def select(self, conn: Any, query_name: str, sql: str, parameters: Any, record_class: Any = None) -> Any:  # noqa: ARG002
+        return conn.fetch(sql, *self.maybe_order_params(query_name, parameters))
+
+    def select_one(self, conn: Any, query_name: str, sql: str, parameters: Any, record_class: Any = None) -> Any:  # noqa: ARG002
+        return conn.fetchrow(sql, *self.maybe_order_params(query_name, parameters))
+
+    def select_value(self, conn: Any, query_name: str, sql: str, parameters: Any) -> Any:
+        return conn.fetchval(sql, *self.maybe_order_params(query_name, parameters))
+
+    def insert_update_delete(self, conn: Any, query_name: str, sql: str, parameters: Any) -> Any:
+        return conn.execute(sql, *self.maybe_order_params(query_name, parameters))
+
+
+@functools.cache
+def queries(area: str) -> Any:
+    """The named statements of `sql/queries/{area}.sql`. Any: aiosql builds the methods from the file."""
+    with resources.as_file(_SQL / "queries" / f"{area}.sql") as path:
+        return aiosql.from_path(path, _Statements, mandatory_parameters=False)
+
+
+class Database:
+    """A pool whose every failure that means "the server is away" is Unavailable, and 503 to a caller."""
+
+    def __init__(self, pool: asyncpg.Pool[Any], clock: Clock) -> None:
+        self.pool = pool
+        self.clock = clock
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        size: int = 10,
+        timeout: float = 30.0,
+        clock: Clock | None = None,
+        name: str = "interlock",
+    ) -> Database:
+        try:
+            pool = await asyncpg.create_pool(
+                url,
+                min_size=1,
+                max_size=size,
+                command_timeout=timeout,
+                timeout=min(timeout, 10.0),
+                server_settings={
+                    "application_name": name,
+                    # Custom plans would replan multi-CTE statements on every call; the statements are written so
+                    # that the generic plan is the right one, and plan tests hold it.
+                    "plan_cache_mode": "force_generic_plan",
+                    "jit": "off",
+                },
+            )
+        except _AWAY as error:
+            raise Unavailable(f"The state database does not answer: {_reason(error)}") from error
+        except (
+            asyncpg.InvalidAuthorizationSpecificationError,
+            asyncpg.InvalidCatalogNameError,
+            ValueError,
+        ) as error:
+            raise ConfigurationError(f"The state database refuses state_url: {_reason(error)}") from error
+        return cls(pool, clock or SystemClock())
+
+    async def close(self) -> None:
+        try:
+            await asyncio.wait_for(self.pool.close(), timeout=5)
+        except TimeoutError:
+            self.pool.terminate()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """One connection, autocommit: each statement is its own transaction."""
+        try:
+            async with self.pool.acquire() as connection:
+                await self._steer(connection)
+                yield connection
+        except _AWAY as error:
+            raise Unavailable(f"The state database is away, try again: {_reason(error)}") from error
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        async with self.connection() as connection, connection.transaction():
+            yield connection
+
+    async def run(self, work: Callable[[Connection], Awaitable[T]], *, transaction: bool = True) -> T:
+        """Runs `work`, again if Postgres chose it as the victim of a deadlock. `work` must have no other effects."""
+        for pause in (0.01, 0.05, 0.2):
+            try:
+                return await self._once(work, transaction)
+            except _RETRYABLE as error:
+                log.warning("transaction.retried", reason=type(error).__name__)
+                await asyncio.sleep(pause * random.random())  # noqa: S311 - jitter, not a secret
+        return await self._once(work, transaction)
+
+    async def _once(self, work: Callable[[Connection], Awaitable[T]], transaction: bool) -> T:
+        scope = self.transaction if transaction else self.connection
+        async with scope() as connection:
+            return await work(connection)
+
+    async def _steer(self, connection: Connection) -> None:
+        simulated = self.clock.simulated()
+        if simulated is not None:
+            await connection.execute("select set_config('interlock.now', $1, false)", simulated.isoformat())
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Migration:
+    version: int
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+
+def migrations() -> list[Migration]:
+    """All shipped migrations, in order."""
+    files = sorted((f for f in (_SQL / "migrations").iterdir() if f.name.endswith(".sql")), key=lambda f: f.name)
+    return [Migration(int(f.name.split("_")[0]), Path(f.name).stem, f.read_text()) for f in files]
+
+
+async def migrate(url: str, *, steps: Sequence[Migration] | None = None) -> list[str]:
+    """Brings the schema forward. Safe to run from many processes at once; returns the names of what it applied."""
+    shipped = list(steps if steps is not None else migrations())
+    try:
+        connection = await asyncpg.connect(url)
+    except _AWAY as error:
+        raise Unavailable(f"The state database does not answer: {_reason(error)}") from error
+    try:
+        async with connection.transaction():
+            await connection.execute("select pg_advisory_xact_lock(hashtextextended('interlock:migrate', 0))")
+            return await _apply(connection, shipped)
+    finally:
+        await connection.close()
+
+
+async def _apply(connection: Connection, shipped: list[Migration]) -> list[str]:
+    await connection.execute(
+        "create table if not exists public.interlock_migrations (version int primary key, name text not null,"
+        " checksum text not null, applied_at timestamptz not null default now())"
+    )
+    rows = await connection.fetch("select version, name, checksum from public.interlock_migrations order by version")
+    check_applied({row["version"]: row["checksum"] for row in rows}, shipped)
+    missing = [step for step in shipped if step.version not in {row["version"] for row in rows}]
+    for step in missing:
+        await connection.execute(step.sql)
+        await connection.execute(
+            "insert into public.interlock_migrations (version, name, checksum) values ($1, $2, $3)",
+            step.version,
+            step.name,
+            step.checksum,
+        )
+    return [step.name for step in missing]
+
+
+def check_applied(applied: dict[int, str], shipped: Sequence[Migration]) -> None:
+    """Refuses a database this build does not know, before anything is read or written in it."""
+    newest = max((step.version for step in shipped), default=0)
+    if applied and max(applied) > newest:
+        raise ConfigurationError(
+            f"The state database has schema version {max(applied)}, this Interlock knows only up to {newest}. "
+            "Start the newer Interlock that migrated it, or point state_url at another database."
+        )
+    for step in shipped:
+        if step.version in applied and applied[step.version] != step.checksum:
+            raise ConfigurationError(
+                f"Migration {step.name} was changed after it had been applied to this database. "
+                "Restore the file; a change of schema is a new migration."
+            )
+
+
+async def require_schema(url: str) -> None:
+    """What a process checks at start: the schema is exactly the one it was built for."""
+    try:
+        connection = await asyncpg.connect(url)
+    except _AWAY as error:
+        raise Unavailable(f"The state database does not answer: {_reason(error)}") from error
+    try:
+        rows = await connection.fetch("select version, checksum from public.interlock_migrations")
+    except asyncpg.UndefinedTableError:
+        rows = []
+    finally:
+        await connection.close()
+    shipped = migrations()
+    check_applied({row["version"]: row["checksum"] for row in rows}, shipped)
+    if len(rows) < len(shipped):
+        raise ConfigurationError("The state database is behind this Interlock: run `interlock migrate` first.")

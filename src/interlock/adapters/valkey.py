@@ -1,0 +1,51 @@
+"""Coordination in Valkey: fast, shared, and dispensable. When it is away, work goes on without it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import structlog
+from valkey.asyncio import Valkey
+from valkey.exceptions import ValkeyError
+
+log = structlog.get_logger()
+
+_COMPLAIN_SECONDS = 60.0
+
+# One window per second: INCR and its expiry in one step, so that no key is left behind without one.
+_COUNT = """
+local n = redis.call('INCR', KEYS[1])
+if n == 1 then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
+return {n, redis.call('PTTL', KEYS[1])}
+"""
+
+
+class Coordination:
+    def __init__(self, url: str) -> None:
+        self._client: Any = Valkey.from_url(url, socket_timeout=0.5, socket_connect_timeout=0.5)
+        self._count = self._client.register_script(_COUNT)
+        self._complained = float("-inf")
+
+    async def over_limit(self, key: str, most: int, window_seconds: float = 1.0) -> float | None:
+        """Seconds until the window ends when `key` was used more than `most` times in it; None when it may go on."""
+        try:
+            used, left_ms = await self._count(keys=[f"interlock:rate:{key}"], args=[int(window_seconds * 1000)])
+        except (ValkeyError, OSError, TimeoutError) as error:
+            self._complain(error)
+            return None
+        return max(0.001, left_ms / 1000) if used > most else None
+
+    async def answers(self) -> bool:
+        try:
+            return bool(await self._client.ping())
+        except (ValkeyError, OSError, TimeoutError):
+            return False
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _complain(self, error: Exception) -> None:
+        if time.monotonic() - self._complained > _COMPLAIN_SECONDS:
+            self._complained = time.monotonic()
+            log.warning("valkey.away", reason=type(error).__name__, effect="request limits are not enforced")

@@ -1,0 +1,110 @@
+"""Errors as application/problem+json, whatever raised them."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.openapi.datastructures import ResponseSpec
+
+from interlock.errors import (
+    BadRequest,
+    Forbidden,
+    InterlockError,
+    MethodNotAllowed,
+    NotFound,
+    TooLarge,
+    Unauthenticated,
+)
+from interlock.wire import Problem
+
+log = structlog.get_logger()
+
+PROBLEM_JSON = "application/problem+json"
+
+_BY_STATUS: dict[int, type[InterlockError]] = {
+    e.status: e for e in (BadRequest, Unauthenticated, Forbidden, NotFound, MethodNotAllowed, TooLarge)
+}
+
+DOCUMENTED = {
+    status: ResponseSpec(
+        data_container=Problem,
+        description=HTTPStatus(status).phrase,
+        generate_examples=False,
+        media_type=PROBLEM_JSON,
+    )
+    for status in (400, 401, 403, 404, 405, 409, 413, 429, 503)
+}
+"""What every endpoint may answer besides its own reply."""
+
+
+def problem_response(request: Request[Any, Any, Any], error: InterlockError) -> Response[bytes]:
+    problem = Problem(
+        type=f"urn:interlock:problem:{error.code}",
+        title=error.title,
+        status=error.status,
+        detail=error.detail,
+        code=error.code,
+        request_id=str(request.scope.get("interlock.request_id", "")),
+        stale=error.extra.get("stale"),
+        retry_after_ms=error.extra.get("retry_after_ms"),
+        errors=error.extra.get("errors"),
+    )
+    return Response(
+        msgspec.json.encode(problem), status_code=error.status, media_type=PROBLEM_JSON, headers=error.headers
+    )
+
+
+def on_interlock_error(request: Request[Any, Any, Any], error: InterlockError) -> Response[bytes]:
+    if error.status >= 500:
+        log.warning("request.unavailable", code=error.code, reason=error.detail)
+    return problem_response(request, error)
+
+
+def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """What Litestar itself refuses: unknown paths, wrong methods, bodies that do not decode."""
+    if isinstance(error, ValidationException):
+        return problem_response(request, _validation(error))
+    kind = _BY_STATUS.get(error.status_code)
+    if kind is None:
+        return (
+            on_unexpected(request, error)
+            if error.status_code >= 500
+            else problem_response(request, BadRequest(error.detail))
+        )
+    return problem_response(request, kind(_DETAILS.get(error.status_code, error.detail)))
+
+
+_DETAILS = {
+    404: "There is nothing at this path on this listener; see /openapi.json.",
+    405: "This path does not take that method; see /openapi.json.",
+    413: "The request body is too large; the limit is the setting body_limit_bytes.",
+}
+
+
+def _validation(error: ValidationException) -> BadRequest:
+    extra = error.extra if isinstance(error.extra, list) else []
+    errors = [
+        f"{item['key']}: {item['message']}" if item.get("key") else str(item.get("message", "")) for item in extra
+    ]
+    return BadRequest(
+        f"The request is not valid: {errors[0] if errors else error.detail}.",
+        code="invalid_request",
+        errors=errors or None,
+    )
+
+
+def on_unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    log.error("request.failed", error=type(error).__name__, exc_info=error)
+    return problem_response(request, InterlockError("Something went wrong here; the log has the request id."))
+
+
+HANDLERS: dict[Any, Any] = {
+    InterlockError: on_interlock_error,
+    HTTPException: on_http_exception,
+    Exception: on_unexpected,
+}

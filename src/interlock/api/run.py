@@ -1,0 +1,56 @@
+"""The gateway and dispatcher processes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import structlog
+
+from interlock.api.dispatcher import dispatcher
+from interlock.api.gateway import gateway
+from interlock.api.server import bind, require_safe, serve, stop_on_signals, url_of
+from interlock.kernel.loop import forever
+from interlock.settings import Settings
+from interlock.wiring import Kernel, kernel
+
+log = structlog.get_logger()
+
+
+def _listener(settings: Settings, address: str, name: str, descriptor: int | None) -> socket.socket:
+    """A supervisor hands its socket down, so that a restart keeps the port and drops no connection."""
+    if descriptor is not None:
+        return socket.socket(fileno=descriptor)
+    require_safe(address, settings)
+    return bind(address, setting=name)
+
+
+async def run_gateway(settings: Settings, *, descriptor: int | None = None) -> None:
+    listener = _listener(settings, settings.gateway, "gateway", descriptor)
+    stop = stop_on_signals()
+    async with kernel(settings, process="gateway") as parts:
+        log.info("listening", at=url_of(listener, settings))
+        await serve(gateway(parts), listener, settings, stop=stop, on_stop=parts.wakeups.close)
+
+
+async def run_dispatcher(settings: Settings, *, descriptor: int | None = None) -> None:
+    listener = _listener(settings, settings.internal, "internal", descriptor)
+    stop = stop_on_signals()
+    async with kernel(settings, process="dispatcher") as parts:
+        loops = [asyncio.create_task(forever(service), name=service.name) for service in parts.services()]
+        log.info("listening", at=url_of(listener, settings))
+        try:
+            await serve(dispatcher(parts), listener, settings, stop=stop, on_stop=parts.wakeups.close)
+        finally:
+            await _stop_loops(parts, loops, settings.drain_seconds)
+
+
+async def _stop_loops(parts: Kernel, loops: list[asyncio.Task[None]], seconds: float) -> None:
+    """Every pass is one transaction or safe to repeat, so cancelling one loses nothing."""
+    for task in loops:
+        task.cancel()
+    ended = await asyncio.gather(*loops, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, Exception):
+            log.error("loop.died", exc_info=error)
+    await parts.inline.drain(seconds)

@@ -1,0 +1,22 @@
+"""The Python SDK: `Client` for users, `WorkerClient` for workers, `TaskClient` for the code of one attempt.
+
+Bodies are the structs of `interlock.wire`, errors those of `interlock.errors`.
+"""
+
+from interlock.client._gateway import Client, JobOptions, TaskFilter
+from interlock.client._locate import Access, dispatcher_access, gateway_access
+from interlock.client._task import Ending, Fence, TaskClient
+from interlock.client._worker import WorkerClient
+
+__all__ = [
+    "Access",
+    "Client",
+    "Ending",
+    "Fence",
+    "JobOptions",
+    "TaskClient",
+    "TaskFilter",
+    "WorkerClient",
+    "dispatcher_access",
+    "gateway_access",
+]

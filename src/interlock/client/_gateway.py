@@ -1,0 +1,305 @@
+"""The public gateway: jobs, runs, tasks, queues and principals, one method per endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypedDict, TypeVar, Unpack
+from uuid import UUID, uuid4
+
+import msgspec
+from msgspec import Raw
+
+from interlock.client._caller import Caller, path, query
+from interlock.client._http import refuse_line_breaks
+from interlock.wire import (
+    AttemptPage,
+    CancelRequest,
+    Changed,
+    DatasetRef,
+    DeadMessagePage,
+    Explanation,
+    Health,
+    JobAccepted,
+    JobPage,
+    JobRequest,
+    JobView,
+    KeyCreated,
+    KeyList,
+    KeyRequest,
+    KeyView,
+    OrgRequest,
+    OrgView,
+    Policy,
+    Priority,
+    QueueList,
+    RedriveRequest,
+    RunPage,
+    RunState,
+    RunView,
+    Scaling,
+    SigningKeyView,
+    TaskPage,
+    TaskStatus,
+    TaskView,
+    WorkerList,
+    WorkerTokenCreated,
+    WorkerTokenList,
+    WorkerTokenRequest,
+    WorkerTokenView,
+)
+
+PATIENCE_SECONDS = 5.0
+PAGE = 100
+
+T = TypeVar("T")
+Page = TypeVar("Page", JobPage, RunPage, TaskPage)
+
+ENDED = frozenset({RunState.COMPLETED, RunState.COMPLETED_WITH_FAILURES, RunState.FAILED, RunState.CANCELED})
+
+
+class JobOptions(TypedDict, total=False):
+    """What `submit` takes beside the tasks; `interlock.wire.JobRequest` says what each means."""
+
+    operator: str | None
+    name: str | None
+    runtime: str
+    config: dict[str, Any]
+    policy: Policy
+    scaling: Scaling
+    priority: Priority
+    outputs: list[DatasetRef]
+    dedupe_by: str | None
+    update: bool
+
+
+class TaskFilter(TypedDict, total=False):
+    """Which tasks: of a job (id or name), of a run, in a status."""
+
+    job: str | UUID | None
+    run: UUID | None
+    status: TaskStatus | None
+
+
+_jobs = msgspec.json.Decoder(JobPage)
+_job = msgspec.json.Decoder(JobView)
+_accepted = msgspec.json.Decoder(JobAccepted)
+_runs = msgspec.json.Decoder(RunPage)
+_run = msgspec.json.Decoder(RunView)
+_tasks = msgspec.json.Decoder(TaskPage)
+_task = msgspec.json.Decoder(TaskView)
+_changed = msgspec.json.Decoder(Changed)
+_raw = msgspec.json.Encoder()
+
+
+class Client:
+    """Talks to a gateway with an API key.
+
+        async with Client("http://127.0.0.1:7070", key) as client:
+            job = await client.submit([{"n": 1}, {"n": 2}], operator="echo")
+            run = await client.wait(job.run_id)
+
+    A call that fails because the server is away is tried again for `patience` seconds, unless repeating it
+    could do it twice. Every error is one of `interlock.errors`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str,
+        *,
+        verify: ssl.SSLContext | bool = True,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"}
+        self._caller = Caller(url, headers, verify=verify, patience=patience)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._caller.close()
+
+    async def _get(self, target: str, decoder: msgspec.json.Decoder[T]) -> T:
+        return await self._caller.call("GET", target, decoder)
+
+    async def _post(
+        self, target: str, decoder: msgspec.json.Decoder[T], body: Any = None, *, repeatable: bool = True
+    ) -> T:
+        return await self._caller.call("POST", target, decoder, body, repeatable=repeatable)
+
+    async def health(self) -> Health:
+        return await self._get("/healthz", msgspec.json.Decoder(Health))
+
+    # Jobs and runs
+
+    async def submit(
+        self, tasks: Iterable[Any], *, idempotency_key: str | None = None, **options: Unpack[JobOptions]
+    ) -> JobAccepted:
+        """Submit a closed list of tasks. Payloads are anything JSON can say; `msgspec.Raw` goes out as it is.
+
+        Without an `idempotency_key` the call makes one up: a retry after a lost reply submits nothing twice.
+        """
+        raws = [task if isinstance(task, Raw) else Raw(_raw.encode(task)) for task in tasks]
+        return await self.submit_request(JobRequest(tasks=raws, **options), idempotency_key=idempotency_key)
+
+    async def submit_request(self, request: JobRequest, *, idempotency_key: str | None = None) -> JobAccepted:
+        key = idempotency_key or str(uuid4())
+        refuse_line_breaks("Idempotency-Key", key)
+        extra = f"Idempotency-Key: {key}\r\n"
+        return await self._caller.call("POST", "/v1/jobs", _accepted, request, extra=extra)
+
+    async def job(self, job_id: UUID | str) -> JobView:
+        return await self._get(path("v1", "jobs", job_id), _job)
+
+    async def job_page(self, cursor: str | None = None, limit: int = PAGE) -> JobPage:
+        return await self._get(query("/v1/jobs", cursor=cursor, limit=limit), _jobs)
+
+    async def jobs(self, page_size: int = PAGE) -> AsyncIterator[JobView]:
+        async for page in _pages(lambda cursor: self.job_page(cursor, page_size)):
+            for job in page.jobs:
+                yield job
+
+    async def run_page(self, job_id: UUID | str, cursor: str | None = None, limit: int = PAGE) -> RunPage:
+        return await self._get(query(path("v1", "jobs", job_id, "runs"), cursor=cursor, limit=limit), _runs)
+
+    async def runs(self, job_id: UUID | str, page_size: int = PAGE) -> AsyncIterator[RunView]:
+        async for page in _pages(lambda cursor: self.run_page(job_id, cursor, page_size)):
+            for run in page.runs:
+                yield run
+
+    async def run(self, run_id: UUID | str) -> RunView:
+        return await self._get(path("v1", "runs", run_id), _run)
+
+    async def cancel_run(self, run_id: UUID | str) -> Changed:
+        return await self._post(path("v1", "runs", run_id, "cancel"), _changed)
+
+    async def wait(
+        self,
+        run_id: UUID | str,
+        on_progress: Callable[[RunView], None] | None = None,
+        poll_seconds: float = 0.2,
+    ) -> RunView:
+        """The run when it has ended; `on_progress` sees every look at it, the last one included."""
+        while True:
+            run = await self.run(run_id)
+            if on_progress is not None:
+                on_progress(run)
+            if run.state in ENDED:
+                return run
+            await asyncio.sleep(poll_seconds)
+
+    # Tasks
+
+    async def task(self, task_id: UUID | str) -> TaskView:
+        return await self._get(path("v1", "tasks", task_id), _task)
+
+    async def task_page(self, cursor: str | None = None, limit: int = PAGE, **which: Unpack[TaskFilter]) -> TaskPage:
+        return await self._get(query("/v1/tasks", **which, cursor=cursor, limit=limit), _tasks)
+
+    async def tasks(self, page_size: int = PAGE, **which: Unpack[TaskFilter]) -> AsyncIterator[TaskView]:
+        """Every task that matches, page after page as they are read."""
+        async for page in _pages(lambda cursor: self.task_page(cursor, page_size, **which)):
+            for task in page.tasks:
+                yield task
+
+    async def job_task_page(
+        self,
+        job_id: UUID | str,
+        *,
+        status: TaskStatus | None = None,
+        cursor: str | None = None,
+        limit: int = PAGE,
+    ) -> TaskPage:
+        target = path("v1", "jobs", job_id, "tasks")
+        return await self._get(query(target, status=status, cursor=cursor, limit=limit), _tasks)
+
+    async def attempts(self, task_id: UUID | str) -> AttemptPage:
+        return await self._get(path("v1", "tasks", task_id, "attempts"), msgspec.json.Decoder(AttemptPage))
+
+    async def explain(self, task_id: UUID | str) -> Explanation:
+        return await self._get(path("v1", "tasks", task_id, "explain"), msgspec.json.Decoder(Explanation))
+
+    async def cancel_task(self, task_id: UUID | str) -> TaskView:
+        return await self._post(path("v1", "tasks", task_id, "cancel"), _task)
+
+    async def retry_task(self, task_id: UUID | str) -> TaskView:
+        return await self._post(path("v1", "tasks", task_id, "retry"), _task, repeatable=False)
+
+    async def cancel_tasks(self, *, dry_run: bool = False, **which: Unpack[TaskFilter]) -> Changed:
+        job = which.get("job")
+        request = CancelRequest(
+            job=None if job is None else str(job),
+            run=which.get("run"),
+            status=which.get("status"),
+            dry_run=dry_run,
+        )
+        return await self._post("/v1/tasks/cancel", _changed, request)
+
+    async def redrive_tasks(self, request: RedriveRequest) -> Changed:
+        return await self._post("/v1/tasks/redrive", _changed, request, repeatable=False)
+
+    # Queues and workers
+
+    async def queues(self) -> QueueList:
+        return await self._get("/v1/queues", msgspec.json.Decoder(QueueList))
+
+    async def dead_letters(self, queue: str, limit: int = PAGE) -> DeadMessagePage:
+        target = query(path("v1", "queues", queue, "dead-letters"), limit=limit)
+        return await self._get(target, msgspec.json.Decoder(DeadMessagePage))
+
+    async def redrive_queue(self, queue: str) -> Changed:
+        return await self._post(path("v1", "queues", queue, "redrive"), _changed, repeatable=False)
+
+    async def workers(self) -> WorkerList:
+        return await self._get("/v1/workers", msgspec.json.Decoder(WorkerList))
+
+    # Principals. What shows a secret once is never repeated: the lost reply's secret would be lost with it.
+
+    async def keys(self) -> KeyList:
+        return await self._get("/v1/keys", msgspec.json.Decoder(KeyList))
+
+    async def create_key(self, request: KeyRequest) -> KeyCreated:
+        return await self._post("/v1/keys", msgspec.json.Decoder(KeyCreated), request, repeatable=False)
+
+    async def revoke_key(self, key_id: str) -> KeyView:
+        return await self._delete(path("v1", "keys", key_id), msgspec.json.Decoder(KeyView))
+
+    async def worker_tokens(self) -> WorkerTokenList:
+        return await self._get("/v1/worker-tokens", msgspec.json.Decoder(WorkerTokenList))
+
+    async def create_worker_token(self, request: WorkerTokenRequest) -> WorkerTokenCreated:
+        decoder = msgspec.json.Decoder(WorkerTokenCreated)
+        return await self._post("/v1/worker-tokens", decoder, request, repeatable=False)
+
+    async def revoke_worker_token(self, token_id: str) -> WorkerTokenView:
+        return await self._delete(path("v1", "worker-tokens", token_id), msgspec.json.Decoder(WorkerTokenView))
+
+    async def create_org(self, name: str) -> OrgView:
+        decoder = msgspec.json.Decoder(OrgView)
+        return await self._post("/v1/orgs", decoder, OrgRequest(name=name), repeatable=False)
+
+    async def signing_keys(self) -> list[SigningKeyView]:
+        return await self._get("/v1/signing-keys", msgspec.json.Decoder(list[SigningKeyView]))
+
+    async def rotate_signing_key(self) -> SigningKeyView:
+        decoder = msgspec.json.Decoder(SigningKeyView)
+        return await self._post("/v1/signing-keys/rotate", decoder, repeatable=False)
+
+    async def _delete(self, target: str, decoder: msgspec.json.Decoder[T]) -> T:
+        return await self._caller.call("DELETE", target, decoder)
+
+
+async def _pages(read: Callable[[str | None], Awaitable[Page]]) -> AsyncIterator[Page]:
+    """Pages until one has no successor; a page in between may be empty."""
+    cursor: str | None = None
+    while True:
+        page = await read(cursor)
+        yield page
+        cursor = page.next_cursor
+        if cursor is None:
+            return

@@ -1,0 +1,132 @@
+"""The dispatcher as one attempt sees it: every call carries the fence and the attempt's capability token."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from interlock.client._caller import Caller
+from interlock.client._http import refuse_line_breaks
+from interlock.wire import (
+    BufferPublish,
+    BufferPublished,
+    Completion,
+    CompletionReply,
+    Crash,
+    Event,
+    EventBatch,
+    EventsAccepted,
+    Heartbeat,
+    HeartbeatReply,
+    Output,
+)
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 60.0
+
+_beat = msgspec.json.Decoder(HeartbeatReply)
+_completed = msgspec.json.Decoder(CompletionReply)
+_events = msgspec.json.Decoder(EventsAccepted)
+_published = msgspec.json.Decoder(BufferPublished)
+_json = msgspec.json.Encoder()
+
+
+class Fence(NamedTuple):
+    """What makes a write this attempt's own. A newer attempt turns it stale."""
+
+    task_id: UUID
+    attempt: int
+    lease_token: UUID
+
+
+class Ending(TypedDict, total=False):
+    """What a completion may carry beside its status."""
+
+    result: Any
+    events: Sequence[Event]
+    outputs: Sequence[Output]
+    error_class: str | None
+    error_message: str | None
+    crash: Crash | None
+
+
+class TaskClient:
+    """One attempt's calls. A renewed token in a heartbeat's reply takes the old one's place."""
+
+    def __init__(
+        self,
+        url: str,
+        capability_token: str,
+        fence: Fence,
+        *,
+        verify: ssl.SSLContext | bool = True,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self.fence = fence
+        self._caller = Caller(url, {}, verify=verify, patience=patience)
+        self.use_token(capability_token)
+
+    async def __aenter__(self) -> TaskClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._caller.close()
+
+    def use_token(self, capability_token: str) -> None:
+        refuse_line_breaks("capability token", capability_token)
+        self._extra = f"X-Trace-Task-Capability: {capability_token}\r\n"
+
+    async def _post(self, target: str, decoder: msgspec.json.Decoder[T], body: Any) -> T:
+        return await self._caller.call("POST", target, decoder, body, extra=self._extra)
+
+    async def heartbeat(
+        self, progress: float | None = None, progress_text: str | None = None, *, renew: bool = False
+    ) -> HeartbeatReply:
+        """Extend the lease. The reply says whether to stop; `renew` asks for a token that lasts longer."""
+        beat = Heartbeat(**self.fence._asdict(), progress=progress, progress_text=progress_text, token=renew)
+        reply = await self._post("/v1/task/heartbeat", _beat, beat)
+        if reply.capability_token is not None:
+            self.use_token(reply.capability_token)
+        return reply
+
+    async def complete(
+        self, status: Literal["Completed", "Failed", "Canceled"], **ending: Unpack[Ending]
+    ) -> CompletionReply:
+        result = ending.get("result", UNSET)
+        completion = Completion(
+            **self.fence._asdict(),
+            status=status,
+            result=result if result is UNSET or isinstance(result, Raw) else Raw(_json.encode(result)),
+            events=list(ending.get("events", ())),
+            outputs=list(ending.get("outputs", ())),
+            error_class=ending.get("error_class"),
+            error_message=ending.get("error_message"),
+            crash=ending.get("crash"),
+        )
+        return await self._post("/v1/task/complete", _completed, completion)
+
+    async def events(self, events: Sequence[Event]) -> EventsAccepted:
+        batch = EventBatch(**self.fence._asdict(), events=list(events))
+        return await self._post("/v1/task/events", _events, batch)
+
+    async def publish(
+        self, dataset_uuid: UUID, dataset_version: UUID, batch_uri: str, record_count: int
+    ) -> BufferPublished:
+        """Hand a batch that lies at `batch_uri` to the sink of a buffered dataset."""
+        body = BufferPublish(
+            **self.fence._asdict(),
+            dataset_uuid=dataset_uuid,
+            dataset_version=dataset_version,
+            batch_uri=batch_uri,
+            record_count=record_count,
+        )
+        return await self._post("/v1/task/buffer-publish", _published, body)

@@ -1,0 +1,112 @@
+"""The dispatcher as a trusted worker sees it: queue, claim and the batch forms of an attempt's reports."""
+
+from __future__ import annotations
+
+import math
+import ssl
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from interlock.client._caller import TIMEOUT_SECONDS, Caller, query
+from interlock.wire import (
+    ClaimBatchReply,
+    ClaimReply,
+    ClaimRequest,
+    CompletionBatch,
+    CompletionBatchReply,
+    FetchReply,
+    Health,
+    HeartbeatBatch,
+    HeartbeatBatchReply,
+    ReceiveReply,
+    ReceiveRequest,
+    ReleaseBatch,
+    ReleaseReply,
+    Settled,
+    SettleRequest,
+)
+
+T = TypeVar("T")
+
+_received = msgspec.json.Decoder(ReceiveReply)
+_settled = msgspec.json.Decoder(Settled)
+_claim = msgspec.json.Decoder(ClaimReply)
+_claims = msgspec.json.Decoder(ClaimBatchReply)
+_fetched = msgspec.json.Decoder(FetchReply)
+_beats = msgspec.json.Decoder(HeartbeatBatchReply)
+_completed = msgspec.json.Decoder(CompletionBatchReply)
+_released = msgspec.json.Decoder(ReleaseReply)
+
+
+class WorkerClient:
+    """Calls of a worker, authenticated by its worker token.
+
+    All of them may be repeated: a second claim of a held task is answered with a reason, a second completion
+    with the same fence is a duplicate. So by default none gives up while the dispatcher is away; `patience`
+    bounds that.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        worker_token: str,
+        *,
+        verify: ssl.SSLContext | bool = True,
+        patience: float = math.inf,
+    ) -> None:
+        self.url = url
+        self.verify = verify
+        self._caller = Caller(url, {"X-Trace-Worker-Token": worker_token}, verify=verify, patience=patience)
+
+    async def __aenter__(self) -> WorkerClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._caller.close()
+
+    async def _post(
+        self, target: str, decoder: msgspec.json.Decoder[T], body: Any, timeout: float = TIMEOUT_SECONDS
+    ) -> T:
+        return await self._caller.call("POST", target, decoder, body, timeout=timeout)
+
+    async def health(self) -> Health:
+        return await self._caller.call("GET", "/healthz", msgspec.json.Decoder(Health))
+
+    async def receive(self, request: ReceiveRequest) -> ReceiveReply:
+        """Waits at the server for up to `request.wait_seconds`; an empty reply is no error."""
+        timeout = request.wait_seconds + TIMEOUT_SECONDS
+        return await self._post("/internal/queue/receive", _received, request, timeout)
+
+    async def extend(self, request: SettleRequest) -> Settled:
+        return await self._post("/internal/queue/extend", _settled, request)
+
+    async def ack(self, request: SettleRequest) -> Settled:
+        return await self._post("/internal/queue/ack", _settled, request)
+
+    async def nack(self, request: SettleRequest) -> Settled:
+        return await self._post("/internal/queue/nack", _settled, request)
+
+    async def claim(self, request: ClaimRequest) -> ClaimReply:
+        """Claim the one task of `request.task_id`."""
+        return await self._post("/internal/task-claim", _claim, request)
+
+    async def claim_batch(self, request: ClaimRequest) -> ClaimBatchReply:
+        """Claim what can be claimed of `request.task_ids`, or of a run's range."""
+        return await self._post("/internal/task-claim", _claims, request)
+
+    async def fetch(self, task_id: UUID) -> FetchReply:
+        return await self._caller.call("GET", query("/internal/task-fetch", task_id=task_id), _fetched)
+
+    async def heartbeat(self, batch: HeartbeatBatch) -> HeartbeatBatchReply:
+        return await self._post("/internal/task-heartbeat", _beats, batch)
+
+    async def complete(self, batch: CompletionBatch) -> CompletionBatchReply:
+        return await self._post("/internal/task-complete", _completed, batch)
+
+    async def release(self, batch: ReleaseBatch) -> ReleaseReply:
+        return await self._post("/internal/task-release", _released, batch)

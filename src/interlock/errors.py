@@ -1,0 +1,139 @@
+"""Every error Interlock raises on purpose.
+
+    InterlockError
+    ├── BadRequest 400        malformed input; says what to write instead
+    ├── Unauthenticated 401   no credential, or one that does not verify
+    ├── Forbidden 403         a good credential that does not reach this far
+    ├── NotFound 404
+    ├── Conflict 409
+    │   └── Fenced 409        a stale attempt or lease; says which part is stale
+    ├── TooLarge 413
+    ├── TooManyRequests 429   carries Retry-After
+    ├── Unavailable 503       a store is away; retrying is right
+    ├── ConfigurationError    a setting that stops the start
+    └── ServerUnreachable     the client's view of a server that does not answer
+
+Each knows its HTTP status and a stable `code`; nothing else in the project builds a status.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class InterlockError(Exception):
+    """Base class: `detail` is one sentence for a person, `code` is for programs."""
+
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Internal error"
+    default_code: ClassVar[str] = "internal"
+
+    def __init__(self, detail: str, *, code: str | None = None, **extra: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.code = code or self.default_code
+        self.extra = extra
+        """Further members of the problem document, such as `stale` or `line`."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {}
+
+
+class BadRequest(InterlockError):
+    status = 400
+    title = "Bad request"
+    default_code = "bad_request"
+
+
+class Unauthenticated(InterlockError):
+    status = 401
+    title = "Not authenticated"
+    default_code = "unauthenticated"
+
+
+class Forbidden(InterlockError):
+    status = 403
+    title = "Not allowed"
+    default_code = "forbidden"
+
+
+class NotFound(InterlockError):
+    status = 404
+    title = "Not found"
+    default_code = "not_found"
+
+
+class MethodNotAllowed(InterlockError):
+    status = 405
+    title = "Method not allowed"
+    default_code = "method_not_allowed"
+
+
+class Conflict(InterlockError):
+    status = 409
+    title = "Conflict"
+    default_code = "conflict"
+
+
+class Fenced(Conflict):
+    """A write of an attempt that no longer holds the task. `stale` names the part that is old."""
+
+    title = "Fenced off"
+    default_code = "fenced"
+
+    def __init__(self, detail: str, *, stale: str) -> None:
+        super().__init__(detail, stale=stale)
+        self.stale = stale
+
+
+class TooLarge(InterlockError):
+    status = 413
+    title = "Too large"
+    default_code = "too_large"
+
+
+class TooManyRequests(InterlockError):
+    status = 429
+    title = "Too many requests"
+    default_code = "too_many_requests"
+
+    def __init__(self, detail: str, *, retry_after: float, code: str | None = None) -> None:
+        super().__init__(detail, code=code, retry_after_ms=int(retry_after * 1000))
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(max(1, round(self.retry_after)))}
+
+
+class Unavailable(InterlockError):
+    status = 503
+    title = "Unavailable"
+    default_code = "unavailable"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": "1"}
+
+
+class ConfigurationError(InterlockError):
+    default_code = "configuration"
+
+
+class ServerUnreachable(InterlockError):
+    default_code = "unreachable"
+
+
+HTTP_ERRORS: tuple[type[InterlockError], ...] = (
+    BadRequest,
+    Unauthenticated,
+    Forbidden,
+    NotFound,
+    MethodNotAllowed,
+    Conflict,
+    TooLarge,
+    TooManyRequests,
+    Unavailable,
+)
+"""What a server may answer, by status: the client turns a problem document back into one of these."""

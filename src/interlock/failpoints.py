@@ -1,0 +1,88 @@
+"""Named places where a test may stop, break or kill this process.
+
+`INTERLOCK_FAILPOINTS="claim.committed=kill,complete.before_commit=error"` arms them from outside; a test in the same
+process arms one with `arm(name, action)`. An unarmed failpoint costs one dictionary look-up.
+
+Actions: `kill` (SIGKILL to this process), `error` (raises FailpointError), or an async callable.
+A trailing `*N` skips the first N passes: `claim.committed=kill*3`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+Action = Callable[[], Awaitable[None]]
+
+
+class FailpointError(RuntimeError):
+    """Raised by a failpoint armed with `error`."""
+
+
+_armed: dict[str, Action] = {}
+
+
+async def failpoint(name: str) -> None:
+    if _armed and (action := _armed.get(name)):
+        await action()
+
+
+def arm(name: str, action: Action) -> None:
+    if name not in NAMES:
+        raise ValueError(f"unknown failpoint {name!r}; known: {', '.join(sorted(NAMES))}")
+    _armed[name] = action
+
+
+def disarm(name: str) -> None:
+    _armed.pop(name, None)
+
+
+def arm_from_environment(value: str | None) -> None:
+    for part in filter(None, (value or "").split(",")):
+        name, _, action = part.partition("=")
+        action, _, skip = action.partition("*")
+        arm(name.strip(), _named_action(name, action, int(skip or 0)))
+
+
+def _named_action(name: str, action: str, skip: int) -> Action:
+    if action not in ("kill", "error"):
+        raise ValueError(f"failpoint {name!r}: action must be kill or error, not {action!r}")
+    passes = 0
+
+    async def act() -> None:
+        nonlocal passes
+        passes += 1
+        if passes <= skip:
+            return
+        if action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise FailpointError(name)
+
+    return act
+
+
+NAMES: Final = frozenset(
+    {
+        "submit.before_commit",
+        "submit.committed",
+        "claim.before_commit",
+        "claim.committed",
+        "heartbeat.before_commit",
+        "complete.before_commit",
+        "complete.committed",
+        "release.before_commit",
+        "events.before_commit",
+        "publish.before_commit",
+        "reap.before_commit",
+        "retry.before_commit",
+        "relay.sent",
+        "fold.before_commit",
+        "cancel.before_commit",
+        "receive.committed",
+        "worker.received",
+        "worker.claimed",
+        "worker.before_complete",
+    }
+)

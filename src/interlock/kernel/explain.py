@@ -1,0 +1,163 @@
+"""Why a task is not running, or why it ended as it did: one answer, with what to do about it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from interlock.adapters.postgres import Database, Row, queries
+from interlock.errors import NotFound
+from interlock.wire import Explanation, TaskStatus
+
+_sql = queries("reads")
+
+
+class Explanations:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def explain(self, task_id: UUID, org_id: UUID) -> Explanation:
+        async with self._database.connection() as connection:
+            row = await _sql.explain_facts(connection, org_id=org_id, task_id=task_id)
+        if row is None:
+            raise NotFound(f"There is no task {task_id} in this org.")
+        reason, detail = _BY_STATUS[row["status"]](row)
+        return Explanation(
+            task_id=task_id, status=TaskStatus(row["status"]), reason=reason, detail=detail, facts=_facts(row)
+        )
+
+
+def _queued(row: Row) -> tuple[str, str]:
+    for rule in (_limited, _without_worker, _message_dead, _message_lost, _message_later):
+        answer = rule(row)
+        if answer is not None:
+            return answer
+    again = f", for attempt {row['attempt']} of {row['max_attempts']}" if row["attempt"] > 1 else ""
+    return (
+        "waiting_for_worker",
+        f"Queued since {_at(row['queued_at'])}{again}; the next free worker takes it.",
+    )
+
+
+def _limited(row: Row) -> tuple[str, str] | None:
+    if not row["parked"]:
+        return None
+    if row["max_concurrency"] is not None and row["in_flight"] >= row["max_concurrency"]:
+        cap = f"scaling.max_concurrency = {row['max_concurrency']}"
+    else:
+        cap = f"scaling.max_concurrency_per_key = {row['max_concurrency_per_key']} for key {row['slot_key']!r}"
+    return (
+        "limit_reached",
+        f"The job is at {cap}, {row['in_flight']} in flight; a slot that is freed wakes this task.",
+    )
+
+
+def _without_worker(row: Row) -> tuple[str, str] | None:
+    if row["queue"] is None or row["workers"]:
+        return None
+    runtime = row["runtime"]
+    return (
+        "no_worker",
+        f"No worker has asked for runtime {runtime!r} in the last minute; start one: interlock worker --runtime {runtime}.",
+    )
+
+
+def _message_dead(row: Row) -> tuple[str, str] | None:
+    if not row["message_dead"]:
+        return None
+    return (
+        "message_dead",
+        f"Its wake-up was received {row['receives']} times without being settled and is a dead letter; "
+        f"see the workers' logs, then: interlock queue redrive {row['queue']}.",
+    )
+
+
+def _message_lost(row: Row) -> tuple[str, str] | None:
+    if row["queue"] is None or row["has_message"]:
+        return None
+    return (
+        "message_missing",
+        "It has no wake-up in the queue; the reconciler sends a new one within its next passes.",
+    )
+
+
+def _message_later(row: Row) -> tuple[str, str] | None:
+    if not row["has_message"] or row["visible_at"] <= row["now"]:
+        return None
+    return (
+        "message_in_flight",
+        f"A worker has received its wake-up and has not claimed it; it is delivered again at {_at(row['visible_at'])}.",
+    )
+
+
+def _running(row: Row) -> tuple[str, str]:
+    who = f"Attempt {row['attempt']} is held by {row['worker_id']} until {_at(row['lease_expires_at'])}"
+    if row["cancel_requested"]:
+        return "cancel_requested", f"{who}; cancel was requested and reaches it with its next heartbeat."
+    if row["lease_expires_at"] <= row["now"]:
+        return "lease_expired", f"{who}; the lease has run out and the reaper is about to end the attempt."
+    return "running", f"{who}; its hard timeout is {_at(row['timeout_at'])}."
+
+
+def _failed(row: Row) -> tuple[str, str]:
+    cause = f"{row['outcome'] or 'Failed'}: {row['error_class'] or 'no error class'}: {row['error_message'] or 'no message'}"
+    if not row["dead"]:
+        return (
+            "waiting_for_retry",
+            f"Attempt {row['attempt']} of {row['max_attempts']} ended with {cause}. The next starts at {_at(row['retry_at'])}.",
+        )
+    if row["attempt"] >= row["max_attempts"]:
+        used = f"All {row['max_attempts']} attempts are used up"
+    else:
+        used = "The error is not retryable by the job's policy"
+    return "dead_letter", f"{used}; the last ended with {cause}. Run it again with: interlock task retry."
+
+
+def _completed(row: Row) -> tuple[str, str]:
+    return "completed", f"Attempt {row['attempt']} completed at {_at(row['ended_at'])} on {row['worker_id']}."
+
+
+def _canceled(row: Row) -> tuple[str, str]:
+    return "canceled", f"Canceled at {_at(row['ended_at'])}, by request."
+
+
+_BY_STATUS = {
+    "Queued": _queued,
+    "Running": _running,
+    "Failed": _failed,
+    "Completed": _completed,
+    "Canceled": _canceled,
+}
+
+_FACTS = (
+    "attempt",
+    "max_attempts",
+    "runtime",
+    "queue",
+    "workers",
+    "in_flight",
+    "max_concurrency",
+    "max_concurrency_per_key",
+    "slot_key",
+    "worker_id",
+    "queued_at",
+    "started_at",
+    "ended_at",
+    "retry_at",
+    "lease_expires_at",
+    "timeout_at",
+    "cancel_requested",
+    "progress",
+    "progress_text",
+    "error_class",
+    "error_message",
+)
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    return {name: row[name] for name in _FACTS if row[name] is not None}
+
+
+def _at(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,0 +1,59 @@
+"""The thin shell around every background loop: run a pass, again at once while there is work, else wait."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Protocol
+
+import structlog
+
+from interlock.errors import InterlockError
+from interlock.telemetry import LOOP_PASSES, LOOP_SECONDS
+
+log = structlog.get_logger()
+
+
+class Service(Protocol):
+    """One background service. A pass is safe beside the same pass in another dispatcher."""
+
+    name: str
+    seconds: float
+    """Pause after a pass that found nothing to do."""
+
+    async def run_once(self) -> int:
+        """Does a bounded amount of work; returns how much, 0 when there was none."""
+
+    async def idle(self, seconds: float) -> None:
+        """Waits for more work, at most this long."""
+
+
+class Periodic:
+    """A service without a wake-up of its own."""
+
+    name = ""
+    seconds = 1.0
+
+    async def idle(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+async def forever(service: Service) -> None:
+    """A pass that fails is logged and tried again: a database that is away must not end the loop."""
+    failures = 0
+    while True:
+        started = time.perf_counter()
+        try:
+            done = await service.run_once()
+        except (InterlockError, OSError) as error:
+            failures += 1
+            LOOP_PASSES.labels(loop=service.name, result="error").inc()
+            log.warning("loop.failed", loop=service.name, reason=str(error))
+            await asyncio.sleep(min(5.0, service.seconds * 2 ** min(failures, 6)) * (0.5 + random.random()))  # noqa: S311
+            continue
+        failures = 0
+        LOOP_PASSES.labels(loop=service.name, result="work" if done else "idle").inc()
+        LOOP_SECONDS.labels(loop=service.name).observe(time.perf_counter() - started)
+        if not done:
+            await service.idle(service.seconds)

@@ -1,0 +1,403 @@
+"""The one read model behind API and CLI: jobs, runs, tasks, attempts."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Raw
+
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.errors import BadRequest, NotFound
+from interlock.wire import (
+    AttemptPage,
+    AttemptView,
+    Counts,
+    Crash,
+    JobPage,
+    JobRef,
+    JobView,
+    Outcome,
+    Policy,
+    Priority,
+    RunPage,
+    RunState,
+    RunView,
+    Scaling,
+    TaskPage,
+    TaskStatus,
+    TaskView,
+)
+
+_sql = queries("reads")
+
+MAX_PAGE = 1000
+_MAX_PROBES = 50
+"""Index look-ups behind one page: a page that would need more is cut short, with a cursor to go on."""
+_ZERO = UUID(int=0)
+
+
+class _Cursor(msgspec.Struct, array_like=True, frozen=True):
+    """Where a page of tasks ended: first a job's runs by index, then its tasks of no run by status and id."""
+
+    job: UUID | None = None
+    run: UUID | None = None
+    index: int = -1
+    status: int = 0
+    """0 while in the runs; then 1 + the place in _STATUSES."""
+    task: UUID = _ZERO
+
+
+_STATUSES = list(TaskStatus)
+
+
+@dataclass
+class _Page:
+    limit: int
+    tasks: list[TaskView]
+    probes: int = _MAX_PROBES
+
+    @property
+    def room(self) -> int:
+        return self.limit - len(self.tasks)
+
+    @property
+    def closed(self) -> bool:
+        return self.room <= 0 or self.probes <= 0
+
+
+class Reads:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def find_job(self, name_or_id: str, org_id: UUID) -> Row:
+        """By id, or by name."""
+        async with self._database.connection() as connection:
+            job_id = _uuid_or_none(name_or_id)
+            row: Row | None = None
+            if job_id is not None:
+                row = await _sql.job_by_id(connection, org_id=org_id, job_id=job_id)
+            elif "\x00" not in name_or_id:
+                row = await queries("jobs").job_by_name(connection, org_id=org_id, name=name_or_id)
+        if row is None:
+            raise NotFound(f"There is no job {name_or_id!r} in this org.")
+        return row
+
+    async def job(self, name_or_id: str, org_id: UUID) -> JobView:
+        job = await self.find_job(name_or_id, org_id)
+        async with self._database.connection() as connection:
+            run = await _sql.newest_run(connection, org_id=org_id, job_id=job["job_id"])
+        return _job_view(job, _run_view(run) if run else None)
+
+    async def jobs(self, org_id: UUID, cursor: str | None, limit: int) -> JobPage:
+        async with self._database.connection() as connection:
+            rows = await _sql.list_jobs(connection, org_id=org_id, cursor=_uuid_cursor(cursor), most=limit)
+        jobs = [_job_view(row, _joined_run(row)) for row in rows]
+        return JobPage(jobs=jobs, next_cursor=_next(rows, "job_id", limit))
+
+    async def run(self, run_id: UUID, org_id: UUID) -> RunView:
+        async with self._database.connection() as connection:
+            row = await _sql.run_by_id(connection, org_id=org_id, run_id=run_id)
+        if row is None:
+            raise NotFound(f"There is no run {run_id} in this org.")
+        return _run_view(row)
+
+    async def runs(self, name_or_id: str, org_id: UUID, cursor: str | None, limit: int) -> RunPage:
+        job = await self.find_job(name_or_id, org_id)
+        async with self._database.connection() as connection:
+            rows = await _sql.list_runs(
+                connection, org_id=org_id, job_id=job["job_id"], cursor=_uuid_cursor(cursor), most=limit
+            )
+        return RunPage(runs=[_run_view(row) for row in rows], next_cursor=_next(rows, "run_id", limit))
+
+    async def gauges(self) -> tuple[list[Row], int]:
+        """Attempts in flight per operator, and what the outbox owes."""
+        async with self._database.connection() as connection:
+            rows = await _sql.in_flight_by_operator(connection)
+            owed = await queries("effects").outbox_stats(connection, most=100_000)
+        return rows, owed["rows"]
+
+    async def task(self, task_id: UUID, org_id: UUID) -> TaskView:
+        async with self._database.connection() as connection:
+            row = await _sql.task_by_id(connection, org_id=org_id, task_id=task_id)
+        if row is None:
+            raise NotFound(f"There is no task {task_id} in this org.")
+        return _task_view(row)
+
+    async def attempts(self, task_id: UUID, org_id: UUID) -> AttemptPage:
+        await self.task(task_id, org_id)
+        async with self._database.connection() as connection:
+            rows = await _sql.attempts_of(connection, task_id=task_id)
+        return AttemptPage(attempts=[_attempt_view(row) for row in rows])
+
+    async def tasks(
+        self,
+        org_id: UUID,
+        *,
+        job: str | None,
+        run: UUID | None,
+        status: TaskStatus | None,
+        cursor: str | None,
+        limit: int,
+    ) -> TaskPage:
+        at = _decode(cursor)
+        page = _Page(limit, [])
+        async with self._database.connection() as connection:
+            if run is not None:
+                row = await _sql.run_by_id(connection, org_id=org_id, run_id=run)
+                if row is None:
+                    raise NotFound(f"There is no run {run} in this org.")
+                end = await self._walk_run(connection, org_id, row, status, at, page)
+            elif job is not None:
+                job_id = (await self.find_job(job, org_id))["job_id"]
+                end = await self._walk_job(connection, org_id, job_id, status, at, page)
+            else:
+                end = await self._walk_org(connection, org_id, status, at, page)
+        return TaskPage(tasks=page.tasks, next_cursor=_encode(end) if end else None)
+
+    async def _walk_org(
+        self, connection: Connection, org_id: UUID, status: TaskStatus | None, at: _Cursor, page: _Page
+    ) -> _Cursor | None:
+        """Job by job. Returns where to go on, or None at the end."""
+        while not page.closed:
+            jobs = await _sql.jobs_from(connection, org_id=org_id, cursor=at.job, most=_MAX_PROBES + 1)
+            for row in jobs[:_MAX_PROBES]:
+                here = at if row["job_id"] == at.job else _Cursor(job=row["job_id"])
+                end = await self._walk_job(connection, org_id, row["job_id"], status, here, page)
+                if end is not None:
+                    return end
+            if len(jobs) <= _MAX_PROBES:
+                return None
+            at = _Cursor(job=jobs[-1]["job_id"])
+        return at
+
+    async def _walk_job(
+        self,
+        connection: Connection,
+        org_id: UUID,
+        job_id: UUID,
+        status: TaskStatus | None,
+        at: _Cursor,
+        page: _Page,
+    ) -> _Cursor | None:
+        """The job's runs, oldest first, then its tasks of no run."""
+        at = msgspec.structs.replace(at, job=job_id)
+        while at.status == 0:
+            runs = await _sql.runs_from(connection, org_id=org_id, job_id=job_id, cursor=at.run, most=_MAX_PROBES + 1)
+            page.probes -= 1
+            for row in runs[:_MAX_PROBES]:
+                here = at if row["run_id"] == at.run else _Cursor(job=job_id, run=row["run_id"])
+                end = await self._walk_run(connection, org_id, row, status, here, page)
+                if end is not None:
+                    return end
+            more = len(runs) > _MAX_PROBES
+            at = _Cursor(job=job_id, run=runs[-1]["run_id"]) if more else _Cursor(job=job_id, status=1)
+        return await self._walk_runless(connection, org_id, job_id, status, at, page)
+
+    async def _walk_run(
+        self,
+        connection: Connection,
+        org_id: UUID,
+        run: Row,
+        status: TaskStatus | None,
+        at: _Cursor,
+        page: _Page,
+    ) -> _Cursor | None:
+        index = at.index
+        while not page.closed:
+            page.probes -= 1
+            if status is None:
+                last = min(run["last_index"], index + page.room)
+                if last <= index:
+                    return None
+                rows = await _sql.tasks_of_range(
+                    connection, org_id=org_id, run_id=run["run_id"], first=index + 1, last=last
+                )
+                index, over = last, last >= run["last_index"]
+            else:
+                rows = await _sql.tasks_of_run_by_status(
+                    connection,
+                    org_id=org_id,
+                    run_id=run["run_id"],
+                    status=status.value,
+                    after=index,
+                    most=page.room,
+                )
+                over = len(rows) < page.room
+                index = rows[-1]["task_index"] if rows else index
+            page.tasks.extend(_task_view(row) for row in rows)
+            if over:
+                return None
+        return _Cursor(job=at.job, run=run["run_id"], index=index)
+
+    async def _walk_runless(
+        self,
+        connection: Connection,
+        org_id: UUID,
+        job_id: UUID,
+        status: TaskStatus | None,
+        at: _Cursor,
+        page: _Page,
+    ) -> _Cursor | None:
+        after = at.task
+        for position in range(at.status, len(_STATUSES) + 1):
+            wanted = _STATUSES[position - 1]
+            if status not in (None, wanted):
+                continue
+            if page.closed:
+                return _Cursor(job=job_id, status=position, task=after)
+            page.probes -= 1
+            room = page.room
+            rows = await _sql.tasks_of_job_by_status(
+                connection, org_id=org_id, job_id=job_id, status=wanted.value, after=after, most=room
+            )
+            page.tasks.extend(_task_view(row) for row in rows)
+            if len(rows) == room:
+                return _Cursor(job=job_id, status=position, task=rows[-1]["task_id"])
+            after = _ZERO
+        return None
+
+
+def _uuid_or_none(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def _uuid_cursor(cursor: str | None) -> UUID | None:
+    if cursor is None:
+        return None
+    value = _uuid_or_none(cursor)
+    if value is None:
+        raise _bad_cursor()
+    return value
+
+
+def _next(rows: list[Row], key: str, limit: int) -> str | None:
+    return str(rows[-1][key]) if len(rows) == limit else None
+
+
+def _encode(cursor: _Cursor) -> str:
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(cursor)).rstrip(b"=").decode()
+
+
+def _decode(cursor: str | None) -> _Cursor:
+    if cursor is None:
+        return _Cursor()
+    try:
+        raw = base64.urlsafe_b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4))
+        decoded = msgspec.msgpack.decode(raw, type=_Cursor)
+    except (ValueError, binascii.Error, msgspec.MsgspecError):
+        raise _bad_cursor() from None
+    if not -1 <= decoded.index < 2**62 or not 0 <= decoded.status <= len(_STATUSES):
+        raise _bad_cursor()
+    return decoded
+
+
+def _bad_cursor() -> BadRequest:
+    return BadRequest("`cursor` is not one this server gave out; start again without it.", code="bad_cursor")
+
+
+def _job_view(row: Row, run: RunView | None) -> JobView:
+    return JobView(
+        job_id=row["job_id"],
+        dag_name=row["dag_name"],
+        name=row["name"],
+        operator=row["operator"],
+        runtime=row["runtime"],
+        priority=_priority(row["priority"]),
+        config=Raw(row["config"]),
+        policy=Policy(
+            max_attempts=row["max_attempts"],
+            backoff_seconds=row["backoff_seconds"],
+            backoff_factor=row["backoff_factor"],
+            backoff_cap_seconds=row["backoff_cap_seconds"],
+            jitter=row["jitter"],
+            non_retryable=list(row["non_retryable"]),
+            lease_seconds=row["lease_seconds"],
+            timeout_seconds=row["timeout_seconds"],
+        ),
+        scaling=Scaling(
+            max_concurrency=row["max_concurrency"],
+            key=row["concurrency_key"],
+            max_concurrency_per_key=row["max_concurrency_per_key"],
+        ),
+        created_at=row["created_at"],
+        state=run.state if run else None,
+        run=run,
+    )
+
+
+def _run_view(row: Any) -> RunView:
+    return RunView(
+        run_id=row["run_id"],
+        job_id=row["job_id"],
+        state=RunState(row["state"]),
+        total=row["total"],
+        counts=Counts(
+            Queued=row["queued"],
+            Running=row["running"],
+            Completed=row["completed"],
+            Failed=row["failed"],
+            Canceled=row["canceled"],
+            dead=row["dead"],
+        ),
+        cancel_requested=row["cancel_requested"],
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+    )
+
+
+def _joined_run(row: Row) -> RunView | None:
+    if row["run_id"] is None:
+        return None
+    return _run_view({**row, "created_at": row["run_created_at"]})
+
+
+def _priority(number: int) -> Priority:
+    return Priority.BULK if number else Priority.NORMAL
+
+
+def _task_view(row: Row) -> TaskView:
+    return TaskView(
+        task_id=row["task_id"],
+        job_id=row["job_id"],
+        job=JobRef(dag_name=row["dag_name"], name=row["name"]),
+        run_id=row["run_id"],
+        index=row["task_index"],
+        status=TaskStatus(row["status"]),
+        attempt=row["attempt"],
+        dead=row["dead"],
+        cancel_requested=row["cancel_requested"],
+        priority=_priority(row["priority"]),
+        payload=Raw(row["payload"]),
+        created_at=row["created_at"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        retry_at=row["retry_at"],
+        worker_id=row["worker_id"],
+        lease_expires_at=row["lease_expires_at"],
+        progress=row["progress"],
+        progress_text=row["progress_text"],
+        error_class=row["error_class"],
+        error_message=row["error_message"],
+        result=Raw(row["result"]) if row["result"] is not None else None,
+    )
+
+
+def _attempt_view(row: Row) -> AttemptView:
+    return AttemptView(
+        attempt=row["attempt"],
+        outcome=Outcome(row["outcome"]) if row["outcome"] else None,
+        worker_id=row["worker_id"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        error_class=row["error_class"],
+        error_message=row["error_message"],
+        crash=msgspec.json.decode(row["crash"], type=Crash) if row["crash"] else None,
+    )

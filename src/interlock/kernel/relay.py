@@ -1,0 +1,72 @@
+"""Carries out what the outbox owes: messages for queues outside Postgres, tasks for runtimes without a queue."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+import msgspec
+
+from interlock.adapters.notifications import Wakeups
+from interlock.adapters.postgres import Database, Row, queries
+from interlock.adapters.queue import Outgoing, Queue
+from interlock.failpoints import failpoint
+from interlock.settings import Settings
+
+_sql = queries("effects")
+_BATCH = 500
+_RETRY_SECONDS = 5.0
+
+Invoke = Callable[[str, UUID], Awaitable[bool]]
+"""Runtime and task; False when it cannot take the task now."""
+
+
+class _TaskRef(msgspec.Struct):
+    task_id: UUID
+
+
+class Relay:
+    name = "relay"
+
+    def __init__(self, database: Database, settings: Settings, queue: Queue, invoke: Invoke, wakeups: Wakeups) -> None:
+        self.seconds = settings.relay_seconds
+        self._database = database
+        self._queue = queue
+        self._invoke = invoke
+        self._wakeups = wakeups
+
+    async def idle(self, seconds: float) -> None:
+        await self._wakeups.wait("outbox", seconds)
+
+    async def run_once(self) -> int:
+        async with self._database.connection() as connection:
+            rows = await _sql.take_outbox(
+                connection, kinds=["send", "invoke"], most=_BATCH, retry_seconds=_RETRY_SECONDS
+            )
+        done = await self._send([row for row in rows if row["kind"] == "send"])
+        done += await self._invoke_all([row for row in rows if row["kind"] == "invoke"])
+        await failpoint("relay.sent")
+        if done:
+            async with self._database.connection() as connection:
+                await _sql.delete_outbox(connection, ids=done)
+        return len(done)
+
+    async def _send(self, rows: list[Row]) -> list[int]:
+        by_queue: defaultdict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            by_queue[row["target"]].append(row)
+        for queue, owed in by_queue.items():
+            # One message per key: a batch may owe the same wake-up twice.
+            unique = {row["dedupe_key"] or row["outbox_id"]: row for row in owed}
+            messages = [Outgoing(row["body"], row["priority"], row["dedupe_key"]) for row in unique.values()]
+            await self._queue.send_batch(queue, messages)
+        return [row["outbox_id"] for row in rows]
+
+    async def _invoke_all(self, rows: list[Row]) -> list[int]:
+        done: list[int] = []
+        for row in rows:
+            ref = msgspec.json.decode(row["body"], type=_TaskRef)
+            if await self._invoke(row["target"], ref.task_id):
+                done.append(row["outbox_id"])
+        return done

@@ -1,0 +1,52 @@
+"""Folds what tasks did into their runs' counters, ends finished runs, and carries cancels of whole runs through."""
+
+from __future__ import annotations
+
+from interlock.adapters.postgres import Connection, Database, queries
+from interlock.failpoints import failpoint
+from interlock.kernel.actions import Actions
+from interlock.kernel.loop import Periodic
+from interlock.settings import Settings
+
+_sql = queries("runs")
+_BATCH = 5000
+_RUNS = 20
+
+
+class RunCounters(Periodic):
+    name = "run-counters"
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.seconds = settings.fold_seconds
+        self._database = database
+
+    async def run_once(self) -> int:
+        async def work(connection: Connection) -> int:
+            # Two folders would wait for each other's run rows and gain nothing.
+            if not await _sql.only_one(connection, name=self.name):
+                return 0
+            rows = await _sql.fold_deltas(connection, most=_BATCH)
+            over = [row["run_id"] for row in rows if row["over"]]
+            if over:
+                await _sql.end_runs(connection, run_ids=over)
+            await failpoint("fold.before_commit")
+            return len(rows)
+
+        return await self._database.run(work)
+
+
+class RunCancels(Periodic):
+    name = "run-cancels"
+
+    def __init__(self, database: Database, settings: Settings, actions: Actions) -> None:
+        self.seconds = settings.retry_seconds
+        self._database = database
+        self._actions = actions
+
+    async def run_once(self) -> int:
+        async with self._database.connection() as connection:
+            runs = await _sql.canceling_runs(connection, most=_RUNS)
+        done = 0
+        for row in runs:
+            done += await self._actions.cancel_some_of_run(row["run_id"], row["org_id"])
+        return done

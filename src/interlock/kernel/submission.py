@@ -1,0 +1,278 @@
+"""The first door: a closed list of tasks, written and enqueued in one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import msgspec
+from msgspec import Raw
+
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
+from interlock.failpoints import failpoint
+from interlock.kernel.tasks import enqueue, run_task_id
+from interlock.settings import Runtime, RuntimeKind, Settings
+from interlock.telemetry import TASKS_CREATED
+from interlock.wire import JobAccepted, JobRequest, Priority, RunState
+
+_sql = queries("jobs")
+_ENDPOINT = "POST /v1/jobs"
+# JSON that our parser takes and Postgres does not: nested too deep, or text it has no encoding for.
+_UNSTORABLE = (
+    asyncpg.StatementTooComplexError,
+    asyncpg.InvalidTextRepresentationError,
+    asyncpg.UntranslatableCharacterError,
+    asyncpg.CharacterNotInRepertoireError,
+)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """`replayed` tells a stored answer from a new one."""
+
+    body: bytes
+    replayed: bool
+
+
+@dataclass(frozen=True)
+class _Item:
+    payload: str
+    dedupe_key: str | None
+    slot_key: str | None
+
+
+class Submissions:
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+
+    async def submit(self, request: JobRequest, org_id: UUID, *, idempotency_key: str | None, body: bytes) -> Submitted:
+        """`body` is the request as it came: an Idempotency-Key is bound to its bytes."""
+        self._check_size(request)
+
+        async def work(connection: Connection) -> Submitted:
+            if idempotency_key is not None:
+                known = await self._replay(connection, org_id, idempotency_key, hashlib.sha256(body).digest())
+                if known is not None:
+                    return known
+            accepted = msgspec.json.encode(await self._write(connection, request, org_id))
+            if idempotency_key is not None:
+                await _sql.remember_response(
+                    connection,
+                    org_id=org_id,
+                    endpoint=_ENDPOINT,
+                    key=idempotency_key,
+                    status=201,
+                    response=accepted.decode(),
+                )
+            await failpoint("submit.before_commit")
+            return Submitted(accepted, replayed=False)
+
+        try:
+            submitted = await self._database.run(work)
+        except _UNSTORABLE as error:
+            raise BadRequest(f"A payload cannot be stored: {str(error).splitlines()[0]}.", code="bad_payload") from None
+        await failpoint("submit.committed")
+        return submitted
+
+    def _check_size(self, request: JobRequest) -> None:
+        most = self._settings.sync_threshold
+        if len(request.tasks) > most:
+            raise TooLarge(
+                f"{len(request.tasks)} tasks in one call; at most {most} are taken. Name the job and post it in parts.",
+                code="too_many_tasks",
+            )
+        limit = self._settings.payload_limit_bytes
+        for index, task in enumerate(request.tasks):
+            if len(task) > limit:
+                raise TooLarge(
+                    f"tasks[{index}] has {len(task)} bytes; a payload may have {limit}.",
+                    code="payload_too_large",
+                )
+
+    async def _replay(self, connection: Connection, org_id: UUID, key: str, digest: bytes) -> Submitted | None:
+        first = await _sql.remember_request(
+            connection,
+            org_id=org_id,
+            endpoint=_ENDPOINT,
+            key=key,
+            request_hash=digest,
+            seconds=self._settings.idempotency_hours * 3600,
+        )
+        if first is not None:
+            return None
+        row = await _sql.remembered_request(connection, org_id=org_id, endpoint=_ENDPOINT, key=key)
+        if bytes(row["request_hash"]) != digest:
+            raise Conflict(
+                "This Idempotency-Key was used with another body; use a new key for a new request.",
+                code="idempotency_key_reused",
+            )
+        return Submitted(row["response"].encode(), replayed=True)
+
+    async def _write(self, connection: Connection, request: JobRequest, org_id: UUID) -> JobAccepted:
+        job = await self._job(connection, request, org_id)
+        items = [
+            _item(index, task, request.dedupe_by, job["concurrency_key"]) for index, task in enumerate(request.tasks)
+        ]
+        run = await _sql.insert_run(
+            connection,
+            org_id=org_id,
+            job_id=job["job_id"],
+            last_index=len(items) - 1,
+            range_size=self._settings.range_size,
+        )
+        indexes = await self._tasks(connection, job, run["run_id"], items)
+        row = await _sql.latch_run(connection, run_id=run["run_id"], total=len(indexes))
+        await self._enqueue(connection, job, run["run_id"], indexes, len(items) - 1)
+        TASKS_CREATED.labels(runtime=job["runtime"]).inc(len(indexes))
+        return JobAccepted(
+            job_id=job["job_id"],
+            run_id=run["run_id"],
+            state=RunState(row["state"]),
+            total=len(indexes),
+            deduplicated=len(items) - len(indexes),
+            tasks_url=f"/v1/jobs/{job['job_id']}/tasks",
+        )
+
+    async def _tasks(self, connection: Connection, job: Row, run_id: UUID, items: list[_Item]) -> list[int]:
+        if not items:
+            return []
+        rows = await _sql.insert_tasks(
+            connection,
+            run_id=run_id,
+            org_id=job["org_id"],
+            job_id=job["job_id"],
+            max_attempts=job["max_attempts"],
+            priority=job["priority"],
+            payloads=[item.payload for item in items],
+            dedupe_keys=[item.dedupe_key for item in items],
+            slot_keys=[item.slot_key for item in items],
+        )
+        return [row["task_index"] for row in rows]
+
+    async def _enqueue(self, connection: Connection, job: Row, run_id: UUID, indexes: list[int], last: int) -> None:
+        direct = self._settings.queue_direct
+        if indexes and job["queue"] is None:
+            await enqueue(connection, [run_task_id(run_id, i) for i in indexes], direct=direct)
+        elif indexes:
+            await _sql.enqueue_ranges(
+                connection,
+                run_id=run_id,
+                indexes=indexes,
+                last=last,
+                queue=job["queue"],
+                priority=job["priority"],
+                range_size=self._settings.range_size,
+                direct=direct,
+            )
+
+    async def _job(self, connection: Connection, request: JobRequest, org_id: UUID) -> Row:
+        if request.operator is None:
+            return await self._known_job(connection, request, org_id)
+        definition = self._definition(request, org_id)
+        await self._own_outputs(connection, request, org_id)
+        job: Row | None = await _sql.insert_job(connection, **definition)
+        if job is not None:
+            return job
+        job = await _sql.job_by_name(connection, org_id=org_id, name=request.name)
+        if job is not None and bytes(job["definition_hash"]) == definition["definition_hash"]:
+            return job
+        if not request.update:
+            raise Conflict(
+                f"Job {request.name!r} exists with another definition. Post only its name and tasks to use it as it is, "
+                'or add "update": true to replace it.',
+                code="job_differs",
+            )
+        replaced: Row = await _sql.replace_job(connection, **definition)
+        return replaced
+
+    async def _known_job(self, connection: Connection, request: JobRequest, org_id: UUID) -> Row:
+        if request.name is None:
+            raise BadRequest("Say which `operator` runs the tasks, or name an existing job.", code="operator_missing")
+        job: Row | None = await _sql.job_by_name(connection, org_id=org_id, name=request.name)
+        if job is None:
+            raise NotFound(f"There is no job {request.name!r}; the first post to it must say its `operator`.")
+        return job
+
+    async def _own_outputs(self, connection: Connection, request: JobRequest, org_id: UUID) -> None:
+        if request.outputs:
+            foreign = await _sql.own_datasets(
+                connection,
+                org_id=org_id,
+                uuids=[o.dataset_uuid for o in request.outputs],
+                versions=[o.dataset_version for o in request.outputs],
+            )
+            if foreign:
+                raise NotFound(f"There is no dataset {foreign[0]['dataset_uuid']} in this org.")
+
+    def _definition(self, request: JobRequest, org_id: UUID) -> dict[str, Any]:
+        runtime = self._runtime(request.runtime)
+        policy, scaling = request.policy, request.scaling
+        if scaling.max_concurrency_per_key is not None and scaling.key is None:
+            raise BadRequest("scaling.max_concurrency_per_key needs scaling.key, a pointer into the payload.")
+        timeout = policy.timeout_seconds or runtime.timeout_seconds
+        definition = {
+            "name": request.name,
+            "operator": request.operator,
+            "runtime": request.runtime,
+            "queue": runtime.queue if runtime.kind is RuntimeKind.QUEUE else None,
+            "config": msgspec.json.encode(request.config, order="sorted").decode(),
+            "priority": 1 if request.priority is Priority.BULK else 0,
+            "max_attempts": policy.max_attempts,
+            "backoff_seconds": policy.backoff_seconds,
+            "backoff_factor": policy.backoff_factor,
+            "backoff_cap_seconds": policy.backoff_cap_seconds,
+            "jitter": policy.jitter,
+            "non_retryable": policy.non_retryable,
+            "lease_seconds": min(policy.lease_seconds or runtime.lease_seconds, timeout),
+            "timeout_seconds": timeout,
+            "max_concurrency": scaling.max_concurrency,
+            "concurrency_key": scaling.key,
+            "max_concurrency_per_key": scaling.max_concurrency_per_key,
+            "outputs": msgspec.json.encode(request.outputs).decode(),
+        }
+        digest = hashlib.sha256(msgspec.json.encode(definition, order="sorted")).digest()
+        return definition | {"org_id": org_id, "definition_hash": digest}
+
+    def _runtime(self, name: str) -> Runtime:
+        try:
+            runtime = self._settings.runtime(name)
+        except KeyError:
+            known = ", ".join(self._settings.runtime_names)
+            raise BadRequest(f"There is no runtime {name!r}; choose one of: {known}.", code="unknown_runtime") from None
+        if runtime.kind is RuntimeKind.INVOKE:
+            raise BadRequest(f"Runtime {name!r} has no runner in this installation.", code="runtime_without_runner")
+        return runtime
+
+
+def _item(index: int, task: Raw, dedupe_by: str | None, slot_by: str | None) -> _Item:
+    try:
+        payload = bytes(task).decode()
+        value = msgspec.json.decode(task) if dedupe_by or slot_by else None
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+        raise BadRequest(f"tasks[{index}] is not valid JSON in UTF-8.", code="bad_payload") from None
+    dedupe = _pointed(index, value, dedupe_by, required=True) if dedupe_by else None
+    slot = _pointed(index, value, slot_by, required=False) if slot_by else None
+    return _Item(payload, dedupe, slot)
+
+
+def _pointed(index: int, value: Any, pointer: str, *, required: bool) -> str | None:
+    """The scalar a JSON pointer names in a payload, as text."""
+    for part in pointer.split("/")[1:]:
+        token = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list) and token.isdigit() and int(token) < len(value):
+            value = value[int(token)]
+        else:
+            value = value.get(token) if isinstance(value, dict) else None
+    if value is None or isinstance(value, dict | list):
+        if required:
+            raise BadRequest(f"tasks[{index}] has no single value at {pointer!r}.", code="bad_pointer")
+        return None
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if len(text) > 1000 or "\x00" in text:
+        raise BadRequest(f"tasks[{index}]: the value at {pointer!r} is too long or not text.", code="bad_pointer")
+    return text

@@ -1,0 +1,276 @@
+"""All settings, as one typed object.
+
+A value comes from, in this order: the command line, `INTERLOCK_…` in the environment, `interlock.toml` in the working
+directory (or the file named by `INTERLOCK_CONFIG`), the default. `interlock config` prints each with its origin.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from interlock.errors import ConfigurationError
+
+CONFIG_ENV = "INTERLOCK_CONFIG"
+DEFAULT_CONFIG = "interlock.toml"
+
+
+class RuntimeKind(StrEnum):
+    QUEUE = "queue"
+    """A worker receives a wake-up from the runtime's queue and claims."""
+    INLINE = "inline"
+    """The dispatcher itself runs it, from the outbox."""
+    INVOKE = "invoke"
+    """The dispatcher takes the lease and invokes a runner."""
+
+
+class Runtime(BaseModel):
+    """How jobs of one runtime execute, and what they get when their policy is silent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: RuntimeKind = RuntimeKind.QUEUE
+    queue: str = ""
+    """Name of the task queue; empty takes the runtime's own name."""
+    alias_of: str | None = None
+    lease_seconds: float = Field(60.0, gt=0)
+    timeout_seconds: float = Field(3600.0, gt=0)
+    memory_mb: int | None = None
+    """Address-space limit of a child process, in MiB; unset for none."""
+    image: str | None = None
+    """Container image for deployments that start workers by image."""
+
+
+BUILT_IN_RUNTIMES: dict[str, Runtime] = {
+    "dispatcher": Runtime(kind=RuntimeKind.INLINE, lease_seconds=30, timeout_seconds=300),
+    "lambda": Runtime(kind=RuntimeKind.INVOKE, timeout_seconds=900),
+    "platform": Runtime(),
+    "ecs_platform": Runtime(alias_of="platform"),
+    "udf": Runtime(memory_mb=1024, timeout_seconds=900),
+    "ecs_udf": Runtime(alias_of="udf"),
+    "spark": Runtime(timeout_seconds=4 * 3600),
+}
+
+
+class Settings(BaseSettings):
+    """Fields say their unit, and what turns them off."""
+
+    model_config = SettingsConfigDict(env_prefix="INTERLOCK_", extra="forbid", frozen=True, env_nested_delimiter="__")
+
+    dir: Path = Field(Path(".interlock"), description="Folder of all local state: servers, keys, objects, logs.")
+
+    # Where the stores are. Unset means embedded, under `dir`.
+    state_url: SecretStr | None = Field(None, description="postgresql:// URL of the state database; unset: embedded.")
+    data_url: SecretStr | None = Field(None, description="postgresql:// URL of the data database; unset: embedded.")
+    valkey_url: SecretStr | None = Field(None, description="valkey:// URL for coordination; unset: embedded.")
+    objects_url: str | None = Field(None, description="Root of objects, file:// or s3://; unset: file://{dir}/objects.")
+    database_connections: int = Field(10, ge=2, le=1000, description="Connections per process to the state database.")
+    database_timeout_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="A statement of the control plane that takes longer is ended and answered with 503.",
+    )
+
+    # Listeners
+    gateway: str = Field("127.0.0.1:7070", description="host:port of the public gateway; port 0 takes a free one.")
+    internal: str = Field(
+        "127.0.0.1:7071", description="host:port of the internal dispatcher; port 0 takes a free one."
+    )
+    tls_cert: Path | None = Field(None, description="PEM certificate chain of both listeners; unset: plain HTTP.")
+    tls_key: Path | None = Field(None, description="PEM private key of tls_cert.")
+    tls_ca: Path | None = Field(None, description="PEM bundle that clients trust instead of the system's.")
+    allow_plaintext_listener: bool = Field(
+        False,
+        description="Let a listener that is not loopback start without TLS, for a TLS-terminating proxy in front.",
+    )
+    body_limit_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Larger request bodies get 413.")
+    requests_per_second: int = Field(
+        0, ge=0, description="Per API key, counted in Valkey over one second; 0: no limit."
+    )
+
+    # Clients: the CLI, the SDK and workers
+    gateway_url: str | None = Field(
+        None, description="Where clients find the gateway; unset: from {dir}/endpoints.json."
+    )
+    internal_url: str | None = Field(
+        None, description="Where workers find the dispatcher; unset: {dir}/endpoints.json."
+    )
+    api_key: SecretStr | None = Field(None, description="API key of the CLI and SDK; unset: {dir}/credentials.json.")
+    worker_token: SecretStr | None = Field(None, description="Worker token; unset: {dir}/credentials.json.")
+
+    # Capability tokens
+    keys_dir: Path | None = Field(None, description="PEM signing keys, shared by all dispatchers; unset: {dir}/keys.")
+    token_issuer: str = Field("interlock", min_length=1, description="`iss` of capability tokens.")
+    token_ttl_seconds: float = Field(300.0, ge=10, le=3600, description="Life of a capability token.")
+
+    # Jobs and tasks
+    sync_threshold: int = Field(1000, ge=1, le=10_000, description="Most tasks one POST /v1/jobs may carry.")
+    range_size: int = Field(100, ge=1, le=10_000, description="Tasks behind one queue message of a run.")
+    result_limit_bytes: int = Field(65_536, ge=0, description="Largest result kept with a task.")
+    payload_limit_bytes: int = Field(262_144, ge=1024, description="Largest payload of one task.")
+    idempotency_hours: float = Field(24.0, gt=0, description="How long an Idempotency-Key is remembered.")
+    retention_days: float = Field(14.0, gt=0, description="Ended runs and their tasks are deleted after this.")
+    runtimes: dict[str, Runtime] = Field(
+        default_factory=dict, description="Added to, or replacing, the built-in runtimes."
+    )
+
+    # Queues
+    queue_direct: bool = Field(
+        True,
+        description="Insert task messages in the transaction itself; false: through the outbox and the relay.",
+    )
+    queue_max_receives: int = Field(20, ge=1, description="A message received more often becomes a dead letter.")
+    bulk_share: float = Field(
+        0.1, ge=0, le=1, description="Share of receives that prefer bulk, so that it never starves."
+    )
+
+    # Loops of the dispatcher: pause between two passes that found nothing to do
+    relay_seconds: float = Field(0.5, gt=0, description="Outbox relay.")
+    retry_seconds: float = Field(0.25, gt=0, description="Retry scheduler.")
+    reap_seconds: float = Field(0.5, gt=0, description="Lease reaper and hard timeouts.")
+    fold_seconds: float = Field(0.1, gt=0, description="Run counters and run ends.")
+    reconcile_seconds: float = Field(30.0, gt=0, description="Queued tasks without a message.")
+    reconcile_grace_seconds: float = Field(60.0, ge=0, description="A queued task younger than this is left alone.")
+    retention_seconds: float = Field(60.0, gt=0, description="Retention of runs, keys and idempotency records.")
+
+    # Workers
+    worker_concurrency: int = Field(0, ge=0, le=1000, description="Child processes of a worker; 0: one per core.")
+    drain_seconds: float = Field(
+        10.0, ge=0, description="How long a drain lets running tasks finish before giving them back."
+    )
+
+    # Telemetry
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
+    log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, JSON elsewhere.")
+
+    @field_validator("gateway", "internal")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65_535:
+            raise ValueError("write host:port, for example 127.0.0.1:7070")
+        return value
+
+    @field_validator("gateway_url", "internal_url")
+    @classmethod
+    def _http_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("write a URL that starts with http:// or https://")
+        return value
+
+    @field_validator("objects_url")
+    @classmethod
+    def _objects(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("file:///", "s3://")):
+            raise ValueError("write file:///absolute/path or s3://bucket/prefix")
+        return value
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together: set both or none")
+        for name in self.runtimes:
+            self.runtime(name)
+        return self
+
+    def runtime(self, name: str) -> Runtime:
+        """The runtime behind a name or an alias, its queue filled in. KeyError when there is none."""
+        known = BUILT_IN_RUNTIMES | self.runtimes
+        runtime = known[name]
+        while runtime.alias_of is not None:
+            name = runtime.alias_of
+            if name not in known:
+                raise ValueError(f"runtimes: alias_of {name!r} names no runtime; known: {', '.join(sorted(known))}")
+            runtime = known[name]
+        return runtime if runtime.queue else runtime.model_copy(update={"queue": name})
+
+    @property
+    def runtime_names(self) -> list[str]:
+        return sorted(BUILT_IN_RUNTIMES | self.runtimes)
+
+    @property
+    def queues(self) -> list[str]:
+        names = {self.runtime(n).queue for n in self.runtime_names if self.runtime(n).kind is RuntimeKind.QUEUE}
+        return sorted(names | {BUFFER_QUEUE})
+
+    @property
+    def signing_keys_dir(self) -> Path:
+        return self.keys_dir or self.dir / "keys"
+
+    @property
+    def objects_root(self) -> str:
+        return (self.objects_url or f"file://{self.dir.absolute()}/objects").rstrip("/")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_file())
+
+
+BUFFER_QUEUE = "buffer"
+"""Pointers to published batches of buffered datasets."""
+
+
+def config_file() -> Path:
+    return Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
+
+
+def load(**overrides: Any) -> Settings:
+    """The effective settings; a bad value becomes one sentence that names it and says what to write."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise ConfigurationError(_sentence(error)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{config_file()} is not valid TOML: {error}") from None
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"There is no setting {name!r}; `interlock config` lists them all."
+    message = first["msg"].removeprefix("Value error, ")
+    return f"Setting {name!r} (INTERLOCK_{name.upper()}) is wrong: {message}." if name else f"Settings: {message}."
+
+
+def origins(settings: Settings, **overrides: Any) -> dict[str, str]:
+    """For each setting, where its value came from."""
+    path = config_file()
+    in_file = tomllib.loads(path.read_text()) if path.is_file() else {}
+    return {name: _origin(name, overrides, in_file, path) for name in type(settings).model_fields}
+
+
+def _origin(name: str, overrides: dict[str, Any], in_file: dict[str, Any], path: Path) -> str:
+    if overrides.get(name) is not None:
+        return "command line"
+    variable = f"INTERLOCK_{name.upper()}"
+    if any(key.upper() == variable or key.upper().startswith(f"{variable}__") for key in os.environ):
+        return f"environment ({variable})"
+    return str(path) if name in in_file else "default"

@@ -1,0 +1,57 @@
+-- What attempts cause besides their own status: events, committed outputs, published batches, owed side effects.
+
+-- name: insert_events
+insert into interlock.dataset_events (org_id, dataset_uuid, dataset_version, scope, cursor, partition_key, range_start,
+                                      range_end, task_id, attempt)
+select :org_id, e.dataset_uuid, e.dataset_version,
+       case when e.partition_key is null then 'c:' || e.cursor else 'p:' || e.partition_key end,
+       e.cursor, e.partition_key, e.range_start, e.range_end, :task_id, :attempt
+from unnest(:uuids::uuid[], :versions::uuid[], :cursors::bigint[], :keys::text[], :starts::bigint[], :ends::bigint[])
+    as e(dataset_uuid, dataset_version, cursor, partition_key, range_start, range_end)
+on conflict (task_id, dataset_uuid, dataset_version, scope) do nothing
+returning event_id;
+
+-- name: insert_outputs!
+insert into interlock.output_commits (task_id, output_index, dataset_uuid, dataset_version, org_id, attempt, body)
+select :task_id, o.output_index, o.dataset_uuid, o.dataset_version, :org_id, :attempt, o.body::json
+from unnest(:indexes::int[], :uuids::uuid[], :versions::uuid[], :bodies::text[])
+    as o(output_index, dataset_uuid, dataset_version, body);
+
+-- name: insert_publish^
+insert into interlock.buffer_publishes (org_id, task_id, attempt, dataset_uuid, dataset_version, batch_uri, record_count)
+values (:org_id, :task_id, :attempt, :dataset_uuid, :dataset_version, :batch_uri, :record_count)
+on conflict (task_id, attempt, dataset_uuid, batch_uri) do nothing
+returning publish_id;
+
+-- name: existing_publish$
+select publish_id from interlock.buffer_publishes
+where task_id = :task_id and attempt = :attempt and dataset_uuid = :dataset_uuid and batch_uri = :batch_uri;
+
+-- name: send_message
+-- A message that must exist exactly when this transaction commits.
+with direct as (
+    insert into interlock.queue_messages (queue, body, dedupe_key)
+    select :queue, :body::text::json, :dedupe_key where :direct::boolean
+    on conflict do nothing
+), owed as (
+    insert into interlock.outbox (kind, target, body, dedupe_key)
+    select 'send', :queue, :body::text::json, :dedupe_key where not :direct::boolean
+)
+select case when :direct::boolean then pg_notify('interlock_queue', :queue) else pg_notify('interlock_outbox', '') end;
+
+-- name: take_outbox
+-- Taken rows come due again a little later: a relay that dies between sending and deleting sends twice, never never.
+update interlock.outbox o
+set due_at = interlock.clock() + make_interval(secs => least(60, :retry_seconds::float8 * power(2, o.tries))), tries = o.tries + 1
+where o.outbox_id in (select outbox_id from interlock.outbox
+                      where due_at <= interlock.clock() and kind = any(:kinds::text[])
+                      order by due_at, outbox_id limit :most
+                      for no key update skip locked)
+returning o.outbox_id, o.kind, o.target, o.body, o.priority, o.dedupe_key, o.tries;
+
+-- name: delete_outbox!
+delete from interlock.outbox where outbox_id = any(:ids::bigint[]);
+
+-- name: outbox_stats^
+select count(*) as rows, coalesce(extract(epoch from interlock.clock() - min(due_at))::float8, 0) as oldest_age
+from (select due_at from interlock.outbox order by due_at limit :most) o;

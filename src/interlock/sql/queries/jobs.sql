@@ -1,0 +1,119 @@
+-- Submission: a job, its run and the run's tasks, written and enqueued in one transaction.
+
+-- name: remember_request^
+-- Waits for a concurrent request with the same key; no row means that one was first.
+insert into interlock.idempotency_keys (org_id, endpoint, key, request_hash, expires_at)
+values (:org_id, :endpoint, :key, :request_hash, interlock.clock() + make_interval(secs => :seconds::float8))
+on conflict (org_id, endpoint, key) do update
+    set request_hash = excluded.request_hash, status = null, response = null, expires_at = excluded.expires_at
+    where interlock.idempotency_keys.expires_at <= interlock.clock()
+returning key;
+
+-- name: remembered_request^
+select request_hash, status, response from interlock.idempotency_keys
+where org_id = :org_id and endpoint = :endpoint and key = :key;
+
+-- name: remember_response!
+update interlock.idempotency_keys set status = :status, response = :response::text::json
+where org_id = :org_id and endpoint = :endpoint and key = :key;
+
+-- name: insert_job^
+-- A name that is taken yields no row; the caller then compares definitions.
+insert into interlock.jobs (org_id, name, operator, runtime, queue, config, priority, max_attempts, backoff_seconds,
+                            backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds, timeout_seconds,
+                            max_concurrency, concurrency_key, max_concurrency_per_key, outputs, definition_hash)
+values (:org_id, :name, :operator, :runtime, :queue, :config::text::json, :priority, :max_attempts, :backoff_seconds,
+        :backoff_factor, :backoff_cap_seconds, :jitter, :non_retryable, :lease_seconds, :timeout_seconds,
+        :max_concurrency, :concurrency_key, :max_concurrency_per_key, :outputs::text::jsonb, :definition_hash)
+on conflict (org_id, coalesce(dag_name, ''), name) where name is not null do nothing
+returning *;
+
+-- name: replace_job^
+update interlock.jobs
+set operator = :operator, runtime = :runtime, queue = :queue, config = :config::text::json, priority = :priority,
+    max_attempts = :max_attempts, backoff_seconds = :backoff_seconds, backoff_factor = :backoff_factor,
+    backoff_cap_seconds = :backoff_cap_seconds, jitter = :jitter, non_retryable = :non_retryable,
+    lease_seconds = :lease_seconds, timeout_seconds = :timeout_seconds, max_concurrency = :max_concurrency,
+    concurrency_key = :concurrency_key, max_concurrency_per_key = :max_concurrency_per_key,
+    outputs = :outputs::text::jsonb, definition_hash = :definition_hash
+where org_id = :org_id and dag_name is null and name = :name
+returning *;
+
+-- name: job_by_name^
+select * from interlock.jobs where org_id = :org_id and coalesce(dag_name, '') = '' and name = :name;
+
+-- name: own_datasets
+-- Registers datasets nobody owns yet and returns those that belong to another org.
+with given as (
+    select d.dataset_uuid, d.dataset_version
+    from unnest(:uuids::uuid[], :versions::uuid[]) as d(dataset_uuid, dataset_version)
+), registered as (
+    insert into interlock.datasets (dataset_uuid, org_id, current_version)
+    select distinct on (dataset_uuid) dataset_uuid, :org_id, dataset_version from given
+    on conflict (dataset_uuid) do nothing
+)
+select d.dataset_uuid from interlock.datasets d join given g using (dataset_uuid) where d.org_id <> :org_id;
+
+-- name: insert_run^
+insert into interlock.runs (org_id, job_id, state, total, last_index, range_size, latched)
+values (:org_id, :job_id, 'Running', null, :last_index, :range_size, false)
+returning run_id, created_at;
+
+-- name: insert_tasks
+-- An item whose dedupe key the job has seen is left out; its first task stands for it.
+insert into interlock.tasks (shard, task_id, org_id, job_id, run_id, task_index, max_attempts, priority, dedupe_key,
+                             slot_key, payload)
+select 0, interlock.run_task_id(:run_id, i.n - 1), :org_id, :job_id, :run_id, i.n - 1, :max_attempts, :priority,
+       i.dedupe_key, i.slot_key, i.payload::json
+from unnest(:payloads::text[], :dedupe_keys::text[], :slot_keys::text[]) with ordinality
+    as i(payload, dedupe_key, slot_key, n)
+on conflict do nothing
+returning task_index;
+
+-- name: latch_run^
+-- The total is set absolutely and with the latch, so that the run cannot end early.
+update interlock.runs
+set total = :total, queued = :total, latched = true,
+    state = case when :total::bigint = 0 then 'Completed'::interlock.run_state else state end,
+    ended_at = case when :total::bigint = 0 then interlock.clock() end
+where run_id = :run_id
+returning state;
+
+-- name: enqueue_ranges
+-- One message per range of the run that got at least one task.
+with ranges as (
+    select distinct i / :range_size::int as chunk from unnest(:indexes::bigint[]) i
+), messages as (
+    select :run_id::uuid || ':' || chunk as dedupe_key,
+           json_build_object('run_id', :run_id::uuid, 'start', chunk * :range_size::int,
+                             'end', least((chunk + 1) * :range_size::int - 1, :last::bigint)) as body
+    from ranges order by chunk
+), direct as (
+    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
+    select :queue, :priority, body, dedupe_key from messages where :direct::boolean
+    on conflict do nothing
+), owed as (
+    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
+    select 'send', :queue, body, :priority, dedupe_key from messages where not :direct::boolean
+)
+select case when :direct::boolean then pg_notify('interlock_queue', :queue) else pg_notify('interlock_outbox', '') end;
+
+-- name: enqueue_tasks
+-- A wake-up per task: through the queue, the outbox, or, for runtimes without a queue, an invocation.
+with tasks as (
+    select t.task_id, t.priority, j.queue, j.runtime, json_build_object('task_id', t.task_id) as body
+    from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
+    where t.shard = :shard and t.task_id = any(:task_ids::uuid[])
+), direct as (
+    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
+    select queue, priority, body, task_id::text from tasks where queue is not null and :direct::boolean
+    on conflict (queue, dedupe_key) where dedupe_key is not null do update
+        set visible_at = excluded.visible_at, receipt = null, receives = 0, dead_at = null
+), owed as (
+    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
+    select case when queue is null then 'invoke' else 'send' end, coalesce(queue, runtime), body, priority, task_id::text
+    from tasks where queue is null or not :direct::boolean
+)
+select pg_notify(case when queue is not null and :direct::boolean then 'interlock_queue' else 'interlock_outbox' end,
+                 coalesce(queue, ''))
+from (select distinct queue from tasks) q;

@@ -1,0 +1,110 @@
+-- pgqueue: messages with a visibility timeout. A message is a wake-up, so at-least-once and roughly ordered is enough.
+
+-- name: send!
+insert into interlock.queue_messages (queue, priority, body, dedupe_key, visible_at)
+select :queue, m.priority, m.body::json, m.dedupe_key, interlock.clock() + make_interval(secs => m.delay)
+from unnest(:bodies::text[], :priorities::int[], :dedupe_keys::text[], :delays::float8[])
+    as m(body, priority, dedupe_key, delay)
+on conflict (queue, dedupe_key) where dedupe_key is not null do update
+    set visible_at = excluded.visible_at, receipt = null, receives = 0, dead_at = null;
+
+-- name: notify$
+select pg_notify('interlock_queue', :queue);
+
+-- name: receive
+-- Normal before bulk, but `reserved` places are bulk's first, so that it never starves. What was received too often
+-- without being settled becomes a dead letter here.
+with reserved as (
+    select message_id from interlock.queue_messages
+    where queue = :queue and priority = 1 and dead_at is null and visible_at <= interlock.clock()
+    order by visible_at limit :reserved
+    for no key update skip locked
+), normal as (
+    select message_id from interlock.queue_messages
+    where queue = :queue and priority = 0 and dead_at is null and visible_at <= interlock.clock()
+    order by visible_at limit :most - (select count(*) from reserved)
+    for no key update skip locked
+), bulk as (
+    select message_id from interlock.queue_messages
+    where queue = :queue and priority = 1 and dead_at is null and visible_at <= interlock.clock()
+      and message_id not in (select message_id from reserved)
+    order by visible_at limit :most - (select count(*) from reserved) - (select count(*) from normal)
+    for no key update skip locked
+), taken as (
+    update interlock.queue_messages m
+    set visible_at = interlock.clock() + make_interval(secs => :visibility::float8), receives = m.receives + 1,
+        receipt = gen_random_uuid(),
+        dead_at = case when m.receives >= :max_receives::int then interlock.clock() end
+    where m.message_id = any(array(select message_id from reserved union all select message_id from normal
+                                   union all select message_id from bulk))
+    returning m.message_id, m.receipt, m.body, m.receives, m.enqueued_at, m.priority, m.dead_at
+)
+select message_id, receipt, body, receives, enqueued_at from taken where dead_at is null
+order by priority, message_id;
+
+-- name: next_visible_in$
+-- Seconds until the next message of the queue becomes visible: when to look again although nothing was announced.
+select extract(epoch from min(visible_at) - interlock.clock())::float8 from (
+    (select visible_at from interlock.queue_messages where queue = :queue and priority = 0 and dead_at is null
+     order by visible_at limit 1)
+    union all
+    (select visible_at from interlock.queue_messages where queue = :queue and priority = 1 and dead_at is null
+     order by visible_at limit 1)
+) v;
+
+-- name: extend
+update interlock.queue_messages m
+set visible_at = interlock.clock() + make_interval(secs => :visibility::float8)
+from unnest(:ids::bigint[], :receipts::uuid[]) as i(message_id, receipt)
+where m.message_id = i.message_id and m.receipt = i.receipt and m.queue = :queue and m.dead_at is null
+returning m.message_id;
+
+-- name: ack
+delete from interlock.queue_messages m
+using unnest(:ids::bigint[], :receipts::uuid[]) as i(message_id, receipt)
+where m.message_id = i.message_id and m.receipt = i.receipt and m.queue = :queue and m.dead_at is null
+returning m.message_id;
+
+-- name: nack
+update interlock.queue_messages m
+set visible_at = interlock.clock() + make_interval(secs => :delay::float8), receipt = null
+from unnest(:ids::bigint[], :receipts::uuid[]) as i(message_id, receipt)
+where m.message_id = i.message_id and m.receipt = i.receipt and m.queue = :queue and m.dead_at is null
+returning m.message_id;
+
+-- name: stats^
+-- Counting stops at `most`: a gauge need not be exact beyond it, and must not scan a backlog.
+select (select count(*) from (select 1 from interlock.queue_messages
+                              where queue = :queue and priority in (0, 1) and dead_at is null
+                                and visible_at <= interlock.clock() limit :most) d) as depth,
+       (select count(*) from (select 1 from interlock.queue_messages
+                              where queue = :queue and priority in (0, 1) and dead_at is null
+                                and visible_at > interlock.clock() and receipt is not null limit :most) f) as in_flight,
+       (select count(*) from (select 1 from interlock.queue_messages
+                              where queue = :queue and dead_at is not null limit :most) x) as dead_letters,
+       (select extract(epoch from interlock.clock() - min(visible_at))::float8 from (
+            (select visible_at from interlock.queue_messages where queue = :queue and priority = 0
+              and dead_at is null and visible_at <= interlock.clock() order by visible_at limit 1)
+            union all
+            (select visible_at from interlock.queue_messages where queue = :queue and priority = 1
+              and dead_at is null and visible_at <= interlock.clock() order by visible_at limit 1)) o) as oldest_age;
+
+-- name: dead_letters
+select message_id, body, receives, enqueued_at, dead_at from interlock.queue_messages
+where queue = :queue and dead_at is not null order by message_id limit :most;
+
+-- name: redrive_messages
+update interlock.queue_messages
+set dead_at = null, receives = 0, receipt = null, visible_at = interlock.clock()
+where message_id in (select message_id from interlock.queue_messages
+                     where queue = :queue and dead_at is not null order by message_id limit :most
+                     for no key update skip locked)
+returning message_id;
+
+-- name: worker_seen!
+insert into interlock.workers (worker_id, queue, last_seen_at) values (:worker_id, :queue, interlock.clock())
+on conflict (worker_id, queue) do update set last_seen_at = excluded.last_seen_at;
+
+-- name: live_workers
+select worker_id, queue, last_seen_at from interlock.workers
+where last_seen_at > interlock.clock() - interval '60 seconds' order by queue, worker_id limit 1000;

@@ -1,0 +1,136 @@
+-- The read models of API and CLI. Every statement filters by org; none of them counts or scans what has ended.
+
+-- name: job_by_id^
+select * from interlock.jobs where org_id = :org_id and job_id = :job_id;
+
+-- name: list_jobs
+-- Newest first; each with its newest run.
+select j.*, r.run_id, r.state, r.total, r.queued, r.running, r.completed, r.failed, r.dead, r.canceled,
+       r.cancel_requested, r.created_at as run_created_at, r.ended_at
+from (select * from interlock.jobs where org_id = :org_id and job_id < coalesce(:cursor::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+      order by job_id desc limit :most) j
+left join lateral (select * from interlock.runs r where r.job_id = j.job_id order by r.run_id desc limit 1) r on true
+order by j.job_id desc;
+
+-- name: newest_run^
+select * from interlock.runs where org_id = :org_id and job_id = :job_id order by run_id desc limit 1;
+
+-- name: run_by_id^
+select * from interlock.runs where org_id = :org_id and run_id = :run_id;
+
+-- name: list_runs
+select * from interlock.runs
+where org_id = :org_id and job_id = :job_id
+  and run_id < coalesce(:cursor::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+order by run_id desc limit :most;
+
+-- name: runs_from
+-- The runs of a job in the order in which task pages walk them.
+select run_id, last_index from interlock.runs
+where org_id = :org_id and job_id = :job_id and run_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
+order by run_id limit :most;
+
+-- name: jobs_from
+select job_id from interlock.jobs
+where org_id = :org_id and job_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
+order by job_id limit :most;
+
+-- name: task_by_id^
+select t.*, j.dag_name, j.name, a.error_class, a.error_message
+from interlock.tasks t
+join interlock.jobs j on j.job_id = t.job_id
+left join lateral (select error_class, error_message from interlock.attempts a
+                   where a.task_id = t.task_id and t.status in ('Failed', 'Canceled', 'Queued') and a.outcome <> 'Released'
+                   order by a.attempt desc, a.ended_at desc limit 1) a on true
+where t.shard = 0 and t.task_id = :task_id and t.org_id = :org_id;
+
+-- name: tasks_of_range
+-- A run's tasks by index: the ids follow from the range, so a page at any depth is a handful of key look-ups.
+select t.*, j.dag_name, j.name, a.error_class, a.error_message
+from generate_series(:first::bigint, :last::bigint) as i
+join interlock.tasks t on t.shard = 0 and t.task_id = interlock.run_task_id(:run_id, i)
+join interlock.jobs j on j.job_id = t.job_id
+left join lateral (select error_class, error_message from interlock.attempts a
+                   where a.task_id = t.task_id and t.status in ('Failed', 'Canceled', 'Queued') and a.outcome <> 'Released'
+                   order by a.attempt desc, a.ended_at desc limit 1) a on true
+where t.org_id = :org_id
+order by i;
+
+-- name: tasks_of_run_by_status
+select t.*, j.dag_name, j.name, a.error_class, a.error_message
+from (select * from interlock.tasks
+      where shard = 0 and run_id = :run_id and status = :status::text::interlock.task_status
+        and task_index > :after::bigint and org_id = :org_id
+      order by task_index limit :most) t
+join interlock.jobs j on j.job_id = t.job_id
+left join lateral (select error_class, error_message from interlock.attempts a
+                   where a.task_id = t.task_id and t.status in ('Failed', 'Canceled', 'Queued') and a.outcome <> 'Released'
+                   order by a.attempt desc, a.ended_at desc limit 1) a on true
+order by t.task_index;
+
+-- name: tasks_of_job_by_status
+-- Tasks of no run. Without a status the five statuses are walked one after the other.
+select t.*, j.dag_name, j.name, a.error_class, a.error_message
+from (select * from interlock.tasks
+      where shard = 0 and run_id is null and job_id = :job_id and status = :status::text::interlock.task_status
+        and task_id > :after::uuid and org_id = :org_id
+      order by task_id limit :most) t
+join interlock.jobs j on j.job_id = t.job_id
+left join lateral (select error_class, error_message from interlock.attempts a
+                   where a.task_id = t.task_id and t.status in ('Failed', 'Canceled', 'Queued') and a.outcome <> 'Released'
+                   order by a.attempt desc, a.ended_at desc limit 1) a on true
+order by t.task_id;
+
+-- name: attempts_of
+select h.attempt, h.outcome, h.worker_id, h.started_at, h.ended_at, h.error_class, h.error_message, h.crash
+from interlock.attempt_history h where h.task_id = :task_id order by h.attempt, h.started_at;
+
+-- name: explain_facts^
+-- Everything an explanation needs, in one read.
+select t.status, t.attempt, t.max_attempts, t.dead, t.parked, t.cancel_requested, t.late_reply, t.retry_at,
+       t.lease_expires_at, t.timeout_at, t.started_at, t.ended_at, t.queued_at, t.worker_id, t.slot_key, t.progress,
+       t.progress_text, j.runtime, j.queue, j.max_concurrency, j.max_concurrency_per_key,
+       interlock.clock() as now,
+       (select count(*) from interlock.slots s where s.job_id = t.job_id) as in_flight,
+       (select count(*) from (select 1 from interlock.workers w
+                              where w.queue = j.queue and w.last_seen_at > interlock.clock() - interval '60 seconds'
+                              limit 1000) w) as workers,
+       m.visible_at, m.dead_at is not null as message_dead, m.message_id is not null as has_message, m.receives,
+       a.outcome, a.error_class, a.error_message, a.crash, a.attempt as last_attempt
+from interlock.tasks t
+join interlock.jobs j on j.job_id = t.job_id
+left join interlock.runs r on r.run_id = t.run_id
+left join lateral (
+    select * from interlock.queue_messages m
+    where m.queue = j.queue and m.dedupe_key in (t.task_id::text, t.run_id || ':' || (t.task_index / r.range_size))
+    order by m.dead_at nulls first limit 1
+) m on true
+left join lateral (select * from interlock.attempts a where a.task_id = t.task_id
+                   order by a.attempt desc, a.ended_at desc limit 1) a on true
+where t.shard = 0 and t.task_id = :task_id and t.org_id = :org_id;
+
+-- name: matching_run_tasks
+-- Ids behind a cancel or redrive filter, by the run's status index.
+select t.task_id from interlock.tasks t
+left join lateral (select error_class from interlock.attempts a where a.task_id = t.task_id
+                   order by a.attempt desc, a.ended_at desc limit 1) a on :error_class::text is not null
+where t.shard = 0 and t.run_id = :run_id and t.org_id = :org_id and t.status = any(:statuses::text[]::interlock.task_status[])
+  and t.dead = :dead::boolean and not t.cancel_requested
+  and (:error_class::text is null or a.error_class = :error_class::text)
+limit :most;
+
+-- name: matching_job_tasks
+select t.task_id from interlock.tasks t
+left join lateral (select error_class from interlock.attempts a where a.task_id = t.task_id
+                   order by a.attempt desc, a.ended_at desc limit 1) a on :error_class::text is not null
+where t.shard = 0 and t.run_id is null and t.job_id = :job_id and t.org_id = :org_id
+  and t.status = any(:statuses::text[]::interlock.task_status[])
+  and t.dead = :dead::boolean and not t.cancel_requested
+  and (:error_class::text is null or a.error_class = :error_class::text)
+limit :most;
+
+-- name: in_flight_by_operator
+-- Attempts per operator and runtime now: reads only rows with a lease.
+select j.operator, j.runtime, count(*) as n from interlock.tasks t
+join interlock.jobs j on j.job_id = t.job_id
+where t.lease_expires_at is not null group by j.operator, j.runtime;

@@ -1,0 +1,375 @@
+-- The task lifecycle: every statement that moves a task from one status to another.
+--
+-- Each is one set-based statement that decides by the row it locks, never by what a caller read before. Whoever waits
+-- for a row sees its new state and leaves it alone. Claim, reap and retry skip locked rows, so they never wait.
+-- Every change of status writes its run's delta in the same statement.
+
+-- name: claim
+-- Jobs with a concurrency cap are left out: claim_capped takes their job's lock first.
+with picked as materialized (
+    select t.task_id, j.lease_seconds, j.timeout_seconds
+    from interlock.tasks t
+    join interlock.jobs j on j.job_id = t.job_id
+    where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.status = 'Queued'
+      and j.max_concurrency is null and j.max_concurrency_per_key is null
+      and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
+    order by t.task_index, t.task_id
+    limit :most
+    for no key update of t skip locked
+), claimed as (
+    update interlock.tasks t
+    set status = 'Running', lease_token = gen_random_uuid(), worker_id = :worker_id,
+        started_at = interlock.clock(), ended_at = null, parked = false, late_reply = false,
+        timeout_at = interlock.clock() + make_interval(secs => p.timeout_seconds),
+        lease_expires_at = interlock.clock() + make_interval(secs => least(p.lease_seconds, p.timeout_seconds)),
+        progress = null, progress_text = null
+    from picked p
+    where t.shard = :shard and t.task_id = p.task_id
+    returning t.task_id, t.org_id, t.job_id, t.run_id, t.task_index, t.attempt, t.lease_token, t.lease_expires_at,
+              t.timeout_at, t.payload
+), counted as (
+    insert into interlock.run_deltas (run_id, queued, running)
+    select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
+), extent as (
+    select count(*) as claimed, max(task_index) as last_index from claimed
+), settled as (
+    -- The tasks of a message share a job: when that is capped, claim_capped settles the message with its verdict.
+    delete from interlock.queue_messages m using extent e
+    where m.message_id = :message_id::bigint and m.receipt = :receipt::uuid
+      and (e.claimed < :most or e.last_index is null or e.last_index >= :last::bigint)
+      and (e.claimed > 0 or not exists (
+            select 1 from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
+            where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.status = 'Queued'
+              and (j.max_concurrency is not null or j.max_concurrency_per_key is not null)))
+), rearmed as (
+    -- More than this worker wanted: the rest of the range goes to whoever receives next.
+    update interlock.queue_messages m
+    set visible_at = interlock.clock(), receipt = null, receives = 0,
+        body = json_build_object('run_id', :run_id::uuid, 'start', e.last_index + 1, 'end', :last::bigint)
+    from extent e
+    where m.message_id = :message_id::bigint and m.receipt = :receipt::uuid
+      and e.claimed >= :most and e.last_index < :last::bigint
+    returning pg_notify('interlock_queue', m.queue)
+)
+select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid,
+       (select count(*) from rearmed) as rearmed
+from claimed c;
+
+-- name: lock_capped_jobs
+-- Serialises claims and completions of a capped job; taken in one order, so that two batches cannot deadlock.
+select job_id from interlock.jobs
+where job_id = any(:job_ids::uuid[]) and (max_concurrency is not null or max_concurrency_per_key is not null)
+order by job_id
+for no key update;
+
+-- name: claim_capped
+-- Runs under lock_capped_jobs. What finds no slot is parked: it has no message until a slot is freed.
+with used as (
+    select job_id, slot_key, count(*) as n from interlock.slots where job_id = any(:job_ids::uuid[])
+    group by job_id, slot_key
+), candidates as materialized (
+    select t.task_id, t.job_id, t.slot_key, t.queued_at, t.task_index, j.lease_seconds, j.timeout_seconds,
+           j.max_concurrency, j.max_concurrency_per_key
+    from interlock.tasks t
+    join interlock.jobs j on j.job_id = t.job_id
+    where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.status = 'Queued'
+      and t.job_id = any(:job_ids::uuid[])
+      and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
+    for no key update of t skip locked
+), within_key as (
+    select c.*, row_number() over (partition by job_id, slot_key order by queued_at, task_index, task_id)
+                + coalesce((select n from used u where u.job_id = c.job_id and u.slot_key = c.slot_key), 0) as key_rank
+    from candidates c
+), ranked as (
+    select k.*, row_number() over (partition by job_id order by queued_at, task_index, task_id)
+                + coalesce((select sum(n) from used u where u.job_id = k.job_id), 0) as rank
+    from within_key k
+    where max_concurrency_per_key is null or slot_key is null or key_rank <= max_concurrency_per_key
+), admitted as (
+    select * from ranked where max_concurrency is null or rank <= max_concurrency
+), claimed as (
+    update interlock.tasks t
+    set status = 'Running', lease_token = gen_random_uuid(), worker_id = :worker_id,
+        started_at = interlock.clock(), ended_at = null, parked = false, late_reply = false,
+        timeout_at = interlock.clock() + make_interval(secs => a.timeout_seconds),
+        lease_expires_at = interlock.clock() + make_interval(secs => least(a.lease_seconds, a.timeout_seconds)),
+        progress = null, progress_text = null
+    from admitted a
+    where t.shard = :shard and t.task_id = a.task_id
+    returning t.task_id, t.org_id, t.job_id, t.run_id, t.task_index, t.attempt, t.lease_token, t.lease_expires_at,
+              t.timeout_at, t.payload, t.slot_key
+), taken as (
+    insert into interlock.slots (task_id, job_id, slot_key) select task_id, job_id, slot_key from claimed
+), counted as (
+    insert into interlock.run_deltas (run_id, queued, running)
+    select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
+), parked as (
+    update interlock.tasks t set parked = true
+    from candidates c
+    where t.shard = :shard and t.task_id = c.task_id
+      and not exists (select 1 from admitted a where a.task_id = c.task_id)
+)
+select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid from claimed c;
+
+-- name: claim_states
+-- Why the rest of a claim was not claimed.
+select t.task_id, t.job_id, t.status, t.dead, t.parked,
+       j.max_concurrency is not null or j.max_concurrency_per_key is not null as capped,
+       :runtimes::text[] is null or j.runtime = any(:runtimes::text[]) as allowed
+from interlock.tasks t
+join interlock.jobs j on j.job_id = t.job_id
+where t.shard = :shard and t.task_id = any(:task_ids::uuid[]);
+
+-- name: claimed_jobs
+select job_id, dag_name, name, operator, config, outputs from interlock.jobs where job_id = any(:job_ids::uuid[]);
+
+-- name: fetch_task^
+select t.task_id, t.org_id, t.job_id, t.run_id, t.task_index, t.attempt, t.payload, t.status, t.timeout_at,
+       t.cancel_requested, j.dag_name, j.name, j.operator, j.config, j.outputs
+from interlock.tasks t
+join interlock.jobs j on j.job_id = t.job_id
+where t.shard = :shard and t.task_id = :task_id
+  and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]));
+
+-- name: heartbeat
+-- The lease never reaches past the hard timeout: an attempt that still heartbeats then ends like any expired one.
+with input as (
+    select * from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[], :progresses::float8[], :texts::text[])
+        as i(task_id, attempt, lease_token, progress, progress_text)
+)
+update interlock.tasks t
+set lease_expires_at = least(t.timeout_at, interlock.clock() + make_interval(secs => j.lease_seconds)),
+    progress = coalesce(i.progress, t.progress), progress_text = coalesce(i.progress_text, t.progress_text)
+from input i, interlock.jobs j
+where t.shard = :shard and t.task_id = i.task_id and j.job_id = t.job_id
+  and t.status = 'Running' and t.attempt = i.attempt and t.lease_token = i.lease_token
+  and t.timeout_at > interlock.clock()
+returning t.task_id, t.org_id, t.attempt, t.lease_expires_at, t.cancel_requested, j.outputs;
+
+-- name: complete
+-- Accepts the holder of the current lease, expired or not, and after the reaper the last holder as long as no newer
+-- attempt has started and the task is not dead. A failure of a task whose cancel was asked for is the cancel.
+with input as materialized (
+    select * from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[], :statuses::text[],
+                         :error_classes::text[], :error_messages::text[], :results::text[], :crashes::text[])
+        as i(task_id, attempt, lease_token, status, error_class, error_message, result, crash)
+), ended as (
+    update interlock.tasks t
+    set status = case when i.status = 'Failed' and t.cancel_requested then 'Canceled'
+                      else i.status::interlock.task_status end,
+        attempt = i.attempt, ended_at = interlock.clock(), lease_expires_at = null, late_reply = false, parked = false,
+        result = i.result::json,
+        dead = i.status = 'Failed' and not t.cancel_requested
+               and (i.attempt >= t.max_attempts or i.error_class = any(j.non_retryable)),
+        retry_at = case when i.status = 'Failed' and not t.cancel_requested and i.attempt < t.max_attempts
+                             and not coalesce(i.error_class = any(j.non_retryable), false)
+                        then interlock.clock() + interlock.backoff(i.attempt, j.backoff_seconds, j.backoff_factor,
+                                                                   j.backoff_cap_seconds, j.jitter, random()) end
+    from input i, interlock.jobs j
+    where t.shard = :shard and t.task_id = i.task_id and j.job_id = t.job_id and t.lease_token = i.lease_token
+      and ((t.status = 'Running' and t.attempt = i.attempt)
+           or (t.late_reply and not t.dead
+               and ((t.status = 'Failed' and t.attempt = i.attempt)
+                    or (t.status = 'Queued' and t.attempt = i.attempt + 1))))
+    returning t.task_id, t.org_id, t.job_id, t.run_id, t.attempt, t.lease_token, t.status, t.dead, t.retry_at,
+              t.worker_id, t.started_at, t.ended_at, old.status as was, old.late_reply as late,
+              i.error_class, i.error_message, i.crash
+), history as (
+    insert into interlock.attempts (task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at,
+                                    error_class, error_message, crash)
+    select task_id, attempt, lease_token, status::text::interlock.outcome, worker_id, started_at, ended_at,
+           error_class, error_message, crash::json
+    from ended where status <> 'Completed'
+    on conflict (task_id, attempt, lease_token) do update
+    set outcome = excluded.outcome, ended_at = excluded.ended_at, error_class = excluded.error_class,
+        error_message = excluded.error_message, crash = excluded.crash
+), corrected as (
+    -- The reaper had written this attempt off.
+    delete from interlock.attempts a using ended e
+    where e.late and e.status = 'Completed'
+      and a.task_id = e.task_id and a.attempt = e.attempt and a.lease_token = e.lease_token
+), freed as (
+    delete from interlock.slots s using ended e where s.task_id = e.task_id returning s.job_id, s.slot_key
+), counted as (
+    insert into interlock.run_deltas (run_id, queued, running, completed, failed, dead, canceled)
+    select run_id, -count(*) filter (where was = 'Queued'), -count(*) filter (where was = 'Running'),
+           count(*) filter (where status = 'Completed'),
+           count(*) filter (where status = 'Failed') - count(*) filter (where was = 'Failed'),
+           count(*) filter (where dead), count(*) filter (where status = 'Canceled')
+    from ended where run_id is not null group by run_id
+)
+select e.task_id, e.org_id, e.status, e.retry_at, e.attempt,
+       (select array_agg(distinct job_id) from freed) as freed_jobs
+from ended e;
+
+-- name: fence_states
+-- What a refused write is told: which part of its fence is stale.
+select task_id, status, attempt, lease_token, late_reply, dead, timeout_at <= interlock.clock() as timed_out
+from interlock.tasks where shard = :shard and task_id = any(:task_ids::uuid[]);
+
+-- name: lock_attempt^
+-- Holds the attempt while its events or batches are written, so that they and the lease cannot cross.
+select t.org_id, t.job_id, j.outputs
+from interlock.tasks t
+join interlock.jobs j on j.job_id = t.job_id
+where t.shard = :shard and t.task_id = :task_id and t.attempt = :attempt and t.lease_token = :lease_token
+  and t.status = 'Running'
+for no key update of t;
+
+-- name: outputs_of
+select t.task_id, j.outputs from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
+where t.shard = :shard and t.task_id = any(:task_ids::uuid[]);
+
+-- name: release
+-- A drain gives attempts back: the same attempt number runs again under another lease.
+with input as (
+    select * from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[]) as i(task_id, attempt, lease_token)
+), given_back as (
+    update interlock.tasks t
+    set status = case when t.cancel_requested then 'Canceled'::interlock.task_status else 'Queued' end,
+        ended_at = case when t.cancel_requested then interlock.clock() end,
+        lease_expires_at = null, queued_at = interlock.clock(), started_at = null
+    from input i
+    where t.shard = :shard and t.task_id = i.task_id and t.status = 'Running'
+      and t.attempt = i.attempt and t.lease_token = i.lease_token
+    returning t.task_id, t.run_id, t.attempt, t.lease_token, t.status, t.worker_id, old.started_at as began
+), history as (
+    insert into interlock.attempts (task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at)
+    select task_id, attempt, lease_token,
+           case status when 'Canceled' then 'Canceled'::interlock.outcome else 'Released' end,
+           worker_id, began, interlock.clock()
+    from given_back
+), freed as (
+    delete from interlock.slots s using given_back g where s.task_id = g.task_id returning s.job_id
+), counted as (
+    insert into interlock.run_deltas (run_id, queued, running, canceled)
+    select run_id, count(*) filter (where status = 'Queued'), -count(*), count(*) filter (where status = 'Canceled')
+    from given_back where run_id is not null group by run_id
+)
+select task_id, status, (select array_agg(distinct job_id) from freed) as freed_jobs from given_back;
+
+-- name: reap
+-- Ends attempts whose lease, or whose hard timeout, has passed.
+with expired as (
+    select t.shard, t.task_id from interlock.tasks t
+    where t.lease_expires_at <= interlock.clock()
+    order by t.lease_expires_at
+    limit :most
+    for no key update skip locked
+), ended as (
+    update interlock.tasks t
+    set status = case when t.cancel_requested then 'Canceled'::interlock.task_status else 'Failed' end,
+        lease_expires_at = null, late_reply = not t.cancel_requested, ended_at = interlock.clock(),
+        dead = not t.cancel_requested and t.attempt >= t.max_attempts,
+        retry_at = case when not t.cancel_requested and t.attempt < t.max_attempts
+                        then interlock.clock() + interlock.backoff(t.attempt, j.backoff_seconds, j.backoff_factor,
+                                                                   j.backoff_cap_seconds, j.jitter, random()) end
+    from expired x, interlock.jobs j
+    where t.shard = x.shard and t.task_id = x.task_id and j.job_id = t.job_id
+    returning t.task_id, t.job_id, t.run_id, t.attempt, t.lease_token, t.status, t.dead, t.worker_id, t.started_at,
+              t.timeout_at <= interlock.clock() as timed_out, j.timeout_seconds
+), history as (
+    insert into interlock.attempts (task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at,
+                                    error_class, error_message)
+    select task_id, attempt, lease_token,
+           case when status = 'Canceled' then 'Canceled' when timed_out then 'TimedOut'
+                else 'LeaseExpired' end::interlock.outcome,
+           worker_id, started_at, interlock.clock(),
+           case when timed_out then 'HardTimeout' else 'LeaseExpired' end,
+           case when timed_out then format('ran longer than timeout_seconds = %s', timeout_seconds)
+                else 'the worker stopped sending heartbeats' end
+    from ended
+), freed as (
+    delete from interlock.slots s using ended e where s.task_id = e.task_id returning s.job_id
+), counted as (
+    insert into interlock.run_deltas (run_id, running, failed, dead, canceled)
+    select run_id, -count(*), count(*) filter (where status = 'Failed'), count(*) filter (where dead),
+           count(*) filter (where status = 'Canceled')
+    from ended where run_id is not null group by run_id
+)
+select task_id, status, dead, timed_out, (select array_agg(distinct job_id) from freed) as freed_jobs from ended;
+
+-- name: requeue_due
+-- Failed tasks whose wait is over. The lease token stays: until the next claim the last holder may still report.
+with due as (
+    select t.shard, t.task_id from interlock.tasks t
+    where t.retry_at <= interlock.clock()
+    order by t.retry_at
+    limit :most
+    for no key update skip locked
+), requeued as (
+    update interlock.tasks t
+    set status = 'Queued', attempt = t.attempt + 1, retry_at = null, ended_at = null, queued_at = interlock.clock()
+    from due d
+    where t.shard = d.shard and t.task_id = d.task_id
+    returning t.task_id, t.run_id
+), counted as (
+    insert into interlock.run_deltas (run_id, queued, failed)
+    select run_id, count(*), -count(*) from requeued where run_id is not null group by run_id
+)
+select task_id from requeued;
+
+-- name: cancel
+-- Waiting tasks end now; running ones are asked to, and their attempt learns of it in its next heartbeat.
+with ended as (
+    update interlock.tasks t
+    set cancel_requested = true, parked = false, retry_at = null, late_reply = false,
+        status = case when t.status = 'Running' then t.status else 'Canceled' end,
+        ended_at = case when t.status = 'Running' then null else interlock.clock() end
+    where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.org_id = :org_id
+      and (t.status in ('Queued', 'Running') or (t.status = 'Failed' and not t.dead))
+      and not t.cancel_requested
+    returning t.task_id, t.run_id, t.status, old.status as was
+), counted as (
+    insert into interlock.run_deltas (run_id, queued, failed, canceled)
+    select run_id, -count(*) filter (where was = 'Queued'), -count(*) filter (where was = 'Failed'), count(*)
+    from ended where run_id is not null and status = 'Canceled' group by run_id
+)
+select task_id, status from ended;
+
+-- name: redrive
+-- Failed tasks queued again: a waiting one at once, a dead letter with a fresh set of attempts.
+with revived as (
+    update interlock.tasks t
+    set status = 'Queued', attempt = t.attempt + 1, dead = false, retry_at = null, ended_at = null,
+        late_reply = false, queued_at = interlock.clock(),
+        max_attempts = case when t.dead then t.attempt + j.max_attempts else t.max_attempts end
+    from interlock.jobs j
+    where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.org_id = :org_id and j.job_id = t.job_id
+      and t.status = 'Failed'
+    returning t.task_id, t.run_id, old.dead as was_dead
+), counted as (
+    insert into interlock.run_deltas (run_id, queued, failed, dead)
+    select run_id, count(*), -count(*), -count(*) filter (where was_dead)
+    from revived where run_id is not null group by run_id
+), reopened as (
+    update interlock.runs r set ended_at = null, state = 'Running'
+    where r.run_id in (select run_id from revived) and r.ended_at is not null
+)
+select task_id from revived;
+
+-- name: unpark
+-- Oldest first, as many as there is room for. One too many is parked again by its claim; one too few cannot happen,
+-- because claims and frees of a capped job hold its lock.
+with room as (
+    select j.job_id, j.max_concurrency_per_key as per_key,
+           coalesce(j.max_concurrency - (select count(*) from interlock.slots s where s.job_id = j.job_id), 1000) as free
+    from interlock.jobs j where j.job_id = any(:job_ids::uuid[])
+), waiting as (
+    select t.shard, t.task_id, t.job_id, t.slot_key, t.priority, t.queued_at, r.free, r.per_key,
+           row_number() over (partition by t.job_id, t.slot_key order by t.priority, t.queued_at) as key_row
+    from room r
+    cross join lateral (
+        select * from interlock.tasks t where t.job_id = r.job_id and t.parked
+        order by t.priority, t.queued_at limit 1000
+    ) t
+), eligible as (
+    select w.*, row_number() over (partition by w.job_id order by w.priority, w.queued_at) as row
+    from waiting w
+    where w.per_key is null or w.slot_key is null
+       or w.key_row <= w.per_key - (select count(*) from interlock.slots s
+                                    where s.job_id = w.job_id and s.slot_key = w.slot_key)
+)
+update interlock.tasks t set parked = false from eligible e
+where t.shard = e.shard and t.task_id = e.task_id and t.parked and e.row <= e.free
+returning t.task_id;

@@ -1,0 +1,139 @@
+"""Puts the parts together. The only place that chooses adapters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from interlock.access.keyring import Keyring
+from interlock.access.principals import Principals
+from interlock.access.tokens import CapabilityTokens
+from interlock.adapters.notifications import Listener, Wakeups
+from interlock.adapters.pgqueue import PgQueue
+from interlock.adapters.postgres import Database, require_schema
+from interlock.adapters.queue import Queue
+from interlock.adapters.valkey import Coordination
+from interlock.clock import Clock, SystemClock
+from interlock.errors import ConfigurationError
+from interlock.kernel.actions import Actions
+from interlock.kernel.effects import Effects
+from interlock.kernel.explain import Explanations
+from interlock.kernel.inline import InlineRunner
+from interlock.kernel.loop import Service
+from interlock.kernel.presence import Presence
+from interlock.kernel.reads import Reads
+from interlock.kernel.reaper import Reaper
+from interlock.kernel.reconcile import Reconciler
+from interlock.kernel.relay import Relay
+from interlock.kernel.retention import Retention
+from interlock.kernel.retries import Retries
+from interlock.kernel.runs import RunCancels, RunCounters
+from interlock.kernel.submission import Submissions
+from interlock.kernel.tasks import Tasks
+from interlock.settings import Settings
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Everything a gateway or a dispatcher works with."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    wakeups: Wakeups
+    listener: Listener
+    queue: Queue
+    coordination: Coordination | None
+    keyring: Keyring
+    tokens: CapabilityTokens
+    principals: Principals
+    tasks: Tasks
+    effects: Effects
+    submissions: Submissions
+    reads: Reads
+    actions: Actions
+    explanations: Explanations
+    inline: InlineRunner
+    presence: Presence
+
+    def services(self) -> list[Service]:
+        """The background loops of a dispatcher; any number of dispatchers may run them at once."""
+        database, settings = self.database, self.settings
+        return [
+            Relay(database, settings, self.queue, self.inline.invoke, self.wakeups),
+            Retries(database, settings),
+            Reaper(database, settings),
+            RunCounters(database, settings),
+            RunCancels(database, settings, self.actions),
+            Reconciler(database, settings),
+            Retention(database, settings, self.keyring),
+        ]
+
+
+def assemble(settings: Settings, database: Database, *, coordination: Coordination | None, state_url: str) -> Kernel:
+    clock = database.clock
+    wakeups = Wakeups()
+    queue = PgQueue(database, wakeups, max_receives=settings.queue_max_receives, bulk_share=settings.bulk_share)
+    keyring = Keyring(database, settings.signing_keys_dir, verify_seconds=2 * settings.token_ttl_seconds)
+    tokens = CapabilityTokens(
+        database, keyring, clock, issuer=settings.token_issuer, ttl_seconds=settings.token_ttl_seconds
+    )
+    tasks = Tasks(database, settings, queue, tokens)
+    reads = Reads(database)
+    return Kernel(
+        settings=settings,
+        clock=clock,
+        database=database,
+        wakeups=wakeups,
+        listener=Listener(state_url, wakeups),
+        queue=queue,
+        coordination=coordination,
+        keyring=keyring,
+        tokens=tokens,
+        principals=Principals(database, clock),
+        tasks=tasks,
+        effects=Effects(database, settings),
+        submissions=Submissions(database, settings),
+        reads=reads,
+        actions=Actions(database, settings, reads),
+        explanations=Explanations(database),
+        inline=InlineRunner(tasks),
+        presence=Presence(database),
+    )
+
+
+@asynccontextmanager
+async def kernel(settings: Settings, *, process: str, clock: Clock | None = None) -> AsyncIterator[Kernel]:
+    """Opens the stores named in the settings, checks the schema, and closes everything at the end."""
+    if settings.state_url is None:
+        raise ConfigurationError(
+            "state_url is not set. `interlock up` starts an embedded database and sets it for its processes; "
+            "a process of its own needs INTERLOCK_STATE_URL."
+        )
+    url = settings.state_url.get_secret_value()
+    await require_schema(url)
+    async with AsyncExitStack() as stack:
+        database = await Database.open(
+            url,
+            size=settings.database_connections,
+            timeout=settings.database_timeout_seconds,
+            clock=clock or SystemClock(),
+            name=f"interlock-{process}",
+        )
+        stack.push_async_callback(database.close)
+        coordination = None
+        if settings.valkey_url is not None:
+            coordination = Coordination(settings.valkey_url.get_secret_value())
+            stack.push_async_callback(coordination.close)
+        parts = assemble(settings, database, coordination=coordination, state_url=url)
+        await parts.keyring.ensure()
+        listening = asyncio.create_task(parts.listener.run(), name="listener")
+        stack.push_async_callback(_stop, listening)
+        yield parts
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

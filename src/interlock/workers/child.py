@@ -1,0 +1,309 @@
+"""The process that runs operator code: `python -m interlock.workers.child`, started by the wrapper alone.
+
+It holds no token and no address. It runs the assignments it reads, in order, and writes each report at once, so
+that whatever kills it loses only the task it was running. It ends when the wrapper does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import gc
+import importlib
+import io
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from typing import NoReturn
+
+import msgspec
+
+from interlock.wire import Event
+from interlock.workers import protocol
+from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed, plain
+from interlock.workers.exits import EXIT_ORPHANED, EXIT_OUT_OF_MEMORY
+from interlock.workers.operators import OperatorNotFound, resolve
+
+ERROR_CLASS = 200
+ERROR_MESSAGE = 10_000
+LINE = 2_000
+TRACE_FRAMES = 10
+READ = 1 << 18
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Child:
+    """Reads work, runs it, reports.
+
+    SIGUSR1 says that the control pipe holds something. Its handler may interrupt an operator anywhere, but never
+    a frame half read or half written: those parts are shielded, and what came meanwhile is done right after.
+    """
+
+    def __init__(self, work: int, control: int, reports: int, result_limit: int) -> None:
+        self._work, self._control, self._reports = work, control, reports
+        self._result_limit = result_limit
+        self._frames = protocol.for_child()
+        self._waiting: deque[protocol.Assignment] = deque()
+        self._answers: dict[int, protocol.EmitAnswered] = {}
+        self._canceled: set[int] = set()
+        self._running: int | None = None
+        """The slot whose operator may be interrupted now."""
+        self.slot = 0
+        """The slot that what is printed belongs to."""
+        self._main = threading.get_ident()
+        self._writing = threading.Lock()
+        self._shielded = False
+        self._signaled = False
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGUSR1, self._on_signal)
+        self.report(protocol.Ready())
+        while True:
+            try:
+                task = self._waiting.popleft()
+            except IndexError:
+                self._read()
+            else:
+                self._execute(task)
+
+    # One task
+
+    def _execute(self, task: protocol.Assignment) -> None:
+        self.slot = task.slot
+        self._answers.clear()
+        outcome: protocol.ToWrapper
+        try:
+            outcome = protocol.Stopped(task.slot) if task.slot in self._canceled else self._attempt(task)
+        except TaskCanceled:
+            outcome = protocol.Stopped(task.slot)
+        self._running = None
+        self._canceled.discard(task.slot)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.report(outcome)
+
+    def _attempt(self, task: protocol.Assignment) -> protocol.ToWrapper:
+        start = time.perf_counter()
+        try:
+            context = TaskContext(task, self)
+            function = resolve(task.operator)
+            payload = _decode(task.payload)
+            self._running = task.slot
+            value = function(payload, context)
+            self._running = None
+            result = self._result(value)
+        except TaskCanceled:
+            raise
+        except BaseException as error:
+            self._running = None
+            return _raised(task.slot, time.perf_counter() - start, error)
+        return protocol.Finished(task.slot, time.perf_counter() - start, result, *context.committed)
+
+    def _result(self, value: object) -> bytes:
+        try:
+            result = _encode(value)
+        except Exception as error:
+            raise TaskFailed(f"the result is nothing JSON can say: {error}", "ResultNotJson") from None
+        if len(result) > self._result_limit:
+            raise TaskFailed(
+                f"the result has {len(result)} bytes and {self._result_limit} are kept: return less, "
+                "or write it to an output of the job",
+                "ResultTooLarge",
+            )
+        return result
+
+    # What operators ask for (see context.Link)
+
+    def progress(self, slot: int, fraction: float, text: str | None) -> None:
+        self.report(protocol.Progressed(slot, fraction, text))
+
+    def emit(self, slot: int, events: list[Event]) -> int:
+        if threading.get_ident() != self._main:
+            raise RuntimeError("call ctx.emit from the thread that runs the operator")
+        self.report(protocol.Emit(slot, events))
+        while (answer := self._answers.pop(slot, None)) is None:
+            select.select([self._work], [], [])
+            self._read()
+        if answer.problem is not None:
+            raise TaskFailed(answer.problem, "EmitRefused")
+        return answer.accepted
+
+    def canceled(self, slot: int) -> bool:
+        return slot in self._canceled
+
+    # Pipes
+
+    def report(self, message: protocol.ToWrapper) -> None:
+        data = protocol.frame(message)
+        if threading.get_ident() != self._main:
+            self._write(data)
+            return
+        self._shielded = True
+        self._write(data)
+        self._unshield()
+
+    def _write(self, data: bytes) -> None:
+        with self._writing:
+            try:
+                written = os.write(self._reports, data)
+                while written < len(data):
+                    data = data[written:]
+                    written = os.write(self._reports, data)
+            except OSError:
+                os._exit(EXIT_ORPHANED)
+
+    def _read(self) -> None:
+        self._shielded = True
+        self._take_in()
+        self._unshield()
+
+    def _take_in(self) -> None:
+        data = os.read(self._work, READ)
+        if not data:
+            os._exit(0)
+        for message in self._frames.feed(data):
+            if isinstance(message, protocol.Assign):
+                self._waiting.extend(message.tasks)
+            else:
+                self._answers[message.slot] = message
+
+    # Cancel and recall
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._signaled = True
+        if not self._shielded:
+            self._unshield()
+
+    def _unshield(self) -> None:
+        """Leave a shielded part; do what was asked for meanwhile. May raise TaskCanceled into the operator."""
+        self._shielded = False
+        while self._signaled:
+            self._shielded = True
+            self._signaled = False
+            self._obey()
+            self._shielded = False
+        if self._running is not None and self._running in self._canceled:
+            self._running = None
+            raise TaskCanceled
+
+    def _obey(self) -> None:
+        while select.select([self._control], [], [], 0)[0]:
+            record = os.read(self._control, protocol.CONTROL.size)
+            if not record:
+                return
+            kind, slot = protocol.CONTROL.unpack(record)
+            if kind == protocol.CANCEL:
+                self._canceled.add(slot)
+            else:
+                self._give_back()
+
+    def _give_back(self) -> None:
+        while select.select([self._work], [], [], 0)[0]:
+            self._take_in()
+        slots = [task.slot for task in self._waiting]
+        self._waiting.clear()
+        self._write(protocol.frame(protocol.GivenBack(slots)))
+
+
+def _raised(slot: int, seconds: float, error: BaseException) -> protocol.Raised:
+    error_class = str(getattr(error, "error_class", None) or type(error).__name__)
+    if not isinstance(error, TaskFailed | OperatorNotFound):
+        _show_trace(error)
+    message = plain(str(error) or error_class, ERROR_MESSAGE)
+    return protocol.Raised(slot, seconds, plain(error_class, ERROR_CLASS), message)
+
+
+def _show_trace(error: BaseException) -> None:
+    """Where it was raised, for the worker's log. Not what it says: that may quote the payload."""
+    frames = traceback.extract_tb(error.__traceback__)[-TRACE_FRAMES:]
+    sys.stderr.write(f"{type(error).__name__} raised\n{''.join(traceback.format_list(frames))}")
+
+
+class Lines(io.TextIOBase):
+    """stdout or stderr of operators: whole lines, each sent with the task that printed it."""
+
+    def __init__(self, child: Child, stream: str) -> None:
+        self._child, self._stream = child, stream
+        self._rest = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._show(line)
+        if len(self._rest) > LINE:
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        if self._rest:
+            line, self._rest = self._rest, ""
+            self._show(line)
+
+    def _show(self, line: str) -> None:
+        self._child.report(protocol.Printed(self._child.slot, self._stream, plain(line, LINE)))
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when the wrapper dies; without it (not Linux) the pipe's end must do."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(EXIT_ORPHANED)
+
+
+def _limit_memory(megabytes: int) -> None:
+    if megabytes:
+        resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
+
+
+def _wait_for_the_wrapper(_number: int, _frame: object) -> None:
+    """A stop signal to the whole group is the wrapper's to answer: it lets running tasks finish.
+
+    A handler, because an ignored signal would stay ignored in programs that operators start.
+    """
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="interlock.workers.child")
+    for name in ("--work", "--control", "--reports", "--parent", "--memory-mb", "--result-limit"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("modules", nargs="*")
+    return parser.parse_args()
+
+
+def main() -> NoReturn:
+    asked = _arguments()
+    _die_with(asked.parent)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _wait_for_the_wrapper)
+    for descriptor in (asked.work, asked.control, asked.reports):
+        os.set_inheritable(descriptor, False)
+    faulthandler.enable(file=2)
+    child = Child(asked.work, asked.control, asked.reports, asked.result_limit)
+    sys.stdout, sys.stderr = Lines(child, "stdout"), Lines(child, "stderr")
+    _limit_memory(asked.memory_mb)
+    for module in asked.modules:
+        importlib.import_module(module)
+    gc.freeze()
+    try:
+        child.serve()
+    except MemoryError:
+        os._exit(EXIT_OUT_OF_MEMORY)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What an operator function is given beside its payload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol
+from uuid import UUID
+
+import msgspec
+
+from interlock.wire import Event, Output, WriteGrant
+from interlock.workers.protocol import Assignment
+
+PROGRESS_TEXT = 500
+
+_json = msgspec.json.Decoder()
+
+
+class TaskCanceled(BaseException):
+    """Raised inside an operator whose task was canceled: clean up and let it pass.
+
+    Like `KeyboardInterrupt` it is no `Exception`, so that a catch-all in an operator does not swallow it.
+    """
+
+
+class TaskFailed(Exception):
+    """Raise it to fail the task with an `error_class` of your own, which the job's policy may know."""
+
+    def __init__(self, message: str, error_class: str | None = None) -> None:
+        super().__init__(message)
+        self.error_class = error_class or type(self).__name__
+
+
+class Link(Protocol):
+    """The way out of an operator: the child process offers it, the wrapper answers."""
+
+    def progress(self, slot: int, fraction: float, text: str | None) -> None: ...
+
+    def emit(self, slot: int, events: list[Event]) -> int: ...
+
+    def canceled(self, slot: int) -> bool: ...
+
+
+class TaskContext:
+    """One attempt of one task, as its operator sees it."""
+
+    def __init__(self, assignment: Assignment, link: Link) -> None:
+        self._assignment = assignment
+        self._link = link
+        self._final_events: list[Event] = []
+        self._final_outputs: list[Output] = []
+
+    @property
+    def task_id(self) -> UUID:
+        return self._assignment.task_id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first. A retry has the same `task_id`: make side effects idempotent by that."""
+        return self._assignment.attempt
+
+    @property
+    def operator(self) -> str:
+        return self._assignment.operator
+
+    @property
+    def dag(self) -> str | None:
+        return self._assignment.job[0]
+
+    @property
+    def job(self) -> str | None:
+        return self._assignment.job[1]
+
+    @property
+    def run_id(self) -> UUID | None:
+        return self._assignment.run_id
+
+    @property
+    def index(self) -> int | None:
+        """The task's place in its run."""
+        return self._assignment.index
+
+    @property
+    def outputs(self) -> list[WriteGrant]:
+        """Where this attempt may write, one entry per output of the job."""
+        return self._assignment.outputs
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        config: dict[str, Any] = _json.decode(self._assignment.config)
+        return config
+
+    @cached_property
+    def inputs(self) -> list[Any]:
+        return [_json.decode(one) for one in self._assignment.inputs]
+
+    @property
+    def canceled(self) -> bool:
+        """True once the task was canceled: for code that cannot be interrupted, such as a thread."""
+        return self._link.canceled(self._assignment.slot)
+
+    def progress(self, fraction: float, text: str | None = None) -> None:
+        """Tell how far the attempt is, from 0 to 1. Cheap: the newest word goes out with the next heartbeat."""
+        shown = min(max(float(fraction), 0.0), 1.0)
+        self._link.progress(self._assignment.slot, shown, None if text is None else plain(text, PROGRESS_TEXT))
+
+    def emit(self, events: Sequence[Event]) -> int:
+        """Announce changes of datasets now, before the task ends; returns how many were accepted.
+
+        Accepted means durable: they stay even if the attempt fails later.
+        """
+        return self._link.emit(self._assignment.slot, _checked(events, list[Event])) if events else 0
+
+    def commit(self, outputs: Sequence[Output] = (), events: Sequence[Event] = ()) -> None:
+        """Add outputs and events that become visible together with the task's completion, or not at all."""
+        self._final_outputs += _checked(outputs, list[Output])
+        self._final_events += _checked(events, list[Event])
+
+    @property
+    def committed(self) -> tuple[list[Event], list[Output]]:
+        """What `commit` collected."""
+        return self._final_events, self._final_outputs
+
+
+def _checked(items: Sequence[Any], kind: type[list[Any]]) -> list[Any]:
+    """Limits are checked where a value is read, not where it is made: better here than at the dispatcher."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(list(items)), kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"an event or output is not as the wire allows: {error}") from None
+
+
+def plain(text: str, limit: int) -> str:
+    """Text any store takes: no NUL, no half of a surrogate pair, not too long."""
+    clean = text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"

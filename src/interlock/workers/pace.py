@@ -1,0 +1,64 @@
+"""How long tasks take here, learned while they run, and how many to claim because of it.
+
+Slow tasks are taken one per free child, so that other workers get the rest. Fast ones are taken by the hundreds, so
+that the round trips are paid once per batch. What decides is the mean duration per operator and config.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from uuid import UUID
+
+from interlock.wire import TaskPayload
+
+Kind = tuple[str, bytes]
+"""An operator with its config: tasks of one kind take about the same time."""
+
+WEIGHT = 0.1
+"""How much the newest duration moves the mean."""
+LEAST_SECONDS = 20e-6
+"""What a task costs even if it does nothing."""
+REMEMBERED = 1000
+
+
+def kind_of(task: TaskPayload) -> Kind:
+    return task.operator, bytes(task.config)
+
+
+class Pace:
+    def __init__(self, tasks_per_message: float) -> None:
+        self._means: OrderedDict[Kind, float] = OrderedDict()
+        self._kinds: OrderedDict[UUID, Kind] = OrderedDict()
+        self.tasks_per_message = tasks_per_message
+        self.latest: Kind | None = None
+        """The kind last claimed: the best guess at what the queue holds next."""
+
+    def seconds(self, kind: Kind | None) -> float | None:
+        """The mean duration; None for a kind that was never seen to finish."""
+        return None if kind is None else self._means.get(kind)
+
+    def learn(self, kind: Kind, seconds: float) -> None:
+        seconds = max(seconds, LEAST_SECONDS)
+        mean = self._means.get(kind)
+        if mean is None:
+            self._means[kind] = seconds
+            _forget_oldest(self._means)
+        else:
+            self._means[kind] = mean + WEIGHT * (seconds - mean)
+
+    def kind_of_run(self, run_id: UUID) -> Kind | None:
+        return self._kinds.get(run_id)
+
+    def claimed(self, task: TaskPayload, kind: Kind) -> None:
+        self.latest = kind
+        if task.run_id is not None and task.run_id not in self._kinds:
+            self._kinds[task.run_id] = kind
+            _forget_oldest(self._kinds)
+
+    def message_held(self, tasks: int) -> None:
+        self.tasks_per_message += WEIGHT * (max(tasks, 1) - self.tasks_per_message)
+
+
+def _forget_oldest(known: OrderedDict[Kind, float] | OrderedDict[UUID, Kind]) -> None:
+    if len(known) > REMEMBERED:
+        known.popitem(last=False)

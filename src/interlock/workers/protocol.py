@@ -1,0 +1,147 @@
+"""What the wrapper and a child process say to each other, over three pipes.
+
+    wrapper ── work ────► child     Assign, EmitAnswered: frames
+    wrapper ── control ─► child     cancel and recall: 9-byte records, followed by SIGUSR1
+    wrapper ◄─ reports ── child     everything else: frames, each written at once, so that a crash loses none
+
+A frame is a length of four bytes and a msgpack message. Payloads, configs and results travel as the JSON bytes
+that they are on the wire: the wrapper never parses them. A `slot` numbers an assignment; a child runs its slots
+in order, so the wrapper knows the running one without being told: it is the first that is unanswered.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Generic, TypeVar
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from interlock.wire import Event, Output, WriteGrant
+
+
+class Assignment(Struct, array_like=True, frozen=True):
+    """One attempt, as much of it as operator code may see: neither lease token nor capability token."""
+
+    slot: int
+    task_id: UUID
+    attempt: int
+    operator: str
+    job: tuple[str | None, str | None]
+    run_id: UUID | None
+    index: int | None
+    config: bytes
+    payload: bytes
+    inputs: list[bytes]
+    outputs: list[WriteGrant]
+
+
+class Assign(Struct, array_like=True, tag=1, frozen=True):
+    tasks: list[Assignment]
+
+
+class EmitAnswered(Struct, array_like=True, tag=2, frozen=True):
+    slot: int
+    accepted: int
+    problem: str | None
+
+
+class Ready(Struct, array_like=True, tag=3, frozen=True):
+    """The child handles signals from here on."""
+
+
+class Finished(Struct, array_like=True, tag=4, frozen=True):
+    slot: int
+    seconds: float
+    result: bytes
+    events: list[Event]
+    outputs: list[Output]
+
+
+class Raised(Struct, array_like=True, tag=5, frozen=True):
+    slot: int
+    seconds: float
+    error_class: str
+    message: str
+
+
+class Stopped(Struct, array_like=True, tag=6, frozen=True):
+    """The slot ended, or never started, because it was canceled."""
+
+    slot: int
+
+
+class GivenBack(Struct, array_like=True, tag=7, frozen=True):
+    """Slots that the child had not started when it was asked to return them."""
+
+    slots: list[int]
+
+
+class Progressed(Struct, array_like=True, tag=8, frozen=True):
+    slot: int
+    fraction: float
+    text: str | None
+
+
+class Emit(Struct, array_like=True, tag=9, frozen=True):
+    slot: int
+    events: list[Event]
+
+
+class Printed(Struct, array_like=True, tag=10, frozen=True):
+    slot: int
+    stream: str
+    line: str
+
+
+ToChild = Assign | EmitAnswered
+ToWrapper = Ready | Finished | Raised | Stopped | GivenBack | Progressed | Emit | Printed
+
+T = TypeVar("T")
+
+_encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
+_length = struct.Struct(">I")
+HEAD = _length.size
+
+
+def frame(message: ToChild | ToWrapper) -> bytes:
+    body = _encoder.encode(message)
+    return _length.pack(len(body)) + body
+
+
+class Frames(Generic[T]):
+    """Bytes in, whole messages out; what is left of a frame waits for its rest."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
+        self._decoder = decoder
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[T]:
+        self._buffer += data
+        messages: list[T] = []
+        at, end = 0, len(self._buffer)
+        with memoryview(self._buffer) as view:
+            while at + HEAD <= end:
+                stop = at + HEAD + _length.unpack_from(view, at)[0]
+                if stop > end:
+                    break
+                messages.append(self._decoder.decode(view[at + HEAD : stop]))
+                at = stop
+        del self._buffer[:at]
+        return messages
+
+
+def for_child() -> Frames[ToChild]:
+    return Frames(msgspec.msgpack.Decoder(ToChild))
+
+
+def for_wrapper() -> Frames[ToWrapper]:
+    return Frames(msgspec.msgpack.Decoder(ToWrapper))
+
+
+# Control records: who is meant must be known before the signal arrives, or it would hit the task after.
+
+CANCEL = 1
+RECALL = 2
+CONTROL = struct.Struct(">BQ")

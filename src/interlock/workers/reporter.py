@@ -1,0 +1,217 @@
+"""What the dispatcher is told: completions in batches, attempts given back, events in between.
+
+Nothing is dropped because the dispatcher is away: calls are repeated until it is back. What one item does to a batch
+must not hurt its neighbours, so that a refused batch is halved until the item stands alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+import structlog
+
+from interlock.client import TaskClient, WorkerClient
+from interlock.errors import Fenced, Forbidden, InterlockError, NotFound, Unauthenticated
+from interlock.failpoints import failpoint
+from interlock.wire import Completion, CompletionBatch, Event, HeartbeatBatch, Refusal, ReleaseBatch
+from interlock.workers.held import Held, bare_failure
+
+log = structlog.get_logger()
+
+BATCH = 500
+"""Completions that are worth a call of their own."""
+MOST_PER_CALL = 2_000
+GATHER_SECONDS = 0.005
+FLIGHTS = 4
+ITEM_BYTES = 400
+"""What a completion takes on the wire beside its result and message."""
+
+_final = (Fenced.default_code, NotFound.default_code, Forbidden.default_code)
+_refused = "ReportRefused"
+
+
+class Reporter:
+    def __init__(self, client: WorkerClient, call_bytes: int) -> None:
+        self._client = client
+        self._call_bytes = call_bytes
+        self._waiting: list[Completion] = []
+        self._flights: set[asyncio.Task[None]] = set()
+        self._others: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_flush = 0.0
+        self.reported = 0
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the error that ends the worker."""
+
+    @property
+    def unreported(self) -> int:
+        return len(self._waiting)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
+    # Completions
+
+    def complete(self, completion: Completion) -> None:
+        self._waiting.append(completion)
+        if len(self._waiting) == BATCH:
+            self._flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._delay(), self._flush)
+
+    def _delay(self) -> float:
+        """A first result goes out at once, those close behind it together."""
+        quiet = not self._flights and time.monotonic() - self._last_flush > GATHER_SECONDS
+        return 0.0 if quiet else GATHER_SECONDS
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._waiting and len(self._flights) < FLIGHTS:
+            self._last_flush = time.monotonic()
+            self._start(self._flights, self._send(self._next_batch())).add_done_callback(self._landed)
+
+    def _landed(self, _flight: asyncio.Task[None]) -> None:
+        if self._waiting and self._timer is None:
+            self._flush()
+
+    def _next_batch(self) -> list[Completion]:
+        size = count = 0
+        for completion in self._waiting[:MOST_PER_CALL]:
+            size += _size(completion)
+            if count and size > self._call_bytes:
+                break
+            count += 1
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
+
+    async def _send(self, batch: list[Completion]) -> None:
+        await failpoint("worker.before_complete")
+        try:
+            reply = await self._client.complete(CompletionBatch(items=batch))
+        except (Unauthenticated, Forbidden):
+            raise
+        except InterlockError as error:
+            await self._send_apart(batch, error)
+        else:
+            self.reported += reply.accepted
+            if reply.refused:
+                self._look_at(batch, reply.refused)
+
+    async def _send_apart(self, batch: list[Completion], error: InterlockError) -> None:
+        middle = len(batch) // 2
+        if middle:
+            await self._send(batch[:middle])
+            await self._send(batch[middle:])
+        else:
+            self._refused_alone(batch[0], error.code, error.detail)
+
+    def _look_at(self, batch: list[Completion], refused: list[Refusal]) -> None:
+        by_id = {completion.task_id: completion for completion in batch}
+        for refusal in refused:
+            if refusal.code in _final:
+                log.info("worker.report_fenced", task_id=str(refusal.task_id), stale=refusal.stale)
+            else:
+                self._refused_alone(by_id[refusal.task_id], refusal.code, refusal.detail)
+
+    def _refused_alone(self, completion: Completion, code: str, detail: str) -> None:
+        """The attempt must end somehow: as a failure that says why, unless that is what was refused."""
+        task_id = str(completion.task_id)
+        if completion.error_class == _refused:
+            log.error("worker.report_dropped", task_id=task_id, code=code)
+            return
+        log.warning("worker.report_refused", task_id=task_id, code=code)
+        message = f"The dispatcher refused what this attempt reported: {detail}"
+        self.complete(bare_failure(completion, _refused, message[:2_000]))
+
+    # Attempts given back
+
+    def release(self, held: Iterable[Held]) -> None:
+        items = [one.release() for one in held]
+        for at in range(0, len(items), MOST_PER_CALL):
+            self._start(self._others, self._release(ReleaseBatch(items=items[at : at + MOST_PER_CALL])))
+
+    async def _release(self, batch: ReleaseBatch) -> None:
+        try:
+            reply = await self._client.release(batch)
+        except (Unauthenticated, Forbidden):
+            raise
+        except InterlockError as error:
+            # Their leases run out instead; that costs each an attempt.
+            log.error("worker.release_failed", tasks=len(batch.items), code=error.code, reason=error.detail)
+        else:
+            log.info("worker.released", tasks=reply.released)
+
+    # Events
+
+    def emit(self, held: Held, events: list[Event], answer: Callable[[int, str | None], None]) -> None:
+        self._start(self._others, self._emit(held, events, answer))
+
+    async def _emit(self, held: Held, events: list[Event], answer: Callable[[int, str | None], None]) -> None:
+        try:
+            accepted = await self._emitted(held, events)
+        except InterlockError as error:
+            answer(0, error.detail)
+        else:
+            answer(accepted, None)
+
+    async def _emitted(self, held: Held, events: list[Event]) -> int:
+        if held.client is not None:
+            try:
+                return (await held.client.events(events)).accepted
+            except Unauthenticated:
+                # The token has run out since it was last used.
+                held.client.close()
+        token = await self._token(held)
+        held.client = TaskClient(self._client.url, token, held.fence, verify=self._client.verify)
+        return (await held.client.events(events)).accepted
+
+    async def _token(self, held: Held) -> str:
+        reply = await self._client.heartbeat(HeartbeatBatch(items=[held.heartbeat(token=True)]))
+        token = reply.items[0].capability_token if reply.items else None
+        if token is None:
+            raise Fenced("The attempt was fenced off: another one has the task.", stale="lease_token")
+        return token
+
+    # Flights
+
+    def _start(self, flights: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        flights.add(task)
+
+        def landed(ended: asyncio.Task[None]) -> None:
+            flights.discard(ended)
+            if not ended.cancelled() and (error := ended.exception()):
+                self.fail(error)
+
+        task.add_done_callback(landed)
+        return task
+
+    async def drain(self, seconds: float) -> None:
+        """Tell all that is left to tell, as far as `seconds` allow."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._waiting or self._flights or self._others:
+                    self._flush()
+                    await asyncio.wait(self._flights | self._others)
+        except TimeoutError:
+            log.error("worker.reports_lost", waiting=len(self._waiting), calls=len(self._flights))
+
+    def abandon(self) -> None:
+        for task in (*self._flights, *self._others):
+            task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _size(completion: Completion) -> int:
+    result = completion.result
+    size = ITEM_BYTES + len(completion.error_message or "") * 2
+    if isinstance(result, bytes) or hasattr(result, "__buffer__"):
+        size += len(result)  # type: ignore[arg-type]
+    return size + 300 * (len(completion.events) + len(completion.outputs))

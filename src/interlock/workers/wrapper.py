@@ -1,0 +1,179 @@
+"""The worker: the trusted process between the dispatcher and operator code.
+
+    queue ─ receive ─► claim ─► pool ─► child processes
+                                 │  ▲
+      dispatcher ◄─ heartbeat ───┘  └── reports ─► complete in batches ─► dispatcher
+
+It holds the worker token; its children hold nothing. Losing a child costs the task that ran in it; losing the
+worker costs an attempt of each task it held; a drain costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from interlock.client import WorkerClient, dispatcher_access
+from interlock.errors import ConfigurationError
+from interlock.settings import Runtime, RuntimeKind, Settings
+from interlock.workers.leases import Leases
+from interlock.workers.pace import Pace
+from interlock.workers.pool import Pool
+from interlock.workers.process import Launch
+from interlock.workers.puller import PULLERS, Puller
+from interlock.workers.reporter import Reporter
+from interlock.workers.watch import CANCEL_GRACE_SECONDS, Watch
+
+log = structlog.get_logger()
+
+LAST_REPORTS_SECONDS = 30.0
+"""How long a worker that ends keeps trying to report, should the dispatcher be away just then."""
+
+
+class Worker:
+    """Runs tasks of one runtime until it is drained.
+
+    `modules` are imported in each child, to register operators with `@operator`; `environment` names variables that
+    operators may see beside the few that are always passed on.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        runtime: str = "platform",
+        worker_id: str | None = None,
+        concurrency: int | None = None,
+        *,
+        modules: Sequence[str] = (),
+        environment: Sequence[str] = (),
+        cancel_grace: float = CANCEL_GRACE_SECONDS,
+    ) -> None:
+        self._settings = settings
+        self._runtime = _queue_runtime(settings, runtime)
+        self.worker_id = worker_id or _default_id()
+        self.concurrency = concurrency or settings.worker_concurrency or os.cpu_count() or 1
+        self._launch = Launch(
+            memory_mb=self._runtime.memory_mb,
+            result_limit=settings.result_limit_bytes,
+            modules=tuple(modules),
+            environment=tuple(environment),
+        )
+        self._cancel_grace = cancel_grace
+        self._draining = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def request_drain(self) -> None:
+        """Stop taking work; `run` returns when the rest is finished or given back. Asked twice, it waits no more."""
+        if self._draining.is_set():
+            self._hurry.set()
+        self._draining.set()
+
+    async def run(self) -> None:
+        access = dispatcher_access(self._settings)
+        async with WorkerClient(access.url, access.secret, verify=access.verify) as client:
+            await self._run(client)
+
+    async def _run(self, client: WorkerClient) -> None:
+        pace = Pace(self._settings.range_size)
+        reporter = Reporter(client, self._settings.body_limit_bytes // 2)
+        lease = self._runtime.lease_seconds
+        pool = Pool(self._launch, pace, reporter, lease)
+        puller = Puller(client, pool, pace, reporter, self._runtime.queue, self.worker_id)
+        log.info("worker.started", worker_id=self.worker_id, queue=self._runtime.queue, children=self.concurrency)
+        pool.start(self.concurrency)
+        try:
+            async with asyncio.TaskGroup() as group:
+                watcher = Watch(pool, pace, self._cancel_grace)
+                loops = [
+                    group.create_task(work)
+                    for work in (Leases(client, pool, lease).run(), watcher.run(), _raise_from(reporter.failure))
+                ]
+                pullers = [group.create_task(puller.run(self._draining)) for _ in range(PULLERS)]
+                await self._drained(pool, reporter, pullers)
+                for loop in loops:
+                    loop.cancel()
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+        finally:
+            reporter.abandon()
+            await pool.abandon()
+        log.info("worker.ended", worker_id=self.worker_id, reported=reporter.reported)
+
+    async def _drained(self, pool: Pool, reporter: Reporter, pullers: list[asyncio.Task[None]]) -> None:
+        await self._draining.wait()
+        log.info("worker.draining", worker_id=self.worker_id, tasks=len(pool.held))
+        pool.drain()
+        if not await self._finished_in_time(pool, pullers):
+            for puller in pullers:
+                puller.cancel()
+            pool.kill_all()
+            await pool.ended()
+        await reporter.drain(LAST_REPORTS_SECONDS)
+
+    async def _finished_in_time(self, pool: Pool, pullers: list[asyncio.Task[None]]) -> bool:
+        finished = asyncio.ensure_future(asyncio.gather(pool.ended(), *pullers))
+        hurried = asyncio.create_task(self._hurry.wait())
+        waits: set[asyncio.Future[object]] = {finished, hurried}  # type: ignore[arg-type]
+        await asyncio.wait(waits, timeout=self._settings.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        return finished.done()
+
+
+def _queue_runtime(settings: Settings, name: str) -> Runtime:
+    try:
+        runtime = settings.runtime(name)
+    except KeyError:
+        known = ", ".join(settings.runtime_names)
+        raise ConfigurationError(f"There is no runtime {name!r}: choose one of {known}.") from None
+    if runtime.kind is not RuntimeKind.QUEUE:
+        raise ConfigurationError(f"Runtime {name!r} has no queue, so it needs no worker: {runtime.kind} runs it.")
+    return runtime
+
+
+def _default_id() -> str:
+    return f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(3)}"
+
+
+async def _raise_from(failure: asyncio.Future[None]) -> None:
+    await failure
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def hide_memory() -> None:
+    """Keep this process's memory and environment from being read by its own user's other processes.
+
+    Operator code runs as the same user, and this process was started with the worker token in its environment.
+    """
+    if sys.platform == "linux":
+        pr_set_dumpable = 4
+        ctypes.CDLL(None).prctl(pr_set_dumpable, 0)
+
+
+async def main(
+    settings: Settings,
+    runtime: str = "platform",
+    worker_id: str | None = None,
+    concurrency: int | None = None,
+    *,
+    modules: Sequence[str] = (),
+    environment: Sequence[str] = (),
+) -> None:
+    """A worker as a process of its own: SIGTERM and SIGINT drain it, a second one hurries."""
+    hide_memory()
+    worker = Worker(settings, runtime, worker_id, concurrency, modules=modules, environment=environment)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.request_drain)
+    await worker.run()

@@ -1,0 +1,71 @@
+"""One embedded PostgreSQL per test process; a database of its own for each test that asks for one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from interlock.adapters.embedded import EmbeddedPostgres
+from interlock.adapters.postgres import migrate
+from interlock.clock import ManualClock
+from tests.system import System, running
+
+_numbers = itertools.count(1)
+
+
+def _database(url: str, name: str) -> str:
+    return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
+
+
+@pytest.fixture(scope="session")
+async def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """The server's own database, empty; tests connect to copies of the template instead."""
+    directory = tmp_path_factory.mktemp("pg")
+    server = EmbeddedPostgres(directory / "postgres", name="test", log=directory / "postgres.log")
+    url = await server.start()
+    yield url
+    await server.stop()
+
+
+@pytest.fixture(scope="session")
+async def template(postgres_url: str) -> str:
+    """A migrated database that others are copied from: far quicker than migrating each."""
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute("create database template_state")
+    await connection.close()
+    await migrate(_database(postgres_url, "template_state"))
+    return "template_state"
+
+
+@pytest.fixture
+async def state_url(postgres_url: str, template: str) -> AsyncIterator[str]:
+    name = f"state_{next(_numbers)}"
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(f"create database {name} template {template}")
+    yield _database(postgres_url, name)
+    await connection.execute(f"drop database {name} with (force)")
+    await connection.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def system(state_url: str, tmp_path: Path) -> AsyncIterator[System]:
+    """The whole system on the real clock."""
+    async with running(state_url, tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+async def still(state_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIterator[System]:
+    """The whole system on a clock that only the test moves."""
+    async with running(state_url, tmp_path, clock) as started:
+        yield started

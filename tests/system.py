@@ -1,0 +1,113 @@
+"""A whole Interlock in this process for a test: real Postgres, both listeners on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+
+from interlock.api.dispatcher import dispatcher
+from interlock.api.gateway import gateway
+from interlock.api.server import bind, serve, url_of
+from interlock.clock import Clock
+from interlock.settings import Settings
+from interlock.wire import KeyRequest, Role, WorkerTokenRequest
+from interlock.wiring import Kernel, kernel
+
+
+@dataclass
+class System:
+    kernel: Kernel
+    org_id: UUID
+    admin_key: str
+    worker_token: str
+    gateway_url: str
+    internal_url: str
+    http: httpx.AsyncClient
+
+    async def user(self, method: str, path: str, *, key: str | None = None, **more: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key or self.admin_key}"} | more.pop("headers", {})
+        return await self.http.request(method, self.gateway_url + path, headers=headers, **more)
+
+    async def worker(self, method: str, path: str, *, token: str | None = None, **more: Any) -> httpx.Response:
+        headers = {"X-Trace-Worker-Token": token or self.worker_token} | more.pop("headers", {})
+        return await self.http.request(method, self.internal_url + path, headers=headers, **more)
+
+    async def attempt(self, path: str, token: str, body: Any) -> httpx.Response:
+        headers = {"X-Trace-Task-Capability": token}
+        return await self.http.post(self.internal_url + path, headers=headers, json=body)
+
+    async def submit(self, tasks: list[Any], **job: Any) -> dict[str, Any]:
+        reply = await self.user("POST", "/v1/jobs", json={"operator": "echo", "tasks": tasks} | job)
+        assert reply.status_code == 201, reply.text
+        accepted: dict[str, Any] = reply.json()
+        return accepted
+
+    async def task_ids(self, run_id: str) -> list[str]:
+        reply = await self.user("GET", f"/v1/tasks?run={run_id}&limit=1000")
+        return [task["task_id"] for task in reply.json()["tasks"]]
+
+    async def one(self, **job: Any) -> str:
+        """A job of one task; its id."""
+        accepted = await self.submit([{"n": 1}], **job)
+        return (await self.task_ids(accepted["run_id"]))[0]
+
+    async def claim(self, task_id: str, worker_id: str = "test") -> dict[str, Any]:
+        reply = await self.worker("POST", "/internal/task-claim", json={"task_id": task_id, "worker_id": worker_id})
+        assert reply.status_code == 200, reply.text
+        claimed: dict[str, Any] = reply.json()
+        return claimed
+
+    async def complete(self, claim: dict[str, Any], status: str = "Completed", **more: Any) -> httpx.Response:
+        return await self.attempt(
+            "/v1/task/complete", claim["capability_token"], fence(claim) | {"status": status} | more
+        )
+
+    async def task(self, task_id: str) -> dict[str, Any]:
+        reply = await self.user("GET", f"/v1/tasks/{task_id}")
+        assert reply.status_code == 200, reply.text
+        task: dict[str, Any] = reply.json()
+        return task
+
+    async def settle(self) -> None:
+        """One pass of every loop but the reconciler and retention, until none has work."""
+        services = [s for s in self.kernel.services() if s.name not in ("reconciler", "retention")]
+        while sum([await service.run_once() for service in services]):
+            continue
+
+    async def pass_of(self, name: str) -> int:
+        service = next(s for s in self.kernel.services() if s.name == name)
+        return await service.run_once()
+
+
+def fence(claim: dict[str, Any]) -> dict[str, Any]:
+    return {"task_id": claim["task_id"], "attempt": claim["attempt"], "lease_token": claim["lease_token"]}
+
+
+@asynccontextmanager
+async def running(
+    state_url: str, directory: Path, clock: Clock | None = None, **overrides: Any
+) -> AsyncIterator[System]:
+    settings = Settings(dir=directory, state_url=state_url, gateway="127.0.0.1:0", internal="127.0.0.1:0", **overrides)
+    async with kernel(settings, process="test", clock=clock) as parts:
+        stop = asyncio.Event()
+        listeners = [bind(settings.gateway, setting="gateway"), bind(settings.internal, setting="internal")]
+        apps = [gateway(parts), dispatcher(parts)]
+        servers = [
+            asyncio.create_task(serve(app, listener, settings, stop=stop, on_stop=parts.wakeups.close))
+            for app, listener in zip(apps, listeners, strict=True)
+        ]
+        org = await parts.principals.create_org("test")
+        key = await parts.principals.create_key(KeyRequest(user="root", role=Role.ADMIN), org.org_id, granted_by=None)
+        token = await parts.principals.create_worker_token(WorkerTokenRequest(name="test"))
+        urls = [url_of(listener, settings) for listener in listeners]
+        async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=200)) as http:
+            yield System(parts, org.org_id, key.key, token.token, urls[0], urls[1], http)
+        stop.set()
+        await asyncio.gather(*servers)
