@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -23,13 +25,14 @@ def _database(url: str, name: str) -> str:
 
 
 @pytest.fixture(scope="session")
-async def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+async def postgres_url() -> AsyncIterator[str]:
     """The server's own database, empty; tests connect to copies of the template instead."""
-    directory = tmp_path_factory.mktemp("pg")
-    server = EmbeddedPostgres(directory / "postgres", name="test", log=directory / "postgres.log")
-    url = await server.start()
-    yield url
-    await server.stop()
+    # Not under pytest's own temporary folder: each run closes that to other users, and as root the server is one.
+    with tempfile.TemporaryDirectory(prefix="interlock-test-") as folder:
+        server = EmbeddedPostgres(Path(folder) / "postgres", name="test", log=Path(folder) / "postgres.log")
+        url = await server.start()
+        yield url
+        await server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -42,14 +45,20 @@ async def template(postgres_url: str) -> str:
     return "template_state"
 
 
-@pytest.fixture
-async def state_url(postgres_url: str, template: str) -> AsyncIterator[str]:
+@asynccontextmanager
+async def _copied(postgres_url: str, template: str) -> AsyncIterator[str]:
     name = f"state_{next(_numbers)}"
     connection = await asyncpg.connect(postgres_url)
     await connection.execute(f"create database {name} template {template}")
     yield _database(postgres_url, name)
     await connection.execute(f"drop database {name} with (force)")
     await connection.close()
+
+
+@pytest.fixture
+async def state_url(postgres_url: str, template: str) -> AsyncIterator[str]:
+    async with _copied(postgres_url, template) as url:
+        yield url
 
 
 @pytest.fixture
@@ -68,4 +77,16 @@ async def system(state_url: str, tmp_path: Path) -> AsyncIterator[System]:
 async def still(state_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIterator[System]:
     """The whole system on a clock that only the test moves."""
     async with running(state_url, tmp_path, clock) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+async def shared(
+    postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[System]:
+    """One system on the real clock for a module's tests that only ask, or that keep to tasks of their own."""
+    async with (
+        _copied(postgres_url, template) as url,
+        running(url, tmp_path_factory.mktemp("shared")) as started,
+    ):
         yield started

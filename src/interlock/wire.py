@@ -287,8 +287,17 @@ class Receipt(Struct, frozen=True):
     receipt: str
 
 
+class ClaimRange(Struct, frozen=True, omit_defaults=True):
+    """A run and an inclusive range of indexes, with the message that named it."""
+
+    run_id: UUID
+    start: Index
+    end: Index
+    message: Receipt | None = None
+
+
 class ClaimRequest(_Internal, frozen=True, kw_only=True):
-    """One task, a list of tasks, or a run with an inclusive range of indexes."""
+    """One task, a list of tasks, a run with an inclusive range of indexes, or several such ranges taken whole."""
 
     worker_id: WorkerId
     task_id: UUID | None = None
@@ -296,6 +305,7 @@ class ClaimRequest(_Internal, frozen=True, kw_only=True):
     run_id: UUID | None = None
     start: Index | None = None
     end: Index | None = None
+    ranges: Annotated[list[ClaimRange], Meta(max_length=100)] | None = None
     limit: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     tokens: bool = True
     """False when the wrapper itself reports for the tasks: signing is the dearest part of a claim."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import os
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from interlock.adapters.postgres import Database, Row, queries
-from interlock.errors import ConfigurationError
+from interlock.errors import ConfigurationError, Conflict
 from interlock.wire import SigningKeyView
 
 _sql = queries("principals")
@@ -32,6 +33,7 @@ class Keyring:
         self._public: dict[str, ec.EllipticCurvePublicKey] = {}
         self._jwks: list[dict[str, Any]] = []
         self._looked_at = float("-inf")
+        self._looking = asyncio.Lock()
 
     async def rotate(self) -> SigningKeyView:
         """New tokens are signed with the new key at once: every claim reads which key is active."""
@@ -39,9 +41,16 @@ class Keyring:
         jwk = _jwk(key.public_key())
         kid = jwk["kid"]
         self._write(kid, key)
-        async with self._database.transaction() as connection:
-            await _sql.retire_signing_keys(connection, seconds=self._verify_seconds)
-            row = await _sql.insert_signing_key(connection, kid=kid, public_jwk=msgspec.json.encode(jwk).decode())
+        try:
+            async with self._database.transaction() as connection:
+                await _sql.retire_signing_keys(connection, seconds=self._verify_seconds)
+                row = await _sql.insert_signing_key(connection, kid=kid, public_jwk=msgspec.json.encode(jwk).decode())
+        except asyncpg.UniqueViolationError:
+            self._path(kid).unlink()
+            raise Conflict(
+                "Another rotation made a new signing key at this very moment; rotate again if you need one more.",
+                code="rotated_meanwhile",
+            ) from None
         self._looked_at = float("-inf")
         return _view(row)
 
@@ -50,7 +59,7 @@ class Keyring:
         if not any(key.retired_at is None for key in await self.keys()):
             try:
                 await self.rotate()
-            except asyncpg.UniqueViolationError:
+            except Conflict:
                 await self.refresh()
 
     async def keys(self) -> list[SigningKeyView]:
@@ -60,21 +69,31 @@ class Keyring:
     def private(self, kid: str) -> ec.EllipticCurvePrivateKey:
         if kid not in self._private:
             self._private[kid] = self._read(kid)
+            self._public[kid] = self._private[kid].public_key()
         return self._private[kid]
 
     async def public(self, kid: str) -> ec.EllipticCurvePublicKey | None:
-        if kid not in self._public and time.monotonic() - self._looked_at >= _REFRESH_SECONDS:
-            await self.refresh()
+        if kid not in self._public:
+            await self._look_for(kid, time.monotonic())
         return self._public.get(kid)
+
+    async def _look_for(self, kid: str, asked_at: float) -> None:
+        """One look serves all who asked before it, so forged kids cost no more than one look per second."""
+        async with self._looking:
+            if kid in self._public or self._looked_at >= asked_at:
+                return
+            await asyncio.sleep(max(0.0, self._looked_at + _REFRESH_SECONDS - time.monotonic()))
+            await self.refresh()
 
     async def jwks(self) -> list[dict[str, Any]]:
         await self.refresh()
         return self._jwks
 
     async def refresh(self) -> None:
-        self._looked_at = time.monotonic()
         async with self._database.connection() as connection:
+            looked_at = time.monotonic()
             rows = await _sql.verifying_keys(connection)
+        self._looked_at = looked_at
         self._jwks = [msgspec.json.decode(row["public_jwk"]) for row in rows]
         self._public = {jwk["kid"]: _public_key(jwk) for jwk in self._jwks}
 

@@ -5,6 +5,7 @@ Whatever is missing, malformed, unknown or disagreeing is refused; a refusal say
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ MAX_TOKEN_BYTES: Final = 8192
 MAX_PRESENTED_BYTES: Final = 2 * MAX_TOKEN_BYTES
 _CACHED: Final = 10_000
 _SKEW_SECONDS: Final = 60
+
+# One spelling per token. 64 bytes of signature leave four bits of the last character unused: they must be zero.
+_COMPACT: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{85}[AQgw]")
 
 _sql = queries("principals")
 
@@ -154,7 +158,7 @@ class CapabilityTokens:
         return self._sign(small, kid)
 
     async def _verify_anew(self, token: str) -> Claims:
-        if len(token) > MAX_PRESENTED_BYTES:
+        if len(token) > MAX_PRESENTED_BYTES or not _COMPACT.fullmatch(token):
             raise _refused()
         claims = _checked(_decode(token, await self._key_of(token)), self._issuer, self._clock.now().timestamp())
         return claims if claims.capability_id is None else await self._resolved(claims)
@@ -162,7 +166,7 @@ class CapabilityTokens:
     async def _key_of(self, token: str) -> ec.EllipticCurvePublicKey:
         try:
             header = jwt.get_unverified_header(token)
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, ValueError, RecursionError):
             raise _refused() from None
         kid = header.get("kid")
         # The algorithm is ours to choose, not the token's: no `none`, no HS256 keyed with a public key.
@@ -197,7 +201,7 @@ def _decode(token: str, key: ec.EllipticCurvePublicKey) -> dict[str, Any]:
     }
     try:
         payload: dict[str, Any] = jwt.decode(token, key, algorithms=[ALGORITHM], options=options)
-    except (jwt.PyJWTError, ValueError):
+    except (jwt.PyJWTError, ValueError, RecursionError):
         raise _refused() from None
     return payload
 

@@ -92,6 +92,14 @@ class PgQueue:
                 await _sql.notify(connection, queue=queue)
         return settled
 
+    async def replace(self, queue: str, handle: Handle, body: str) -> int:
+        known = _parsed(handle)
+        if known is None:
+            return 0
+        async with self._database.connection() as connection:
+            rows = await _sql.replace(connection, queue=queue, message_id=known[0], receipt=known[1], body=body)
+        return len(rows)
+
     async def _settle(self, statement: Any, queue: str, handles: Sequence[Handle], **more: float) -> int:
         good = [pair for handle in handles if (pair := _parsed(handle)) is not None]
         if not good:

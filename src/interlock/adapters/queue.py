@@ -62,6 +62,9 @@ class Queue(Protocol):
 
     async def nack(self, queue: str, handles: Sequence[Handle], delay_seconds: float) -> int: ...
 
+    async def replace(self, queue: str, handle: Handle, body: str) -> int:
+        """Settles a message in part: what is left of it goes back, for whoever receives next."""
+
     async def depth(self, queue: str) -> int: ...
 
     async def in_flight(self, queue: str) -> int: ...

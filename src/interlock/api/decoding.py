@@ -24,13 +24,12 @@ def _decoder(model: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(model)
 
 
-def decode(body: bytes, model: type[T]) -> T:
+def decode(body: bytes, model: Any) -> Any:
     """The struct, or a sentence that names the field that is wrong."""
     try:
-        value: T = _decoder(model).decode(body)
+        return _decoder(model).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"The request body is not valid: {error}.", code="invalid_request") from None
-    return value
 
 
 class BodyDTO(AbstractDTO[T]):
@@ -40,7 +39,9 @@ class BodyDTO(AbstractDTO[T]):
         return decode(value, self.model_type)
 
     @classmethod
-    def create_for_field_definition(cls, field_definition: FieldDefinition, handler_id: str, **_more: Any) -> None:
+    def create_for_field_definition(
+        cls, field_definition: FieldDefinition, handler_id: str, backend_cls: Any = None
+    ) -> None:
         """Nothing to prepare: the struct is the model."""
 
     @classmethod
@@ -65,5 +66,5 @@ def decode_directly(handler: HTTPRouteHandler) -> None:
     """Gives a handler with a `data` parameter the direct decoder."""
     model = typing.get_type_hints(handler.fn).get("data")
     if model is not None:
-        handler.dto = BodyDTO[model]
+        handler.dto = BodyDTO.__class_getitem__(model)
         handler.return_dto = None

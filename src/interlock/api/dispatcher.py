@@ -67,7 +67,8 @@ Http = Request[Any, Any, State]
     summary="Claim a task, a list, or a range of a run",
 )
 async def claim(request: Http, data: JSONBody[ClaimRequest]) -> ClaimReply | ClaimBatchReply:
-    _require_queue(request, data.message.queue if data.message else None)
+    for message in (data.message, *(span.message for span in data.ranges or ())):
+        _require_queue(request, message.queue if message else None)
     reply = await kernel_of(request).tasks.claim(data, worker_of(request))
     return reply if data.task_id is None else reply.claims[0]
 

@@ -33,7 +33,8 @@ def bind(address: str, *, setting: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigurationError(
-            f"Cannot listen on {address}: {error.strerror or error}. Choose another with --{setting} host:port; port 0 takes a free one."
+            f"Cannot listen on {address}: {error.strerror or error}. "
+            f"Choose another with --{setting} host:port; port 0 takes a free one."
         ) from None
     return listener
 

@@ -57,20 +57,15 @@ def _without_worker(row: Row) -> tuple[str, str] | None:
     if row["queue"] is None or row["workers"]:
         return None
     runtime = row["runtime"]
-    return (
-        "no_worker",
-        f"No worker has asked for runtime {runtime!r} in the last minute; start one: interlock worker --runtime {runtime}.",
-    )
+    advice = f"start one: interlock worker --runtime {runtime}"
+    return "no_worker", f"No worker has asked for runtime {runtime!r} in the last minute; {advice}."
 
 
 def _message_dead(row: Row) -> tuple[str, str] | None:
     if not row["message_dead"]:
         return None
-    return (
-        "message_dead",
-        f"Its wake-up was received {row['receives']} times without being settled and is a dead letter; "
-        f"see the workers' logs, then: interlock queue redrive {row['queue']}.",
-    )
+    what = f"Its wake-up was received {row['receives']} times without being settled and is a dead letter"
+    return "message_dead", f"{what}; see the workers' logs, then: interlock queue redrive {row['queue']}."
 
 
 def _message_lost(row: Row) -> tuple[str, str] | None:
@@ -101,12 +96,11 @@ def _running(row: Row) -> tuple[str, str]:
 
 
 def _failed(row: Row) -> tuple[str, str]:
-    cause = f"{row['outcome'] or 'Failed'}: {row['error_class'] or 'no error class'}: {row['error_message'] or 'no message'}"
+    error = f"{row['error_class'] or 'no error class'}: {row['error_message'] or 'no message'}"
+    cause = f"{row['outcome'] or 'Failed'}: {error}"
     if not row["dead"]:
-        return (
-            "waiting_for_retry",
-            f"Attempt {row['attempt']} of {row['max_attempts']} ended with {cause}. The next starts at {_at(row['retry_at'])}.",
-        )
+        ended = f"Attempt {row['attempt']} of {row['max_attempts']} ended with {cause}"
+        return "waiting_for_retry", f"{ended}. The next starts at {_at(row['retry_at'])}."
     if row["attempt"] >= row["max_attempts"]:
         used = f"All {row['max_attempts']} attempts are used up"
     else:

@@ -38,6 +38,7 @@ _sql = queries("reads")
 MAX_PAGE = 1000
 _MAX_PROBES = 50
 """Index look-ups behind one page: a page that would need more is cut short, with a cursor to go on."""
+_STRIDE = 1000
 _ZERO = UUID(int=0)
 
 
@@ -210,29 +211,29 @@ class Reads:
         index = at.index
         while not page.closed:
             page.probes -= 1
-            if status is None:
-                last = min(run["last_index"], index + page.room)
-                if last <= index:
-                    return None
-                rows = await _sql.tasks_of_range(
-                    connection, org_id=org_id, run_id=run["run_id"], first=index + 1, last=last
-                )
-                index, over = last, last >= run["last_index"]
-            else:
-                rows = await _sql.tasks_of_run_by_status(
-                    connection,
-                    org_id=org_id,
-                    run_id=run["run_id"],
-                    status=status.value,
-                    after=index,
-                    most=page.room,
-                )
-                over = len(rows) < page.room
-                index = rows[-1]["task_index"] if rows else index
+            rows, index = await self._probe(connection, org_id, run, status, index, page.room)
             page.tasks.extend(_task_view(row) for row in rows)
-            if over:
+            if index >= run["last_index"]:
                 return None
         return _Cursor(job=at.job, run=run["run_id"], index=index)
+
+    async def _probe(
+        self, connection: Connection, org_id: UUID, run: Row, status: TaskStatus | None, index: int, room: int
+    ) -> tuple[list[Row], int]:
+        """Some of a run's tasks after `index`, and how far that reached; the run's last index means to its end."""
+        shared = {"org_id": org_id, "run_id": run["run_id"]}
+        if status in (None, TaskStatus.COMPLETED):
+            # Most of a run completes, so its completed tasks are found by walking it; a sparse one takes more pages.
+            last = min(run["last_index"], index + (room if status is None else max(room, _STRIDE)))
+            rows = await _sql.tasks_of_range(
+                connection, first=index + 1, last=last, status=status and status.value, most=room, **shared
+            )
+            return rows, (rows[-1]["task_index"] if len(rows) == room else last)
+        if status is TaskStatus.RUNNING:
+            rows = await _sql.running_tasks_of_run(connection, after=index, most=room, **shared)
+        else:
+            rows = await _sql.tasks_of_run_by_status(connection, status=status.value, after=index, most=room, **shared)
+        return rows, (rows[-1]["task_index"] if len(rows) == room else run["last_index"])
 
     async def _walk_runless(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 from interlock.access.keyring import Keyring
 from interlock.adapters.postgres import Database, queries
 from interlock.kernel.loop import Periodic
@@ -12,7 +10,6 @@ from interlock.settings import Settings
 _sql = queries("runs")
 _principals_sql = queries("principals")
 _BATCH = 5000
-_RUNS = 20
 
 
 class Retention(Periodic):
@@ -33,17 +30,17 @@ class Retention(Periodic):
         return done + await self._keyring.forget_expired()
 
     async def _runs(self) -> int:
-        async with self._database.connection() as connection:
-            rows = await _sql.expired_runs(connection, age_seconds=self._age_seconds, most=_RUNS)
-        runs: list[UUID] = [row["run_id"] for row in rows]
-        return await self._delete_some(runs) if runs else 0
-
-    async def _delete_some(self, runs: list[UUID]) -> int:
-        """Tasks first; a run goes only when it is empty, so a crash in between leaves something to find again."""
+        """The oldest expired run, a batch at a time; it goes only when its last task has."""
         async with self._database.transaction() as connection:
-            tasks = await _sql.delete_run_tasks(connection, run_ids=runs, most=_BATCH)
+            run = await _sql.expired_run(connection, age_seconds=self._age_seconds)
+            if run is None:
+                return 0
+            first, last = run["swept_index"], min(run["swept_index"] + _BATCH - 1, run["last_index"])
+            tasks = await _sql.delete_run_tasks(connection, run_id=run["run_id"], first=first, last=last)
             await _sql.delete_task_traces(connection, task_ids=[row["task_id"] for row in tasks])
-            gone = await _sql.delete_empty_runs(connection, run_ids=runs) if len(tasks) < _BATCH else []
-            if gone:
-                await _sql.delete_nameless_jobs(connection, job_ids=[row["job_id"] for row in gone])
-        return len(tasks) + len(gone)
+            if last < run["last_index"]:
+                await _sql.set_swept(connection, run_id=run["run_id"], swept=last + 1)
+            else:
+                await _sql.delete_run(connection, run_id=run["run_id"])
+                await _sql.delete_nameless_job(connection, job_id=run["job_id"])
+        return len(tasks) + 1

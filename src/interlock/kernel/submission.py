@@ -183,7 +183,7 @@ class Submissions:
             return job
         if not request.update:
             raise Conflict(
-                f"Job {request.name!r} exists with another definition. Post only its name and tasks to use it as it is, "
+                f"Job {request.name!r} exists with another definition. Post only its name and tasks to use that, "
                 'or add "update": true to replace it.',
                 code="job_differs",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from interlock.settings import Settings
 from interlock.telemetry import ATTEMPTS_ENDED, TASKS_CLAIMED
 from interlock.wire import (
     ClaimBatchReply,
+    ClaimRange,
     ClaimReply,
     ClaimRequest,
     Completion,
@@ -33,6 +35,7 @@ from interlock.wire import (
     HeartbeatBatchReply,
     HeartbeatReply,
     JobRef,
+    Receipt,
     Refusal,
     Release,
     TaskPayload,
@@ -46,6 +49,7 @@ _effects_sql = queries("effects")
 SMALL_SHARD = 0
 """Tasks of DAGs and of small runs; a large run gets a shard of its own."""
 MAX_RANGE = 10_000
+_CACHED_JOBS = 10_000
 
 Reason = Literal["AlreadyRunning", "Completed", "Failed", "Canceled", "NotFound", "LimitReached", "NotDue"]
 
@@ -57,21 +61,30 @@ def run_task_id(run_id: UUID, index: int) -> UUID:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A claim request, resolved to ids."""
+    """A claim request: ids, ranges of runs, or the first `most` tasks of one range."""
 
-    ids: list[UUID]
-    most: int
-    run_id: UUID | None = None
-    last: int | None = None
-    handle: Handle | None = None
-    queue: str | None = None
+    ids: list[UUID] = field(default_factory=list)
+    ranges: list[ClaimRange] = field(default_factory=list)
+    most: int | None = None
+    messages: list[Receipt] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a claim needs of a job's definition."""
+
+    ref: JobRef
+    operator: str
+    config: Raw
+    outputs: list[DatasetRef]
 
 
 @dataclass
 class _Outcome:
     """The fate of a batch of completions."""
 
-    ended: dict[UUID, CompletionReply] = field(default_factory=dict)
+    ended: dict[UUID, Any] = field(default_factory=dict)
+    duplicates: set[UUID] = field(default_factory=set)
     refused: dict[UUID, InterlockError] = field(default_factory=dict)
 
 
@@ -81,136 +94,128 @@ class Tasks:
         self._settings = settings
         self._queue = queue
         self._tokens = tokens
+        self._objects_root = settings.objects_root
+        self._known_jobs: dict[tuple[UUID, str], _Job] = {}
 
     # Claim
 
     async def claim(self, request: ClaimRequest, worker: WorkerIdentity) -> ClaimBatchReply:
         wanted = _wanted(request)
         runtimes = None if worker.runtimes is None else list(worker.runtimes)
-        direct = self._settings.queue_direct
-        async with self._database.connection() as connection:
-            rows: list[Row] = await self._claim_free(connection, wanted, request.worker_id, runtimes, direct)
-            left = _not_in(wanted.ids, rows) if len(rows) < wanted.most else []
-            states = (
-                await _sql.claim_states(connection, shard=SMALL_SHARD, task_ids=left, runtimes=runtimes) if left else []
-            )
+        who = {"worker_id": _clean(request.worker_id), "runtimes": runtimes}
+        rows, states = await self._database.run(lambda c: self._claim_free(c, wanted, who), transaction=False)
         capped = sorted({s["job_id"] for s in states if s["capped"] and s["status"] == "Queued" and s["allowed"]})
         if capped:
-            rows += await self._claim_capped(wanted, left, capped, request.worker_id, runtimes)
-        if not direct:
-            await self._settle_remotely(wanted, rows)
+            rows += await self._claim_capped([s["task_id"] for s in states], capped, who)
         await failpoint("claim.committed")
         TASKS_CLAIMED.inc(len(rows))
-        return await self._reply(request, rows, states)
+        left = await self._settle(wanted, rows)
+        claims = await self._claims(rows, tokens=request.tokens)
+        claims += _not_claimed(wanted, rows, states)
+        return ClaimBatchReply(claims=claims, remaining=left)
 
     async def _claim_free(
-        self,
-        connection: Connection,
-        wanted: _Wanted,
-        worker_id: str,
-        runtimes: list[str] | None,
-        direct: bool,
-    ) -> list[Row]:
-        handle = wanted.handle if direct else None
-        rows: list[Row] = await _sql.claim(
-            connection,
-            shard=SMALL_SHARD,
-            task_ids=wanted.ids,
-            runtimes=runtimes,
-            most=wanted.most,
-            worker_id=_clean(worker_id),
-            run_id=wanted.run_id,
-            last=wanted.last,
-            message_id=int(handle.message_id) if handle else None,
-            receipt=UUID(handle.receipt) if handle else None,
-        )
-        return rows
+        self, connection: Connection, wanted: _Wanted, who: dict[str, Any]
+    ) -> tuple[list[Row], list[Row]]:
+        """What was claimed, and the state of what was not but may be said more about."""
+        if wanted.ids:
+            rows = await _sql.claim(connection, shard=SMALL_SHARD, task_ids=wanted.ids, **who)
+        elif wanted.most is not None:
+            only = wanted.ranges[0]
+            span = {"run_id": only.run_id, "first": only.start, "last": only.end}
+            rows = await _sql.claim_range_start(connection, shard=SMALL_SHARD, most=wanted.most, **span, **who)
+        else:
+            rows = await _sql.claim_ranges(connection, shard=SMALL_SHARD, **_spans(wanted.ranges), **who)
+        left = _not_in(wanted.ids, rows) or _ids_of_empty(wanted.ranges, rows)
+        if not left:
+            return rows, []
+        states = await _sql.claim_states(connection, shard=SMALL_SHARD, task_ids=left, runtimes=who["runtimes"])
+        return rows, states
 
-    async def _claim_capped(
-        self, wanted: _Wanted, ids: list[UUID], jobs: list[UUID], worker_id: str, runtimes: list[str] | None
-    ) -> list[Row]:
+    async def _claim_capped(self, ids: list[UUID], jobs: list[UUID], who: dict[str, Any]) -> list[Row]:
         async def work(connection: Connection) -> list[Row]:
             await _sql.lock_capped_jobs(connection, job_ids=jobs)
-            rows: list[Row] = await _sql.claim_capped(
-                connection,
-                shard=SMALL_SHARD,
-                task_ids=ids,
-                job_ids=jobs,
-                runtimes=runtimes,
-                worker_id=_clean(worker_id),
-            )
-            if wanted.handle and wanted.queue and self._settings.queue_direct:
-                await queries("queue").ack(
-                    connection,
-                    queue=wanted.queue,
-                    ids=[int(wanted.handle.message_id)],
-                    receipts=[UUID(wanted.handle.receipt)],
-                )
+            rows: list[Row] = await _sql.claim_capped(connection, shard=SMALL_SHARD, task_ids=ids, job_ids=jobs, **who)
             await failpoint("claim.before_commit")
             return rows
 
         return await self._database.run(work)
 
-    async def _settle_remotely(self, wanted: _Wanted, rows: list[Row]) -> None:
-        """With a queue outside Postgres: the rest of a range is owed by the outbox, then the message is acked."""
-        if wanted.handle is None or wanted.queue is None:
-            return
-        last = max((row["task_index"] for row in rows if row["task_index"] is not None), default=None)
-        if last is not None and wanted.last is not None and len(rows) >= wanted.most and last < wanted.last:
-            body = msgspec.json.encode({"run_id": wanted.run_id, "start": last + 1, "end": wanted.last}).decode()
-            async with self._database.transaction() as connection:
-                await _effects_sql.send_message(
-                    connection, queue=wanted.queue, body=body, dedupe_key=None, direct=False
+    async def _settle(self, wanted: _Wanted, rows: list[Row]) -> int:
+        """After the claim has committed: a message that a crash leaves behind finds nothing to claim next time."""
+        by_queue: defaultdict[str, list[Handle]] = defaultdict(list)
+        for message in wanted.messages:
+            by_queue[message.queue].append(Handle(message.message_id, message.receipt))
+        left = 0
+        for queue, handles in by_queue.items():
+            left = await self._give_back_rest(wanted, rows, queue, handles[0])
+            if not left:
+                await self._queue.ack(queue, handles)
+        return left
+
+    async def _give_back_rest(self, wanted: _Wanted, rows: list[Row], queue: str, handle: Handle) -> int:
+        """How many tasks of a range are left for others, when the worker had room for its start only."""
+        if wanted.most is None or len(rows) < wanted.most:
+            return 0
+        only = wanted.ranges[0]
+        last = max(row["task_index"] for row in rows)
+        if last < only.end:
+            rest = {"run_id": only.run_id, "start": last + 1, "end": only.end}
+            await self._queue.replace(queue, handle, msgspec.json.encode(rest).decode())
+        return only.end - int(last)
+
+    async def _claims(self, rows: list[Row], *, tokens: bool) -> list[ClaimReply]:
+        jobs = await self._jobs({(row["job_id"], row["job_version"]) for row in rows})
+        replies = []
+        for row in rows:
+            task = self._payload(row, jobs[row["job_id"]])
+            token = None
+            if tokens:
+                token = await self._tokens.issue(
+                    Grant(task.org_id, task.task_id, task.attempt, task.outputs), row["kid"]
                 )
-        await self._queue.ack(wanted.queue, [wanted.handle])
+            replies.append(
+                ClaimReply(
+                    status="Claimed",
+                    task_id=task.task_id,
+                    attempt=task.attempt,
+                    lease_token=row["lease_token"],
+                    lease_expires_at=row["lease_expires_at"],
+                    capability_token=token,
+                    task=task,
+                )
+            )
+        return replies
 
-    async def _reply(self, request: ClaimRequest, rows: list[Row], states: list[Row]) -> ClaimBatchReply:
-        jobs = await self._jobs({row["job_id"] for row in rows})
-        claims = [await self._claimed(row, jobs[row["job_id"]], request.tokens) for row in rows]
-        taken = {row["task_id"] for row in rows}
-        asked = request.task_ids or ([request.task_id] if request.task_id else [])
-        found = {state["task_id"]: state for state in states}
-        for task_id in asked:
-            if task_id not in taken:
-                claims.append(ClaimReply(status="NotClaimed", task_id=task_id, reason=_reason(found.get(task_id))))
-        return ClaimBatchReply(claims=claims, remaining=int(rows[0].get("rearmed") or 0) if rows else 0)
+    async def _jobs(self, wanted: set[tuple[UUID, str]]) -> dict[UUID, _Job]:
+        """Definitions by id and row version: a cached one is never out of date."""
+        missing = [key for key in wanted if key not in self._known_jobs]
+        if missing:
+            if len(self._known_jobs) > _CACHED_JOBS:
+                self._known_jobs.clear()
+            async with self._database.connection() as connection:
+                found = await _sql.claimed_jobs(connection, job_ids=[job_id for job_id, _ in missing])
+            self._known_jobs |= {(row["job_id"], row["version"]): _job(row) for row in found}
+            # A definition replaced since the claim: the newer one is as good.
+            newest = {row["job_id"]: _job(row) for row in found}
+            return {job_id: self._known_jobs.get((job_id, version)) or newest[job_id] for job_id, version in wanted}
+        return {key[0]: self._known_jobs[key] for key in wanted}
 
-    async def _jobs(self, job_ids: set[UUID]) -> dict[UUID, Row]:
-        if not job_ids:
-            return {}
-        async with self._database.connection() as connection:
-            return {row["job_id"]: row for row in await _sql.claimed_jobs(connection, job_ids=list(job_ids))}
-
-    async def _claimed(self, row: Row, job: Row, tokens: bool) -> ClaimReply:
-        task = self._payload(row, job)
-        token = None
-        if tokens:
-            grant = Grant(task.org_id, task.task_id, task.attempt, task.outputs)
-            token = await self._tokens.issue(grant, row["kid"])
-        return ClaimReply(
-            status="Claimed",
-            task_id=task.task_id,
-            attempt=task.attempt,
-            lease_token=row["lease_token"],
-            lease_expires_at=row["lease_expires_at"],
-            capability_token=token,
-            task=task,
-        )
-
-    def _payload(self, row: Row, job: Row) -> TaskPayload:
+    def _payload(self, row: Row, job: _Job) -> TaskPayload:
         task_id, attempt = row["task_id"], row["attempt"]
+        outputs = write_grants(self._objects_root, task_id, attempt, job.outputs) if job.outputs else []
         return TaskPayload(
             task_id=task_id,
             attempt=attempt,
-            job=JobRef(dag_name=job["dag_name"], name=job["name"]),
-            operator=job["operator"],
-            config=Raw(job["config"]),
+            job=job.ref,
+            operator=job.operator,
+            config=job.config,
             inputs=[],
             payload=Raw(row["payload"]),
             org_id=row["org_id"],
             run_id=row["run_id"],
             index=row["task_index"],
-            outputs=write_grants(self._settings.objects_root, task_id, attempt, outputs_of(job)),
+            outputs=outputs,
             timeout_at=row["timeout_at"],
         )
 
@@ -221,7 +226,7 @@ class Tasks:
         if row is None:
             raise NotFound(f"There is no task {task_id}.")
         status = TaskStatus.CANCELED if row["cancel_requested"] else TaskStatus(row["status"])
-        return FetchReply(status=status, task=self._payload(row, row))
+        return FetchReply(status=status, task=self._payload(row, _job(row)))
 
     # Heartbeat
 
@@ -257,7 +262,7 @@ class Tasks:
     async def _beat(self, row: Row, item: Heartbeat, kid: str) -> HeartbeatReply:
         token = None
         if item.token:
-            outputs = write_grants(self._settings.objects_root, item.task_id, item.attempt, outputs_of(row))
+            outputs = write_grants(self._objects_root, item.task_id, item.attempt, outputs_of(row))
             token = await self._tokens.issue(Grant(row["org_id"], item.task_id, item.attempt, outputs), kid)
         return HeartbeatReply(
             task_id=item.task_id,
@@ -282,7 +287,10 @@ class Tasks:
         outcome = await self._complete([item])
         if outcome.refused:
             raise outcome.refused[item.task_id]
-        return outcome.ended[item.task_id]
+        row = outcome.ended[item.task_id]
+        if item.task_id in outcome.duplicates:
+            return CompletionReply(task_id=item.task_id, status=TaskStatus(row["status"]), duplicate=True)
+        return CompletionReply(task_id=item.task_id, status=TaskStatus(row["status"]), retry_at=row["retry_at"])
 
     async def _complete(self, items: Sequence[Completion]) -> _Outcome:
         outcome = _Outcome()
@@ -305,8 +313,9 @@ class Tasks:
         await failpoint("complete.committed")
         await self._wake_parked(rows)
         for row in rows:
-            outcome.ended[row["task_id"]] = _completion_reply(row)
-            ATTEMPTS_ENDED.labels(outcome=row["status"]).inc()
+            outcome.ended[row["task_id"]] = row
+        for status, count in Counter(row["status"] for row in rows).items():
+            ATTEMPTS_ENDED.labels(outcome=status).inc(count)
         await self._explain_refusals([i for i in sane if i.task_id not in outcome.ended], outcome)
         return outcome
 
@@ -351,8 +360,8 @@ class Tasks:
         for item in pending:
             state = states.get(item.task_id)
             if _already_said(state, item):
-                status = TaskStatus(state["status"])  # type: ignore[index]  # _already_said is false for None
-                outcome.ended[item.task_id] = CompletionReply(task_id=item.task_id, status=status, duplicate=True)
+                outcome.ended[item.task_id] = state
+                outcome.duplicates.add(item.task_id)
             else:
                 outcome.refused[item.task_id] = _fenced(state, item)
 
@@ -411,30 +420,66 @@ def outputs_of(job: Row) -> list[DatasetRef]:
 
 
 def _wanted(request: ClaimRequest) -> _Wanted:
-    message = request.message
-    handle = Handle(message.message_id, message.receipt) if message else None
-    queue = message.queue if message else None
-    _check_handle(handle)
+    messages = [request.message] if request.message else []
     if request.task_id is not None:
-        return _Wanted([request.task_id], 1, handle=handle, queue=queue)
-    if request.task_ids is not None:
-        most = request.limit or max(1, len(request.task_ids))
-        return _Wanted(list(dict.fromkeys(request.task_ids)), most, handle=handle, queue=queue)
+        return _Wanted(ids=[request.task_id], messages=messages)
+    if request.task_ids:
+        return _Wanted(ids=list(dict.fromkeys(request.task_ids))[: request.limit], messages=messages)
+    if request.ranges:
+        _check_sizes(request.ranges)
+        messages += [span.message for span in request.ranges if span.message]
+        return _Wanted(ranges=request.ranges, messages=messages)
     if request.run_id is None or request.start is None or request.end is None:
-        raise BadRequest("Say what to claim: task_id, task_ids, or run_id with start and end.")
-    size = request.end - request.start + 1
-    if not 0 < size <= MAX_RANGE:
-        raise BadRequest(f"A range holds 1 to {MAX_RANGE} tasks; {request.start}-{request.end} does not.")
-    ids = [run_task_id(request.run_id, index) for index in range(request.start, request.end + 1)]
-    return _Wanted(ids, request.limit or size, request.run_id, request.end, handle, queue)
+        raise BadRequest("Say what to claim: task_id, task_ids, ranges, or run_id with start and end.")
+    only = ClaimRange(request.run_id, request.start, request.end)
+    size = _check_sizes([only])
+    most = request.limit if request.limit is not None and request.limit < size else None
+    return _Wanted(ranges=[only], most=most, messages=messages)
 
 
-def _check_handle(handle: Handle | None) -> None:
-    if handle is not None:
-        try:
-            int(handle.message_id), UUID(handle.receipt)
-        except ValueError:
-            raise BadRequest("`message` is not a receipt of /internal/queue/receive.") from None
+def _check_sizes(ranges: Sequence[ClaimRange]) -> int:
+    for span in ranges:
+        if span.end < span.start:
+            raise BadRequest(f"A range ends where it starts or later; {span.start}-{span.end} does not.")
+    size = sum(span.end - span.start + 1 for span in ranges)
+    if size > MAX_RANGE:
+        raise BadRequest(f"A claim takes at most {MAX_RANGE} tasks; these ranges hold {size}.")
+    return size
+
+
+def _spans(ranges: Sequence[ClaimRange]) -> dict[str, Any]:
+    return {
+        "run_ids": [span.run_id for span in ranges],
+        "firsts": [span.start for span in ranges],
+        "lasts": [span.end for span in ranges],
+    }
+
+
+def _ids_of_empty(ranges: Sequence[ClaimRange], rows: list[Row]) -> list[UUID]:
+    """Ids of ranges that gave nothing: their job may be capped."""
+    fruitful = {row["run_id"] for row in rows}
+    return [
+        run_task_id(span.run_id, index)
+        for span in ranges
+        if span.run_id not in fruitful
+        for index in range(span.start, span.end + 1)
+    ]
+
+
+def _job(row: Row) -> _Job:
+    ref = JobRef(dag_name=row["dag_name"], name=row["name"])
+    return _Job(ref, row["operator"], Raw(row["config"]), outputs_of(row))
+
+
+def _not_claimed(wanted: _Wanted, rows: list[Row], states: list[Row]) -> list[ClaimReply]:
+    """A verdict for every id that was asked for by name; a range is only told what it got."""
+    taken = {row["task_id"] for row in rows}
+    found = {state["task_id"]: state for state in states}
+    return [
+        ClaimReply(status="NotClaimed", task_id=task_id, reason=_reason(found.get(task_id)))
+        for task_id in wanted.ids
+        if task_id not in taken
+    ]
 
 
 def _not_in(ids: list[UUID], rows: list[Row]) -> list[UUID]:
@@ -482,10 +527,6 @@ def _completion_arrays(items: list[Completion]) -> dict[str, Any]:
         "results": [bytes(i.result).decode() if isinstance(i.result, Raw) else None for i in items],
         "crashes": [msgspec.json.encode(i.crash).decode() if i.crash else None for i in items],
     }
-
-
-def _completion_reply(row: Row) -> CompletionReply:
-    return CompletionReply(task_id=row["task_id"], status=TaskStatus(row["status"]), retry_at=row["retry_at"])
 
 
 def _already_said(state: Row | None, item: Completion) -> bool:

@@ -124,6 +124,7 @@ create table interlock.runs (
     last_index       bigint not null,               -- highest index in use; deduplicated items leave gaps below it
     range_size       int not null,                  -- tasks per queue message: names the message that covers an index
     latched          boolean not null,              -- no more tasks will come: the run may end
+    swept_index      bigint not null default 0,     -- retention has deleted the tasks below it
     cancel_requested boolean not null default false,
     queued           bigint not null default 0,
     running          bigint not null default 0,
@@ -186,8 +187,10 @@ create table interlock.tasks (
 create table interlock.tasks_0 partition of interlock.tasks for values in (0)
     with (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 alter table interlock.tasks_0 add primary key (task_id);
--- Pages by run and status; tasks of no run by job and status.
-create index tasks_0_by_run on interlock.tasks_0 (run_id, status, task_index) where run_id is not null;
+-- Pages by run and status; tasks of no run by job and status. Running and completed tasks of a run are left out: the
+-- first are found by their lease, the others by walking the run's indexes, and every claim and completion is cheaper.
+create index tasks_0_by_run on interlock.tasks_0 (run_id, status, task_index)
+    where run_id is not null and status in ('Queued', 'Failed', 'Canceled');
 create index tasks_0_by_job on interlock.tasks_0 (job_id, status, task_id) where run_id is null;
 create unique index tasks_0_dedupe on interlock.tasks_0 (job_id, dedupe_key) where dedupe_key is not null;
 create index tasks_0_leases on interlock.tasks_0 (lease_expires_at) where lease_expires_at is not null;

@@ -72,6 +72,13 @@ from unnest(:ids::bigint[], :receipts::uuid[]) as i(message_id, receipt)
 where m.message_id = i.message_id and m.receipt = i.receipt and m.queue = :queue and m.dead_at is null
 returning m.message_id;
 
+-- name: replace
+-- The rest of a message that was settled in part: visible to others at once, and not counted as a failed delivery.
+update interlock.queue_messages m
+set body = :body::text::json, visible_at = interlock.clock(), receipt = null, receives = 0
+where m.message_id = :message_id and m.receipt = :receipt and m.queue = :queue and m.dead_at is null
+returning m.message_id, pg_notify('interlock_queue', m.queue);
+
 -- name: stats^
 -- Counting stops at `most`: a gauge need not be exact beyond it, and must not scan a backlog.
 select (select count(*) from (select 1 from interlock.queue_messages

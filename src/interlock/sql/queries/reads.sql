@@ -53,13 +53,15 @@ join interlock.jobs j on j.job_id = t.job_id
 left join lateral (select error_class, error_message from interlock.attempts a
                    where a.task_id = t.task_id and t.status in ('Failed', 'Canceled', 'Queued') and a.outcome <> 'Released'
                    order by a.attempt desc, a.ended_at desc limit 1) a on true
-where t.org_id = :org_id
-order by i;
+where t.org_id = :org_id and (:status::text is null or t.status = :status::text::interlock.task_status)
+order by i
+limit :most;
 
 -- name: tasks_of_run_by_status
 select t.*, j.dag_name, j.name, a.error_class, a.error_message
 from (select * from interlock.tasks
       where shard = 0 and run_id = :run_id and status = :status::text::interlock.task_status
+        and status in ('Queued', 'Failed', 'Canceled')
         and task_index > :after::bigint and org_id = :org_id
       order by task_index limit :most) t
 join interlock.jobs j on j.job_id = t.job_id
@@ -67,6 +69,15 @@ left join lateral (select error_class, error_message from interlock.attempts a
                    where a.task_id = t.task_id and t.status in ('Failed', 'Canceled', 'Queued') and a.outcome <> 'Released'
                    order by a.attempt desc, a.ended_at desc limit 1) a on true
 order by t.task_index;
+
+-- name: running_tasks_of_run
+-- By lease: reads what is in flight now, however long the run.
+select t.*, j.dag_name, j.name, null::text as error_class, null::text as error_message
+from interlock.tasks t
+join interlock.jobs j on j.job_id = t.job_id
+where t.shard = 0 and t.lease_expires_at is not null and t.run_id = :run_id and t.org_id = :org_id
+  and t.task_index > :after::bigint
+order by t.task_index limit :most;
 
 -- name: tasks_of_job_by_status
 -- Tasks of no run. Without a status the five statuses are walked one after the other.
@@ -110,14 +121,19 @@ left join lateral (select * from interlock.attempts a where a.task_id = t.task_i
 where t.shard = 0 and t.task_id = :task_id and t.org_id = :org_id;
 
 -- name: matching_run_tasks
--- Ids behind a cancel or redrive filter, by the run's status index.
-select t.task_id from interlock.tasks t
-left join lateral (select error_class from interlock.attempts a where a.task_id = t.task_id
-                   order by a.attempt desc, a.ended_at desc limit 1) a on :error_class::text is not null
-where t.shard = 0 and t.run_id = :run_id and t.org_id = :org_id and t.status = any(:statuses::text[]::interlock.task_status[])
-  and t.dead = :dead::boolean and not t.cancel_requested
-  and (:error_class::text is null or a.error_class = :error_class::text)
-limit :most;
+-- Ids behind a cancel or redrive filter: waiting tasks by the run's status index, running ones by their lease.
+(select t.task_id from interlock.tasks t
+ left join lateral (select error_class from interlock.attempts a where a.task_id = t.task_id
+                    order by a.attempt desc, a.ended_at desc limit 1) a on :error_class::text is not null
+ where t.shard = 0 and t.run_id = :run_id and t.org_id = :org_id and t.status in ('Queued', 'Failed')
+   and t.status = any(:statuses::text[]::interlock.task_status[]) and t.dead = :dead::boolean and not t.cancel_requested
+   and (:error_class::text is null or a.error_class = :error_class::text)
+ limit :most)
+union all
+(select t.task_id from interlock.tasks t
+ where t.shard = 0 and t.lease_expires_at is not null and t.run_id = :run_id and t.org_id = :org_id
+   and 'Running' = any(:statuses::text[]) and not t.cancel_requested
+ limit :most);
 
 -- name: matching_job_tasks
 select t.task_id from interlock.tasks t

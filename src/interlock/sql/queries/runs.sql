@@ -44,21 +44,29 @@ select run_id, org_id from interlock.runs
 where cancel_requested and ended_at is null order by run_id limit :most;
 
 -- name: cancelable_of_run
--- Not yet asked, by the run's status index: ended tasks are never read.
-select task_id from interlock.tasks
-where shard = 0 and run_id = :run_id
-  and (status = 'Queued' or (status = 'Failed' and not dead) or (status = 'Running' and not cancel_requested))
-limit :most;
+-- Not yet asked: waiting ones by the run's status index, running ones by their lease. Ended tasks are never read.
+(select task_id from interlock.tasks
+ where shard = 0 and run_id = :run_id and status in ('Queued', 'Failed') and not dead
+ limit :most)
+union all
+(select task_id from interlock.tasks
+ where shard = 0 and lease_expires_at is not null and run_id = :run_id and not cancel_requested
+ limit :most);
 
--- name: expired_runs
-select run_id from interlock.runs
+-- name: expired_run^
+select run_id, job_id, swept_index, last_index from interlock.runs
 where ended_at < interlock.clock() - make_interval(secs => :age_seconds::float8)
-order by ended_at limit :most;
+order by ended_at limit 1
+for no key update skip locked;
 
 -- name: delete_run_tasks
-delete from interlock.tasks where shard = 0 and task_id in (
-    select task_id from interlock.tasks where shard = 0 and run_id = any(:run_ids::uuid[]) limit :most)
+-- By index range: the ids follow from it.
+delete from interlock.tasks where shard = 0 and task_id = any(
+    array(select interlock.run_task_id(:run_id, i) from generate_series(:first::bigint, :last::bigint) i))
 returning task_id;
+
+-- name: set_swept!
+update interlock.runs set swept_index = :swept where run_id = :run_id;
 
 -- name: delete_task_traces!
 with ids as (select unnest(:task_ids::uuid[]) as task_id),
@@ -67,19 +75,13 @@ o as (delete from interlock.output_commits x using ids where x.task_id = ids.tas
 e as (delete from interlock.dataset_events x using ids where x.task_id = ids.task_id)
 delete from interlock.buffer_publishes x using ids where x.task_id = ids.task_id;
 
--- name: delete_empty_runs
--- Only once no task is left; a job that was submitted without a name goes with its last run.
-with gone as (
-    delete from interlock.runs r where r.run_id = any(:run_ids::uuid[])
-      and not exists (select 1 from interlock.tasks t where t.shard = 0 and t.run_id = r.run_id)
-    returning r.run_id, r.job_id
-)
-select run_id, job_id from gone;
+-- name: delete_run!
+delete from interlock.runs where run_id = :run_id;
 
--- name: delete_nameless_jobs!
+-- name: delete_nameless_job!
+-- A job that was submitted without a name goes with its last run.
 delete from interlock.jobs j
-where j.job_id = any(:job_ids::uuid[]) and j.name is null
-  and not exists (select 1 from interlock.runs r where r.job_id = j.job_id);
+where j.job_id = :job_id and j.name is null and not exists (select 1 from interlock.runs r where r.job_id = j.job_id);
 
 -- name: delete_expired_requests
 delete from interlock.idempotency_keys where (org_id, endpoint, key) in (

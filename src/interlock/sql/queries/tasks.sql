@@ -5,55 +5,81 @@
 -- Every change of status writes its run's delta in the same statement.
 
 -- name: claim
--- Jobs with a concurrency cap are left out: claim_capped takes their job's lock first.
-with picked as materialized (
-    select t.task_id, j.lease_seconds, j.timeout_seconds
-    from interlock.tasks t
-    join interlock.jobs j on j.job_id = t.job_id
-    where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.status = 'Queued'
+-- Jobs with a concurrency cap are left out here and below: claim_capped takes their job's lock first.
+with moment as materialized (
+    select interlock.clock() as now
+), claimed as (
+    update interlock.tasks t
+    set status = 'Running', lease_token = gen_random_uuid(), worker_id = :worker_id, started_at = m.now,
+        ended_at = null, parked = false, late_reply = false, progress = null, progress_text = null,
+        timeout_at = m.now + make_interval(secs => j.timeout_seconds),
+        lease_expires_at = m.now + make_interval(secs => least(j.lease_seconds, j.timeout_seconds))
+    from moment m, interlock.jobs j
+    where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.status = 'Queued' and j.job_id = t.job_id
       and j.max_concurrency is null and j.max_concurrency_per_key is null
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
-    order by t.task_index, t.task_id
+    returning t.task_id, t.org_id, t.job_id, j.xmin::text as job_version, t.run_id, t.task_index, t.attempt, t.lease_token,
+              t.lease_expires_at, t.timeout_at, t.payload
+), counted as (
+    insert into interlock.run_deltas (run_id, queued, running)
+    select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
+)
+select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid from claimed c;
+
+-- name: claim_ranges
+-- All that is queued in ranges of runs, along the runs' status index.
+with moment as materialized (
+    select interlock.clock() as now
+), claimed as (
+    update interlock.tasks t
+    set status = 'Running', lease_token = gen_random_uuid(), worker_id = :worker_id, started_at = m.now,
+        ended_at = null, parked = false, late_reply = false, progress = null, progress_text = null,
+        timeout_at = m.now + make_interval(secs => j.timeout_seconds),
+        lease_expires_at = m.now + make_interval(secs => least(j.lease_seconds, j.timeout_seconds))
+    from moment m, unnest(:run_ids::uuid[], :firsts::bigint[], :lasts::bigint[]) as r(run_id, first, last),
+         interlock.jobs j
+    where t.shard = :shard and t.run_id = r.run_id and t.status = 'Queued'
+      and t.task_index between r.first and r.last and j.job_id = t.job_id
+      and j.max_concurrency is null and j.max_concurrency_per_key is null
+      and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
+    returning t.task_id, t.org_id, t.job_id, j.xmin::text as job_version, t.run_id, t.task_index, t.attempt, t.lease_token,
+              t.lease_expires_at, t.timeout_at, t.payload
+), counted as (
+    insert into interlock.run_deltas (run_id, queued, running)
+    select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
+)
+select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid from claimed c;
+
+-- name: claim_range_start
+-- The first `most` of a range, for a worker that has no room for all of it.
+with moment as materialized (
+    select interlock.clock() as now
+), picked as materialized (
+    select t.task_id, j.lease_seconds, j.timeout_seconds, j.xmin::text as version
+    from interlock.tasks t
+    join interlock.jobs j on j.job_id = t.job_id
+    where t.shard = :shard and t.run_id = :run_id and t.status = 'Queued'
+      and t.task_index between :first::bigint and :last::bigint
+      and j.max_concurrency is null and j.max_concurrency_per_key is null
+      and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
+    order by t.task_index
     limit :most
     for no key update of t skip locked
 ), claimed as (
     update interlock.tasks t
-    set status = 'Running', lease_token = gen_random_uuid(), worker_id = :worker_id,
-        started_at = interlock.clock(), ended_at = null, parked = false, late_reply = false,
-        timeout_at = interlock.clock() + make_interval(secs => p.timeout_seconds),
-        lease_expires_at = interlock.clock() + make_interval(secs => least(p.lease_seconds, p.timeout_seconds)),
-        progress = null, progress_text = null
-    from picked p
+    set status = 'Running', lease_token = gen_random_uuid(), worker_id = :worker_id, started_at = m.now,
+        ended_at = null, parked = false, late_reply = false, progress = null, progress_text = null,
+        timeout_at = m.now + make_interval(secs => p.timeout_seconds),
+        lease_expires_at = m.now + make_interval(secs => least(p.lease_seconds, p.timeout_seconds))
+    from moment m, picked p
     where t.shard = :shard and t.task_id = p.task_id
-    returning t.task_id, t.org_id, t.job_id, t.run_id, t.task_index, t.attempt, t.lease_token, t.lease_expires_at,
-              t.timeout_at, t.payload
+    returning t.task_id, t.org_id, t.job_id, p.version as job_version, t.run_id, t.task_index, t.attempt, t.lease_token,
+              t.lease_expires_at, t.timeout_at, t.payload
 ), counted as (
     insert into interlock.run_deltas (run_id, queued, running)
     select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
-), extent as (
-    select count(*) as claimed, max(task_index) as last_index from claimed
-), settled as (
-    -- The tasks of a message share a job: when that is capped, claim_capped settles the message with its verdict.
-    delete from interlock.queue_messages m using extent e
-    where m.message_id = :message_id::bigint and m.receipt = :receipt::uuid
-      and (e.claimed < :most or e.last_index is null or e.last_index >= :last::bigint)
-      and (e.claimed > 0 or not exists (
-            select 1 from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
-            where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.status = 'Queued'
-              and (j.max_concurrency is not null or j.max_concurrency_per_key is not null)))
-), rearmed as (
-    -- More than this worker wanted: the rest of the range goes to whoever receives next.
-    update interlock.queue_messages m
-    set visible_at = interlock.clock(), receipt = null, receives = 0,
-        body = json_build_object('run_id', :run_id::uuid, 'start', e.last_index + 1, 'end', :last::bigint)
-    from extent e
-    where m.message_id = :message_id::bigint and m.receipt = :receipt::uuid
-      and e.claimed >= :most and e.last_index < :last::bigint
-    returning pg_notify('interlock_queue', m.queue)
 )
-select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid,
-       (select count(*) from rearmed) as rearmed
-from claimed c;
+select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid from claimed c;
 
 -- name: lock_capped_jobs
 -- Serialises claims and completions of a capped job; taken in one order, so that two batches cannot deadlock.
@@ -69,7 +95,7 @@ with used as (
     group by job_id, slot_key
 ), candidates as materialized (
     select t.task_id, t.job_id, t.slot_key, t.queued_at, t.task_index, j.lease_seconds, j.timeout_seconds,
-           j.max_concurrency, j.max_concurrency_per_key
+           j.max_concurrency, j.max_concurrency_per_key, j.xmin::text as version
     from interlock.tasks t
     join interlock.jobs j on j.job_id = t.job_id
     where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.status = 'Queued'
@@ -96,7 +122,7 @@ with used as (
         progress = null, progress_text = null
     from admitted a
     where t.shard = :shard and t.task_id = a.task_id
-    returning t.task_id, t.org_id, t.job_id, t.run_id, t.task_index, t.attempt, t.lease_token, t.lease_expires_at,
+    returning t.task_id, t.org_id, t.job_id, a.version as job_version, t.run_id, t.task_index, t.attempt, t.lease_token, t.lease_expires_at,
               t.timeout_at, t.payload, t.slot_key
 ), taken as (
     insert into interlock.slots (task_id, job_id, slot_key) select task_id, job_id, slot_key from claimed
@@ -121,7 +147,7 @@ join interlock.jobs j on j.job_id = t.job_id
 where t.shard = :shard and t.task_id = any(:task_ids::uuid[]);
 
 -- name: claimed_jobs
-select job_id, dag_name, name, operator, config, outputs from interlock.jobs where job_id = any(:job_ids::uuid[]);
+select job_id, xmin::text as version, dag_name, name, operator, config, outputs from interlock.jobs where job_id = any(:job_ids::uuid[]);
 
 -- name: fetch_task^
 select t.task_id, t.org_id, t.job_id, t.run_id, t.task_index, t.attempt, t.payload, t.status, t.timeout_at,
@@ -133,23 +159,27 @@ where t.shard = :shard and t.task_id = :task_id
 
 -- name: heartbeat
 -- The lease never reaches past the hard timeout: an attempt that still heartbeats then ends like any expired one.
-with input as (
+with moment as materialized (
+    select interlock.clock() as now
+), input as (
     select * from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[], :progresses::float8[], :texts::text[])
         as i(task_id, attempt, lease_token, progress, progress_text)
 )
 update interlock.tasks t
-set lease_expires_at = least(t.timeout_at, interlock.clock() + make_interval(secs => j.lease_seconds)),
+set lease_expires_at = least(t.timeout_at, m.now + make_interval(secs => j.lease_seconds)),
     progress = coalesce(i.progress, t.progress), progress_text = coalesce(i.progress_text, t.progress_text)
-from input i, interlock.jobs j
+from moment m, input i, interlock.jobs j
 where t.shard = :shard and t.task_id = i.task_id and j.job_id = t.job_id
   and t.status = 'Running' and t.attempt = i.attempt and t.lease_token = i.lease_token
-  and t.timeout_at > interlock.clock()
+  and t.timeout_at > m.now
 returning t.task_id, t.org_id, t.attempt, t.lease_expires_at, t.cancel_requested, j.outputs;
 
 -- name: complete
 -- Accepts the holder of the current lease, expired or not, and after the reaper the last holder as long as no newer
 -- attempt has started and the task is not dead. A failure of a task whose cancel was asked for is the cancel.
-with input as materialized (
+with moment as materialized (
+    select interlock.clock() as now
+), input as materialized (
     select * from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[], :statuses::text[],
                          :error_classes::text[], :error_messages::text[], :results::text[], :crashes::text[])
         as i(task_id, attempt, lease_token, status, error_class, error_message, result, crash)
@@ -157,15 +187,15 @@ with input as materialized (
     update interlock.tasks t
     set status = case when i.status = 'Failed' and t.cancel_requested then 'Canceled'
                       else i.status::interlock.task_status end,
-        attempt = i.attempt, ended_at = interlock.clock(), lease_expires_at = null, late_reply = false, parked = false,
+        attempt = i.attempt, ended_at = m.now, lease_expires_at = null, late_reply = false, parked = false,
         result = i.result::json,
         dead = i.status = 'Failed' and not t.cancel_requested
                and (i.attempt >= t.max_attempts or i.error_class = any(j.non_retryable)),
         retry_at = case when i.status = 'Failed' and not t.cancel_requested and i.attempt < t.max_attempts
                              and not coalesce(i.error_class = any(j.non_retryable), false)
-                        then interlock.clock() + interlock.backoff(i.attempt, j.backoff_seconds, j.backoff_factor,
+                        then m.now + interlock.backoff(i.attempt, j.backoff_seconds, j.backoff_factor,
                                                                    j.backoff_cap_seconds, j.jitter, random()) end
-    from input i, interlock.jobs j
+    from moment m, input i, interlock.jobs j
     where t.shard = :shard and t.task_id = i.task_id and j.job_id = t.job_id and t.lease_token = i.lease_token
       and ((t.status = 'Running' and t.attempt = i.attempt)
            or (t.late_reply and not t.dead
@@ -173,7 +203,8 @@ with input as materialized (
                     or (t.status = 'Queued' and t.attempt = i.attempt + 1))))
     returning t.task_id, t.org_id, t.job_id, t.run_id, t.attempt, t.lease_token, t.status, t.dead, t.retry_at,
               t.worker_id, t.started_at, t.ended_at, old.status as was, old.late_reply as late,
-              i.error_class, i.error_message, i.crash
+              i.error_class, i.error_message, i.crash,
+              j.max_concurrency is not null or j.max_concurrency_per_key is not null as capped
 ), history as (
     insert into interlock.attempts (task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at,
                                     error_class, error_message, crash)
@@ -189,7 +220,7 @@ with input as materialized (
     where e.late and e.status = 'Completed'
       and a.task_id = e.task_id and a.attempt = e.attempt and a.lease_token = e.lease_token
 ), freed as (
-    delete from interlock.slots s using ended e where s.task_id = e.task_id returning s.job_id, s.slot_key
+    delete from interlock.slots s using ended e where e.capped and s.task_id = e.task_id returning s.job_id, s.slot_key
 ), counted as (
     insert into interlock.run_deltas (run_id, queued, running, completed, failed, dead, canceled)
     select run_id, -count(*) filter (where was = 'Queued'), -count(*) filter (where was = 'Running'),

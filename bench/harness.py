@@ -1,0 +1,95 @@
+"""Starts what a benchmark measures: an embedded server, and Interlock's real processes beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from interlock.client import Client, WorkerClient
+
+
+@dataclass
+class Installation:
+    """A running `interlock up --no-workers`, and the workers a benchmark adds to it."""
+
+    info: dict[str, Any]
+    directory: Path
+    workers: list[asyncio.subprocess.Process] = field(default_factory=list)
+
+    def client(self) -> Client:
+        return Client(self.info["gateway"], self.info["admin_key"])
+
+    def worker_client(self) -> WorkerClient:
+        return WorkerClient(self.info["internal"], self.info["worker_token"])
+
+    async def connect(self) -> asyncpg.Connection[Any]:
+        return await asyncpg.connect(self.info["state_url"])
+
+    async def start_worker(self, concurrency: int = 1) -> None:
+        environment = os.environ | {
+            "INTERLOCK_DIR": str(self.directory),
+            "INTERLOCK_INTERNAL_URL": self.info["internal"],
+            "INTERLOCK_WORKER_TOKEN": self.info["worker_token"],
+            "INTERLOCK_WORKER_CONCURRENCY": str(concurrency),
+            "INTERLOCK_LOG_LEVEL": "warning",
+        }
+        self.workers.append(await _spawn(["worker", "--runtime", "platform"], environment))
+
+    async def stop_workers(self) -> None:
+        for worker in self.workers:
+            worker.send_signal(signal.SIGTERM)
+        for worker in self.workers:
+            await worker.wait()
+        self.workers.clear()
+
+
+async def _spawn(arguments: list[str], environment: dict[str, str], **more: Any) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "interlock.cli", *arguments, env=environment, **more
+    )
+
+
+@asynccontextmanager
+async def installation(**settings: str) -> AsyncIterator[Installation]:
+    """Settings are given as the environment knows them, without the prefix: `range_size="1000"`."""
+    with tempfile.TemporaryDirectory(prefix="interlock-bench-") as folder:
+        environment = os.environ | {f"INTERLOCK_{k.upper()}": v for k, v in settings.items()}
+        environment |= {"INTERLOCK_LOG_LEVEL": "warning"}
+        arguments = ["up", "--json", "--no-workers", "--dir", folder, "--gateway", "127.0.0.1:0", "--internal", "127.0.0.1:0"]
+        process = await _spawn(arguments, environment, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        running = Installation(json.loads(await process.stdout.readline()), Path(folder))
+        try:
+            yield running
+        finally:
+            await running.stop_workers()
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def machine() -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+
+
+def spread(values: Sequence[float]) -> str:
+    middle = statistics.median(values)
+    return f"{middle:,.0f} ({min(values):,.0f}-{max(values):,.0f})"

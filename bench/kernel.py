@@ -1,0 +1,270 @@
+"""The kernel beside bare SQL on the same server, in one run: `make bench`.
+
+The limit is one connection that claims and completes known rows in batches of 100, in a table with nothing but a key.
+Everything else goes through HTTP, a gateway process, a dispatcher process and a worker process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import uvloop
+from msgspec import Raw
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness import Installation, installation, machine, percentile, spread
+from interlock.client import Client, Fence, TaskClient, WorkerClient
+from interlock.wire import ClaimReply, ClaimRequest, Completion, CompletionBatch, JobRequest
+
+BATCH = 100
+console = Console(stderr=True)
+
+
+async def bare_sql(connection: asyncpg.Connection[Any], count: int) -> float:
+    """Tasks per second: claim and complete, nothing else."""
+    await connection.execute(
+        "drop table if exists bare; create table bare (id uuid primary key, status text not null default 'Queued',"
+        " leased_at timestamptz, payload json)"
+    )
+    ids = [uuid4() for _ in range(count)]
+    await connection.execute("insert into bare (id, payload) select i, '{\"n\": 1}' from unnest($1::uuid[]) i", ids)
+    started = time.perf_counter()
+    for at in range(0, count, BATCH):
+        batch = ids[at : at + BATCH]
+        await connection.fetch(
+            "update bare set status = 'Running', leased_at = now() where id = any($1) and status = 'Queued'"
+            " returning id, payload",
+            batch,
+        )
+        await connection.fetch(
+            "update bare set status = 'Completed' where id = any($1) and status = 'Running' returning id", batch
+        )
+    return count / (time.perf_counter() - started)
+
+
+async def submit(client: Client, count: int, **job: Any) -> list[UUID]:
+    """Runs of 1,000 tasks, four requests in flight."""
+    gate = asyncio.Semaphore(4)
+
+    async def one(size: int) -> UUID:
+        async with gate:
+            request = JobRequest(operator="echo", tasks=[Raw(b'{"n":1}')] * size, **job)
+            return (await client.submit_request(request)).run_id
+
+    sizes = [min(1000, count - at) for at in range(0, count, 1000)]
+    return list(await asyncio.gather(*(one(size) for size in sizes)))
+
+
+async def all_completed(connection: asyncpg.Connection[Any], runs: list[UUID]) -> None:
+    """Waits until every run has ended; looks at run rows only."""
+    while await connection.fetchval(
+        "select exists (select 1 from interlock.runs where run_id = any($1) and ended_at is null)", runs
+    ):
+        await asyncio.sleep(0.02)
+
+
+async def through_worker(here: Installation, count: int) -> tuple[float, float]:
+    """Tasks per second from the first submission to the last completion, and of claim to complete alone."""
+    connection = await here.connect()
+    async with here.client() as client:
+        started = time.perf_counter()
+        runs = await submit(client, count)
+        await all_completed(connection, runs)
+        whole = count / (time.perf_counter() - started)
+        await here.stop_workers()
+        runs = await submit(client, count)
+        started = time.perf_counter()
+        await here.start_worker()
+        # Clocked from the first claim: a worker's start-up is not part of it.
+        while not await connection.fetchval("select exists (select 1 from interlock.tasks where lease_expires_at is not null)"):
+            await asyncio.sleep(0.002)
+        started = time.perf_counter()
+        await all_completed(connection, runs)
+        drain = count / (time.perf_counter() - started)
+    await connection.close()
+    return whole, drain
+
+
+async def one_at_a_time(here: Installation, count: int) -> float:
+    """Claim and complete of single tasks, 32 in flight, capability token and all."""
+    connection = await here.connect()
+    async with here.client() as client, here.worker_client() as worker:
+        runs = await submit(client, count)
+        rows = await connection.fetch("select task_id from interlock.tasks where run_id = any($1)", runs)
+        ids = iter([row["task_id"] for row in rows])
+        started = time.perf_counter()
+        attempts = [TaskClient(here.info["internal"], "", Fence(uuid4(), 1, uuid4())) for _ in range(32)]
+        await asyncio.gather(*(_singles(attempt, worker, ids) for attempt in attempts))
+        rate = count / (time.perf_counter() - started)
+        for attempt in attempts:
+            attempt.close()
+        await all_completed(connection, runs)
+    await connection.close()
+    return rate
+
+
+async def _singles(attempt: TaskClient, worker: WorkerClient, ids: Iterator[UUID]) -> None:
+    for task_id in ids:
+        claim = await worker.claim(ClaimRequest(worker_id="bench", task_id=task_id))
+        assert claim.capability_token
+        assert claim.attempt
+        assert claim.lease_token
+        attempt.fence = Fence(task_id, claim.attempt, claim.lease_token)
+        attempt.use_token(claim.capability_token)
+        await attempt.complete("Completed")
+
+
+async def latency(here: Installation, seconds: float) -> tuple[float, float]:
+    """Milliseconds from created to claimed by a waiting worker, at 100 tasks per second."""
+    connection = await here.connect()
+    async with here.client() as client:
+        runs: list[UUID] = []
+        begun = time.perf_counter()
+        count = int(seconds * 100)
+        for n in range(count):
+            await asyncio.sleep(max(0.0, begun + n / 100 - time.perf_counter()))
+            runs.append((await client.submit([1], operator="echo")).run_id)
+        await all_completed(connection, runs)
+    rows = await connection.fetch(
+        "select extract(epoch from started_at - created_at)::float8 * 1000 as ms from interlock.tasks"
+        " where run_id = any($1)",
+        runs,
+    )
+    await connection.close()
+    values = [row["ms"] for row in rows]
+    return percentile(values, 0.5), percentile(values, 0.99)
+
+
+async def claim_latency(here: Installation, rounds: int = 300) -> float:
+    """Median milliseconds of a batch claim of 100 queued tasks through HTTP."""
+    connection = await here.connect()
+    async with here.client() as client, here.worker_client() as worker:
+        runs = await submit(client, rounds * BATCH)
+        rows = await connection.fetch("select task_id from interlock.tasks where run_id = any($1)", runs)
+        ids = [row["task_id"] for row in rows]
+        times = []
+        for at in range(0, len(ids), BATCH):
+            request = ClaimRequest(worker_id="bench", task_ids=ids[at : at + BATCH], tokens=False)
+            started = time.perf_counter()
+            reply = await worker.claim_batch(request)
+            times.append((time.perf_counter() - started) * 1000)
+            await worker.complete(CompletionBatch(items=[_completed(claim) for claim in reply.claims]))
+    await connection.close()
+    return percentile(times, 0.5)
+
+
+def _completed(claim: ClaimReply) -> Completion:
+    assert claim.task_id
+    assert claim.attempt
+    assert claim.lease_token
+    return Completion(
+        task_id=claim.task_id, attempt=claim.attempt, lease_token=claim.lease_token, status="Completed"
+    )
+
+
+async def fill(connection: asyncpg.Connection[Any], terminal: int, queued: int) -> None:
+    """History and backlog, as they would lie in the table."""
+    job = await connection.fetchrow("select job_id, org_id from interlock.jobs limit 1")
+    for status, count in (("Completed", terminal), ("Queued", queued)):
+        run = await connection.fetchval(
+            "insert into interlock.runs (org_id, job_id, state, total, last_index, range_size, latched, queued, completed)"
+            " values ($1, $2, 'Running', $3, $3 - 1, 100, true, $4, $5) returning run_id",
+            job["org_id"],
+            job["job_id"],
+            count,
+            count if status == "Queued" else 0,
+            count if status == "Completed" else 0,
+        )
+        await connection.execute(
+            "insert into interlock.tasks (task_id, org_id, job_id, run_id, task_index, status, max_attempts, priority, payload)"
+            " select interlock.run_task_id($1, i), $2, $3, $1, i, $4::text::interlock.task_status, 3, 1, '{\"n\":1}'"
+            " from generate_series(0, $5::bigint - 1) i",
+            run,
+            job["org_id"],
+            job["job_id"],
+            status,
+            count,
+            timeout=600,
+        )
+        if status == "Queued":
+            await connection.execute(
+                "insert into interlock.queue_messages (queue, priority, body, dedupe_key) select 'bench', 1, '{}',"
+                " 'bench:' || i from generate_series(1, $1::bigint / 100) i",
+                count,
+            )
+    await connection.execute("vacuum analyze interlock.tasks_0")
+
+
+async def measured(name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+    with console.status(name):
+        started = time.perf_counter()
+        result = await work()
+    console.print(f"  {name}: {time.perf_counter() - started:.1f} s", style="dim")
+    return result
+
+
+async def run(tasks: int, rows: int, rounds: int) -> dict[str, Any]:
+    figures: dict[str, Any] = {"machine": machine(), "tasks": tasks}
+    async with installation() as here:
+        connection = await here.connect()
+        limits, wholes, drains = [], [], []
+        for n in range(rounds):
+            limits.append(await measured(f"bare SQL, round {n + 1}", lambda: bare_sql(connection, tasks)))
+            if not here.workers:
+                await here.start_worker()
+            whole, drain = await measured(f"through HTTP, round {n + 1}", lambda: through_worker(here, tasks))
+            wholes.append(whole)
+            drains.append(drain)
+        limits.append(await measured("bare SQL, again", lambda: bare_sql(connection, tasks)))
+        figures |= {"limit": limits, "whole": wholes, "drain": drains}
+        figures["latency_ms"] = await measured("created to claimed at 100/s", lambda: latency(here, 10))
+        await here.stop_workers()
+        figures["singles"] = await measured("one at a time, 32 in flight", lambda: one_at_a_time(here, tasks // 20))
+        figures["claim_empty_ms"] = await measured("claim, empty table", lambda: claim_latency(here))
+        await measured(f"filling with 2 x {rows:,} rows", lambda: fill(connection, rows, rows))
+        figures["claim_full_ms"] = await measured("claim, full table", lambda: claim_latency(here))
+        await connection.close()
+    return figures
+
+
+def report(figures: dict[str, Any]) -> None:
+    limit = sorted(figures["limit"])[len(figures["limit"]) // 2]
+    whole, drain = (sorted(figures[k])[len(figures[k]) // 2] for k in ("whole", "drain"))
+    p50, p99 = figures["latency_ms"]
+    table = Table(title=f"bench/kernel: {figures['tasks']:,} no-op tasks; {figures['machine']}")
+    for column in ("measure", "figure", "beside the limit", "bar"):
+        table.add_column(column)
+    table.add_row("bare SQL, claim + complete, tasks/s", spread(figures["limit"]), "1.00", "")
+    table.add_row("create + claim + complete through HTTP, tasks/s", spread(figures["whole"]), f"{whole / limit:.2f}", "0.50")
+    table.add_row("claim + complete through HTTP, tasks/s", spread(figures["drain"]), f"{drain / limit:.2f}", "0.50")
+    table.add_row("one task at a time, 32 in flight, tasks/s", f"{figures['singles']:,.0f}", f"{figures['singles'] / limit:.2f}", "reported")
+    table.add_row("created to claimed at 100/s, ms", f"p50 {p50:.1f}, p99 {p99:.1f}", "", "p50 < 10, p99 < 50")
+    empty, full = figures["claim_empty_ms"], figures["claim_full_ms"]
+    table.add_row("claim of 100, empty and full table, ms", f"{empty:.2f}, {full:.2f}", f"{full / empty:.2f}", "1.20")
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=100_000)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="terminal rows, and as many queued ones")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    figures = uvloop.run(run(arguments.tasks, arguments.rows, arguments.rounds))
+    report(figures)
+    target = Path("bench/results/kernel.json")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()
