@@ -318,7 +318,7 @@ create table interlock.sweeps (
 -- A task id of a run follows from the run and the index, so writing it twice overwrites and a range names its ids.
 create function interlock.run_task_id(run_id uuid, task_index bigint) returns uuid
     language sql immutable parallel safe as
-$$ select encode(substring(sha256(convert_to(run_id::text || ':' || task_index::text, 'UTF8')) for 16), 'hex')::uuid $$;
+$$ select encode(substring(sha256((run_id::text || ':' || task_index::text)::bytea) for 16), 'hex')::uuid $$;
 
 -- Exponential with a cap and jitter; `dice` in [0, 1) keeps it a pure function.
 create function interlock.backoff(attempt int, base float8, factor float8, cap float8, jitter float8, dice float8)

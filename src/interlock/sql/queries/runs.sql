@@ -135,8 +135,7 @@ where j.job_id = any(:job_ids::uuid[])
 limit :most;
 
 -- name: stranded_jobs
--- Parked tasks although there is room: a safety net, since claims and frees of a capped job hold its lock.
-select distinct j.job_id from interlock.jobs j
+-- Jobs with parked tasks: a cap may have been raised or taken away, or a wake-up lost between two commits.
+select j.job_id from interlock.jobs j
 where j.job_id = any(:job_ids::uuid[])
-  and (j.max_concurrency is not null or j.max_concurrency_per_key is not null)
   and exists (select 1 from interlock.tasks t where t.job_id = j.job_id and t.parked);
