@@ -68,7 +68,17 @@ async def installation(**settings: str) -> AsyncIterator[Installation]:
     with tempfile.TemporaryDirectory(prefix="interlock-bench-") as folder:
         environment = os.environ | {f"INTERLOCK_{k.upper()}": v for k, v in settings.items()}
         environment |= {"INTERLOCK_LOG_LEVEL": "warning"}
-        arguments = ["up", "--json", "--no-workers", "--dir", folder, "--gateway", "127.0.0.1:0", "--internal", "127.0.0.1:0"]
+        arguments = [
+            "up",
+            "--json",
+            "--no-workers",
+            "--dir",
+            folder,
+            "--gateway",
+            "127.0.0.1:0",
+            "--internal",
+            "127.0.0.1:0",
+        ]
         process = await _spawn(arguments, environment, stdout=asyncio.subprocess.PIPE)
         assert process.stdout is not None
         running = Installation(json.loads(await process.stdout.readline()), Path(folder))

@@ -57,7 +57,7 @@ async def submit(client: Client, count: int, **job: Any) -> list[UUID]:
 
     async def one(size: int) -> UUID:
         async with gate:
-            request = JobRequest(operator="echo", tasks=[Raw(b'{"n":1}')] * size, **job)
+            request = JobRequest(name="bench", operator="echo", tasks=[Raw(b'{"n":1}')] * size, **job)
             return (await client.submit_request(request)).run_id
 
     sizes = [min(1000, count - at) for at in range(0, count, 1000)]
@@ -85,7 +85,9 @@ async def through_worker(here: Installation, count: int) -> tuple[float, float]:
         started = time.perf_counter()
         await here.start_worker()
         # Clocked from the first claim: a worker's start-up is not part of it.
-        while not await connection.fetchval("select exists (select 1 from interlock.tasks where lease_expires_at is not null)"):
+        while not await connection.fetchval(
+            "select exists (select 1 from interlock.tasks where lease_expires_at is not null)"
+        ):
             await asyncio.sleep(0.002)
         started = time.perf_counter()
         await all_completed(connection, runs)
@@ -166,9 +168,7 @@ def _completed(claim: ClaimReply) -> Completion:
     assert claim.task_id
     assert claim.attempt
     assert claim.lease_token
-    return Completion(
-        task_id=claim.task_id, attempt=claim.attempt, lease_token=claim.lease_token, status="Completed"
-    )
+    return Completion(task_id=claim.task_id, attempt=claim.attempt, lease_token=claim.lease_token, status="Completed")
 
 
 async def fill(connection: asyncpg.Connection[Any], terminal: int, queued: int) -> None:
@@ -244,9 +244,16 @@ def report(figures: dict[str, Any]) -> None:
     for column in ("measure", "figure", "beside the limit", "bar"):
         table.add_column(column)
     table.add_row("bare SQL, claim + complete, tasks/s", spread(figures["limit"]), "1.00", "")
-    table.add_row("create + claim + complete through HTTP, tasks/s", spread(figures["whole"]), f"{whole / limit:.2f}", "0.50")
+    table.add_row(
+        "create + claim + complete through HTTP, tasks/s", spread(figures["whole"]), f"{whole / limit:.2f}", "0.50"
+    )
     table.add_row("claim + complete through HTTP, tasks/s", spread(figures["drain"]), f"{drain / limit:.2f}", "0.50")
-    table.add_row("one task at a time, 32 in flight, tasks/s", f"{figures['singles']:,.0f}", f"{figures['singles'] / limit:.2f}", "reported")
+    table.add_row(
+        "one task at a time, 32 in flight, tasks/s",
+        f"{figures['singles']:,.0f}",
+        f"{figures['singles'] / limit:.2f}",
+        "reported",
+    )
     table.add_row("created to claimed at 100/s, ms", f"p50 {p50:.1f}, p99 {p99:.1f}", "", "p50 < 10, p99 < 50")
     empty, full = figures["claim_empty_ms"], figures["claim_full_ms"]
     table.add_row("claim of 100, empty and full table, ms", f"{empty:.2f}, {full:.2f}", f"{full / empty:.2f}", "1.20")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +75,31 @@ class System:
         task: dict[str, Any] = reply.json()
         return task
 
+    async def claim_many(self, **what: Any) -> dict[str, Any]:
+        """A list of tasks or a range of a run; the whole reply."""
+        reply = await self.worker("POST", "/internal/task-claim", json={"worker_id": "test"} | what)
+        assert reply.status_code == 200, reply.text
+        batch: dict[str, Any] = reply.json()
+        return batch
+
+    async def receive(self, queue: str = "platform", **more: Any) -> list[dict[str, Any]]:
+        body = {"queue": queue, "worker_id": "test", "wait_seconds": 0} | more
+        reply = await self.worker("POST", "/internal/queue/receive", json=body)
+        assert reply.status_code == 200, reply.text
+        messages: list[dict[str, Any]] = reply.json()["messages"]
+        return messages
+
+    async def run(self, run_id: str) -> dict[str, Any]:
+        reply = await self.user("GET", f"/v1/runs/{run_id}")
+        assert reply.status_code == 200, reply.text
+        run: dict[str, Any] = reply.json()
+        return run
+
+    async def value(self, sql: str, *arguments: Any) -> Any:
+        """Straight from the state database: for what must hold there, whatever the API says."""
+        async with self.kernel.database.connection() as connection:
+            return await connection.fetchval(sql, *arguments)
+
     async def settle(self) -> None:
         """One pass of every loop but the reconciler and retention, until none has work."""
         services = [s for s in self.kernel.services() if s.name not in ("reconciler", "retention")]
@@ -84,6 +109,14 @@ class System:
     async def pass_of(self, name: str) -> int:
         service = next(s for s in self.kernel.services() if s.name == name)
         return await service.run_once()
+
+
+async def until(check: Callable[[], Awaitable[Any]], *, seconds: float = 20) -> Any:
+    """Asks again and again until the answer is something; for what another process or connection is about to do."""
+    async with asyncio.timeout(seconds):
+        while not (answer := await check()):
+            continue
+        return answer
 
 
 def fence(claim: dict[str, Any]) -> dict[str, Any]:

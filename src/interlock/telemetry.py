@@ -107,7 +107,7 @@ def configure(level: str = "info", form: str = "auto", *, process: str, file: Pa
     root.handlers = [_handler(_Stderr(sys.stderr), shared, text=text)]
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        rotating = logging.handlers.RotatingFileHandler(file, maxBytes=10 * 1024 * 1024, backupCount=3, delay=True)
+        rotating = _File(file, maxBytes=10 * 1024 * 1024, backupCount=3, delay=True)
         root.handlers.append(_handler(rotating, shared, text=False))
     root.setLevel(level.upper())
     logging.getLogger("httpx").setLevel(logging.WARNING)

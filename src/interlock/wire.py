@@ -307,6 +307,8 @@ class ClaimRequest(_Internal, frozen=True, kw_only=True):
     end: Index | None = None
     ranges: Annotated[list[ClaimRange], Meta(max_length=100)] | None = None
     limit: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    grouped: bool = False
+    """Answer in groups that say once what their tasks share. Tasks with tokens or outputs are answered one by one."""
     tokens: bool = True
     """False when the wrapper itself reports for the tasks: signing is the dearest part of a claim."""
     message: Receipt | None = None
@@ -325,6 +327,7 @@ class WriteGrant(Struct, frozen=True):
 class TaskPayload(Struct, frozen=True, kw_only=True):
     task_id: UUID
     attempt: int
+    job_id: UUID
     job: JobRef
     operator: str
     config: Raw
@@ -352,8 +355,31 @@ class ClaimReply(_Internal, frozen=True, kw_only=True):
     task: TaskPayload | None = None
 
 
+class GroupedTask(Struct, frozen=True, array_like=True):
+    task_id: UUID
+    attempt: int
+    lease_token: UUID
+    index: int | None
+    payload: Raw
+
+
+class ClaimGroup(Struct, frozen=True, kw_only=True):
+    """Claimed tasks of one run, or of one job without a run."""
+
+    job_id: UUID
+    job: JobRef
+    operator: str
+    config: Raw
+    org_id: UUID
+    run_id: UUID | None
+    lease_expires_at: datetime
+    timeout_at: datetime
+    tasks: list[GroupedTask]
+
+
 class ClaimBatchReply(_Internal, frozen=True, kw_only=True):
     claims: list[ClaimReply]
+    groups: list[ClaimGroup] = field(default_factory=list)
     remaining: int = 0
     """Tasks of the asked range that were claimable but beyond `limit`; a new message for them is on its way."""
 

@@ -148,6 +148,7 @@ def _received(row: Any) -> Received:
 def _parsed(handle: Handle) -> tuple[int, UUID] | None:
     """A handle that cannot be one of ours counts like one that is stale."""
     try:
-        return int(handle.message_id), UUID(handle.receipt)
+        number, receipt = int(handle.message_id), UUID(handle.receipt)
     except ValueError:
         return None
+    return (number, receipt) if 0 < number < 2**63 else None

@@ -19,7 +19,7 @@ import structlog
 from aiosql.adapters.asyncpg import AsyncPGAdapter
 
 from interlock.clock import Clock, SystemClock
-from interlock.errors import ConfigurationError, Unavailable
+from interlock.errors import BadRequest, ConfigurationError, Unavailable
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -36,6 +36,7 @@ _AWAY = (
     OSError,
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
@@ -44,6 +45,9 @@ _AWAY = (
     asyncpg.QueryCanceledError,
     TimeoutError,
 )
+# Postgres text has no NUL, and a surrogate of its own is no character.
+_NOT_TEXT = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
+_BROKEN = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 
@@ -79,8 +83,13 @@ _PLANNER = {
 }
 
 
-async def _keep_as_it_is(_connection: object) -> None:
-    """asyncpg would reset session state with a round trip per use; no statement here leaves any behind."""
+async def _keep_as_it_is(connection: Connection) -> None:
+    """asyncpg would reset session state with a round trip per use; no statement here leaves any behind.
+
+    Only one that was left inside a transaction, by a cancelled request, is set right.
+    """
+    if connection.is_in_transaction():
+        await connection.reset()
 
 
 @functools.cache
@@ -138,10 +147,21 @@ class Database:
         """One connection, autocommit: each statement is its own transaction."""
         try:
             async with self.pool.acquire() as connection:
-                await self._steer(connection)
-                yield connection
+                try:
+                    await self._steer(connection)
+                    yield connection
+                except _BROKEN:
+                    # Never back into the pool: the server died in the middle of a statement.
+                    connection.terminate()
+                    raise
         except _AWAY as error:
             raise Unavailable(f"The state database is away, try again: {_reason(error)}") from error
+        except _NOT_TEXT as error:
+            raise BadRequest("A text in the request holds a character that cannot be stored, such as NUL.") from error
+        except asyncpg.PostgresError as error:
+            # Postgres quotes whole rows there, payloads included; the error goes to the log.
+            error.detail = None
+            raise
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:

@@ -114,13 +114,13 @@ async def list_job_tasks(
     )
 
 
-@get("/v1/runs/{run_id:uuid}", guards=[user_guard], opt={"scope": "jobs:read"}, summary="A run and its counts")
+@get("/v1/runs/{run_id:str}", guards=[user_guard], opt={"scope": "jobs:read"}, summary="A run and its counts")
 async def get_run(request: Http, run_id: FromPath[UUID]) -> RunView:
     return await kernel_of(request).reads.run(run_id, principal_of(request).org_id)
 
 
 @post(
-    "/v1/runs/{run_id:uuid}/cancel",
+    "/v1/runs/{run_id:str}/cancel",
     guards=[user_guard],
     opt={"scope": "tasks:write"},
     status_code=200,
@@ -144,13 +144,13 @@ async def list_tasks(
     )
 
 
-@get("/v1/tasks/{task_id:uuid}", guards=[user_guard], opt={"scope": "tasks:read"}, summary="A task")
+@get("/v1/tasks/{task_id:str}", guards=[user_guard], opt={"scope": "tasks:read"}, summary="A task")
 async def get_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
     return await kernel_of(request).reads.task(task_id, principal_of(request).org_id)
 
 
 @get(
-    "/v1/tasks/{task_id:uuid}/attempts",
+    "/v1/tasks/{task_id:str}/attempts",
     guards=[user_guard],
     opt={"scope": "tasks:read"},
     summary="Its attempts",
@@ -160,7 +160,7 @@ async def get_attempts(request: Http, task_id: FromPath[UUID]) -> AttemptPage:
 
 
 @get(
-    "/v1/tasks/{task_id:uuid}/explain",
+    "/v1/tasks/{task_id:str}/explain",
     guards=[user_guard],
     opt={"scope": "tasks:read"},
     summary="Why it is not running, or why it ended as it did",
@@ -170,7 +170,7 @@ async def explain_task(request: Http, task_id: FromPath[UUID]) -> Explanation:
 
 
 @post(
-    "/v1/tasks/{task_id:uuid}/cancel",
+    "/v1/tasks/{task_id:str}/cancel",
     guards=[user_guard],
     opt={"scope": "tasks:write"},
     status_code=200,
@@ -181,7 +181,7 @@ async def cancel_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
 
 
 @post(
-    "/v1/tasks/{task_id:uuid}/retry",
+    "/v1/tasks/{task_id:str}/retry",
     guards=[user_guard],
     opt={"scope": "tasks:write"},
     status_code=200,

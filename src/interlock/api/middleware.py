@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from uuid import uuid4
 
 import structlog
@@ -15,7 +16,7 @@ from interlock.telemetry import REQUEST_SECONDS, REQUESTS
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
-def observed(listener: str) -> object:
+def observed(listener: str) -> Callable[[ASGIApp], ASGIApp]:
     """Middleware factory: a request keeps the id it came with, when that is a sane one."""
 
     def wrap(app: ASGIApp) -> ASGIApp:

@@ -88,6 +88,8 @@ _DETAILS = {
 
 def _validation(error: ValidationException) -> BadRequest:
     extra = error.extra if isinstance(error.extra, list) else []
+    if any(item.get("key") == "data" for item in extra):
+        return BadRequest("The request has no body; send JSON.", code="invalid_request")
     errors = [
         f"{item['key']}: {item['message']}" if item.get("key") else str(item.get("message", "")) for item in extra
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -22,10 +23,19 @@ _encoder = msgspec.json.Encoder()
 
 
 class Caller:
-    def __init__(self, url: str, headers: dict[str, str], *, verify: ssl.SSLContext | bool, patience: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: dict[str, str],
+        *,
+        verify: ssl.SSLContext | bool,
+        patience: float,
+        on_retry: Callable[[InterlockError], None] | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self.patience = patience
         """Seconds a failing call is tried again before its error is raised; infinity never gives up."""
+        self._on_retry = on_retry
         self._http = Http(url, verify=verify, headers=headers)
 
     async def __aenter__(self) -> Self:
@@ -57,6 +67,8 @@ class Caller:
                 return decoder.decode(outcome.body)
             if not _worth_retrying(outcome, repeatable=repeatable):
                 raise outcome
+            if self._on_retry is not None:
+                self._on_retry(outcome)
             backoff = backoff or Backoff(self.patience)
             await backoff.before_retry(outcome)
 

@@ -77,6 +77,11 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._waiter is None:
+            # Nobody asked: whatever it is, it must not be taken for the reply to the next request.
+            self.usable = False
+            self.close()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -86,6 +91,10 @@ class Connection(asyncio.Protocol):
         self._fail(str(exc) if exc else "the server closed the connection")
 
     # httptools
+
+    def on_message_begin(self) -> None:
+        if self._waiter is None or self._waiter.done():
+            self.usable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"retry-after":

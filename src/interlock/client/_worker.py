@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import ssl
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
 from interlock.client._caller import TIMEOUT_SECONDS, Caller, query
+from interlock.errors import InterlockError
 from interlock.wire import (
     ClaimBatchReply,
+    ClaimGroup,
     ClaimReply,
     ClaimRequest,
     CompletionBatch,
@@ -26,6 +29,7 @@ from interlock.wire import (
     ReleaseReply,
     Settled,
     SettleRequest,
+    TaskPayload,
 )
 
 T = TypeVar("T")
@@ -44,8 +48,8 @@ class WorkerClient:
     """Calls of a worker, authenticated by its worker token.
 
     All of them may be repeated: a second claim of a held task is answered with a reason, a second completion
-    with the same fence is a duplicate. So by default none gives up while the dispatcher is away; `patience`
-    bounds that.
+    with the same fence is a duplicate. So by default none gives up while the dispatcher is away: `patience`
+    bounds that, and `on_retry` hears of each failure that is tried again.
     """
 
     def __init__(
@@ -55,10 +59,12 @@ class WorkerClient:
         *,
         verify: ssl.SSLContext | bool = True,
         patience: float = math.inf,
+        on_retry: Callable[[InterlockError], None] | None = None,
     ) -> None:
         self.url = url
         self.verify = verify
-        self._caller = Caller(url, {"X-Trace-Worker-Token": worker_token}, verify=verify, patience=patience)
+        headers = {"X-Trace-Worker-Token": worker_token}
+        self._caller = Caller(url, headers, verify=verify, patience=patience, on_retry=on_retry)
 
     async def __aenter__(self) -> WorkerClient:
         return self
@@ -96,8 +102,11 @@ class WorkerClient:
         return await self._post("/internal/task-claim", _claim, request)
 
     async def claim_batch(self, request: ClaimRequest) -> ClaimBatchReply:
-        """Claim what can be claimed of `request.task_ids`, or of a run's range."""
-        return await self._post("/internal/task-claim", _claims, request)
+        """Claim what can be claimed of `request.task_ids`, or of runs' ranges. Groups come back as single claims."""
+        grouped = msgspec.structs.replace(request, grouped=not request.tokens)
+        reply = await self._post("/internal/task-claim", _claims, grouped)
+        apart = [claim for group in reply.groups for claim in _apart(group)]
+        return ClaimBatchReply(claims=reply.claims + apart, remaining=reply.remaining)
 
     async def fetch(self, task_id: UUID) -> FetchReply:
         return await self._caller.call("GET", query("/internal/task-fetch", task_id=task_id), _fetched)
@@ -110,3 +119,30 @@ class WorkerClient:
 
     async def release(self, batch: ReleaseBatch) -> ReleaseReply:
         return await self._post("/internal/task-release", _released, batch)
+
+
+def _apart(group: ClaimGroup) -> Iterator[ClaimReply]:
+    for one in group.tasks:
+        task = TaskPayload(
+            task_id=one.task_id,
+            attempt=one.attempt,
+            job_id=group.job_id,
+            job=group.job,
+            operator=group.operator,
+            config=group.config,
+            inputs=[],
+            payload=one.payload,
+            org_id=group.org_id,
+            run_id=group.run_id,
+            index=one.index,
+            outputs=[],
+            timeout_at=group.timeout_at,
+        )
+        yield ClaimReply(
+            status="Claimed",
+            task_id=one.task_id,
+            attempt=one.attempt,
+            lease_token=one.lease_token,
+            lease_expires_at=group.lease_expires_at,
+            task=task,
+        )

@@ -40,16 +40,17 @@ class Periodic:
 
 
 async def forever(service: Service) -> None:
-    """A pass that fails is logged and tried again: a database that is away must not end the loop."""
+    """A pass that fails, for whatever reason, is logged and tried again: a loop that is gone would go unnoticed."""
     failures = 0
     while True:
         started = time.perf_counter()
         try:
             done = await service.run_once()
-        except (InterlockError, OSError) as error:
+        except Exception as error:
             failures += 1
             LOOP_PASSES.labels(loop=service.name, result="error").inc()
-            log.warning("loop.failed", loop=service.name, reason=str(error))
+            expected = isinstance(error, InterlockError)
+            log.warning("loop.failed", loop=service.name, reason=str(error), exc_info=None if expected else error)
             await asyncio.sleep(min(5.0, service.seconds * 2 ** min(failures, 6)) * (0.5 + random.random()))  # noqa: S311
             continue
         failures = 0

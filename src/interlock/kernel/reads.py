@@ -147,14 +147,15 @@ class Reads:
     ) -> TaskPage:
         at = _decode(cursor)
         page = _Page(limit, [])
+        # Before a connection is held: readers that each wait for a second one would wait for each other.
+        job_id = (await self.find_job(job, org_id))["job_id"] if job is not None and run is None else None
         async with self._database.connection() as connection:
             if run is not None:
                 row = await _sql.run_by_id(connection, org_id=org_id, run_id=run)
                 if row is None:
                     raise NotFound(f"There is no run {run} in this org.")
                 end = await self._walk_run(connection, org_id, row, status, at, page)
-            elif job is not None:
-                job_id = (await self.find_job(job, org_id))["job_id"]
+            elif job_id is not None:
                 end = await self._walk_job(connection, org_id, job_id, status, at, page)
             else:
                 end = await self._walk_org(connection, org_id, status, at, page)

@@ -139,20 +139,21 @@ class Submissions:
         )
 
     async def _tasks(self, connection: Connection, job: Row, run_id: UUID, items: list[_Item]) -> list[int]:
-        if not items:
-            return []
-        rows = await _sql.insert_tasks(
-            connection,
-            run_id=run_id,
-            org_id=job["org_id"],
-            job_id=job["job_id"],
-            max_attempts=job["max_attempts"],
-            priority=job["priority"],
-            payloads=[item.payload for item in items],
-            dedupe_keys=[item.dedupe_key for item in items],
-            slot_keys=[item.slot_key for item in items],
-        )
-        return [row["task_index"] for row in rows]
+        shared = {
+            "run_id": run_id,
+            "org_id": job["org_id"],
+            "job_id": job["job_id"],
+            "max_attempts": job["max_attempts"],
+            "priority": job["priority"],
+            "payloads": [item.payload for item in items],
+            "slot_keys": [item.slot_key for item in items],
+        }
+        keys = [item.dedupe_key for item in items]
+        if any(key is not None for key in keys):
+            rows = await _sql.insert_tasks(connection, dedupe_keys=keys, **shared)
+            return [row["task_index"] for row in rows]
+        await _sql.insert_all_tasks(connection, **shared)
+        return list(range(len(items)))
 
     async def _enqueue(self, connection: Connection, job: Row, run_id: UUID, indexes: list[int], last: int) -> None:
         direct = self._settings.queue_direct
@@ -161,6 +162,7 @@ class Submissions:
         elif indexes:
             await _sql.enqueue_ranges(
                 connection,
+                job_id=job["job_id"],
                 run_id=run_id,
                 indexes=indexes,
                 last=last,
@@ -200,12 +202,10 @@ class Submissions:
 
     async def _own_outputs(self, connection: Connection, request: JobRequest, org_id: UUID) -> None:
         if request.outputs:
-            foreign = await _sql.own_datasets(
-                connection,
-                org_id=org_id,
-                uuids=[o.dataset_uuid for o in request.outputs],
-                versions=[o.dataset_version for o in request.outputs],
-            )
+            uuids = [o.dataset_uuid for o in request.outputs]
+            versions = [o.dataset_version for o in request.outputs]
+            await _sql.register_datasets(connection, org_id=org_id, uuids=uuids, versions=versions)
+            foreign = await _sql.foreign_datasets(connection, org_id=org_id, uuids=uuids)
             if foreign:
                 raise NotFound(f"There is no dataset {foreign[0]['dataset_uuid']} in this org.")
 

@@ -23,6 +23,7 @@ from interlock.settings import Settings
 from interlock.telemetry import ATTEMPTS_ENDED, TASKS_CLAIMED
 from interlock.wire import (
     ClaimBatchReply,
+    ClaimGroup,
     ClaimRange,
     ClaimReply,
     ClaimRequest,
@@ -31,6 +32,7 @@ from interlock.wire import (
     CompletionReply,
     DatasetRef,
     FetchReply,
+    GroupedTask,
     Heartbeat,
     HeartbeatBatchReply,
     HeartbeatReply,
@@ -101,18 +103,28 @@ class Tasks:
 
     async def claim(self, request: ClaimRequest, worker: WorkerIdentity) -> ClaimBatchReply:
         wanted = _wanted(request)
-        runtimes = None if worker.runtimes is None else list(worker.runtimes)
-        who = {"worker_id": _clean(request.worker_id), "runtimes": runtimes}
+        who = {"worker_id": _clean(request.worker_id), "runtimes": self._reach(worker)}
         rows, states = await self._database.run(lambda c: self._claim_free(c, wanted, who), transaction=False)
         capped = sorted({s["job_id"] for s in states if s["capped"] and s["status"] == "Queued" and s["allowed"]})
         if capped:
-            rows += await self._claim_capped([s["task_id"] for s in states], capped, who)
+            rows += await self._claim_capped([s["task_id"] for s in states], capped, who | {"most": wanted.most})
         await failpoint("claim.committed")
         TASKS_CLAIMED.inc(len(rows))
         left = await self._settle(wanted, rows)
-        claims = await self._claims(rows, tokens=request.tokens)
+        jobs = await self._jobs({(row["job_id"], row["job_version"]) for row in rows})
+        together = [row for row in rows if request.grouped and not request.tokens and not jobs[row["job_id"]].outputs]
+        apart = rows if not together else [row for row in rows if jobs[row["job_id"]].outputs]
+        claims = await self._claims(apart, jobs, tokens=request.tokens)
         claims += _not_claimed(wanted, rows, states)
-        return ClaimBatchReply(claims=claims, remaining=left)
+        return ClaimBatchReply(claims=claims, groups=_groups(together, jobs), remaining=left)
+
+    def _reach(self, worker: WorkerIdentity) -> list[str] | None:
+        """The worker's runtimes by every name that leads to the same queue: a job keeps the alias it was given."""
+        if worker.runtimes is None:
+            return None
+        names = self._settings.runtime_names
+        mine = {self._settings.runtime(name).queue for name in worker.runtimes if name in names}
+        return [name for name in names if self._settings.runtime(name).queue in mine]
 
     async def _claim_free(
         self, connection: Connection, wanted: _Wanted, who: dict[str, Any]
@@ -132,10 +144,10 @@ class Tasks:
         states = await _sql.claim_states(connection, shard=SMALL_SHARD, task_ids=left, runtimes=who["runtimes"])
         return rows, states
 
-    async def _claim_capped(self, ids: list[UUID], jobs: list[UUID], who: dict[str, Any]) -> list[Row]:
+    async def _claim_capped(self, ids: list[UUID], jobs: list[UUID], how: dict[str, Any]) -> list[Row]:
         async def work(connection: Connection) -> list[Row]:
             await _sql.lock_capped_jobs(connection, job_ids=jobs)
-            rows: list[Row] = await _sql.claim_capped(connection, shard=SMALL_SHARD, task_ids=ids, job_ids=jobs, **who)
+            rows: list[Row] = await _sql.claim_capped(connection, shard=SMALL_SHARD, task_ids=ids, job_ids=jobs, **how)
             await failpoint("claim.before_commit")
             return rows
 
@@ -160,12 +172,11 @@ class Tasks:
         only = wanted.ranges[0]
         last = max(row["task_index"] for row in rows)
         if last < only.end:
-            rest = {"run_id": only.run_id, "start": last + 1, "end": only.end}
+            rest = {"job_id": rows[0]["job_id"], "run_id": only.run_id, "start": last + 1, "end": only.end}
             await self._queue.replace(queue, handle, msgspec.json.encode(rest).decode())
         return only.end - int(last)
 
-    async def _claims(self, rows: list[Row], *, tokens: bool) -> list[ClaimReply]:
-        jobs = await self._jobs({(row["job_id"], row["job_version"]) for row in rows})
+    async def _claims(self, rows: list[Row], jobs: dict[UUID, _Job], *, tokens: bool) -> list[ClaimReply]:
         replies = []
         for row in rows:
             task = self._payload(row, jobs[row["job_id"]])
@@ -207,6 +218,7 @@ class Tasks:
         return TaskPayload(
             task_id=task_id,
             attempt=attempt,
+            job_id=row["job_id"],
             job=job.ref,
             operator=job.operator,
             config=job.config,
@@ -220,9 +232,8 @@ class Tasks:
         )
 
     async def fetch(self, task_id: UUID, worker: WorkerIdentity) -> FetchReply:
-        runtimes = None if worker.runtimes is None else list(worker.runtimes)
         async with self._database.connection() as connection:
-            row = await _sql.fetch_task(connection, shard=SMALL_SHARD, task_id=task_id, runtimes=runtimes)
+            row = await _sql.fetch_task(connection, shard=SMALL_SHARD, task_id=task_id, runtimes=self._reach(worker))
         if row is None:
             raise NotFound(f"There is no task {task_id}.")
         status = TaskStatus.CANCELED if row["cancel_requested"] else TaskStatus(row["status"])
@@ -326,6 +337,8 @@ class Tasks:
                 f"The result has {len(item.result)} bytes; the limit is {limit}. Write it to an output instead.",
                 code="result_too_large",
             )
+        elif isinstance(item.result, Raw) and not _is_utf8(item.result):
+            outcome.refused[item.task_id] = BadRequest("The result is not JSON in UTF-8.", code="bad_result")
         return item.task_id not in outcome.refused
 
     async def _with_allowed_effects(
@@ -471,6 +484,32 @@ def _job(row: Row) -> _Job:
     return _Job(ref, row["operator"], Raw(row["config"]), outputs_of(row))
 
 
+def _groups(rows: list[Row], jobs: dict[UUID, _Job]) -> list[ClaimGroup]:
+    """One statement claimed them, so tasks of a job share its lease and its timeout."""
+    by_run: defaultdict[tuple[UUID, UUID | None], list[Row]] = defaultdict(list)
+    for row in rows:
+        by_run[row["job_id"], row["run_id"]].append(row)
+    return [_group(members, jobs[job_id]) for (job_id, _), members in by_run.items()]
+
+
+def _group(rows: list[Row], job: _Job) -> ClaimGroup:
+    first = rows[0]
+    return ClaimGroup(
+        job_id=first["job_id"],
+        job=job.ref,
+        operator=job.operator,
+        config=job.config,
+        org_id=first["org_id"],
+        run_id=first["run_id"],
+        lease_expires_at=first["lease_expires_at"],
+        timeout_at=first["timeout_at"],
+        tasks=[
+            GroupedTask(row["task_id"], row["attempt"], row["lease_token"], row["task_index"], Raw(row["payload"]))
+            for row in rows
+        ],
+    )
+
+
 def _not_claimed(wanted: _Wanted, rows: list[Row], states: list[Row]) -> list[ClaimReply]:
     """A verdict for every id that was asked for by name; a range is only told what it got."""
     taken = {row["task_id"] for row in rows}
@@ -531,12 +570,12 @@ def _completion_arrays(items: list[Completion]) -> dict[str, Any]:
 
 def _already_said(state: Row | None, item: Completion) -> bool:
     """The same report of the same attempt, again: a reply was lost, or a message was delivered twice."""
-    return (
-        state is not None
-        and state["lease_token"] == item.lease_token
-        and state["attempt"] == item.attempt
-        and not state["late_reply"]
-        and state["status"] == item.status
+    if state is None or state["late_reply"]:
+        return False
+    # A failure after a cancel became the cancel.
+    said = "Canceled" if item.status == "Failed" and state["cancel_requested"] else item.status
+    return bool(
+        state["lease_token"] == item.lease_token and state["attempt"] == item.attempt and state["status"] == said
     )
 
 
@@ -560,6 +599,14 @@ def _refusal(task_id: UUID, error: InterlockError) -> Refusal:
 
 def _raised(refusal: Refusal) -> Fenced:
     return Fenced(refusal.detail, stale=refusal.stale or "task")
+
+
+def _is_utf8(raw: Raw) -> bool:
+    try:
+        bytes(raw).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _clean(text: str | None) -> str | None:

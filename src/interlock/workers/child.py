@@ -234,6 +234,7 @@ class Lines(io.TextIOBase):
     def __init__(self, child: Child, stream: str) -> None:
         self._child, self._stream = child, stream
         self._rest = ""
+        self._cut = False
 
     def writable(self) -> bool:
         return True
@@ -242,8 +243,10 @@ class Lines(io.TextIOBase):
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             self._show(line)
+            self._cut = False
         if len(self._rest) > LINE:
             self.flush()
+            self._cut = True
         return len(text)
 
     def flush(self) -> None:
@@ -252,6 +255,8 @@ class Lines(io.TextIOBase):
             self._show(line)
 
     def _show(self, line: str) -> None:
+        if self._cut:
+            return
         self._child.report(protocol.Printed(self._child.slot, self._stream, plain(line, LINE)))
 
 

@@ -126,9 +126,10 @@ class TaskContext:
 def _checked(items: Sequence[Any], kind: type[list[Any]]) -> list[Any]:
     """Limits are checked where a value is read, not where it is made: better here than at the dispatcher."""
     try:
-        return msgspec.convert(msgspec.to_builtins(list(items)), kind)
+        checked: list[Any] = msgspec.convert(msgspec.to_builtins(list(items)), kind)
     except msgspec.ValidationError as error:
         raise ValueError(f"an event or output is not as the wire allows: {error}") from None
+    return checked
 
 
 def plain(text: str, limit: int) -> str:

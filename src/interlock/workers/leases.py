@@ -42,7 +42,7 @@ class Leases:
         except (Unauthenticated, Forbidden):
             raise
         except InterlockError as error:
-            log.error("worker.heartbeat_failed", tasks=len(due), code=error.code, reason=error.detail)
+            log.warning("worker.heartbeat_failed", tasks=len(due), code=error.code, reason=error.detail)
         else:
             self._act_on(reply, due)
 

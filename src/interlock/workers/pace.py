@@ -19,16 +19,25 @@ WEIGHT = 0.1
 LEAST_SECONDS = 20e-6
 """What a task costs even if it does nothing."""
 REMEMBERED = 1000
+MOST_TASKS = 1000
+"""What one claim asks for at most."""
+MOST_BYTES = 4 << 20
+"""Payloads that one claim should bring at most."""
 
 
 def kind_of(task: TaskPayload) -> Kind:
     return task.operator, bytes(task.config)
 
 
+def is_of(task: TaskPayload, kind: Kind) -> bool:
+    return task.operator == kind[0] and bytes(task.config) == kind[1]
+
+
 class Pace:
     def __init__(self, tasks_per_message: float) -> None:
         self._means: OrderedDict[Kind, float] = OrderedDict()
         self._kinds: OrderedDict[UUID, Kind] = OrderedDict()
+        self._bytes: OrderedDict[Kind, float] = OrderedDict()
         self.tasks_per_message = tasks_per_message
         self.latest: Kind | None = None
         """The kind last claimed: the best guess at what the queue holds next."""
@@ -46,13 +55,22 @@ class Pace:
         else:
             self._means[kind] = mean + WEIGHT * (seconds - mean)
 
-    def kind_of_run(self, run_id: UUID) -> Kind | None:
-        return self._kinds.get(run_id)
+    def weigh(self, kind: Kind, payload_bytes: float) -> None:
+        self._bytes[kind] = payload_bytes
+        _forget_oldest(self._bytes)
+
+    def most_by_size(self, kind: Kind | None) -> int:
+        """How many tasks of a kind one reply may carry, by the payloads seen last."""
+        known = None if kind is None else self._bytes.get(kind)
+        return MOST_TASKS if known is None else min(max(int(MOST_BYTES / max(known, 1)), 1), MOST_TASKS)
+
+    def kind_of_job(self, job_id: UUID | None) -> Kind | None:
+        return None if job_id is None else self._kinds.get(job_id)
 
     def claimed(self, task: TaskPayload, kind: Kind) -> None:
         self.latest = kind
-        if task.run_id is not None and task.run_id not in self._kinds:
-            self._kinds[task.run_id] = kind
+        if self._kinds.get(task.job_id) != kind:
+            self._kinds[task.job_id] = kind
             _forget_oldest(self._kinds)
 
     def message_held(self, tasks: int) -> None:

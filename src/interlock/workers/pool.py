@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import time
@@ -16,7 +17,7 @@ from interlock.errors import ConfigurationError
 from interlock.wire import ClaimReply, Completion, Crash, Event
 from interlock.workers import crash, process, protocol
 from interlock.workers.held import Held, beat_interval
-from interlock.workers.pace import Kind, Pace, kind_of
+from interlock.workers.pace import Kind, Pace, is_of, kind_of
 from interlock.workers.process import ChildProcess, Launch
 
 log = structlog.get_logger()
@@ -28,7 +29,6 @@ CHUNK_SECONDS = 0.05
 FEED_BELOW_SECONDS = 0.01
 """A child with less than this ahead of it gets the next chunk: enough to bridge the way there."""
 MOST_PER_CHUNK = 500
-MOST_PER_CLAIM = 1000
 PROGRESS_SECONDS = 1.0
 RESTART_FIRST_SECONDS = 0.05
 RESTART_CAP_SECONDS = 5.0
@@ -54,7 +54,7 @@ class Pool:
         self._slots = itertools.count(1)
         self._supervisors: set[asyncio.Task[None]] = set()
         self._failed_starts = 0
-        self._draining = False
+        self._draining = asyncio.Event()
         self.children: list[ChildProcess] = []
         self.queue: deque[Held] = deque()
         """Claimed, and in no child's hands yet."""
@@ -69,7 +69,7 @@ class Pool:
 
     def room(self, kind: Kind | None) -> int:
         """How many tasks of a kind this worker should claim now; 0 for none."""
-        if self._draining:
+        if self._draining.is_set():
             return 0
         free = sum(1 for child in self.children if child.ready and not child.assigned)
         spare = free - len(self.queue) - math.ceil(self.reserved_seconds / self.claim_seconds(kind))
@@ -78,7 +78,7 @@ class Pool:
         return max(spare, ahead, 0)
 
     def _budget(self) -> float:
-        working = [child for child in self.children if child.ready]
+        working = [child for child in self.children if child.ready and not child.stuck]
         backlog = self.reserved_seconds + self._queued_seconds + sum(child.load for child in working)
         return PREFETCH_SECONDS * len(working) - backlog
 
@@ -94,8 +94,8 @@ class Pool:
 
     def take(self, claims: Iterable[ClaimReply]) -> int:
         """Take over what was claimed and feed it to the children. Returns how many tasks that were."""
-        taken = [held for claim in claims if (held := self._hold(claim))]
-        if self._draining:
+        taken = self._hold([claim for claim in claims if claim.task is not None])
+        if self._draining.is_set():
             self._release(taken)
             return len(taken)
         for held in taken:
@@ -105,26 +105,34 @@ class Pool:
         self.feed()
         return len(taken)
 
-    def _hold(self, claim: ClaimReply) -> Held | None:
-        if claim.task is None or claim.lease_token is None or claim.lease_expires_at is None:
-            return None
-        kind = kind_of(claim.task)
-        self._pace.claimed(claim.task, kind)
-        every = beat_interval(claim.lease_expires_at, self._usual_lease)
-        return Held(
-            slot=next(self._slots),
-            task_id=claim.task.task_id,
-            attempt=claim.task.attempt,
-            lease_token=claim.lease_token,
-            task=claim.task,
-            kind=kind,
-            estimate=self.estimate(kind),
-            beat_every=every,
-            beat_at=time.monotonic() + every,
-        )
+    def _hold(self, claims: list[ClaimReply]) -> list[Held]:
+        """Tasks of one claim mostly share a job, so that what follows from the job is worked out once."""
+        now = time.monotonic()
+        expires_at = kind = None
+        every = estimate = size = 0.0
+        held: list[Held] = []
+        for claim in claims:
+            task, lease_token = claim.task, claim.lease_token
+            if task is None or lease_token is None or claim.lease_expires_at is None:
+                continue
+            if claim.lease_expires_at != expires_at:
+                expires_at = claim.lease_expires_at
+                every = beat_interval(expires_at, self._usual_lease)
+            if kind is None or not is_of(task, kind):
+                kind = kind_of(task)
+                estimate = self.estimate(kind)
+                self._pace.claimed(task, kind)
+            size += len(task.payload)
+            slot = next(self._slots)
+            held.append(Held(slot, task.task_id, task.attempt, lease_token, task, kind, estimate, every, now + every))
+        if kind is not None:
+            self._pace.weigh(kind, size / len(held))
+        return held
 
     def feed(self) -> None:
-        hungry = [child for child in self.children if child.ready and child.load < FEED_BELOW_SECONDS]
+        hungry = [
+            child for child in self.children if child.ready and child.load < FEED_BELOW_SECONDS and not child.stuck
+        ]
         for waiting, child in zip(range(len(hungry), 0, -1), hungry, strict=True):
             if not self.queue:
                 return
@@ -155,7 +163,7 @@ class Pool:
                     self._desk.complete(held.completed(message.result, message.events, message.outputs))
             else:
                 self._heard_other(child, message)
-        if self._draining:
+        if self._draining.is_set():
             self._retire_idle()
         self.feed()
         self.room_made.set()
@@ -201,7 +209,7 @@ class Pool:
                 self._drop(held)
                 self._end(held, held.canceled())
         live = [held for held in returned if not held.ended]
-        if self._draining:
+        if self._draining.is_set():
             self._release(live)
             return
         self.queue.extendleft(reversed(live))
@@ -287,23 +295,28 @@ class Pool:
     async def _keep_one(self) -> None:
         """One child after the other, until the pool drains."""
         pause = RESTART_FIRST_SECONDS
-        while not self._draining:
+        while not self._draining.is_set():
             began = time.monotonic()
             await self._live_through_one()
-            if self._draining:
-                return
             pause = RESTART_FIRST_SECONDS if time.monotonic() - began > 10 else pause
-            await asyncio.sleep(pause)
+            await self._drained_within(pause)
             pause = min(pause * 2, RESTART_CAP_SECONDS)
+
+    async def _drained_within(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._draining.wait()
 
     async def _live_through_one(self) -> None:
         child = await process.start(self._launch, self.heard, self.printed)
         self.children.append(child)
+        if self._draining.is_set():
+            child.retire()
+        # It may have reported that it is ready before it was in the list.
+        self.feed()
+        self.room_made.set()
         try:
             cause = await child.ended()
-        except asyncio.CancelledError:
-            child.kill("drain")
-            raise
         finally:
             self.children.remove(child)
         self._bury(child, cause)
@@ -311,7 +324,7 @@ class Pool:
     def _bury(self, child: ChildProcess, cause: Crash) -> None:
         if child.head is not None:
             self._end_head(child, cause)
-        elif not child.ready and not self._draining:
+        elif not child.ready and not self._draining.is_set():
             self._start_failed(cause)
         self._take_back(list(child.assigned))
         child.assigned.clear()
@@ -346,12 +359,13 @@ class Pool:
 
     def drain(self) -> None:
         """Start nothing new: give back what waits, and let what runs finish."""
-        self._draining = True
+        self._draining.set()
         self.release_queue()
         for child in self.children:
             if len(child.assigned) > 1:
                 child.recall()
         self._retire_idle()
+        self.room_made.set()
 
     def _retire_idle(self) -> None:
         for child in self.children:
@@ -368,12 +382,10 @@ class Pool:
             await asyncio.wait(self._supervisors)
 
     async def abandon(self) -> None:
-        """End everything at once; what was running is left to its lease."""
-        self._draining = True
+        """End everything at once."""
+        self._draining.set()
         self.kill_all()
-        for supervisor in list(self._supervisors):
-            supervisor.cancel()
-        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        await self.ended()
 
 
 def _told(cause: Crash) -> dict[str, object]:

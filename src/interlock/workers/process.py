@@ -26,6 +26,7 @@ PIPE_BYTES = 1 << 20
 """Room for reports while the wrapper is busy: a child waits when it is full."""
 READ_PAUSE_SECONDS = 0.002
 """Reports that follow close on each other are read together. The first one is read at once."""
+STUCK_SECONDS = 0.5
 EOF_SECONDS = 5.0
 LINE = 2_000
 
@@ -101,12 +102,21 @@ class ChildProcess:
         self.recalled = False
 
     @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    @property
     def head(self) -> Held | None:
         return self.assigned[0] if self.assigned else None
 
     @property
     def head_seconds(self) -> float:
         return time.monotonic() - self.head_since if self.assigned else 0.0
+
+    @property
+    def stuck(self) -> bool:
+        """Long on one task: nothing is queued behind it."""
+        return self.head_seconds > STUCK_SECONDS
 
     def assign(self, tasks: list[Held]) -> None:
         if not self.assigned:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from uuid import UUID
 
-import msgspec
 import structlog
-from msgspec import Struct
 
 from interlock.client import WorkerClient
 from interlock.errors import Forbidden, InterlockError, NotFound, Unauthenticated
 from interlock.failpoints import failpoint
 from interlock.wire import (
     ClaimBatchReply,
+    ClaimRange,
     ClaimRequest,
     MessageRef,
     QueueMessage,
@@ -25,14 +24,17 @@ from interlock.wire import (
     ReceiveRequest,
     SettleRequest,
 )
+from interlock.workers import wakeups
 from interlock.workers.pace import Kind, Pace
-from interlock.workers.pool import MOST_PER_CLAIM, Pool
+from interlock.workers.pool import Pool
 from interlock.workers.reporter import Reporter
+from interlock.workers.wakeups import Span
 
 log = structlog.get_logger()
 
 PULLERS = 4
 MOST_MESSAGES = 10
+MOST_TOGETHER = 2_000
 WAIT_SECONDS = 20.0
 VISIBILITY_SECONDS = 15.0
 """From receiving a message to its claim: it is settled with that."""
@@ -40,18 +42,6 @@ PATIENT_RECEIVES = 5
 """A message that was put back this often is claimed from even without room: it must not become a dead letter."""
 MOST_UNREPORTED = 20_000
 PAUSE_SECONDS = 1.0
-
-
-class WakeUp(Struct, frozen=True):
-    """A message's body: one task, or a run's inclusive range."""
-
-    task_id: UUID | None = None
-    run_id: UUID | None = None
-    start: int | None = None
-    end: int | None = None
-
-
-_wake_up = msgspec.json.Decoder(WakeUp)
 
 
 class Puller:
@@ -73,7 +63,7 @@ class Puller:
             except (Unauthenticated, Forbidden, NotFound):
                 raise
             except InterlockError as error:
-                log.error("worker.pull_failed", code=error.code, reason=error.detail)
+                log.warning("worker.pull_failed", code=error.code, reason=error.detail)
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _room(self, draining: asyncio.Event) -> None:
@@ -117,81 +107,90 @@ class Puller:
     # Claims
 
     async def _claim_all(self, messages: list[QueueMessage], draining: asyncio.Event) -> None:
-        tasks: dict[UUID, QueueMessage] = {}
+        found = wakeups.sort(messages)
+        for message in found.unreadable:
+            log.error("worker.message_unreadable", queue=self._queue, message_id=message.message_id)
         surplus: list[QueueMessage] = []
-        for message in messages:
-            wake_up = self._read(message)
-            if wake_up is None:
-                continue
-            if draining.is_set():
-                surplus.append(message)
-            elif wake_up.task_id is not None:
-                tasks[wake_up.task_id] = message
-            elif not await self._claim_range(wake_up, message):
-                surplus.append(message)
-        surplus += await self._claim_tasks(tasks)
+        whole = [] if draining.is_set() else self._fitting(found.spans)
+        if whole:
+            await self._claim_whole(whole)
+        for span in found.spans[len(whole) :]:
+            surplus += [span.message] if draining.is_set() else await self._claim_span(span)
+        surplus += found.tasks.values() if draining.is_set() else await self._claim_tasks(found.tasks)
         if surplus:
             await self._client.nack(self._settle(surplus))
 
-    def _read(self, message: QueueMessage) -> WakeUp | None:
-        try:
-            wake_up = _wake_up.decode(message.body)
-        except msgspec.MsgspecError:
-            wake_up = WakeUp()
-        if wake_up.task_id is None and wake_up.run_id is None:
-            log.error("worker.message_unreadable", queue=self._queue, message_id=message.message_id)
-            return None
-        return wake_up
+    def _limit(self, kind: Kind | None, messages: Iterable[QueueMessage]) -> int:
+        must = any(message.receives > PATIENT_RECEIVES for message in messages)
+        return min(self._pool.room(kind), self._pace.most_by_size(kind)) or int(must)
 
-    def _limit(self, kind: Kind | None, message: QueueMessage) -> int:
-        room = self._pool.room(kind)
-        return min(room, MOST_PER_CLAIM) or int(message.receives > PATIENT_RECEIVES)
+    def _fitting(self, spans: list[Span]) -> list[Span]:
+        """The spans from the first on that are of one known kind and for which there is room as they are."""
+        kind = self._pace.kind_of_job(spans[0].job_id) if spans else None
+        if kind is None or self._pace.seconds(kind) is None:
+            return []
+        room = min(self._limit(kind, ()), MOST_TOGETHER)
+        fitting: list[Span] = []
+        for span in spans:
+            room -= span.tasks
+            if room < 0 or self._pace.kind_of_job(span.job_id) != kind:
+                break
+            fitting.append(span)
+        return fitting
 
-    async def _claim_range(self, wake_up: WakeUp, message: QueueMessage) -> bool:
-        """Claim from a run's range. False when there is no room; the message is still to be put back then."""
-        assert wake_up.run_id is not None  # noqa: S101 - _read lets nothing else through
-        kind = self._pace.kind_of_run(wake_up.run_id)
-        limit = self._limit(kind, message)
+    async def _claim_whole(self, spans: list[Span]) -> None:
+        """One call for many messages: most of a claim's cost is per call."""
+        for span in spans:
+            self._pace.message_held(span.tasks)
+        ranges = [ClaimRange(span.run_id, span.start, span.end, self._receipt(span.message)) for span in spans]
+        request = ClaimRequest(worker_id=self._worker_id, ranges=ranges, tokens=False)
+        tasks = sum(span.tasks for span in spans)
+        await self._claim(request, tasks, self._pace.kind_of_job(spans[0].job_id))
+
+    async def _claim_span(self, span: Span) -> list[QueueMessage]:
+        """Claim from a run's range. Returns its message when there is no room for any of it."""
+        self._pace.message_held(span.tasks)
+        kind = self._pace.kind_of_job(span.job_id)
+        limit = min(self._limit(kind, [span.message]), span.tasks)
         if not limit:
-            return False
+            return [span.message]
         request = ClaimRequest(
             worker_id=self._worker_id,
-            run_id=wake_up.run_id,
-            start=wake_up.start,
-            end=wake_up.end,
+            run_id=span.run_id,
+            start=span.start,
+            end=span.end,
             limit=limit,
             tokens=False,
-            message=self._receipt(message),
+            message=self._receipt(span.message),
         )
         await self._claim(request, limit, kind)
-        return True
+        return []
 
     async def _claim_tasks(self, tasks: dict[UUID, QueueMessage]) -> list[QueueMessage]:
         """Claim single tasks, all in one call. Returns the messages for which there is no room."""
         if not tasks:
             return []
         kind = self._pace.latest
-        limit = max(self._limit(kind, message) for message in tasks.values())
-        chosen = dict(list(tasks.items())[:limit])
-        if len(chosen) == 1:
-            (task_id, message), *_ = chosen.items()
+        self._pace.message_held(1)
+        chosen = dict(list(tasks.items())[: self._limit(kind, tasks.values())])
+        together = len(chosen) > 1
+        if chosen:
             request = ClaimRequest(
-                worker_id=self._worker_id, task_ids=[task_id], tokens=False, message=self._receipt(message)
+                worker_id=self._worker_id,
+                task_ids=list(chosen),
+                tokens=False,
+                message=None if together else self._receipt(next(iter(chosen.values()))),
             )
-            await self._claim(request, 1, kind)
-        elif chosen:
-            request = ClaimRequest(worker_id=self._worker_id, task_ids=list(chosen), tokens=False)
             await self._claim(request, len(chosen), kind)
-            await self._client.ack(self._settle(list(chosen.values())))
+        if together:
+            await self._client.ack(self._settle(chosen.values()))
         return [message for task_id, message in tasks.items() if task_id not in chosen]
 
     async def _claim(self, request: ClaimRequest, expected: int, kind: Kind | None) -> None:
         with self._reserved(expected, kind):
             reply: ClaimBatchReply = await self._client.claim_batch(request)
         await failpoint("worker.claimed")
-        taken = self._pool.take(reply.claims)
-        per_message = taken + reply.remaining if request.run_id is not None else 1
-        self._pace.message_held(per_message)
+        self._pool.take(reply.claims)
 
     @contextlib.contextmanager
     def _reserved(self, tasks: int, kind: Kind | None) -> Iterator[None]:
@@ -206,6 +205,6 @@ class Puller:
     def _receipt(self, message: QueueMessage) -> Receipt:
         return Receipt(queue=self._queue, message_id=message.message_id, receipt=message.receipt)
 
-    def _settle(self, messages: list[QueueMessage]) -> SettleRequest:
+    def _settle(self, messages: Iterable[QueueMessage]) -> SettleRequest:
         items = [MessageRef(message_id=one.message_id, receipt=one.receipt) for one in messages]
         return SettleRequest(queue=self._queue, items=items)

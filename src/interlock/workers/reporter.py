@@ -7,11 +7,13 @@ must not hurt its neighbours, so that a refused batch is halved until the item s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import structlog
+from msgspec import Raw
 
 from interlock.client import TaskClient, WorkerClient
 from interlock.errors import Fenced, Forbidden, InterlockError, NotFound, Unauthenticated
@@ -143,7 +145,7 @@ class Reporter:
             raise
         except InterlockError as error:
             # Their leases run out instead; that costs each an attempt.
-            log.error("worker.release_failed", tasks=len(batch.items), code=error.code, reason=error.detail)
+            log.warning("worker.release_failed", tasks=len(batch.items), code=error.code, reason=error.detail)
         else:
             log.info("worker.released", tasks=reply.released)
 
@@ -194,12 +196,12 @@ class Reporter:
 
     async def drain(self, seconds: float) -> None:
         """Tell all that is left to tell, as far as `seconds` allow."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._waiting or self._flights or self._others:
                     self._flush()
                     await asyncio.wait(self._flights | self._others)
-        except TimeoutError:
+        if self._waiting or self._flights or self._others:
             log.error("worker.reports_lost", waiting=len(self._waiting), calls=len(self._flights))
 
     def abandon(self) -> None:
@@ -211,7 +213,5 @@ class Reporter:
 
 def _size(completion: Completion) -> int:
     result = completion.result
-    size = ITEM_BYTES + len(completion.error_message or "") * 2
-    if isinstance(result, bytes) or hasattr(result, "__buffer__"):
-        size += len(result)  # type: ignore[arg-type]
-    return size + 300 * (len(completion.events) + len(completion.outputs))
+    size = ITEM_BYTES + (len(result) if isinstance(result, Raw) else 2 * len(completion.error_message or ""))
+    return size + ITEM_BYTES * (len(completion.events) + len(completion.outputs))

@@ -20,8 +20,6 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 0.2
 CANCEL_GRACE_SECONDS = 5.0
-STUCK_SECONDS = 0.5
-"""After so long on one task, what is queued behind it in the same child goes elsewhere."""
 HOARD_SECONDS = 2.0
 """When every child is that long on one task, what waits here is given back for other workers."""
 
@@ -55,7 +53,7 @@ class Watch:
         elif self._ignores_the_stop(child, head):
             log.warning("worker.cancel_ignored", task_id=str(head.task_id), grace_seconds=self._grace)
             child.kill("lost" if head.lost else "cancel", head.slot)
-        elif len(child.assigned) > 1 and child.head_seconds > STUCK_SECONDS and not child.recalled:
+        elif len(child.assigned) > 1 and child.stuck and not child.recalled:
             self._pace.learn(head.kind, child.head_seconds)
             child.recall()
 

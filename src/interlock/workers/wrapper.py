@@ -17,12 +17,13 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 
 import structlog
 
 from interlock.client import WorkerClient, dispatcher_access
-from interlock.errors import ConfigurationError
+from interlock.errors import ConfigurationError, InterlockError
 from interlock.settings import Runtime, RuntimeKind, Settings
 from interlock.workers.leases import Leases
 from interlock.workers.pace import Pace
@@ -36,6 +37,8 @@ log = structlog.get_logger()
 
 LAST_REPORTS_SECONDS = 30.0
 """How long a worker that ends keeps trying to report, should the dispatcher be away just then."""
+
+OUTAGE_LINE_SECONDS = 10.0
 
 
 class Worker:
@@ -78,7 +81,7 @@ class Worker:
 
     async def run(self) -> None:
         access = dispatcher_access(self._settings)
-        async with WorkerClient(access.url, access.secret, verify=access.verify) as client:
+        async with WorkerClient(access.url, access.secret, verify=access.verify, on_retry=Outages()) as client:
             await self._run(client)
 
     async def _run(self, client: WorkerClient) -> None:
@@ -103,8 +106,8 @@ class Worker:
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
         finally:
-            reporter.abandon()
             await pool.abandon()
+            reporter.abandon()
         log.info("worker.ended", worker_id=self.worker_id, reported=reporter.reported)
 
     async def _drained(self, pool: Pool, reporter: Reporter, pullers: list[asyncio.Task[None]]) -> None:
@@ -125,6 +128,19 @@ class Worker:
         await asyncio.wait(waits, timeout=self._settings.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
         return finished.done()
+
+
+class Outages:
+    """Says that the dispatcher is away, and goes on saying it, but not for each call that fails meanwhile."""
+
+    def __init__(self) -> None:
+        self._quiet_until = 0.0
+
+    def __call__(self, error: InterlockError) -> None:
+        now = time.monotonic()
+        if now >= self._quiet_until:
+            self._quiet_until = now + OUTAGE_LINE_SECONDS
+            log.warning("worker.dispatcher_away", code=error.code, reason=error.detail)
 
 
 def _queue_runtime(settings: Settings, name: str) -> Runtime:

@@ -42,17 +42,17 @@ returning *;
 -- name: job_by_name^
 select * from interlock.jobs where org_id = :org_id and coalesce(dag_name, '') = '' and name = :name;
 
--- name: own_datasets
--- Registers datasets nobody owns yet and returns those that belong to another org.
-with given as (
-    select d.dataset_uuid, d.dataset_version
-    from unnest(:uuids::uuid[], :versions::uuid[]) as d(dataset_uuid, dataset_version)
-), registered as (
-    insert into interlock.datasets (dataset_uuid, org_id, current_version)
-    select distinct on (dataset_uuid) dataset_uuid, :org_id, dataset_version from given
-    on conflict (dataset_uuid) do nothing
-)
-select d.dataset_uuid from interlock.datasets d join given g using (dataset_uuid) where d.org_id <> :org_id;
+-- name: register_datasets!
+-- Datasets nobody owns yet. In one order, so that two submissions wait for each other one way only.
+insert into interlock.datasets (dataset_uuid, org_id, current_version)
+select distinct on (d.dataset_uuid) d.dataset_uuid, :org_id, d.dataset_version
+from unnest(:uuids::uuid[], :versions::uuid[]) as d(dataset_uuid, dataset_version)
+order by d.dataset_uuid
+on conflict (dataset_uuid) do nothing;
+
+-- name: foreign_datasets
+-- A statement of its own, after the one above: what that waited for is visible only to the next.
+select dataset_uuid from interlock.datasets where dataset_uuid = any(:uuids::uuid[]) and org_id <> :org_id;
 
 -- name: insert_run^
 insert into interlock.runs (org_id, job_id, state, total, last_index, range_size, latched)
@@ -67,8 +67,16 @@ select 0, interlock.run_task_id(:run_id, i.n - 1), :org_id, :job_id, :run_id, i.
        i.dedupe_key, i.slot_key, i.payload::json
 from unnest(:payloads::text[], :dedupe_keys::text[], :slot_keys::text[]) with ordinality
     as i(payload, dedupe_key, slot_key, n)
+order by i.dedupe_key, i.n  -- two posts with the same keys then wait for each other one way only
 on conflict do nothing
 returning task_index;
+
+-- name: insert_all_tasks!
+-- Without dedupe keys nothing can be there before: the ids follow from a run that is new.
+insert into interlock.tasks (shard, task_id, org_id, job_id, run_id, task_index, max_attempts, priority, slot_key, payload)
+select 0, interlock.run_task_id(:run_id, i.n - 1), :org_id, :job_id, :run_id, i.n - 1, :max_attempts, :priority,
+       i.slot_key, i.payload::json
+from unnest(:payloads::text[], :slot_keys::text[]) with ordinality as i(payload, slot_key, n);
 
 -- name: latch_run^
 -- The total is set absolutely and with the latch, so that the run cannot end early.
@@ -85,7 +93,7 @@ with ranges as (
     select distinct i / :range_size::int as chunk from unnest(:indexes::bigint[]) i
 ), messages as (
     select :run_id::uuid || ':' || chunk as dedupe_key,
-           json_build_object('run_id', :run_id::uuid, 'start', chunk * :range_size::int,
+           json_build_object('job_id', :job_id::uuid, 'run_id', :run_id::uuid, 'start', chunk * :range_size::int,
                              'end', least((chunk + 1) * :range_size::int - 1, :last::bigint)) as body
     from ranges order by chunk
 ), direct as (

@@ -5,7 +5,8 @@
 select pg_try_advisory_xact_lock(hashtextextended('interlock:' || :name, 0));
 
 -- name: fold_deltas
--- Adds up what tasks did and ends runs whose every task has ended for good. `skip locked` leaves writers alone.
+-- Adds up what tasks did. `skip locked` leaves writers alone. A run that had ended is open again: a retry may have
+-- crossed its end; end_runs decides anew.
 with taken as (
     delete from interlock.run_deltas
     where ctid = any(array(select ctid from interlock.run_deltas limit :most for update skip locked))
@@ -17,7 +18,8 @@ with taken as (
 )
 update interlock.runs r
 set queued = r.queued + s.queued, running = r.running + s.running, completed = r.completed + s.completed,
-    failed = r.failed + s.failed, dead = r.dead + s.dead, canceled = r.canceled + s.canceled
+    failed = r.failed + s.failed, dead = r.dead + s.dead, canceled = r.canceled + s.canceled,
+    state = case when r.ended_at is null then r.state else 'Running' end, ended_at = null
 from sums s where r.run_id = s.run_id
 returning r.run_id, r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead as over;
 

@@ -239,7 +239,7 @@ from ended e;
 
 -- name: fence_states
 -- What a refused write is told: which part of its fence is stale.
-select task_id, status, attempt, lease_token, late_reply, dead, timeout_at <= interlock.clock() as timed_out
+select task_id, status, attempt, lease_token, late_reply, dead, cancel_requested
 from interlock.tasks where shard = :shard and task_id = any(:task_ids::uuid[]);
 
 -- name: lock_attempt^
@@ -378,7 +378,7 @@ with revived as (
     select run_id, count(*), -count(*), -count(*) filter (where was_dead)
     from revived where run_id is not null group by run_id
 ), reopened as (
-    update interlock.runs r set ended_at = null, state = 'Running'
+    update interlock.runs r set ended_at = null, state = 'Running', cancel_requested = false
     where r.run_id in (select run_id from revived) and r.ended_at is not null
 )
 select task_id from revived;

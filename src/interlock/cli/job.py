@@ -1,0 +1,253 @@
+"""`interlock job`: submit tasks, and see what became of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from interlock.cli.connection import ask, collect
+from interlock.cli.conventions import (
+    CursorOption,
+    FolderOption,
+    LimitOption,
+    Output,
+    OutputOption,
+    command,
+    group,
+    usage,
+)
+from interlock.cli.output import present, sheet, table
+from interlock.cli.run import follow, run_rows
+from interlock.wire import JobPage, Priority, RunPage
+
+if TYPE_CHECKING:
+    from msgspec import Raw
+    from rich.console import RenderableType
+
+    from interlock.client import Client
+    from interlock.wire import JobAccepted, JobRequest, JobView
+
+app = group("Jobs: an operator with its config, and the tasks submitted to it.")
+
+JobName = Annotated[str, typer.Argument(help="A job's id or name.", metavar="JOB")]
+
+
+@command(
+    app,
+    "submit",
+    example="interlock job submit --operator echo --task '{\"n\": 1}' --task '{\"n\": 2}' --watch\n"
+    "interlock job submit --name nightly --operator my_module:clean --tasks tasks.jsonl --max-attempts 5\n"
+    "seq 100 | interlock job submit --operator echo --tasks -",
+)
+def submit(
+    operator: Annotated[
+        str | None,
+        typer.Option(help="Name of an operator, or module:function. A named job that exists needs none."),
+    ] = None,
+    task: Annotated[list[str] | None, typer.Option("--task", help="A payload, as JSON; repeatable.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", help="File with one JSON payload per line; - for stdin.", metavar="FILE")
+    ] = None,
+    config: Annotated[str | None, typer.Option(help="Config of the operator, as a JSON object, or @FILE.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job: it may be submitted to again.")] = None,
+    runtime: Annotated[str | None, typer.Option(help="Where it runs. Default: platform")] = None,
+    priority: Annotated[Priority, typer.Option(help="normal goes before bulk.")] = Priority.NORMAL,
+    max_attempts: Annotated[int | None, typer.Option(min=1, max=1000, help="Attempts per task. Default: 3")] = None,
+    backoff: Annotated[
+        float | None, typer.Option("--backoff-seconds", min=0, help="Before the first retry. Default: 1")
+    ] = None,
+    lease: Annotated[
+        float | None, typer.Option("--lease-seconds", help="How long a silent worker keeps a task. Default: runtime's")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout-seconds", help="Longest time of an attempt. Default: runtime's")
+    ] = None,
+    max_concurrency: Annotated[int | None, typer.Option(min=1, help="Most tasks of the job at once.")] = None,
+    dedupe_by: Annotated[
+        str | None, typer.Option(help="JSON pointer into the payload, such as /id: equal ones are one task.")
+    ] = None,
+    update: Annotated[bool, typer.Option("--update", help="Change the named job to these options.")] = False,
+    idempotency_key: Annotated[str | None, typer.Option(help="The same key submits nothing twice.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay until the run has ended.")] = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Submit tasks to an operator, all or none. With --watch, exit code 1 says that some did not complete."""
+    policy = {
+        "max_attempts": max_attempts,
+        "backoff_seconds": backoff,
+        "lease_seconds": lease,
+        "timeout_seconds": timeout,
+    }
+    request = _request(
+        tasks=_payloads(task or [], tasks),
+        policy=policy,
+        operator=operator,
+        name=name,
+        runtime=runtime,
+        config=_config(config),
+        scaling=None if max_concurrency is None else {"max_concurrency": max_concurrency},
+        priority=priority,
+        dedupe_by=dedupe_by,
+        update=update,
+    )
+
+    async def work(client: Client) -> None:
+        accepted = await client.submit_request(request, idempotency_key=idempotency_key)
+        if not watch:
+            present(accepted, output, _accepted)
+            return
+        await follow(client, accepted.run_id, output)
+
+    ask(folder, work)
+
+
+def _request(*, tasks: list[Raw], policy: dict[str, Any], **options: Any) -> JobRequest:
+    """Built by decoding, so that a value out of bounds is refused here, in the words of the wire."""
+    import msgspec
+
+    from interlock.wire import JobRequest
+
+    given = {name: value for name, value in options.items() if value is not None}
+    given["policy"] = {name: value for name, value in policy.items() if value is not None}
+    try:
+        shape = msgspec.convert(given | {"tasks": []}, JobRequest)
+    except msgspec.ValidationError as error:
+        raise usage(str(error)) from None
+    return msgspec.structs.replace(shape, tasks=tasks)
+
+
+def _payloads(given: list[str], file: str | None) -> list[Raw]:
+    payloads = [_json(text, f"--task {number}") for number, text in enumerate(given, 1)]
+    if file is not None:
+        payloads += [_json(line, f"line {number} of {file}") for number, line in _lines(file)]
+    if not payloads:
+        raise usage("There are no tasks: give --task JSON, or --tasks FILE with one JSON payload per line")
+    return payloads
+
+
+def _lines(file: str) -> list[tuple[int, str]]:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise usage(f"--tasks {file} cannot be read: {error}") from None
+    return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def _json(text: str, place: str) -> Raw:
+    import msgspec
+
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise usage(f"{place} is not JSON: {error}") from None
+    return msgspec.Raw(text.strip())
+
+
+def _config(text: str | None) -> dict[str, Any] | None:
+    import msgspec
+
+    if text is None:
+        return None
+    try:
+        source = Path(text[1:]).read_text() if text.startswith("@") else text
+        return msgspec.json.decode(source, type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise usage(f"--config must be a JSON object, or @FILE with one: {error}") from None
+
+
+def _accepted(accepted: JobAccepted) -> RenderableType:
+    return sheet(
+        [
+            ("job", accepted.job_id),
+            ("run", accepted.run_id),
+            ("state", accepted.state),
+            ("tasks", accepted.total),
+            ("known already", accepted.deduplicated or None),
+            ("try", f"interlock run watch {accepted.run_id}"),
+        ]
+    )
+
+
+@command(app, "show", example="interlock job show nightly")
+def show(job: JobName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show a job, its policy and its newest run."""
+    present(ask(folder, lambda client: client.job(job)), output, _job)
+
+
+def _job(job: JobView) -> RenderableType:
+    import msgspec
+
+    policy = msgspec.to_builtins(job.policy)
+    scaling = msgspec.to_builtins(job.scaling)
+    return sheet(
+        [
+            ("job", job.job_id),
+            ("name", job.name),
+            ("dag", job.dag_name),
+            ("operator", job.operator),
+            ("runtime", job.runtime),
+            ("priority", job.priority),
+            ("config", job.config),
+            ("policy", ", ".join(f"{name} {value}" for name, value in policy.items() if value not in (None, []))),
+            ("scaling", ", ".join(f"{name} {value}" for name, value in scaling.items() if value is not None) or None),
+            ("created", job.created_at),
+            *(run_rows(job.run) if job.run else []),
+        ]
+    )
+
+
+@command(app, "list", example="interlock job list --limit 20")
+def list_jobs(
+    limit: LimitOption = 50,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show jobs, newest first."""
+
+    async def work(client: Client) -> JobPage:
+        jobs, following = await collect(client.job_page, lambda page: page.jobs, cursor, limit)
+        return JobPage(jobs=jobs, next_cursor=following)
+
+    present(ask(folder, work), output, _jobs)
+
+
+def _jobs(page: JobPage) -> RenderableType:
+    rows = [
+        (job.job_id, job.name, job.operator, job.runtime, job.state, job.run and job.run.total, job.created_at)
+        for job in page.jobs
+    ]
+    columns = ("job", "name", "operator", "runtime", "newest run", "tasks", "created")
+    return table(columns, rows, empty="There are no jobs; `interlock job submit` makes one.")
+
+
+@command(app, "runs", example="interlock job runs nightly")
+def runs(
+    job: JobName,
+    limit: LimitOption = 50,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show the runs of a job, newest first."""
+
+    async def work(client: Client) -> RunPage:
+        found, following = await collect(
+            lambda at, most: client.run_page(job, at, most), lambda page: page.runs, cursor, limit
+        )
+        return RunPage(runs=found, next_cursor=following)
+
+    present(ask(folder, work), output, _runs)
+
+
+def _runs(page: RunPage) -> RenderableType:
+    rows = [
+        (run.run_id, run.state, run.total, run.counts.Completed, run.counts.dead, run.created_at, run.ended_at)
+        for run in page.runs
+    ]
+    columns = ("run", "state", "tasks", "completed", "dead", "created", "ended")
+    return table(columns, rows, empty="The job has no runs.")

@@ -1,0 +1,118 @@
+"""How answers look: tables for people, JSON for programs. Colour is Rich's to leave out where it does not belong.
+
+Rich is loaded when something is shown: `--help` and single processes do without.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from interlock.cli.conventions import Output
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+T = TypeVar("T")
+
+_PIPED_WIDTH: Final = 1_000
+"""Nothing is cut off or folded where there is no screen to fit on."""
+
+_STYLES: Final = {
+    "Queued": "cyan",
+    "Running": "blue",
+    "Paused": "yellow",
+    "Completed": "green",
+    "CompletedWithFailures": "yellow",
+    "Failed": "red",
+    "Canceled": "magenta",
+    "TimedOut": "red",
+    "LeaseExpired": "red",
+    "Released": "cyan",
+    "ok": "green",
+    "warn": "yellow",
+    "fail": "bold red",
+}
+
+
+@functools.cache
+def console() -> Console:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+
+
+def present(value: T, output: Output, show: Callable[[T], RenderableType]) -> None:
+    """`value` as the API said it, or as people like to read it."""
+    if output is Output.JSON:
+        print_json(value)
+    else:
+        console().print(show(value))
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], *, empty: str) -> RenderableType:
+    """A plain table; `empty` is the sentence for no rows."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        shown.add_column(column, overflow="fold")
+    for row in rows:
+        shown.add_row(*(cell(value) for value in row))
+    return shown if shown.row_count else empty
+
+
+def sheet(pairs: Iterable[tuple[str, Any]]) -> RenderableType:
+    """One thing: a line per property, without those that are unset."""
+    from rich.table import Table
+
+    shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column(style="bold", no_wrap=True)
+    shown.add_column(overflow="fold")
+    for name, value in pairs:
+        if value is not None:
+            shown.add_row(name, cell(value))
+    return shown
+
+
+def cell(value: Any) -> Text:
+    from rich.text import Text
+
+    text = _text(value)
+    return Text(text, style=_STYLES.get(text, ""))
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case datetime():
+            return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        case msgspec.Raw():
+            return bytes(value).decode()
+        case list():
+            return ", ".join(map(_text, value)) or "-"
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
+
+
+def seconds_since(moment: datetime) -> str:
+    return f"{max(0.0, (datetime.now(UTC) - moment).total_seconds()):.0f} s ago"
+
+
+def percent(fraction: float | None) -> str | None:
+    return None if fraction is None else f"{fraction:.0%}"

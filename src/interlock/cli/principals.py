@@ -1,0 +1,195 @@
+"""`interlock users`: API keys, worker tokens and orgs. `interlock keys`: what signs capability tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from interlock.cli.connection import ask
+from interlock.cli.conventions import FolderOption, Output, OutputOption, command, group
+from interlock.cli.output import present, sheet, table
+from interlock.wire import Role
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from interlock.wire import (
+        KeyCreated,
+        KeyList,
+        KeyView,
+        OrgView,
+        SigningKeyView,
+        WorkerTokenCreated,
+        WorkerTokenList,
+        WorkerTokenView,
+    )
+
+users = group("API keys of users, tokens of workers, orgs.")
+keys = group("Keys that sign capability tokens.")
+
+ExpiryOption = Annotated[
+    float | None, typer.Option("--expires-in-days", min=0.001, max=3650, help="Default: never.", show_default=False)
+]
+
+
+@command(users, "list", example="interlock users list")
+def list_users(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show the API keys of your org; the secrets are stored nowhere."""
+
+    present(ask(folder, lambda client: client.keys()), output, _keys)
+
+
+def _keys(found: KeyList) -> RenderableType:
+
+    columns = ("key", "org", "user", "role", "scopes", "created", "expires", "revoked")
+    rows = [(k.key_id, k.org, k.user, k.role, k.scopes, k.created_at, k.expires_at, k.revoked_at) for k in found.keys]
+    return table(columns, rows, empty="There are no keys.")
+
+
+@command(users, "create", example="interlock users create ada --role writer --expires-in-days 90")
+def create(
+    user: Annotated[str, typer.Argument(help="Whose key it is.")],
+    role: Annotated[Role, typer.Option(help="What it may do.")] = Role.READER,
+    scopes: Annotated[
+        list[str] | None, typer.Option("--scope", help="Only these of the role's scopes; repeatable.")
+    ] = None,
+    expires: ExpiryOption = None,
+    org: Annotated[str | None, typer.Option(help="Another org than yours; needs the platform scope.")] = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Make an API key. It is shown this once."""
+    from interlock.wire import KeyRequest
+
+    request = KeyRequest(user=user, role=role, scopes=scopes or None, expires_in_days=expires, org=org)
+    present(ask(folder, lambda client: client.create_key(request)), output, _created_key)
+
+
+def _created_key(made: KeyCreated) -> RenderableType:
+
+    view = made.view
+    return sheet(
+        [
+            ("key", made.key),
+            ("id", view.key_id),
+            ("user", view.user),
+            ("role", view.role),
+            ("scopes", view.scopes),
+            ("expires", view.expires_at or "never"),
+            ("use", "set INTERLOCK_API_KEY to the key; it is not shown again"),
+        ]
+    )
+
+
+@command(users, "revoke", example="interlock users revoke 3f9c0a1b2c3d4e5f")
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="The key's id, as `users list` shows it.")],
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """End an API key, at once and for good."""
+
+    present(ask(folder, lambda client: client.revoke_key(key_id)), output, _revoked_key)
+
+
+def _revoked_key(key: KeyView) -> str:
+    return f"Key {key.key_id} of {key.user} is revoked."
+
+
+@command(users, "worker-token", example="interlock users worker-token rack-7 --runtime platform")
+def worker_token(
+    name: Annotated[str, typer.Argument(help="For people: where the worker runs.")],
+    runtimes: Annotated[
+        list[str] | None, typer.Option("--runtime", help="Only for this runtime; repeatable. Default: all.")
+    ] = None,
+    expires: ExpiryOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Make a token for a worker. It is shown this once."""
+    from interlock.wire import WorkerTokenRequest
+
+    request = WorkerTokenRequest(name=name, runtimes=runtimes or None, expires_in_days=expires)
+    present(ask(folder, lambda client: client.create_worker_token(request)), output, _created_token)
+
+
+def _created_token(made: WorkerTokenCreated) -> RenderableType:
+
+    view = made.view
+    return sheet(
+        [
+            ("token", made.token),
+            ("id", view.token_id),
+            ("name", view.name),
+            ("runtimes", view.runtimes or "all"),
+            ("expires", view.expires_at or "never"),
+            ("use", "set INTERLOCK_WORKER_TOKEN to the token; it is not shown again"),
+        ]
+    )
+
+
+@command(users, "worker-tokens", example="interlock users worker-tokens")
+def worker_tokens(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show the tokens of workers."""
+
+    present(ask(folder, lambda client: client.worker_tokens()), output, _tokens)
+
+
+def _tokens(found: WorkerTokenList) -> RenderableType:
+
+    rows = [(t.token_id, t.name, t.runtimes or "all", t.created_at, t.expires_at, t.revoked_at) for t in found.tokens]
+    return table(("token", "name", "runtimes", "created", "expires", "revoked"), rows, empty="There are no tokens.")
+
+
+@command(users, "revoke-worker-token", example="interlock users revoke-worker-token 3f9c0a1b2c3d4e5f")
+def revoke_worker_token(
+    token_id: Annotated[str, typer.Argument(help="The token's id, as `users worker-tokens` shows it.")],
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """End a worker's token; its worker stops within seconds."""
+
+    present(ask(folder, lambda client: client.revoke_worker_token(token_id)), output, _revoked_token)
+
+
+def _revoked_token(token: WorkerTokenView) -> str:
+    return f"Worker token {token.token_id} ({token.name}) is revoked."
+
+
+@command(users, "org", example="interlock users org acme\ninterlock users create ada --org acme --role admin")
+def org(
+    name: Annotated[str, typer.Argument(help="Name of the new org.")],
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Make an org: a tenant with keys, jobs and tasks of its own."""
+
+    present(ask(folder, lambda client: client.create_org(name)), output, _org)
+
+
+def _org(made: OrgView) -> RenderableType:
+
+    return sheet([("org", made.name), ("id", made.org_id)])
+
+
+@command(keys, "list", example="interlock keys list")
+def list_keys(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show the keys behind capability tokens: the active one, and those that still verify."""
+
+    present(ask(folder, lambda client: client.signing_keys()), output, _signing_keys)
+
+
+def _signing_keys(found: list[SigningKeyView]) -> RenderableType:
+
+    rows = [(k.kid, "verifies" if k.retired_at else "signs", k.created_at, k.retired_at, k.verify_until) for k in found]
+    return table(("key", "use", "created", "retired", "verifies until"), rows, empty="There are no signing keys.")
+
+
+@command(keys, "rotate", example="interlock keys rotate")
+def rotate(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Sign capability tokens with a new key from now on; tokens already handed out stay good."""
+
+    present(
+        ask(folder, lambda client: client.rotate_signing_key()), output, lambda key: f"{key.kid} signs from now on."
+    )

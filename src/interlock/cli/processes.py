@@ -1,0 +1,160 @@
+"""Single processes, for a deployment of several machines and as children of `interlock up`; and `migrate`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from interlock.cli.conventions import FolderOption, Output, OutputOption, Panel, command
+from interlock.cli.output import present
+
+if TYPE_CHECKING:
+    from interlock.settings import Settings
+
+app = typer.Typer()
+
+# How `interlock up` holds its children.
+Descriptor = Annotated[int | None, typer.Option("--fd", hidden=True, help="Listening socket to serve.")]
+Parent = Annotated[int | None, typer.Option("--parent", hidden=True, help="Process to end with.")]
+Handover = Annotated[int | None, typer.Option("--handover", hidden=True, help="Socket to the supervisor.")]
+LogFile = Annotated[Path | None, typer.Option("--log-file", help="Log to this file, too.", show_default=False)]
+
+
+@command(app, "gateway", panel=Panel.PROCESSES, example="INTERLOCK_STATE_URL=postgresql://… interlock gateway")
+def gateway(
+    address: Annotated[str | None, typer.Option("--gateway", help="host:port. Default: 127.0.0.1:7070")] = None,
+    folder: FolderOption = None,
+    log_file: LogFile = None,
+    descriptor: Descriptor = None,
+    parent: Parent = None,
+    handover: Handover = None,
+) -> None:
+    """Run one public gateway. It needs INTERLOCK_STATE_URL."""
+    _join(parent)
+    from interlock.api.run import run_gateway
+
+    inherited = _take_over(handover)
+    settings = _configured("gateway", log_file, dir=folder, gateway=address)
+    _serve(run_gateway(settings, descriptor=inherited or descriptor))
+
+
+@command(app, "dispatcher", panel=Panel.PROCESSES, example="INTERLOCK_STATE_URL=postgresql://… interlock dispatcher")
+def dispatcher(
+    address: Annotated[str | None, typer.Option("--internal", help="host:port. Default: 127.0.0.1:7071")] = None,
+    folder: FolderOption = None,
+    log_file: LogFile = None,
+    descriptor: Descriptor = None,
+    parent: Parent = None,
+    handover: Handover = None,
+) -> None:
+    """Run one dispatcher, with the background loops. It needs INTERLOCK_STATE_URL; any number may run."""
+    _join(parent)
+    from interlock.api.run import run_dispatcher
+
+    inherited = _take_over(handover)
+    settings = _configured("dispatcher", log_file, dir=folder, internal=address)
+    _serve(run_dispatcher(settings, descriptor=inherited or descriptor))
+
+
+@command(
+    app,
+    "worker",
+    panel=Panel.PROCESSES,
+    example="interlock worker --runtime platform --import my_operators\n"
+    "INTERLOCK_INTERNAL_URL=https://… INTERLOCK_WORKER_TOKEN=ilw_… interlock worker",
+)
+def worker(
+    runtime: Annotated[str, typer.Option(help="Whose queue to work on.")] = "platform",
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Child processes. Default: one per core.", show_default=False)
+    ] = None,
+    modules: Annotated[
+        list[str] | None, typer.Option("--import", help="Module to load in each child, for its @operator functions.")
+    ] = None,
+    environment: Annotated[
+        list[str] | None, typer.Option("--pass-env", help="Variable of the environment that operators may see.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--id", help="Worker id. Default: host/pid/random", show_default=False)
+    ] = None,
+    folder: FolderOption = None,
+    log_file: LogFile = None,
+    parent: Parent = None,
+    handover: Handover = None,
+) -> None:
+    """Run one worker: it takes tasks from the dispatcher and runs their operators in child processes.
+
+    A module is importable when it is installed, in the working directory, or on PYTHONPATH.
+    """
+    _join(parent)
+    from interlock.workers import main
+
+    _take_over(handover)
+    settings = _configured(f"worker-{runtime}", log_file, dir=folder)
+    _serve(main(settings, runtime, name, concurrency, modules=modules or (), environment=environment or ()))
+
+
+def _join(parent: int | None) -> None:
+    if parent is not None:
+        from interlock.supervisor.lifeline import die_with
+
+        die_with(parent)
+
+
+def _take_over(channel: int | None) -> int | None:
+    """After the caller has loaded its modules: the supervisor may not have much to say before that."""
+    if channel is None:
+        return None
+
+    from interlock.supervisor.lifeline import take_over
+
+    return take_over(channel)
+
+
+def _configured(process: str, log_file: Path | None, **overrides: Any) -> Settings:
+    from interlock.failpoints import arm_from_environment
+    from interlock.settings import load
+    from interlock.telemetry import configure
+
+    settings = load(**overrides)
+    configure(settings.log_level, settings.log_format, process=process, file=log_file)
+    arm_from_environment(os.environ.get("INTERLOCK_FAILPOINTS"))
+    return settings
+
+
+def _serve(process: Coroutine[Any, Any, None]) -> None:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(process)
+
+
+@command(app, "migrate", panel=Panel.OPERATION, example="INTERLOCK_STATE_URL=postgresql://… interlock migrate")
+def migrate(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Bring the schema of the state database forward. `interlock up` does this by itself."""
+    from interlock.adapters.postgres import migrate as apply
+
+    applied = asyncio.run(apply(_state_url(folder)))
+    present({"applied": applied}, output, _applied)
+
+
+def _applied(answer: dict[str, list[str]]) -> str:
+    return f"Applied: {', '.join(answer['applied'])}." if answer["applied"] else "The schema is up to date."
+
+
+def _state_url(folder: Path | None) -> str:
+    from interlock.cli.stores import store_urls
+    from interlock.errors import ConfigurationError
+    from interlock.settings import load
+
+    url = store_urls(load(dir=folder)).get("state")
+    if url is None:
+        raise ConfigurationError(
+            "Which database? Set INTERLOCK_STATE_URL; `interlock up` migrates the embedded one by itself."
+        )
+    return url

@@ -1,0 +1,78 @@
+"""`interlock queue`: what waits for workers, who they are, and what they could not settle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from interlock.cli.asking import confirm
+from interlock.cli.connection import ask
+from interlock.cli.conventions import FolderOption, LimitOption, Output, OutputOption, YesOption, command, group
+from interlock.cli.output import present, seconds_since, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from interlock.wire import DeadMessagePage, QueueList, WorkerList
+
+app = group("Queues of wake-ups, their dead letters, and the workers on them.")
+
+QueueName = Annotated[str, typer.Argument(help="Queue; a runtime's queue bears its name.", metavar="QUEUE")]
+
+
+@command(app, "list", example="interlock queue list")
+@command(app, "status", example="interlock queue status --output json")
+def list_queues(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show depth, age and dead letters of every queue."""
+
+    present(ask(folder, lambda client: client.queues()), output, _queues)
+
+
+def _queues(found: QueueList) -> RenderableType:
+
+    rows = [(q.queue, q.depth, q.in_flight, q.oldest_age_seconds, q.dead_letters) for q in found.queues]
+    return table(("queue", "waiting", "in flight", "oldest s", "dead letters"), rows, empty="There are no queues.")
+
+
+@command(app, "workers", example="interlock queue workers")
+def workers(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show workers that have asked for work in the last minute."""
+
+    present(ask(folder, lambda client: client.workers()), output, _workers)
+
+
+def _workers(found: WorkerList) -> RenderableType:
+
+    rows = [(w.worker_id, w.queue, seconds_since(w.last_seen_at)) for w in found.workers]
+    empty = "No worker has asked for work in the last minute; start one with `interlock worker`."
+    return table(("worker", "queue", "last seen"), rows, empty=empty)
+
+
+@command(app, "dead-letters", example="interlock queue dead-letters platform")
+def dead_letters(
+    queue: QueueName, limit: LimitOption = 100, output: OutputOption = Output.TABLE, folder: FolderOption = None
+) -> None:
+    """Show wake-ups that were received too often without being settled.
+
+    Tasks that have used up their attempts are dead letters of another kind: `interlock task list --status Failed`.
+    """
+
+    present(ask(folder, lambda client: client.dead_letters(queue, min(limit, 1000))), output, _dead_letters)
+
+
+def _dead_letters(found: DeadMessagePage) -> RenderableType:
+
+    rows = [(m.message_id, m.receives, m.enqueued_at, m.dead_at, m.body) for m in found.messages]
+    return table(("message", "receives", "sent", "dead since", "body"), rows, empty="There are no dead letters.")
+
+
+@command(app, "redrive", example="interlock queue redrive platform")
+def redrive(
+    queue: QueueName, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
+) -> None:
+    """Deliver the dead letters of a queue again."""
+
+    confirm(f"Deliver all dead letters of {queue} again?", yes=yes)
+    changed = ask(folder, lambda client: client.redrive_queue(queue))
+    present(changed, output, lambda done: f"{done.matched} delivered again.")

@@ -1,0 +1,236 @@
+"""`interlock task`: look at tasks, find out why, cancel, retry, redrive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from interlock.cli.asking import confirm, must_ask
+from interlock.cli.connection import ask, collect
+from interlock.cli.conventions import (
+    CursorOption,
+    FolderOption,
+    LimitOption,
+    Output,
+    OutputOption,
+    YesOption,
+    command,
+    group,
+    usage,
+)
+from interlock.cli.output import percent, present, sheet, table
+from interlock.cli.watching import watch_task
+from interlock.wire import RedriveRequest, TaskPage, TaskStatus
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from interlock.client import Client
+    from interlock.wire import AttemptPage, Changed, Explanation, TaskView
+
+app = group("Tasks: what waits, runs, has failed, and why.")
+
+TaskId = Annotated[UUID, typer.Argument(help="A task's id.", metavar="TASK")]
+JobOption = Annotated[str | None, typer.Option("--job", help="Tasks of this job, by id or name.", show_default=False)]
+RunOption = Annotated[UUID | None, typer.Option("--run", help="Tasks of this run.", show_default=False)]
+StatusOption = Annotated[TaskStatus | None, typer.Option("--status", help="Tasks in this status.", show_default=False)]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+
+_EXAMPLE_ID = "0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b"
+
+
+@command(app, "list", example="interlock task list --job nightly --status Failed")
+def list_tasks(
+    job: JobOption = None,
+    run: RunOption = None,
+    status: StatusOption = None,
+    limit: LimitOption = 50,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show tasks of a job or a run."""
+
+    async def work(client: Client) -> TaskPage:
+        tasks, following = await collect(
+            lambda at, most: client.task_page(at, most, job=job, run=run, status=status),
+            lambda page: page.tasks,
+            cursor,
+            limit,
+        )
+        return TaskPage(tasks=tasks, next_cursor=following)
+
+    present(ask(folder, work), output, _tasks)
+
+
+def _tasks(page: TaskPage) -> RenderableType:
+    rows = [
+        (
+            task.task_id,
+            task.job.name,
+            _status(task),
+            task.attempt,
+            percent(task.progress),
+            task.error_class,
+            task.created_at,
+        )
+        for task in page.tasks
+    ]
+    columns = ("task", "job", "status", "attempt", "progress", "error", "created")
+    return table(columns, rows, empty="No tasks match.")
+
+
+def _status(task: TaskView) -> str:
+    if task.status is TaskStatus.FAILED:
+        return "Failed, dead letter" if task.dead else "Failed, will be retried"
+    return str(task.status)
+
+
+@command(app, "show", example=f"interlock task show {_EXAMPLE_ID}")
+def show(task_id: TaskId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show a task with its payload, progress and result."""
+    present(ask(folder, lambda client: client.task(task_id)), output, _task)
+
+
+def _task(task: TaskView) -> RenderableType:
+    return sheet(
+        [
+            ("task", task.task_id),
+            ("job", task.job.name or task.job_id),
+            ("run", task.run_id),
+            ("status", _status(task)),
+            ("attempt", task.attempt),
+            ("canceling", True if task.cancel_requested else None),
+            ("payload", task.payload),
+            ("created", task.created_at),
+            ("started", task.started_at),
+            ("ended", task.ended_at),
+            ("retry at", task.retry_at),
+            ("worker", task.worker_id),
+            ("lease until", task.lease_expires_at),
+            ("progress", percent(task.progress)),
+            ("", task.progress_text),
+            ("error", task.error_class),
+            ("message", task.error_message),
+            ("result", task.result),
+        ]
+    )
+
+
+@command(app, "attempts", example=f"interlock task attempts {_EXAMPLE_ID}")
+def attempts(task_id: TaskId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show every attempt of a task: where it ran and how it ended."""
+    present(ask(folder, lambda client: client.attempts(task_id)), output, attempt_table)
+
+
+def attempt_table(page: AttemptPage) -> RenderableType:
+    rows = []
+    for one in page.attempts:
+        crash = None
+        if one.crash is not None:
+            cause = one.crash.signal or f"exit code {one.crash.exit_code}"
+            crash = f"{cause}, out of memory" if one.crash.oom else cause
+        error = one.error_message or one.error_class
+        rows.append((one.attempt, one.outcome or "Running", one.started_at, one.ended_at, one.worker_id, error, crash))
+    columns = ("attempt", "outcome", "started", "ended", "worker", "error", "crash")
+    return table(columns, rows, empty="It has not been attempted yet.")
+
+
+@command(app, "explain", example=f"interlock task explain {_EXAMPLE_ID}")
+def explain(task_id: TaskId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Say why a task is not running, or why it ended as it did."""
+    present(ask(folder, lambda client: client.explain(task_id)), output, _explanation)
+
+
+def _explanation(answer: Explanation) -> RenderableType:
+    facts = [(name, value) for name, value in answer.facts.items() if name not in ("error_message",)]
+    return sheet([("status", answer.status), ("reason", answer.reason), ("why", answer.detail), *facts])
+
+
+@command(app, "watch", example=f"interlock task watch {_EXAMPLE_ID}")
+def watch(task_id: TaskId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Watch a task until it has ended; exit code 1 says that it did not complete."""
+    task = ask(folder, lambda client: watch_task(client, task_id, quiet=output is Output.JSON))
+    present(task, output, _task)
+    if task.status is not TaskStatus.COMPLETED:
+        raise typer.Exit(1)
+
+
+@command(
+    app,
+    "cancel",
+    example=f"interlock task cancel {_EXAMPLE_ID}\ninterlock task cancel --job nightly --status Queued --dry-run",
+)
+def cancel(
+    task_id: Annotated[UUID | None, typer.Argument(help="One task; or give a filter.", metavar="TASK")] = None,
+    job: JobOption = None,
+    run: RunOption = None,
+    status: StatusOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Cancel a task in any state, or all that match a filter; running ones are asked to stop."""
+    by_filter = job is not None or run is not None
+    if (task_id is None) != by_filter or (task_id is not None and (status is not None or dry_run)):
+        raise usage("Give one task, or --job or --run, with or without --status")
+    if task_id is not None:
+        present(ask(folder, lambda client: client.cancel_task(task_id)), output, _canceled)
+        return
+
+    async def work(client: Client) -> Changed:
+        if not dry_run and must_ask(yes=yes):
+            counted = await client.cancel_tasks(job=job, run=run, status=status, dry_run=True)
+            confirm(f"Cancel {counted.matched} tasks?", yes=yes)
+        return await client.cancel_tasks(job=job, run=run, status=status, dry_run=dry_run)
+
+    present(ask(folder, work), output, lambda done: _changed(done, "canceled"))
+
+
+def _canceled(task: TaskView) -> str:
+    if task.status is TaskStatus.RUNNING:
+        return f"Task {task.task_id} is asked to stop; its worker hears of it with the next heartbeat."
+    return f"Task {task.task_id} is {task.status}."
+
+
+def _changed(done: Changed, verb: str) -> str:
+    if done.dry_run:
+        return f"{done.matched} tasks would be {verb}."
+    return f"{done.matched} tasks {verb}.{' There are more: run it again.' if done.remaining else ''}"
+
+
+@command(app, "retry", example=f"interlock task retry {_EXAMPLE_ID}")
+def retry(task_id: TaskId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Run a failed task again now; a dead letter gets a fresh set of attempts."""
+    task = ask(folder, lambda client: client.retry_task(task_id))
+    present(task, output, lambda found: f"Task {found.task_id} is {found.status}, for attempt {found.attempt}.")
+
+
+@command(app, "redrive", example="interlock task redrive --job nightly --error-class ConnectTimeout --dry-run")
+def redrive(
+    job: JobOption = None,
+    run: RunOption = None,
+    error_class: Annotated[str | None, typer.Option(help="Only those that ended with this error class.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most tasks to redrive.")] = 10_000,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Give dead letters of a job or a run a fresh set of attempts."""
+    import msgspec
+
+    if job is None and run is None:
+        raise usage("Say which: give --job or --run")
+    request = RedriveRequest(job=job, run=run, error_class=error_class, limit=limit, dry_run=dry_run)
+
+    async def work(client: Client) -> Changed:
+        if not dry_run and must_ask(yes=yes):
+            counted = await client.redrive_tasks(msgspec.structs.replace(request, dry_run=True))
+            confirm(f"Redrive {counted.matched} dead letters?", yes=yes)
+        return await client.redrive_tasks(request)
+
+    present(ask(folder, work), output, lambda done: _changed(done, "redriven"))

@@ -1,0 +1,113 @@
+"""`interlock up`: everything in one go."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from interlock.cli.conventions import Panel, command, usage
+from interlock.cli.output import console, sheet
+
+if TYPE_CHECKING:
+    from interlock.supervisor.run import Started
+
+app = typer.Typer()
+
+
+@command(
+    app,
+    "up",
+    panel=Panel.START,
+    example="interlock up\ninterlock up --dir /srv/interlock --gateway 127.0.0.1:0 --internal 127.0.0.1:0 --json",
+)
+def up(
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Folder of all state. Default: .interlock", show_default=False)
+    ] = None,
+    gateway: Annotated[
+        str | None, typer.Option(help="host:port for users; port 0 takes a free one. Default: 127.0.0.1:7070")
+    ] = None,
+    internal: Annotated[
+        str | None, typer.Option(help="host:port for workers; port 0 takes a free one. Default: 127.0.0.1:7071")
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Runtimes to start a worker for, with commas. Default: all of this build.")
+    ] = None,
+    no_workers: Annotated[
+        bool, typer.Option("--no-workers", help="Start none; run `interlock worker` yourself.")
+    ] = False,
+    modules: Annotated[
+        list[str] | None, typer.Option("--import", help="Module with operators for workers to load; repeatable.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="When ready, print one line of JSON and nothing else.")
+    ] = False,
+) -> None:
+    """Start servers, gateway, dispatcher and workers in the foreground, and keep them running.
+
+    Stopping and starting on the same folder resumes everything. Ctrl-C or SIGTERM drains: running tasks get a moment
+    to finish and are then given back; once more to hurry.
+    """
+    import asyncio
+
+    from interlock.settings import load
+    from interlock.supervisor.folder import Folder
+    from interlock.supervisor.run import Plan
+    from interlock.supervisor.run import up as supervise
+    from interlock.telemetry import configure
+
+    settings = load(dir=folder, gateway=gateway, internal=internal)
+    plan = Plan(workers=_chosen(workers, no_workers), modules=modules or ())
+    state = Folder(settings.dir)
+    with state.locked():
+        configure(settings.log_level, settings.log_format, process="up", file=state.log_of("up"))
+        asyncio.run(supervise(settings, state, plan, _print_json if as_json else _print_table))
+
+
+def _chosen(workers: str | None, no_workers: bool) -> tuple[str, ...]:
+    from interlock.settings import BUILT_IN_RUNTIMES
+    from interlock.supervisor.run import WORKER_RUNTIMES
+
+    if no_workers:
+        if workers:
+            raise usage("Give --workers or --no-workers, not both")
+        return ()
+    if workers is None:
+        return WORKER_RUNTIMES
+    names = [name.strip() for name in workers.split(",") if name.strip()]
+    for name in names:
+        if name not in WORKER_RUNTIMES:
+            what = "has no worker in this build" if name in BUILT_IN_RUNTIMES else "is no runtime"
+            raise usage(f"--workers: {name!r} {what}; choose from: {', '.join(WORKER_RUNTIMES)}")
+    if not names:
+        raise usage(f"--workers names none; choose from: {', '.join(WORKER_RUNTIMES)}, or give --no-workers")
+    return tuple(dict.fromkeys(names))
+
+
+def _print_json(started: Started) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(started).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _print_table(started: Started) -> None:
+
+    where = "" if Path(started.dir) == Path(".interlock").absolute() else f" --dir {started.dir}"
+    console().print()
+    console().print("[bold green]Interlock is up.[/] Ctrl-C drains and stops it.")
+    console().print(
+        sheet(
+            [
+                ("gateway", started.gateway),
+                ("internal", started.internal),
+                ("folder", started.dir),
+                ("credentials", f"{started.dir}/credentials.json"),
+                ("try", f'interlock job submit{where} --operator echo --task \'{{"hello": "world"}}\' --watch'),
+            ]
+        )
+    )
+    console().print()

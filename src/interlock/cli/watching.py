@@ -1,0 +1,113 @@
+"""Progress of a run or a task, until it has ended: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from interlock.cli.output import console, percent
+from interlock.wire import TaskStatus
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from interlock.client import Client
+    from interlock.wire import RunView, TaskView
+
+_LOOK_SECONDS: Final = 0.2
+_LINE_SECONDS: Final = 5.0
+_DIGITS: Final = 8
+
+
+def ended(run: RunView) -> int:
+    """Tasks that will not change any more."""
+    return run.counts.Completed + run.counts.Canceled + run.counts.dead
+
+
+async def watch_run(client: Client, run_id: UUID, *, quiet: bool = False, label: str | None = None) -> RunView:
+    name = label or f"run {str(run_id)[:_DIGITS]}"
+    if quiet:
+        return await client.wait(run_id, poll_seconds=_LOOK_SECONDS)
+    if console().is_terminal:
+        return await _with_bar(client, run_id, name)
+    lines = _Lines(name)
+    return await client.wait(run_id, lines.show, poll_seconds=_LOOK_SECONDS)
+
+
+async def _with_bar(client: Client, run_id: UUID, label: str) -> RunView:
+    with _bar() as bar:
+        row = bar.add_task(label, total=None, failed="", rate="")
+        start = time.monotonic()
+
+        def show(run: RunView) -> None:
+            done = ended(run)
+            failed = f"[red]{run.counts.dead} failed[/]" if run.counts.dead else ""
+            rate = f"{done / max(time.monotonic() - start, 0.001):,.0f}/s"
+            bar.update(row, total=run.total, completed=done, failed=failed, rate=rate)
+
+        return await client.wait(run_id, show, poll_seconds=_LOOK_SECONDS)
+
+
+def _bar() -> Progress:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("[dim]left[/]"),
+        TimeRemainingColumn(),
+        console=console(),
+    )
+
+
+class _Lines:
+    """A line when the state changes, and now and then in between."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._state = ""
+        self._shown_at = float("-inf")
+
+    def show(self, run: RunView) -> None:
+        if run.state == self._state and time.monotonic() - self._shown_at < _LINE_SECONDS:
+            return
+        self._state, self._shown_at = run.state, time.monotonic()
+        failed = f", {run.counts.dead} failed" if run.counts.dead else ""
+        console().print(f"{self._name}: {run.state}, {ended(run)} of {run.total} done{failed}")
+
+
+async def watch_task(client: Client, task_id: UUID, *, quiet: bool = False) -> TaskView:
+    """Follows a task through its attempts. A failed one with a retry to come has not ended."""
+    shown = ""
+    while True:
+        task = await client.task(task_id)
+        line = _line(task)
+        if line != shown and not quiet:
+            console().print(f"{time.strftime('%H:%M:%S')} {line}")
+            shown = line
+        if task.dead or task.status in (TaskStatus.COMPLETED, TaskStatus.CANCELED):
+            return task
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _line(task: TaskView) -> str:
+    parts = [f"attempt {task.attempt}", str(task.status)]
+    if task.status is TaskStatus.RUNNING:
+        parts += filter(None, [percent(task.progress), task.progress_text, task.worker_id and f"on {task.worker_id}"])
+    if task.status is TaskStatus.FAILED:
+        parts += filter(None, [task.error_class, task.error_message])
+        parts.append("no retry" if task.dead else "will be retried")
+    return ", ".join(parts)

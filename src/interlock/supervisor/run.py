@@ -1,0 +1,260 @@
+"""Everything of one folder, started in order, kept alive, and put away in the opposite order.
+
+    lock the folder ─► sockets ─► servers ─► schema ─► credentials ─► gateway, dispatcher ─► workers
+                                                                                               │
+    unlock ◄────────────────────── servers ◄────── gateway, dispatcher ◄────── workers ◄──── drain
+
+The listening sockets belong to this process and are handed down: a gateway that dies costs its open requests, and the
+next one answers those that came in meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from interlock.errors import InterlockError
+from interlock.settings import Settings
+from interlock.supervisor.child import Child, ChildFailed, Handover
+from interlock.supervisor.folder import Folder
+from interlock.supervisor.interrupts import Interrupted, Interrupts
+
+if TYPE_CHECKING:
+    from interlock.supervisor.foundation import Foundation
+
+log = structlog.get_logger()
+
+WORKER_RUNTIMES: Final = ("platform",)
+"""Runtimes that this build has a worker for."""
+
+_DOORS: Final = {"gateway": "gateway", "dispatcher": "internal"}
+"""The processes that listen, and the setting that says where."""
+_LOOK_SECONDS: Final = 0.5
+_TRIM_LOGS_EVERY: Final = 120
+"""Looks between two trims of the servers' logs."""
+_READY_SECONDS: Final = 60.0
+_LISTENER_GRACE_SECONDS: Final = 15.0
+_WORKER_GRACE_SECONDS: Final = 35.0
+"""Beyond the drain: how long a child may need to answer open requests, or to tell its last reports."""
+
+_NOT_FOR_ALL: Final = frozenset(
+    {
+        "INTERLOCK_STATE_URL",
+        "INTERLOCK_DATA_URL",
+        "INTERLOCK_VALKEY_URL",
+        "INTERLOCK_API_KEY",
+        "INTERLOCK_WORKER_TOKEN",
+    }
+)
+"""Each child gets those of these that it needs, and no other."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """What `interlock up --json` prints."""
+
+    gateway: str
+    internal: str
+    query: str | None
+    dir: str
+    admin_key: str
+    worker_token: str
+    state_url: str
+    data_url: str
+    valkey_url: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run beside the servers, the gateway and the dispatcher."""
+
+    workers: Sequence[str] = WORKER_RUNTIMES
+    modules: Sequence[str] = ()
+    """Imported by workers, to register operators."""
+    children_stderr: int | None = None
+    """Where children write beside their log files; None for our own stderr."""
+
+
+@dataclass
+class Supervisor:
+    """The folder's lock is the caller's to hold."""
+
+    settings: Settings
+    folder: Folder
+    plan: Plan
+    doors: list[Child] = field(default_factory=list)
+    workers: list[Child] = field(default_factory=list)
+    _foundation: Foundation | None = None
+    _laid: asyncio.Event = field(default_factory=asyncio.Event)
+    _loops: list[asyncio.Task[None]] = field(default_factory=list)
+
+    # Start
+
+    async def start(self) -> Started:
+        self.doors = [self._door(name) for name in _DOORS]
+        self._keep_alive(self.doors)
+        self._foundation = foundation = await asyncio.to_thread(self._load_foundation)
+        await foundation.lay()
+        self._laid.set()
+        for door in self.doors:
+            await self._wait_until_ready(door)
+        # Not sooner: on a small machine a worker's start would only slow down theirs, and it could not work yet.
+        self.workers = [self._worker(runtime) for runtime in self.plan.workers]
+        self._keep_alive(self.workers)
+        started = self._started(foundation)
+        self._write_endpoints(started)
+        return started
+
+    def _load_foundation(self) -> Foundation:
+        from interlock.supervisor.foundation import Foundation
+
+        return Foundation(self.settings, self.folder)
+
+    def _keep_alive(self, children: Sequence[Child]) -> None:
+        self._loops += [asyncio.create_task(child.run(), name=child.name) for child in children]
+
+    async def _wait_until_ready(self, door: Child) -> None:
+        answering = asyncio.create_task(self._laid_foundation.answers(_DOORS[door.name]))
+        failing = asyncio.create_task(door.failed())
+        try:
+            done, _ = await asyncio.wait(
+                {answering, failing}, timeout=_READY_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                raise ChildFailed(f"The {door.name} has not answered for {_READY_SECONDS:.0f} s: see its log.")
+            for outcome in done:
+                outcome.result()
+        finally:
+            answering.cancel()
+            failing.cancel()
+
+    @property
+    def _laid_foundation(self) -> Foundation:
+        if self._foundation is None:
+            raise RuntimeError("start() comes first")
+        return self._foundation
+
+    def _started(self, foundation: Foundation) -> Started:
+        urls, credentials = foundation.servers.urls, foundation.credentials
+        return Started(
+            gateway=foundation.url("gateway"),
+            internal=foundation.url("internal"),
+            query=None,
+            dir=str(self.folder.path),
+            admin_key=credentials.admin_key,
+            worker_token=credentials.worker_token,
+            state_url=urls.state,
+            data_url=urls.data,
+            valkey_url=urls.valkey,
+        )
+
+    def _write_endpoints(self, started: Started) -> None:
+        names = ("gateway", "internal", "state_url", "data_url", "valkey_url")
+        self.folder.write_endpoints({name: str(getattr(started, name)) for name in names} | {"pid": str(os.getpid())})
+
+    # Children
+
+    def _door(self, name: str) -> Child:
+        async def hand_over() -> Handover:
+            await self._laid.wait()
+            foundation = self._laid_foundation
+            urls = foundation.servers.urls
+            settings = {
+                "INTERLOCK_STATE_URL": urls.state,
+                "INTERLOCK_DATA_URL": urls.data,
+                "INTERLOCK_VALKEY_URL": urls.valkey,
+            }
+            return Handover(settings, foundation.listeners[_DOORS[name]].fileno())
+
+        return self._child(name, [name], hand_over, _LISTENER_GRACE_SECONDS)
+
+    def _worker(self, runtime: str) -> Child:
+        async def hand_over() -> Handover:
+            foundation = self._laid_foundation
+            settings = {
+                "INTERLOCK_INTERNAL_URL": foundation.url("internal"),
+                "INTERLOCK_WORKER_TOKEN": foundation.credentials.worker_token,
+            }
+            return Handover(settings)
+
+        modules = [part for module in self.plan.modules for part in ("--import", module)]
+        arguments = ["worker", "--runtime", runtime, *modules]
+        return self._child(f"worker-{runtime}", arguments, hand_over, _WORKER_GRACE_SECONDS)
+
+    def _child(
+        self, name: str, arguments: list[str], hand_over: Callable[[], Awaitable[Handover]], grace: float
+    ) -> Child:
+        return Child(
+            name,
+            [*arguments, "--log-file", str(self.folder.log_of(name))],
+            hand_over,
+            environment=self._environment(),
+            drain_seconds=self.settings.drain_seconds + grace,
+            stderr=self.plan.children_stderr,
+        )
+
+    def _environment(self) -> Mapping[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name.upper() not in _NOT_FOR_ALL}
+        return kept | {"INTERLOCK_DIR": str(self.folder.path)}
+
+    # While it runs
+
+    async def watch(self) -> None:
+        """Until cancelled: brings back what dies. Each child's own loop does so for that child."""
+        servers = asyncio.create_task(self._watch_servers())
+        try:
+            ended, _ = await asyncio.wait({servers, *self._loops}, return_when=asyncio.FIRST_COMPLETED)
+            for loop in ended:
+                loop.result()
+        finally:
+            servers.cancel()
+
+    async def _watch_servers(self) -> None:
+        looks = 0
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            await self._look_at_servers()
+            looks += 1
+            if looks % _TRIM_LOGS_EVERY == 0:
+                await asyncio.to_thread(self._laid_foundation.servers.trim_logs)
+
+    async def _look_at_servers(self) -> None:
+        try:
+            if await self._laid_foundation.servers.revive():
+                log.warning("server.moved", effect="gateway and dispatcher start again with its new address")
+                self._write_endpoints(self._started(self._laid_foundation))
+                for door in self.doors:
+                    door.restart()
+        except InterlockError as error:
+            log.warning("server.not_revived", reason=error.detail, effect="tried again")
+
+    # End
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Workers give back what they hold while the dispatcher still listens; the stores go last."""
+        await asyncio.gather(*(worker.stop(hurry) for worker in self.workers))
+        await asyncio.gather(*(door.stop(hurry) for door in self.doors))
+        await asyncio.gather(*self._loops)
+        if self._foundation is not None:
+            await self._foundation.clear()
+        self.folder.remove_endpoints()
+
+
+async def up(settings: Settings, folder: Folder, plan: Plan, on_ready: Callable[[Started], None]) -> None:
+    """Runs until a signal asks for a drain. The caller holds the folder's lock."""
+    interrupts = Interrupts()
+    interrupts.listen()
+    supervisor = Supervisor(settings, folder, plan)
+    try:
+        on_ready(await interrupts.unless_asked(supervisor.start()))
+        await interrupts.unless_asked(supervisor.watch())
+    except Interrupted:
+        log.info("stopping")
+    finally:
+        await supervisor.stop(interrupts.hurry)
+    log.info("stopped")

@@ -1,0 +1,29 @@
+"""A promise without a test is a wish: every test that the guarantees name must exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from tests.docs.pages import ROOT, read, spans
+
+
+def _tests() -> set[str]:
+    found: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+    return found
+
+
+def test_every_test_that_a_guarantee_names_exists() -> None:
+    named = {span for span in spans(read("docs/guarantees.md")) if re.fullmatch(r"(test_|Test)\w+", span)}
+    assert len(named) > 20
+    assert named - _tests() == set()
+
+
+def test_every_guarantee_names_a_test() -> None:
+    sections = re.split(r"^## \d", read("docs/guarantees.md"), flags=re.MULTILINE)[1:]
+    assert sections
+    assert [section.splitlines()[0] for section in sections if "`test_" not in section] == []

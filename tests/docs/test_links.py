@@ -1,0 +1,38 @@
+"""Links lead somewhere, and paths that are named are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, anchors, links, spans
+
+# Where a path in the text may start.
+_PLACES = [ROOT, ROOT / "src" / "interlock", ROOT / "src" / "interlock" / "sql" / "queries"]
+_PATH = re.compile(r"[\w./-]+\.(?:py|sql)")
+_OF_THE_READER = {"my_operators.py"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_file_or_a_heading_resolves(page: Path) -> None:
+    broken = [link for link in links(page.read_text()) if not link.startswith("https://") and not _leads(page, link)]
+    assert broken == []
+
+
+def _leads(page: Path, link: str) -> bool:
+    name, _, anchor = link.partition("#")
+    target = (page.parent / name).resolve() if name else page
+    return target.exists() and (not anchor or anchor in anchors(target.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_source_file_that_is_named_exists(page: Path) -> None:
+    named = {span for span in spans(page.read_text()) if _PATH.fullmatch(span)} - _OF_THE_READER
+    assert [path for path in sorted(named) if not any((place / path).is_file() for place in _PLACES)] == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    linked = {(ROOT / link).resolve() for link in links((ROOT / "README.md").read_text())}
+    assert [page.name for page in PAGES if page.name != "README.md" and page not in linked] == []

@@ -1,0 +1,100 @@
+"""The README's tour, typed as it stands on a real `interlock up`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.docs.pages import blocks, read
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+GATEWAY = "127.0.0.1:7070"
+NOT_COMPLETED = ("--operator fail", "run watch")
+"""What ends with exit code 1 because some task did not complete."""
+
+
+@dataclass
+class Terminal:
+    """A second terminal beside the one in which `interlock up` runs."""
+
+    folder: Path
+    gateway: str
+
+    def type(self, line: str, *, expect: int = 0) -> str:
+        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        ended = subprocess.run(
+            ["bash", "-c", line.replace(GATEWAY, self.gateway)],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == expect, f"{line}\n{ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def ask(self, path: str) -> Any:
+        key = json.loads((self.folder / ".interlock" / "credentials.json").read_text())["admin_key"]
+        return httpx.get(f"http://{self.gateway}{path}", headers={"Authorization": f"Bearer {key}"}).json()
+
+    def with_ids(self, line: str) -> str:
+        """The newest run for RUN, and its first task for TASK: what a reader would copy."""
+        run = self.ask("/v1/jobs?limit=1")["jobs"][0]["run"]["run_id"]
+        task = self.ask(f"/v1/tasks?run={run}&limit=1")["tasks"][0]["task_id"]
+        return line.replace("RUN", run).replace("TASK", task)
+
+
+@pytest.fixture(scope="module")
+def terminal() -> Iterator[Terminal]:
+    with tempfile.TemporaryDirectory(prefix="interlock-readme-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "interlock.cli", "up", "--json", "--gateway", "127.0.0.1:0"]
+        with (folder / "up.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, "--internal", "127.0.0.1:0"], cwd=folder, stdout=subprocess.PIPE, stderr=log
+            )
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, (folder / "up.log").read_text()[-3000:]
+        yield Terminal(folder, json.loads(line)["gateway"].removeprefix("http://"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+        process.stdout.close()
+
+
+def test_the_commands_of_the_tour_do_what_it_says(terminal: Terminal) -> None:
+    operators, _ = blocks(read("README.md"), "python")
+    (terminal.folder / "my_operators.py").write_text(operators)
+    for line in _lines():
+        typed = terminal.with_ids(line) if "RUN" in line or "TASK" in line else line
+        terminal.type(typed, expect=int(any(words in line for words in NOT_COMPLETED)))
+    completed = terminal.ask("/v1/tasks?status=Completed")["tasks"]
+    assert {"words": 3} in [task["result"] for task in completed]
+
+
+def _lines() -> Iterator[str]:
+    """One by one, since ids are copied in between; what shares a variable stays together."""
+    for block in blocks(read("README.md"), "sh"):
+        if "curl" in block and shutil.which("curl"):
+            yield block
+        elif "make " not in block:
+            yield from (line for line in block.splitlines() if line.startswith("interlock "))
+
+
+def test_the_python_of_the_tour_runs(terminal: Terminal) -> None:
+    _, program = blocks(read("README.md"), "python")
+    (terminal.folder / "tour.py").write_text(program.replace(GATEWAY, terminal.gateway))
+    assert "Completed=100" in terminal.type("python tour.py")

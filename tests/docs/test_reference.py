@@ -1,0 +1,152 @@
+"""Every name that users meet is documented, and what is documented exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from interlock.api import dispatcher, gateway
+from interlock.failpoints import NAMES
+from interlock.kernel.loop import Periodic
+from interlock.kernel.relay import Relay
+from interlock.settings import Settings
+from interlock.telemetry import REGISTRY
+from interlock.wire import ClaimReply, Outcome, RunState, TaskStatus
+from tests.docs.generate import COMMAND, settings_page
+from tests.docs.pages import ROOT, read, rows, spans
+
+SOURCE = ROOT / "src" / "interlock"
+
+
+def documented(page: str) -> set[str]:
+    return set(spans(read(page)))
+
+
+# Settings
+
+
+def test_the_settings_page_is_what_the_settings_say() -> None:
+    assert read("docs/settings.md") == settings_page(), f"run {COMMAND}"
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_has_a_description_and_a_place_on_the_page(name: str) -> None:
+    assert Settings.model_fields[name].description
+    assert f"INTERLOCK_{name.upper()}" in documented("docs/settings.md")
+
+
+def test_every_environment_variable_in_the_docs_is_a_setting() -> None:
+    known = {f"INTERLOCK_{name.upper()}" for name in Settings.model_fields}
+    known |= {"INTERLOCK_CONFIG", "INTERLOCK_FAILPOINTS", "INTERLOCK_", "INTERLOCK_NAME"}
+    for page in ROOT.glob("docs/*.md"):
+        assert set(re.findall(r"INTERLOCK_[A-Z_]*", page.read_text())) - known == set(), page.name
+
+
+# Metrics and failpoints
+
+
+def _metrics() -> set[str]:
+    return {f"{m.name}_total" if m.type == "counter" else m.name for m in REGISTRY.collect()}
+
+
+def test_every_metric_is_documented() -> None:
+    assert _metrics() - documented("docs/operations.md") == set()
+
+
+def test_every_documented_metric_exists() -> None:
+    named = {re.sub(r"\{.*", "", span) for span in documented("docs/operations.md") if span.startswith("interlock_")}
+    assert named - _metrics() == set()
+
+
+def test_every_failpoint_is_documented() -> None:
+    assert documented("CONTRIBUTING.md") >= NAMES
+
+
+# HTTP
+
+
+def _routes(handlers: list[Any]) -> Iterator[tuple[str, Any]]:
+    for handler in handlers:
+        for path in handler.paths:
+            template = re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
+            for method in handler.http_methods - {"OPTIONS"}:
+                yield f"`{method} {template}`", handler
+
+
+ROUTES = [*_routes(gateway.HANDLERS), *_routes(dispatcher.HANDLERS)]
+
+
+@pytest.mark.parametrize(("route", "handler"), ROUTES, ids=[f"{h.fn.__module__[14:]} {r}" for r, h in ROUTES])
+def test_every_route_is_documented_with_its_scope(route: str, handler: Any) -> None:
+    found = [row for row in rows(read("docs/http-api.md")) if row[0] == route]
+    assert found, f"{route} is not in docs/http-api.md"
+    scope = handler.opt.get("scope")
+    assert scope is None or any(row[1] == f"`{scope}`" for row in found)
+
+
+def test_every_documented_route_exists() -> None:
+    in_tables = {row[0] for row in rows(read("docs/http-api.md")) if re.match(r"`(GET|POST|DELETE|PUT) /", row[0])}
+    assert in_tables - {route for route, _ in ROUTES} == set()
+
+
+def _codes() -> set[str]:
+    source = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    return set(re.findall(r'\b(?:code|default_code)(?:: ClassVar\[str\])? ?= ?"([a-z_]+)"', source))
+
+
+def test_every_error_code_is_documented() -> None:
+    assert _codes() - documented("docs/http-api.md") == set()
+
+
+def test_every_documented_error_code_exists() -> None:
+    named = {row[1].strip("`") for row in rows(read("docs/http-api.md")) if row[0].isdigit()}
+    assert len(named) > 20
+    assert named - _codes() == set()
+
+
+def test_every_reason_of_an_explanation_is_documented_with_what_to_do() -> None:
+    tree = ast.parse((SOURCE / "kernel" / "explain.py").read_text())
+    reasons = {reason for node in ast.walk(tree) if (reason := _reason(node))}
+    assert len(reasons) > 10
+    assert reasons - documented("docs/http-api.md") == set()
+    assert reasons - documented("docs/operations.md") == {"completed", "canceled"}
+
+
+def _reason(node: ast.AST) -> str | None:
+    """The first of the two that a rule returns: its reason, then a sentence."""
+    match node:
+        case ast.Return(value=ast.Tuple(elts=[ast.Constant(value=str() as reason), _])):
+            return reason
+    return None
+
+
+def test_every_reason_for_not_claiming_is_documented() -> None:
+    hints = str(ClaimReply.__annotations__["reason"])
+    assert set(re.findall(r'"(\w+)"', hints)) - documented("docs/http-api.md") == set()
+
+
+# Lifecycle
+
+
+def test_every_statement_that_moves_a_task_is_in_the_table_of_transitions() -> None:
+    statements = re.split(r"^-- name: ", (SOURCE / "sql/queries/tasks.sql").read_text(), flags=re.MULTILINE)[1:]
+    moving = {re.split(r"\W", text)[0] for text in statements if "update interlock.tasks" in text}
+    assert len(moving) > 8
+    assert moving - documented("docs/task-states.md") == set()
+
+
+def test_every_state_is_documented() -> None:
+    pages = documented("docs/task-states.md") | documented("docs/workers.md")
+    states = {*TaskStatus, *RunState, *Outcome} - {Outcome.RELEASED}
+    assert {str(state) for state in states} - {span.split(",")[0] for span in pages} == set()
+
+
+def test_every_background_loop_is_documented() -> None:
+    loops: list[type[Relay] | type[Periodic]] = [Relay, *Periodic.__subclasses__()]
+    names = {loop.name for loop in loops}
+    assert len(names) > 5
+    assert names - documented("docs/architecture.md") == set()

@@ -1,0 +1,147 @@
+"""What the log says and what it never says; and a disk that has no room for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from interlock import failpoints, telemetry
+from interlock.telemetry import LOG_LINES_LOST, redact
+from tests.system import System, fence
+
+MARK = "correct-horse-battery-staple"
+
+
+@contextlib.contextmanager
+def logging_to(file: Path) -> Iterator[None]:
+    """As a process would log at its most talkative; afterwards all is as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    telemetry.configure("debug", "json", process="test", file=file)
+    structlog.configure(cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        for handler in root.handlers:
+            with contextlib.suppress(OSError):  # what a full disk did not take is lost here, too
+                handler.close()
+        root.handlers, root.level = handlers, level
+        structlog.reset_defaults()
+        structlog.contextvars.clear_contextvars()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    file = tmp_path / "logs" / "test.log"
+    with logging_to(file):
+        logging.getLogger("test").info("begins")
+        yield file
+
+
+@contextlib.contextmanager
+def broken(name: str) -> Iterator[None]:
+    async def fail() -> None:
+        raise failpoints.FailpointError(name)
+
+    failpoints.arm(name, fail)
+    try:
+        yield
+    finally:
+        failpoints.disarm(name)
+
+
+def lines(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+async def test_no_secret_and_no_payload_reaches_the_log(still: System, log: Path) -> None:
+    secret = {"password": MARK}
+    task_id = await still.one(config=secret, name=None)
+    claim = await still.claim(task_id)
+    token, key, worker = claim["capability_token"], still.admin_key, still.worker_token
+    wrong_key, wrong_worker, wrong_token = key[:-5] + "AAAAA", worker[:-5] + "AAAAA", token[:-5] + "AAAAA"
+    await still.user("GET", "/v1/jobs", key=wrong_key)
+    await still.user("GET", f"/v1/jobs/{key}")
+    await still.user("GET", f"/nowhere?token={token}&key={key}")
+    await still.worker("POST", "/internal/task-claim", token=wrong_worker, json={"task_id": task_id})
+    await still.attempt("/v1/task/heartbeat", wrong_token, fence(claim))
+    await still.user("POST", "/v1/jobs", content=f'{{"operator": "{MARK}'.encode())
+    with broken("submit.before_commit"):
+        reply = await still.user("POST", "/v1/jobs", json={"operator": "echo", "tasks": [secret], "config": secret})
+        assert (reply.status_code, MARK in reply.text) == (500, False)
+    with broken("complete.before_commit"):
+        reply = await still.complete(claim, result=secret, error_message=MARK)
+        assert (reply.status_code, MARK in reply.text) == (500, False)
+    assert (await still.complete(claim, result=secret)).status_code == 200
+    await still.settle()
+    text = log.read_text()
+    assert text.count("request.failed") == 2
+    password = still.kernel.settings.state_url
+    assert password is not None
+    secrets = [key, worker, token, wrong_key, wrong_worker, wrong_token, password.get_secret_value()]
+    assert [secret for secret in [MARK, *secrets] if secret in text] == []
+    assert [part for part in (key[-43:], worker[-43:], token.split(".")[2]) if part in text] == []
+
+
+async def test_a_row_that_postgres_quotes_in_an_error_stays_out_of_log_and_answer(still: System, log: Path) -> None:
+    async with still.kernel.database.connection() as connection:
+        rule = f"check (payload::text not like '%{MARK}%')"
+        await connection.execute(f"alter table interlock.tasks_0 add constraint surprise {rule}")
+    reply = await still.user("POST", "/v1/jobs", json={"operator": "echo", "tasks": [MARK]})
+    assert (reply.status_code, reply.json()["code"]) == (500, "internal")
+    text = log.read_text()
+    assert "CheckViolationError" in text
+    assert "surprise" in text
+    assert MARK not in text + reply.text
+
+
+async def test_an_unexpected_error_is_found_in_the_log_by_its_request_id(still: System, log: Path) -> None:
+    with broken("submit.before_commit"):
+        reply = await still.user(
+            "POST", "/v1/jobs", json={"operator": "echo", "tasks": [1]}, headers={"X-Request-Id": "find-me"}
+        )
+    assert reply.json()["request_id"] == "find-me"
+    (line,) = [line for line in lines(log) if line.get("request_id") == "find-me"]
+    assert (line["event"], line["level"]) == ("request.failed", "error")
+    assert line["error"] == "FailpointError"
+    assert "Traceback" in line["exception"]
+
+
+async def test_a_full_disk_costs_log_lines_and_nothing_else(
+    still: System, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(OSError), Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        lost = LOG_LINES_LOST._value.get()
+        with logging_to(Path("/dev/full")), broken("submit.before_commit"):
+            reply = await still.user("POST", "/v1/jobs", json={"operator": "echo", "tasks": [1]})
+        assert reply.status_code == 500
+        with logging_to(Path("/dev/full")):
+            logging.getLogger("test").warning("no room")
+            claim = await still.claim(await still.one())
+            assert (await still.complete(claim)).status_code == 200
+        assert LOG_LINES_LOST._value.get() >= lost + 4
+    assert "No space left" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ilk_0123456789abcdef_" + "s" * 43, "ilk_0123456789abcdef_***"),
+        ("ilw_0123456789abcdef_" + "s" * 43, "ilw_0123456789abcdef_***"),
+        ("Bearer eyJhbGciOiJFUzI1NiJ9.eyJpc3MiOiJ4In0.c2ln", "Bearer eyJhbGciOiJFUzI1NiJ9.***"),
+        ("postgresql://u:p%40ss@host:5/db", "postgresql://u:***@host:5/db"),
+        ("valkey://:hush@127.0.0.1:6379/0", "valkey://:***@127.0.0.1:6379/0"),
+        ("nothing to hide", "nothing to hide"),
+    ],
+)
+def test_what_looks_like_a_credential_is_masked(text: str, shown: str) -> None:
+    assert redact(f"before {text} after") == f"before {shown} after"

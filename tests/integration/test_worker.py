@@ -1,0 +1,479 @@
+"""The worker against a real dispatcher, with operators that say when they begin and wait to be let go."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID, uuid4
+
+import asyncpg
+import msgspec
+import pytest
+
+from interlock.client import Client
+from interlock.errors import ConfigurationError, Unauthenticated
+from interlock.kernel.loop import forever
+from interlock.settings import Settings
+from interlock.wire import Crash, DatasetRef, Outcome, Policy, RunState, TaskStatus, TaskView
+from interlock.workers import Worker
+from tests.system import System
+
+OPERATORS = """
+import os, socket, time
+from interlock.wire import Event, Output
+from interlock.workers import TaskCanceled
+
+def gate(payload, ctx):
+    if not isinstance(payload, dict) or "gate" not in payload:
+        return "through"
+    ctx.progress(payload.get("progress", 0), "at the gate")
+    with socket.socket(socket.AF_UNIX) as door:
+        door.connect(payload["gate"])
+        door.sendall(f"{ctx.index} {ctx.attempt} {os.getppid()}\\n".encode())
+        door.recv(1)
+    return {"attempt": ctx.attempt}
+
+def deaf(payload, ctx):
+    with socket.socket(socket.AF_UNIX) as door:
+        door.connect(payload["gate"])
+        door.sendall(f"{ctx.index} {ctx.attempt} {os.getppid()}\\n".encode())
+        while True:
+            try:
+                time.sleep(60)
+            except TaskCanceled:
+                continue
+
+def announce(payload, ctx):
+    grant = ctx.outputs[0]
+    dataset = {"dataset_uuid": grant.dataset_uuid, "dataset_version": grant.dataset_version}
+    first = ctx.emit([Event(**dataset, cursor=1)])
+    again = ctx.emit([Event(**dataset, cursor=1), Event(**dataset, cursor=2)])
+    ctx.commit([Output(**dataset, location=grant.write_prefix + "part", row_count=3)], [Event(**dataset, cursor=3)])
+    return [first, again]
+
+def large(payload, ctx):
+    return "x" * payload
+"""
+
+PROCESS = """
+import asyncio, sys
+from interlock.settings import Settings
+from interlock.workers import main
+settings = Settings(internal_url=sys.argv[1], worker_token=sys.argv[2])
+asyncio.run(main(settings, concurrency=1))
+"""
+
+
+class Visitor:
+    """An operator that stands at the gate."""
+
+    def __init__(self, said: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.index, self.attempt, self.worker = (int(word) for word in said.split())
+        self._reader, self._writer = reader, writer
+
+    def let_go(self) -> None:
+        self._writer.write(b".")
+
+    async def gone(self) -> None:
+        """When the operator has left, one way or the other."""
+        async with asyncio.timeout(30):
+            await self._reader.read()
+
+    def leave(self) -> None:
+        self._writer.transport.abort()
+
+
+class Gate:
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self._arrivals: asyncio.Queue[Visitor] = asyncio.Queue()
+        self._visitors: list[Visitor] = []
+
+    async def opened(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said = (await reader.readline()).decode()
+        self._visitors.append(Visitor(said, reader, writer))
+        await self._arrivals.put(self._visitors[-1])
+
+    async def arrival(self) -> Visitor:
+        async with asyncio.timeout(30):
+            return await self._arrivals.get()
+
+    def close(self) -> None:
+        for visitor in self._visitors:
+            visitor.leave()
+
+
+class Line:
+    """The wire between worker and dispatcher, which a test may cut."""
+
+    def __init__(self, target: str) -> None:
+        parts = urlsplit(target)
+        self._host, self._port = str(parts.hostname), parts.port
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.url = ""
+
+    async def mend(self) -> None:
+        port = urlsplit(self.url).port or 0 if self.url else 0
+        self._server = await asyncio.start_server(self._joined, "127.0.0.1", port)
+        self.url = "http://{}:{}".format(*self._server.sockets[0].getsockname())
+
+    async def cut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
+        self._writers |= {writer, there_writer}
+        await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
+        self._writers -= {writer, there_writer}
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65_536):
+            writer.write(data)
+    except OSError:
+        writer.transport.abort()
+    finally:
+        writer.close()
+
+
+class Bench:
+    """A system with running loops, a client, a gate, and workers on demand."""
+
+    def __init__(self, system: System, client: Client, gate: Gate, stack: AsyncExitStack) -> None:
+        self.system, self.client, self.gate = system, client, gate
+        self._stack = stack
+
+    def settings(self, **overrides: Any) -> Settings:
+        given = {"internal_url": self.system.internal_url, "worker_token": self.system.worker_token}
+        return Settings(**given | overrides)
+
+    async def worker(self, concurrency: int = 1, cancel_grace: float = 5.0, **overrides: Any) -> Worker:
+        """A worker for the rest of the test."""
+        worker = Worker(self.settings(**overrides), concurrency=concurrency, cancel_grace=cancel_grace)
+        await self._stack.enter_async_context(_at_work(worker))
+        return worker
+
+    async def process(self) -> asyncio.subprocess.Process:
+        """A worker in a process of its own, with one child."""
+        addresses = (self.system.internal_url, self.system.worker_token)
+        return await asyncio.create_subprocess_exec(sys.executable, "-c", PROCESS, *addresses)
+
+    async def run(self, operator: str, payloads: list[Any], **options: Any) -> UUID:
+        policy = options.pop("policy", Policy(backoff_seconds=0, jitter=0))
+        name = operator if operator in ("echo", "sleep", "fail", "python") else f"own_operators:{operator}"
+        return (await self.client.submit(payloads, operator=name, policy=policy, **options)).run_id
+
+    async def ended(self, run_id: UUID) -> list[TaskView]:
+        """The run's tasks in order, once it has ended."""
+        async with asyncio.timeout(60):
+            await self.client.wait(run_id, poll_seconds=0.02)
+        return await self.tasks(run_id)
+
+    async def tasks(self, run_id: UUID) -> list[TaskView]:
+        tasks = [task async for task in self.client.tasks(run=run_id, page_size=1000)]
+        return sorted(tasks, key=lambda task: task.index or 0)
+
+    async def at_the_gate(self, **options: Any) -> tuple[TaskView, Visitor]:
+        """A task whose operator is running."""
+        run_id = await self.run("gate", [{"gate": self.gate.path}], **options)
+        visitor = await self.gate.arrival()
+        (task,) = await self.tasks(run_id)
+        return task, visitor
+
+    async def outcomes(self, task_id: UUID) -> list[Outcome | None]:
+        return [attempt.outcome for attempt in (await self.client.attempts(task_id)).attempts]
+
+
+@asynccontextmanager
+async def _at_work(worker: Worker) -> AsyncIterator[None]:
+    running = asyncio.create_task(worker.run())
+    yield
+    worker.request_drain()
+    worker.request_drain()
+    await running
+
+
+@pytest.fixture
+async def bench(system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    (tmp_path / "own_operators.py").write_text(OPERATORS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    gate = Gate(tmp_path / "gate")
+    loops = [asyncio.create_task(forever(service)) for service in system.kernel.services()]
+    doors = await asyncio.start_unix_server(gate.opened, gate.path)
+    async with Client(system.gateway_url, system.admin_key) as client, AsyncExitStack() as stack:
+        yield Bench(system, client, gate, stack)
+    doors.close()
+    gate.close()
+    await doors.wait_closed()
+    for loop in loops:
+        loop.cancel()
+    await asyncio.gather(*loops, return_exceptions=True)
+
+
+def result(task: TaskView) -> Any:
+    return None if task.result is None else msgspec.json.decode(task.result)
+
+
+QUICK = Policy(lease_seconds=0.6, backoff_seconds=0, jitter=0)
+"""With a lease this short, the next heartbeat is never far."""
+
+
+async def test_every_task_of_a_run_ends_with_the_result_of_its_operator(bench: Bench) -> None:
+    await bench.worker(concurrency=2)
+    run_id = await bench.run("echo", [{"n": n} for n in range(1000)])
+    tasks = await bench.ended(run_id)
+    assert [result(task) for task in tasks] == [{"n": n} for n in range(1000)]
+    assert {(task.status, task.attempt) for task in tasks} == {(TaskStatus.COMPLETED, 1)}
+
+
+async def test_a_failed_attempt_is_followed_by_one_that_may_succeed(bench: Bench) -> None:
+    await bench.worker()
+    run_id = await bench.run("fail", [{"error_class": "Flaky", "message": "not yet", "times": 1}])
+    (task,) = await bench.ended(run_id)
+    assert (task.status, task.attempt, result(task)) == (TaskStatus.COMPLETED, 2, {"attempt": 2})
+    attempts = (await bench.client.attempts(task.task_id)).attempts
+    assert (attempts[0].error_class, attempts[0].error_message) == ("Flaky", "not yet")
+
+
+async def test_an_operator_that_is_not_there_fails_with_a_sentence(bench: Bench) -> None:
+    await bench.worker()
+    run_id = await bench.run("nobody", [1], policy=Policy(max_attempts=1))
+    (task,) = await bench.ended(run_id)
+    assert task.error_class == "OperatorNotFound"
+    assert "own_operators:nobody" in (task.error_message or "")
+
+
+@pytest.mark.parametrize(
+    ("payload", "crash"),
+    [({"exit_code": 3}, Crash(exit_code=3)), ({"signal": "SIGKILL"}, Crash(signal="SIGKILL"))],
+)
+async def test_a_crash_costs_the_task_that_ran_and_no_other(
+    bench: Bench, payload: dict[str, Any], crash: Crash
+) -> None:
+    await bench.worker()
+    harmless = {"times": 0}
+    run_id = await bench.run("fail", [*[harmless] * 20, payload, *[harmless] * 20], policy=Policy(max_attempts=1))
+    tasks = await bench.ended(run_id)
+    crashed = tasks.pop(20)
+    assert {(task.status, task.attempt) for task in tasks} == {(TaskStatus.COMPLETED, 1)}
+    assert (crashed.status, crashed.error_class) == (TaskStatus.FAILED, "WorkerCrashed")
+    assert (await bench.client.attempts(crashed.task_id)).attempts[0].crash == crash
+
+
+async def test_a_canceled_task_is_stopped_where_it_runs(bench: Bench) -> None:
+    await bench.worker()
+    task, visitor = await bench.at_the_gate(policy=QUICK)
+    await bench.client.cancel_task(task.task_id)
+    await visitor.gone()
+    (task,) = await bench.ended(task.run_id or uuid4())
+    assert task.status is TaskStatus.CANCELED
+    assert await bench.outcomes(task.task_id) == [Outcome.CANCELED]
+    assert [result(task) for task in await bench.ended(await bench.run("echo", ["next"]))] == ["next"]
+
+
+async def test_an_operator_that_ignores_a_cancel_is_killed_after_the_grace(bench: Bench) -> None:
+    await bench.worker(cancel_grace=0.1)
+    run_id = await bench.run("deaf", [{"gate": bench.gate.path}], policy=QUICK)
+    visitor = await bench.gate.arrival()
+    await bench.client.cancel_run(run_id)
+    await visitor.gone()
+    (task,) = await bench.ended(run_id)
+    assert task.status is TaskStatus.CANCELED
+
+
+async def test_an_attempt_that_was_fenced_off_is_stopped_and_reports_nothing(bench: Bench, state_url: str) -> None:
+    await bench.worker()
+    task, visitor = await bench.at_the_gate(policy=QUICK)
+    connection = await asyncpg.connect(state_url)
+    taken = "update interlock.tasks set lease_token = gen_random_uuid() where task_id = $1"
+    await connection.execute(taken, task.task_id)
+    await visitor.gone()
+    assert [result(task) for task in await bench.ended(await bench.run("echo", ["next"]))] == ["next"]
+    row = await connection.fetchrow("select attempt, result from interlock.tasks where task_id = $1", task.task_id)
+    assert row is not None
+    assert (row["attempt"], row["result"]) == (1, None)
+    await connection.close()
+
+
+async def test_a_task_past_its_hard_timeout_is_killed_and_the_reaper_says_so(bench: Bench) -> None:
+    await bench.worker()
+    task, visitor = await bench.at_the_gate(policy=Policy(max_attempts=1, lease_seconds=30, timeout_seconds=0.5))
+    await visitor.gone()
+    (task,) = await bench.ended(task.run_id or uuid4())
+    assert (task.status, task.dead) == (TaskStatus.FAILED, True)
+    assert await bench.outcomes(task.task_id) == [Outcome.TIMED_OUT]
+
+
+async def test_heartbeats_keep_a_lease_far_shorter_than_the_task(bench: Bench) -> None:
+    await bench.worker()
+    task, visitor = await bench.at_the_gate(policy=QUICK)
+    first = task.lease_expires_at
+    assert first is not None
+    while (task.lease_expires_at or first) < first + (first - (task.started_at or first)) * 2:
+        task = await bench.client.task(task.task_id)
+    visitor.let_go()
+    (task,) = await bench.ended(task.run_id or uuid4())
+    assert (task.status, task.attempt) == (TaskStatus.COMPLETED, 1)
+
+
+async def test_progress_is_seen_while_the_task_runs(bench: Bench) -> None:
+    await bench.worker()
+    run_id = await bench.run("gate", [{"gate": bench.gate.path, "progress": 0.25}])
+    visitor = await bench.gate.arrival()
+    (task,) = await bench.tasks(run_id)
+    while task.progress is None:
+        task = await bench.client.task(task.task_id)
+    assert (task.progress, task.progress_text) == (0.25, "at the gate")
+    visitor.let_go()
+    await bench.ended(run_id)
+
+
+async def test_events_and_outputs_travel_through_the_wrapper(bench: Bench, state_url: str) -> None:
+    await bench.worker()
+    output = DatasetRef(dataset_uuid=uuid4(), dataset_version=uuid4())
+    run_id = await bench.run("announce", [None], outputs=[output])
+    (task,) = await bench.ended(run_id)
+    assert (task.status, task.error_message, result(task)) == (TaskStatus.COMPLETED, None, [1, 1])
+
+
+async def test_a_drain_lets_what_runs_finish_and_gives_back_what_waits(bench: Bench) -> None:
+    worker = Worker(bench.settings(), concurrency=1)
+    running = asyncio.create_task(worker.run())
+    task, visitor = await bench.at_the_gate()
+    waiting = await bench.run("gate", [{"gate": bench.gate.path}] * 3)
+    worker.request_drain()
+    visitor.let_go()
+    await running
+    (task,) = await bench.ended(task.run_id or uuid4())
+    assert (task.status, task.attempt) == (TaskStatus.COMPLETED, 1)
+    assert {(task.status, task.attempt) for task in await bench.tasks(waiting)} == {(TaskStatus.QUEUED, 1)}
+
+
+async def test_a_drain_that_takes_too_long_gives_the_running_attempt_back_unused(bench: Bench) -> None:
+    worker = Worker(bench.settings(drain_seconds=0.1), concurrency=1)
+    running = asyncio.create_task(worker.run())
+    task, visitor = await bench.at_the_gate()
+    worker.request_drain()
+    await running
+    await visitor.gone()
+    task = await bench.client.task(task.task_id)
+    assert (task.status, task.attempt) == (TaskStatus.QUEUED, 1)
+    assert await bench.outcomes(task.task_id) == [Outcome.RELEASED]
+    await bench.worker()
+    again = await bench.gate.arrival()
+    assert again.attempt == 1
+    again.let_go()
+    await bench.ended(task.run_id or uuid4())
+
+
+async def test_a_result_survives_an_outage_of_the_dispatcher(bench: Bench) -> None:
+    line = Line(bench.system.internal_url)
+    await line.mend()
+    await bench.worker(internal_url=line.url)
+    task, visitor = await bench.at_the_gate()
+    await line.cut()
+    visitor.let_go()
+    await visitor.gone()
+    await line.mend()
+    (task,) = await bench.ended(task.run_id or uuid4())
+    assert (task.status, task.attempt) == (TaskStatus.COMPLETED, 1)
+    assert [result(task) for task in await bench.ended(await bench.run("echo", ["next"]))] == ["next"]
+    await line.cut()
+
+
+async def test_slow_tasks_are_spread_over_the_workers(bench: Bench) -> None:
+    workers = [await bench.process() for _ in range(2)]
+    run_id = await bench.run("gate", [{"gate": bench.gate.path}] * 6)
+    visitors = [await bench.gate.arrival() for _ in range(2)]
+    assert {visitor.worker for visitor in visitors} == {worker.pid for worker in workers}
+    for _ in range(4):
+        visitors[0].let_go()
+        visitors = [*visitors[1:], await bench.gate.arrival()]
+    for visitor in visitors:
+        visitor.let_go()
+    assert {task.attempt for task in await bench.ended(run_id)} == {1}
+    for worker in workers:
+        worker.send_signal(signal.SIGTERM)
+    assert [await worker.wait() for worker in workers] == [0, 0]
+
+
+async def test_tasks_do_not_wait_behind_a_slow_one_while_a_child_is_free(bench: Bench) -> None:
+    await bench.worker(concurrency=2)
+    quick = [{"pass": True}] * 200
+    await bench.ended(await bench.run("gate", quick))
+    run_id = await bench.run("gate", [{"gate": bench.gate.path}, *quick])
+    visitor = await bench.gate.arrival()
+    while (await bench.client.run(run_id)).counts.Completed < len(quick):
+        continue
+    visitor.let_go()
+    assert {task.attempt for task in await bench.ended(run_id)} == {1}
+
+
+async def test_a_worker_with_all_its_children_stuck_gives_back_what_waits(bench: Bench) -> None:
+    quick = [{"pass": True}] * 200
+    first = await bench.worker(concurrency=1)
+    await bench.ended(await bench.run("gate", quick))
+    run_id = await bench.run("gate", [{"gate": bench.gate.path}, *quick])
+    visitor = await bench.gate.arrival()
+    second = await bench.worker(concurrency=1)
+    assert first.worker_id != second.worker_id
+    while (await bench.client.run(run_id)).counts.Completed < len(quick):
+        continue
+    visitor.let_go()
+    tasks = await bench.ended(run_id)
+    assert {task.attempt for task in tasks} == {1}
+    assert {task.worker_id for task in tasks[1:]} >= {second.worker_id}
+
+
+async def test_a_result_that_the_dispatcher_refuses_fails_its_task_and_no_other(bench: Bench) -> None:
+    await bench.worker(result_limit_bytes=1_000_000)
+    run_id = await bench.run("large", [10, 100_000, 20], policy=Policy(max_attempts=1))
+    small, refused, other = await bench.ended(run_id)
+    assert (len(result(small)), len(result(other))) == (10, 20)
+    assert (refused.status, refused.error_class) == (TaskStatus.FAILED, "ReportRefused")
+
+
+async def test_a_wrong_token_ends_the_worker(bench: Bench) -> None:
+    worker = Worker(bench.settings(worker_token="ilw_0000000000000000_" + "x" * 43), concurrency=1)
+    with pytest.raises(Unauthenticated):
+        await worker.run()
+
+
+async def test_children_that_never_start_end_the_worker_with_a_sentence(bench: Bench) -> None:
+    worker = Worker(bench.settings(), concurrency=1, modules=["no_such_module"])
+    with pytest.raises(ConfigurationError, match="before they are ready"):
+        await worker.run()
+
+
+@pytest.mark.parametrize(("runtime", "why"), [("nowhere", "choose one of"), ("dispatcher", "no queue")])
+async def test_a_runtime_without_a_queue_is_refused(bench: Bench, runtime: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        Worker(bench.settings(), runtime)
+
+
+async def test_a_killed_worker_costs_an_attempt_of_what_it_ran(bench: Bench) -> None:
+    process = await bench.process()
+    task, visitor = await bench.at_the_gate(policy=QUICK)
+    process.kill()
+    await visitor.gone()
+    await process.wait()
+    await bench.worker()
+    again = await bench.gate.arrival()
+    assert again.attempt == 2
+    again.let_go()
+    (task,) = await bench.ended(task.run_id or uuid4())
+    assert (task.status, task.attempt) == (TaskStatus.COMPLETED, 2)
+    run = await bench.client.run(task.run_id or uuid4())
+    assert run.state is RunState.COMPLETED

@@ -1,0 +1,193 @@
+"""Operators: how they are named and found, and what the built-in ones do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from interlock.wire import Event
+from interlock.workers import OperatorNotFound, TaskCanceled, TaskContext, TaskFailed, operator
+from interlock.workers.operators import resolve
+from interlock.workers.protocol import Assignment
+
+
+class Recorded:
+    """What an operator asked of the process around it."""
+
+    def __init__(self, *, canceled: bool = False) -> None:
+        self.progressed: list[float] = []
+        self.emitted: list[Event] = []
+        self._canceled = canceled
+
+    def progress(self, slot: int, fraction: float, text: str | None) -> None:
+        self.progressed.append(fraction)
+
+    def emit(self, slot: int, events: list[Event]) -> int:
+        self.emitted += events
+        return len(events)
+
+    def canceled(self, slot: int) -> bool:
+        return self._canceled
+
+
+def context(link: Recorded | None = None, *, attempt: int = 1, config: bytes = b"{}") -> TaskContext:
+    assignment = Assignment(
+        slot=1,
+        task_id=uuid4(),
+        attempt=attempt,
+        operator="test",
+        job=("dag", "job"),
+        run_id=uuid4(),
+        index=7,
+        config=config,
+        payload=b"null",
+        inputs=[b'{"dataset": "a"}'],
+        outputs=[],
+    )
+    return TaskContext(assignment, link or Recorded())
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of a user's, importable under the returned name."""
+    name = f"operators_{uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(
+        "class Group:\n"
+        "    @staticmethod\n"
+        "    def double(payload, ctx):\n"
+        "        return payload * 2\n"
+        "async def later(payload, ctx): ...\n"
+        "number = 5\n"
+    )
+    (tmp_path / f"{name}_broken.py").write_text("raise RuntimeError('half written')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_an_operator_is_found_by_its_function_name_or_by_the_name_it_was_given() -> None:
+    @operator
+    def named_by_itself(payload: Any, ctx: TaskContext) -> Any:
+        return payload
+
+    @operator("given.name")
+    def other(payload: Any, ctx: TaskContext) -> Any:
+        return payload
+
+    assert resolve("named_by_itself") is named_by_itself
+    assert resolve("given.name") is other
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(ValueError, match="exists already"):
+        operator("echo")(lambda payload, ctx: None)
+
+
+def test_a_coroutine_function_is_no_operator() -> None:
+    async def later(payload: Any, ctx: TaskContext) -> None: ...
+
+    with pytest.raises(OperatorNotFound, match="plain function"):
+        operator(later)
+
+
+def test_a_function_is_found_by_module_and_name(module: str) -> None:
+    assert resolve(f"{module}:Group.double")(21, context()) == 42
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nobody", "it knows .*echo"),
+        ("no.such.module:function", "ModuleNotFoundError"),
+        ("{module}:missing", "AttributeError"),
+        ("{module}:number", "no function but a int"),
+        ("{module}:later", "coroutine function"),
+        ("{module}_broken:function", "RuntimeError: half written"),
+    ],
+)
+def test_what_cannot_be_found_says_what_is_missing(name: str, why: str, module: str) -> None:
+    with pytest.raises(OperatorNotFound, match=why):
+        resolve(name.format(module=module))
+
+
+def test_echo_returns_its_payload() -> None:
+    assert resolve("echo")({"a": [1, None]}, context()) == {"a": [1, None]}
+
+
+def test_sleep_shows_progress_up_to_the_end() -> None:
+    link = Recorded()
+    assert resolve("sleep")({"seconds": 0.001}, context(link)) == {"seconds": 0.001}
+    assert link.progressed[-1] == 1.0
+
+
+def test_sleep_stops_when_its_task_is_canceled() -> None:
+    with pytest.raises(TaskCanceled):
+        resolve("sleep")({"seconds": 3600}, context(Recorded(canceled=True)))
+
+
+@pytest.mark.parametrize("payload", [None, 3, {}, {"seconds": "long"}])
+def test_sleep_says_what_it_needs(payload: Any) -> None:
+    with pytest.raises(TaskFailed, match="seconds") as failure:
+        resolve("sleep")(payload, context())
+    assert failure.value.error_class == "BadPayload"
+
+
+def test_fail_raises_what_it_is_told() -> None:
+    with pytest.raises(TaskFailed, match="out of cheese") as failure:
+        resolve("fail")({"error_class": "Redo", "message": "out of cheese"}, context())
+    assert failure.value.error_class == "Redo"
+
+
+def test_fail_succeeds_after_the_given_number_of_times() -> None:
+    payload = {"message": "not yet", "times": 2}
+    for attempt in (1, 2):
+        with pytest.raises(TaskFailed):
+            resolve("fail")(payload, context(attempt=attempt))
+    assert resolve("fail")(payload, context(attempt=3)) == {"attempt": 3}
+
+
+def test_fail_can_end_the_process_by_exit_code_or_signal() -> None:
+    for payload, status in (({"exit_code": 9}, 9 << 8), ({"signal": "SIGTERM"}, int(signal.SIGTERM))):
+        pid = os.fork()
+        if pid == 0:
+            resolve("fail")(payload, context())
+        assert os.waitpid(pid, 0)[1] == status
+
+
+def test_python_calls_the_function_of_the_config(module: str) -> None:
+    config = f'{{"function": "{module}:Group.double"}}'.encode()
+    assert resolve("python")("ab", context(config=config)) == "abab"
+
+
+@pytest.mark.parametrize("config", [b"{}", b'{"function": 3}', b'{"function": "echo"}'])
+def test_python_says_how_to_name_a_function(config: bytes) -> None:
+    with pytest.raises(OperatorNotFound, match="module:function"):
+        resolve("python")(None, context(config=config))
+
+
+def test_a_context_tells_what_the_attempt_is() -> None:
+    told = context(attempt=2, config=b'{"depth": 3}')
+    assert (told.attempt, told.index, told.dag, told.job, told.operator) == (2, 7, "dag", "job", "test")
+    assert told.config == {"depth": 3}
+    assert told.inputs == [{"dataset": "a"}]
+
+
+def test_progress_stays_between_nothing_and_all() -> None:
+    link = Recorded()
+    for fraction in (-1, 0.5, 7):
+        context(link).progress(fraction)
+    assert link.progressed == [0.0, 0.5, 1.0]
+
+
+def test_events_are_checked_before_they_leave() -> None:
+    bad = Event(dataset_uuid=uuid4(), dataset_version=uuid4(), partition_key="")
+    link = Recorded()
+    with pytest.raises(ValueError, match="partition_key"):
+        context(link).emit([bad])
+    with pytest.raises(ValueError, match="partition_key"):
+        context(link).commit(events=[bad])
+    assert link.emitted == []
