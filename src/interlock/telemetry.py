@@ -110,8 +110,6 @@ def configure(level: str = "info", form: str = "auto", *, process: str, file: Pa
         rotating = _File(file, maxBytes=10 * 1024 * 1024, backupCount=3, delay=True)
         root.handlers.append(_handler(rotating, shared, text=False))
     root.setLevel(level.upper())
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("httpcore").setLevel(logging.WARNING)
 
 
 def _handler(handler: logging.Handler, shared: list[Any], *, text: bool) -> logging.Handler:

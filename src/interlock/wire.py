@@ -206,7 +206,8 @@ class TaskView(_Reply, frozen=True, kw_only=True):
     progress_text: str | None
     error_class: str | None
     error_message: str | None
-    result: Raw | None
+    result: Raw
+    """What the operator returned; JSON null until there is something."""
 
 
 class TaskPage(_Reply, frozen=True, kw_only=True):

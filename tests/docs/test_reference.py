@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from interlock.api import dispatcher, gateway
@@ -15,7 +16,30 @@ from interlock.kernel.loop import Periodic
 from interlock.kernel.relay import Relay
 from interlock.settings import Settings
 from interlock.telemetry import REGISTRY
-from interlock.wire import ClaimReply, Outcome, RunState, TaskStatus
+from interlock.wire import (
+    BufferPublish,
+    CancelRequest,
+    ClaimGroup,
+    ClaimReply,
+    ClaimRequest,
+    Completion,
+    Event,
+    Heartbeat,
+    JobRequest,
+    KeyRequest,
+    OrgRequest,
+    Outcome,
+    Output,
+    Policy,
+    Problem,
+    ReceiveRequest,
+    RedriveRequest,
+    RunState,
+    Scaling,
+    TaskPayload,
+    TaskStatus,
+    WorkerTokenRequest,
+)
 from tests.docs.generate import COMMAND, settings_page
 from tests.docs.pages import ROOT, read, rows, spans
 
@@ -91,6 +115,28 @@ def test_every_route_is_documented_with_its_scope(route: str, handler: Any) -> N
 def test_every_documented_route_exists() -> None:
     in_tables = {row[0] for row in rows(read("docs/http-api.md")) if re.match(r"`(GET|POST|DELETE|PUT) /", row[0])}
     assert in_tables - {route for route, _ in ROUTES} == set()
+
+
+BODIES = [JobRequest, Policy, Scaling, CancelRequest, RedriveRequest, KeyRequest, WorkerTokenRequest, OrgRequest]
+BODIES += [
+    ClaimRequest,
+    ClaimGroup,
+    TaskPayload,
+    ReceiveRequest,
+    Heartbeat,
+    Completion,
+    Output,
+    Event,
+    BufferPublish,
+    Problem,
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_every_field_that_is_sent_is_documented(body: Any) -> None:
+    page = read("docs/http-api.md") + read("docs/workers.md")
+    words = set(re.findall(r"\w+", page))
+    assert {field.encode_name for field in msgspec.structs.fields(body)} - words == set()
 
 
 def _codes() -> set[str]:

@@ -264,7 +264,7 @@ async def test_a_range_claim_takes_its_limit_and_leaves_a_message_for_the_rest(s
     assert [claim["task"]["index"] for claim in reply["claims"]] == [0, 1, 2, 3]
     assert reply["remaining"] > 0
     (rest,) = await still.receive()
-    assert rest["body"] == {"run_id": accepted["run_id"], "start": 4, "end": 9}
+    assert rest["body"] == {"job_id": accepted["job_id"], "run_id": accepted["run_id"], "start": 4, "end": 9}
     assert rest["receives"] == 1
     reply = await still.claim_many(**rest["body"], limit=6, message=receipt(rest))
     assert [claim["task"]["index"] for claim in reply["claims"]] == [4, 5, 6, 7, 8, 9]
@@ -287,11 +287,8 @@ async def test_a_range_claim_leaves_out_what_is_held_or_has_ended(still: System)
 async def test_a_run_of_many_tasks_has_one_message_per_range(still: System) -> None:
     accepted = await still.submit(list(range(250)))
     bodies = [message["body"] for message in await still.receive(max=10)]
-    assert bodies == [
-        {"run_id": accepted["run_id"], "start": 0, "end": 99},
-        {"run_id": accepted["run_id"], "start": 100, "end": 199},
-        {"run_id": accepted["run_id"], "start": 200, "end": 249},
-    ]
+    assert {(body["job_id"], body["run_id"]) for body in bodies} == {(accepted["job_id"], accepted["run_id"])}
+    assert [(body["start"], body["end"]) for body in bodies] == [(0, 99), (100, 199), (200, 249)]
 
 
 async def test_a_range_claim_of_a_capped_job_takes_no_more_than_its_limit(still: System) -> None:

@@ -297,8 +297,11 @@ async def test_an_attempt_that_was_fenced_off_is_stopped_and_reports_nothing(ben
     await bench.worker()
     task, visitor = await bench.at_the_gate(policy=QUICK)
     connection = await asyncpg.connect(state_url)
-    taken = "update interlock.tasks set lease_token = gen_random_uuid() where task_id = $1"
-    await connection.execute(taken, task.task_id)
+    await connection.execute(
+        "update interlock.tasks set lease_token = gen_random_uuid(), lease_expires_at = now() + interval '1 hour' "
+        "where task_id = $1",
+        task.task_id,
+    )
     await visitor.gone()
     assert [result(task) for task in await bench.ended(await bench.run("echo", ["next"]))] == ["next"]
     row = await connection.fetchrow("select attempt, result from interlock.tasks where task_id = $1", task.task_id)

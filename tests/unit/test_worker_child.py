@@ -20,7 +20,9 @@ import pytest
 from msgspec import Raw
 
 from interlock.wire import Crash, JobRef, TaskPayload
+from interlock.workers import crash as crashes
 from interlock.workers import process, protocol
+from interlock.workers.exits import EXIT_OUT_OF_MEMORY
 from interlock.workers.held import Held
 from interlock.workers.process import ChildProcess, Launch
 
@@ -365,3 +367,23 @@ def test_a_child_dies_with_its_wrapper_whatever_it_is_doing(operators: str) -> N
         ended, _, _ = select.select([child], [], [], 30)
         os.close(child)
     assert ended
+
+
+def test_a_crash_is_told_as_a_sentence() -> None:
+    told = [crashes.crash_of(code, crashes.oom_kills()) for code in (3, -signal.SIGSEGV, -64, EXIT_OUT_OF_MEMORY)]
+    assert [crashes.sentence(crash).removeprefix("The process that ran this task ") for crash in told] == [
+        "ended with exit code 3.",
+        "was killed by SIGSEGV.",
+        "was killed by SIGRTMAX.",
+        "was out of memory: give the runtime more, or the task less to do.",
+    ]
+
+
+def test_a_worker_keeps_its_own_memory_from_its_operators() -> None:
+    pr_get_dumpable = 3
+    script = (
+        "import ctypes; from interlock.workers.wrapper import hide_memory; hide_memory(); "
+        f"print(ctypes.CDLL(None).prctl({pr_get_dumpable}))"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert shown.stdout.strip() == "0"

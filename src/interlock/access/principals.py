@@ -202,13 +202,18 @@ def _scopes(request: KeyRequest, granted_by: Principal | None) -> frozenset[str]
     allowed = ROLE_SCOPES[request.role]
     if request.role is Role.ADMIN and (granted_by is None or PLATFORM in granted_by.scopes):
         allowed |= {PLATFORM}
-    wanted = frozenset(request.scopes) if request.scopes is not None else allowed - {PLATFORM}
     if granted_by is None:
-        wanted = allowed
+        return allowed
+    wanted = frozenset(request.scopes) if request.scopes is not None else allowed - {PLATFORM}
     if unknown := wanted - allowed:
         raise BadRequest(
             f"A {request.role} key cannot have the scopes {sorted(unknown)}; choose from {sorted(allowed)}.",
             code="bad_scope",
+        )
+    if beyond := wanted - granted_by.scopes:
+        raise Forbidden(
+            f"This key cannot hand out {sorted(beyond)}: it does not have them itself. Name fewer `scopes`.",
+            code="scope_not_held",
         )
     return wanted
 

@@ -90,8 +90,11 @@ class Listener:
             self.connected.set()
             # What was announced while nobody listened is found by looking.
             self._wakeups.wake_all()
+            lost = asyncio.Event()
+            connection.add_termination_listener(lambda _connection: lost.set())
             while True:
-                await asyncio.sleep(_CHECK_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(lost.wait(), _CHECK_SECONDS)
                 # A half-open connection delivers nothing and says nothing; only asking shows it.
                 await connection.fetchval("select 1", timeout=_CHECK_SECONDS)
         finally:

@@ -32,16 +32,18 @@ class PgQueue:
         await self.send_batch(queue, [message])
 
     async def send_batch(self, queue: str, messages: Sequence[Outgoing]) -> None:
-        if not messages:
+        # The last of each key: one statement cannot re-arm the same message twice.
+        unique = list({m.dedupe_key if m.dedupe_key is not None else n: m for n, m in enumerate(messages)}.values())
+        if not unique:
             return
         async with self._database.transaction() as connection:
             await _sql.send(
                 connection,
                 queue=queue,
-                bodies=[m.body for m in messages],
-                priorities=[m.priority for m in messages],
-                dedupe_keys=[m.dedupe_key for m in messages],
-                delays=[m.delay_seconds for m in messages],
+                bodies=[m.body for m in unique],
+                priorities=[m.priority for m in unique],
+                dedupe_keys=[m.dedupe_key for m in unique],
+                delays=[m.delay_seconds for m in unique],
             )
             await _sql.notify(connection, queue=queue)
 

@@ -83,12 +83,14 @@ def _explain(error: Exception) -> int:
 
 
 def _explain_usage(error: typer.TyperException) -> int:
-    # Typer has no public name for the classes that carry a message; without one, the help was shown instead.
-    sentence = str(getattr(error, "format_message", lambda: "")()).strip()
-    context = getattr(error, "ctx", None)
-    if sentence:
-        path = getattr(context, "command_path", "interlock")
-        _say(f"{sentence.rstrip('.')}. `{path} --help` shows how it goes.")
+    # Typer has no public name for the classes that carry a message; one without a message has shown the help instead.
+    if isinstance(error, typer.BadParameter) and error.param is None:
+        sentence = error.message
+    else:
+        sentence = str(getattr(error, "format_message", lambda: "")())
+    if sentence.strip():
+        path = getattr(getattr(error, "ctx", None), "command_path", "interlock")
+        _say(f"{sentence.strip().rstrip('.')}. `{path} --help` shows how it goes.")
     return USAGE
 
 

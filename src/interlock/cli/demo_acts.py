@@ -122,6 +122,8 @@ async def dead_letters(stage: Stage) -> None:
     console().print(f"`interlock task explain` says: {explanation.detail}", markup=False)
     changed = await stage.client.redrive_tasks(RedriveRequest(run=accepted.run_id))
     console().print(f"Say the cause is mended: {changed.matched} dead letters are redriven.")
+    await stage.first_task(accepted, _is_completed)
+    console().print("Now they complete.")
     await stage.ended(accepted, "redriven")
 
 

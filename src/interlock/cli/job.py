@@ -65,6 +65,9 @@ def submit(
     timeout: Annotated[
         float | None, typer.Option("--timeout-seconds", help="Longest time of an attempt. Default: runtime's")
     ] = None,
+    non_retryable: Annotated[
+        list[str] | None, typer.Option(help="Error class that is not worth another attempt; repeatable.")
+    ] = None,
     max_concurrency: Annotated[int | None, typer.Option(min=1, help="Most tasks of the job at once.")] = None,
     dedupe_by: Annotated[
         str | None, typer.Option(help="JSON pointer into the payload, such as /id: equal ones are one task.")
@@ -81,6 +84,7 @@ def submit(
         "backoff_seconds": backoff,
         "lease_seconds": lease,
         "timeout_seconds": timeout,
+        "non_retryable": non_retryable,
     }
     request = _request(
         tasks=_payloads(task or [], tasks),

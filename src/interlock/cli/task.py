@@ -114,7 +114,7 @@ def _task(task: TaskView) -> RenderableType:
             ("", task.progress_text),
             ("error", task.error_class),
             ("message", task.error_message),
-            ("result", task.result),
+            ("result", None if bytes(task.result) == b"null" else task.result),
         ]
     )
 

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from uuid import UUID, uuid4
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from interlock.client._caller import Caller, path, query
 from interlock.client._http import refuse_line_breaks
@@ -82,24 +82,13 @@ class TaskFilter(TypedDict, total=False):
     status: TaskStatus | None
 
 
-class _Task(TaskView, frozen=True, kw_only=True):
-    """msgspec writes an optional Raw but does not read one."""
-
-    result: Raw
-
-
-class _TaskPage(Struct, frozen=True):
-    tasks: list[_Task]
-    next_cursor: str | None
-
-
 _jobs = msgspec.json.Decoder(JobPage)
 _job = msgspec.json.Decoder(JobView)
 _accepted = msgspec.json.Decoder(JobAccepted)
 _runs = msgspec.json.Decoder(RunPage)
 _run = msgspec.json.Decoder(RunView)
-_tasks = msgspec.json.Decoder(_TaskPage)
-_task = msgspec.json.Decoder(_Task)
+_tasks = msgspec.json.Decoder(TaskPage)
+_task = msgspec.json.Decoder(TaskView)
 _changed = msgspec.json.Decoder(Changed)
 _raw = msgspec.json.Encoder()
 
@@ -207,10 +196,10 @@ class Client:
     # Tasks
 
     async def task(self, task_id: UUID | str) -> TaskView:
-        return _view(await self._get(path("v1", "tasks", task_id), _task))
+        return await self._get(path("v1", "tasks", task_id), _task)
 
     async def task_page(self, cursor: str | None = None, limit: int = PAGE, **which: Unpack[TaskFilter]) -> TaskPage:
-        return _page(await self._get(query("/v1/tasks", **which, cursor=cursor, limit=limit), _tasks))
+        return await self._get(query("/v1/tasks", **which, cursor=cursor, limit=limit), _tasks)
 
     async def tasks(self, page_size: int = PAGE, **which: Unpack[TaskFilter]) -> AsyncIterator[TaskView]:
         """Every task that matches, page after page as they are read."""
@@ -227,7 +216,7 @@ class Client:
         limit: int = PAGE,
     ) -> TaskPage:
         target = path("v1", "jobs", job_id, "tasks")
-        return _page(await self._get(query(target, status=status, cursor=cursor, limit=limit), _tasks))
+        return await self._get(query(target, status=status, cursor=cursor, limit=limit), _tasks)
 
     async def attempts(self, task_id: UUID | str) -> AttemptPage:
         return await self._get(path("v1", "tasks", task_id, "attempts"), msgspec.json.Decoder(AttemptPage))
@@ -236,10 +225,10 @@ class Client:
         return await self._get(path("v1", "tasks", task_id, "explain"), msgspec.json.Decoder(Explanation))
 
     async def cancel_task(self, task_id: UUID | str) -> TaskView:
-        return _view(await self._post(path("v1", "tasks", task_id, "cancel"), _task))
+        return await self._post(path("v1", "tasks", task_id, "cancel"), _task)
 
     async def retry_task(self, task_id: UUID | str) -> TaskView:
-        return _view(await self._post(path("v1", "tasks", task_id, "retry"), _task, repeatable=False))
+        return await self._post(path("v1", "tasks", task_id, "retry"), _task, repeatable=False)
 
     async def cancel_tasks(self, *, dry_run: bool = False, **which: Unpack[TaskFilter]) -> Changed:
         job = which.get("job")
@@ -303,14 +292,6 @@ class Client:
 
     async def _delete(self, target: str, decoder: msgspec.json.Decoder[T]) -> T:
         return await self._caller.call("DELETE", target, decoder)
-
-
-def _view(task: _Task) -> TaskView:
-    return msgspec.structs.replace(task, result=None) if bytes(task.result) == b"null" else task
-
-
-def _page(page: _TaskPage) -> TaskPage:
-    return TaskPage(tasks=[_view(task) for task in page.tasks], next_cursor=page.next_cursor)
 
 
 async def _pages(read: Callable[[str | None], Awaitable[Page]]) -> AsyncIterator[Page]:

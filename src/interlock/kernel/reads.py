@@ -388,7 +388,7 @@ def _task_view(row: Row) -> TaskView:
         progress_text=row["progress_text"],
         error_class=row["error_class"],
         error_message=row["error_message"],
-        result=Raw(row["result"]) if row["result"] is not None else None,
+        result=Raw(row["result"] or "null"),
     )
 
 

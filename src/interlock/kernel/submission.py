@@ -39,10 +39,15 @@ class Submitted:
 
 
 @dataclass(frozen=True)
-class _Item:
-    payload: str
-    dedupe_key: str | None
-    slot_key: str | None
+class _Items:
+    """The list, by column: that is how it is written."""
+
+    payloads: list[str]
+    dedupe_keys: list[str | None] | None
+    slot_keys: list[str | None]
+
+    def __len__(self) -> int:
+        return len(self.payloads)
 
 
 class Submissions:
@@ -115,9 +120,7 @@ class Submissions:
 
     async def _write(self, connection: Connection, request: JobRequest, org_id: UUID) -> JobAccepted:
         job = await self._job(connection, request, org_id)
-        items = [
-            _item(index, task, request.dedupe_by, job["concurrency_key"]) for index, task in enumerate(request.tasks)
-        ]
+        items = _items(request.tasks, request.dedupe_by, job["concurrency_key"])
         run = await _sql.insert_run(
             connection,
             org_id=org_id,
@@ -138,19 +141,18 @@ class Submissions:
             tasks_url=f"/v1/jobs/{job['job_id']}/tasks",
         )
 
-    async def _tasks(self, connection: Connection, job: Row, run_id: UUID, items: list[_Item]) -> list[int]:
+    async def _tasks(self, connection: Connection, job: Row, run_id: UUID, items: _Items) -> list[int]:
         shared = {
             "run_id": run_id,
             "org_id": job["org_id"],
             "job_id": job["job_id"],
             "max_attempts": job["max_attempts"],
             "priority": job["priority"],
-            "payloads": [item.payload for item in items],
-            "slot_keys": [item.slot_key for item in items],
+            "payloads": items.payloads,
+            "slot_keys": items.slot_keys,
         }
-        keys = [item.dedupe_key for item in items]
-        if any(key is not None for key in keys):
-            rows = await _sql.insert_tasks(connection, dedupe_keys=keys, **shared)
+        if items.dedupe_keys is not None:
+            rows = await _sql.insert_tasks(connection, dedupe_keys=items.dedupe_keys, **shared)
             return [row["task_index"] for row in rows]
         await _sql.insert_all_tasks(connection, **shared)
         return list(range(len(items)))
@@ -249,15 +251,32 @@ class Submissions:
         return runtime
 
 
-def _item(index: int, task: Raw, dedupe_by: str | None, slot_by: str | None) -> _Item:
+def _items(tasks: list[Raw], dedupe_by: str | None, slot_by: str | None) -> _Items:
+    payloads = [_text(index, task) for index, task in enumerate(tasks)]
+    if dedupe_by is None and slot_by is None:
+        return _Items(payloads, None, [None] * len(payloads))
+    values = [_value(index, task) for index, task in enumerate(tasks)]
+    dedupe = [_pointed(i, value, dedupe_by, required=True) for i, value in enumerate(values)] if dedupe_by else None
+    slots = [_pointed(i, value, slot_by, required=False) if slot_by else None for i, value in enumerate(values)]
+    return _Items(payloads, dedupe, slots)
+
+
+def _text(index: int, task: Raw) -> str:
     try:
-        payload = bytes(task).decode()
-        value = msgspec.json.decode(task) if dedupe_by or slot_by else None
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
-        raise BadRequest(f"tasks[{index}] is not valid JSON in UTF-8.", code="bad_payload") from None
-    dedupe = _pointed(index, value, dedupe_by, required=True) if dedupe_by else None
-    slot = _pointed(index, value, slot_by, required=False) if slot_by else None
-    return _Item(payload, dedupe, slot)
+        return str(task, "utf-8")
+    except UnicodeDecodeError:
+        raise _not_json(index) from None
+
+
+def _value(index: int, task: Raw) -> Any:
+    try:
+        return msgspec.json.decode(task)
+    except (msgspec.DecodeError, RecursionError):
+        raise _not_json(index) from None
+
+
+def _not_json(index: int) -> BadRequest:
+    return BadRequest(f"tasks[{index}] is not valid JSON in UTF-8.", code="bad_payload")
 
 
 def _pointed(index: int, value: Any, pointer: str, *, required: bool) -> str | None:

@@ -254,6 +254,7 @@ class Tasks:
                 progresses=[i.progress for i in items],
                 texts=[_clean(i.progress_text) for i in items],
             )
+            await failpoint("heartbeat.before_commit")
             return rows
 
         rows = {row["task_id"]: row for row in await self._database.run(work, transaction=False)}

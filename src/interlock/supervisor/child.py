@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -57,6 +58,7 @@ class Child:
         hand_over: Callable[[], Awaitable[Handover]],
         *,
         environment: Mapping[str, str],
+        log_file: Path,
         drain_seconds: float,
         stderr: int | None = None,
     ) -> None:
@@ -65,6 +67,7 @@ class Child:
         self._arguments = arguments
         self._hand_over = hand_over
         self._environment = environment
+        self._log_file = log_file
         self._stderr = stderr
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -114,7 +117,7 @@ class Child:
         """In a session of its own: Ctrl-C is for the supervisor, which then drains in order."""
         # -P: what lies in the working directory is for operators to import, not for this process.
         command = [sys.executable, "-P", "-m", "interlock.cli", *self._arguments]
-        supervised = ["--parent", str(os.getpid()), "--handover", str(handover)]
+        supervised = ["--log-file", str(self._log_file), "--parent", str(os.getpid()), "--handover", str(handover)]
         process = await asyncio.create_subprocess_exec(
             *command,
             *supervised,
@@ -139,7 +142,7 @@ class Child:
         """A child that leaves by itself has said why; one that was killed may be tried again."""
         refused = ended.startswith("exit")
         if (refused or self._deaths >= EARLY_DEATHS) and not self._failed.done():
-            message = f"The {self.name} does not start ({ended}): the log above says why."
+            message = f"The {self.name} does not start ({ended}): its last lines say why, also in {self._log_file}."
             self._failed.set_exception(ChildFailed(message))
             self._failed.exception()
 

@@ -191,9 +191,10 @@ class Supervisor:
     ) -> Child:
         return Child(
             name,
-            [*arguments, "--log-file", str(self.folder.log_of(name))],
+            arguments,
             hand_over,
             environment=self._environment(),
+            log_file=self.folder.log_of(name),
             drain_seconds=self.settings.drain_seconds + grace,
             stderr=self.plan.children_stderr,
         )
@@ -239,7 +240,9 @@ class Supervisor:
         """Workers give back what they hold while the dispatcher still listens; the stores go last."""
         await asyncio.gather(*(worker.stop(hurry) for worker in self.workers))
         await asyncio.gather(*(door.stop(hurry) for door in self.doors))
-        await asyncio.gather(*self._loops)
+        for outcome in await asyncio.gather(*self._loops, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                log.error("child.loop_died", exc_info=outcome)
         if self._foundation is not None:
             await self._foundation.clear()
         self.folder.remove_endpoints()

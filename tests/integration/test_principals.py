@@ -1,0 +1,406 @@
+"""Who may do what: orgs see only themselves, keys do only what their scopes say, workers only their runtimes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from interlock.api import gateway as gateway_module
+from interlock.clock import ManualClock
+from tests.system import System, fence
+
+Route = tuple[str, str]
+
+READ = {"jobs:read", "tasks:read", "queues:read"}
+WRITE = {"jobs:write", "tasks:write", "queues:write"}
+ROLES = {"reader": READ, "writer": READ | WRITE, "admin": READ | WRITE | {"admin"}}
+OPEN = {("GET", "/healthz")}
+
+
+def routes() -> dict[Route, str | None]:
+    """Every route of the gateway and the scope it asks for."""
+    return {
+        (method, re.sub(r":\w+}", "}", path)): handler.opt.get("scope")
+        for handler in gateway_module.HANDLERS
+        for path in handler.paths
+        for method in handler.http_methods
+    }
+
+
+async def key(system: System, *, by: str | None = None, **request: Any) -> str:
+    reply = await system.user("POST", "/v1/keys", json={"user": "someone"} | request, key=by)
+    assert reply.status_code == 201, reply.text
+    return str(reply.json()["key"])
+
+
+async def worker_token(system: System, **request: Any) -> str:
+    reply = await system.user("POST", "/v1/worker-tokens", json={"name": "w"} | request)
+    assert reply.status_code == 201, reply.text
+    return str(reply.json()["token"])
+
+
+# Orgs
+
+
+@dataclass
+class TwoOrgs:
+    """A system in which one org has one of everything, and a second has an admin key."""
+
+    system: System
+    stranger: str
+    task_id: str
+    run_id: str
+    job_id: str
+    key_id: str
+    token_id: str
+
+    async def ask(self, route: Route, body: Any = None) -> httpx.Response:
+        method, path = route
+        for name in ("task_id", "run_id", "key_id", "token_id"):
+            path = path.replace(f"{{{name}}}", getattr(self, name))
+        path = path.replace("{job}", "secret-job").replace("{queue}", "platform")
+        return await self.system.user(method, path, key=self.stranger, json=body)
+
+
+@pytest.fixture(scope="module")
+async def two(shared: System) -> AsyncIterator[TwoOrgs]:
+    name = f"second-{uuid4().hex[:8]}"
+    assert (await shared.user("POST", "/v1/orgs", json={"name": name})).status_code == 201
+    stranger = await key(shared, role="admin", org=name)
+    accepted = await shared.submit([{"secret": "payload"}], name="secret-job")
+    (task_id,) = await shared.task_ids(accepted["run_id"])
+    keys = (await shared.user("GET", "/v1/keys")).json()["keys"]
+    tokens = (await shared.user("GET", "/v1/worker-tokens")).json()["tokens"]
+    yield TwoOrgs(
+        shared, stranger, task_id, accepted["run_id"], accepted["job_id"], keys[0]["key_id"], tokens[0]["token_id"]
+    )
+
+
+HIDDEN: list[Route] = [
+    ("GET", "/v1/jobs/{job}"),
+    ("GET", "/v1/jobs/{job}/runs"),
+    ("GET", "/v1/jobs/{job}/tasks"),
+    ("GET", "/v1/runs/{run_id}"),
+    ("POST", "/v1/runs/{run_id}/cancel"),
+    ("GET", "/v1/tasks/{task_id}"),
+    ("GET", "/v1/tasks/{task_id}/attempts"),
+    ("GET", "/v1/tasks/{task_id}/explain"),
+    ("POST", "/v1/tasks/{task_id}/cancel"),
+    ("POST", "/v1/tasks/{task_id}/retry"),
+    ("DELETE", "/v1/keys/{key_id}"),
+]
+"""Addresses of one org's things: they do not exist for another."""
+
+EMPTY: list[Route] = [("GET", "/v1/jobs"), ("GET", "/v1/tasks"), ("GET", "/v1/keys")]
+"""Lists that hold only what is the asker's own."""
+
+FILTERED: list[Route] = [("POST", "/v1/tasks/cancel"), ("POST", "/v1/tasks/redrive")]
+
+PLATFORM: list[Route] = [
+    ("GET", "/v1/queues/{queue}/dead-letters"),
+    ("POST", "/v1/queues/{queue}/redrive"),
+    ("GET", "/v1/worker-tokens"),
+    ("POST", "/v1/worker-tokens"),
+    ("DELETE", "/v1/worker-tokens/{token_id}"),
+    ("POST", "/v1/orgs"),
+    ("GET", "/v1/signing-keys"),
+    ("POST", "/v1/signing-keys/rotate"),
+]
+"""Beyond any org: the platform scope alone reaches them."""
+
+OF_ALL: list[Route] = [("GET", "/v1/queues"), ("GET", "/v1/workers"), ("GET", "/metrics"), ("GET", "/healthz")]
+"""The machinery that orgs share: numbers and names of workers, nothing of anybody's work."""
+
+OWN: list[Route] = [("POST", "/v1/jobs"), ("POST", "/v1/keys")]
+"""These make something in the asker's own org."""
+
+
+def test_every_route_of_the_gateway_is_tried_with_another_orgs_key() -> None:
+    assert set(HIDDEN + EMPTY + FILTERED + PLATFORM + OF_ALL + OWN) == set(routes())
+
+
+@pytest.mark.parametrize("route", HIDDEN, ids=" ".join)
+async def test_another_orgs_things_do_not_exist(two: TwoOrgs, route: Route) -> None:
+    reply = await two.ask(route)
+    assert (reply.status_code, reply.json()["code"]) == (404, "not_found"), reply.text
+    assert "payload" not in reply.text
+    assert (await two.system.task(two.task_id))["status"] == "Queued"
+
+
+@pytest.mark.parametrize("route", EMPTY + OF_ALL, ids=" ".join)
+async def test_another_orgs_things_are_in_no_list(two: TwoOrgs, route: Route) -> None:
+    reply = await two.ask(route)
+    assert reply.status_code == 200, reply.text
+    hidden = [two.task_id, two.run_id, two.job_id, two.key_id, "secret-job", "payload"]
+    assert [text for text in hidden if text in reply.text] == []
+
+
+@pytest.mark.parametrize("query", ["job=secret-job", "job={job_id}", "run={run_id}"])
+async def test_another_orgs_tasks_are_found_by_no_filter(two: TwoOrgs, query: str) -> None:
+    query = query.format(job_id=two.job_id, run_id=two.run_id)
+    reply = await two.system.user("GET", f"/v1/tasks?{query}", key=two.stranger)
+    assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("route", FILTERED, ids=" ".join)
+async def test_another_orgs_tasks_are_changed_by_no_filter(two: TwoOrgs, route: Route) -> None:
+    for where in ({"job": "secret-job"}, {"job": two.job_id}, {"run": two.run_id}):
+        for dry_run in (True, False):
+            reply = await two.ask(route, where | {"dry_run": dry_run})
+            assert (reply.status_code, reply.json()["code"]) == (404, "not_found"), reply.text
+    assert (await two.system.task(two.task_id))["status"] == "Queued"
+
+
+@pytest.mark.parametrize("route", PLATFORM, ids=" ".join)
+async def test_an_admin_of_an_org_does_not_reach_the_platform(two: TwoOrgs, route: Route) -> None:
+    reply = await two.ask(route, {"name": "x"})
+    assert (reply.status_code, reply.json()["code"]) == (403, "forbidden")
+    assert "'platform'" in reply.json()["detail"]
+
+
+async def test_a_cursor_of_one_org_shows_nothing_to_another(two: TwoOrgs) -> None:
+    await two.system.submit([1, 2, 3], name="paged")
+    mine = (await two.system.user("GET", "/v1/tasks?job=paged&limit=1")).json()["next_cursor"]
+    reply = await two.system.user("GET", f"/v1/tasks?cursor={mine}", key=two.stranger)
+    assert (reply.status_code, reply.json()["tasks"]) == (200, [])
+
+
+# Roles and scopes
+
+
+async def reached(system: System, route: Route, api_key: str) -> bool:
+    """Whether the guard lets the key through; what the handler then says about nonsense is another matter."""
+    method, path = route
+    path = path.replace("{task_id}", str(uuid4())).replace("{run_id}", str(uuid4()))
+    path = re.sub(r"{\w+}", "none-such", path)
+    reply = await system.user(method, path, key=api_key, json={"nonsense": True})
+    assert reply.status_code != 401
+    return reply.status_code != 403
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_role_reaches_exactly_its_routes(shared: System, role: str) -> None:
+    api_key = await key(shared, role=role)
+    for route, scope in routes().items():
+        assert await reached(shared, route, api_key) == (scope is None or scope in ROLES[role]), (route, scope)
+
+
+@pytest.mark.parametrize("scope", sorted(ROLES["admin"]))
+async def test_a_scope_alone_reaches_exactly_its_routes(shared: System, scope: str) -> None:
+    api_key = await key(shared, role="admin", scopes=[scope])
+    for route, needed in routes().items():
+        assert await reached(shared, route, api_key) == (needed is None or needed == scope), (route, needed)
+
+
+@pytest.mark.parametrize(
+    ("role", "scopes"),
+    [
+        ("reader", ["jobs:write"]),
+        ("writer", ["admin"]),
+        ("reader", ["platform"]),
+        ("writer", ["platform"]),
+        ("admin", ["root"]),
+        ("reader", ["jobs:read", "JOBS:WRITE"]),
+    ],
+)
+async def test_a_role_is_the_most_a_key_can_be_given(shared: System, role: str, scopes: list[str]) -> None:
+    reply = await shared.user("POST", "/v1/keys", json={"user": "x", "role": role, "scopes": scopes})
+    assert (reply.status_code, reply.json()["code"]) == (400, "bad_scope")
+
+
+async def test_a_key_hands_out_no_scope_that_it_does_not_have(shared: System) -> None:
+    narrow = await key(shared, role="admin", scopes=["admin", "jobs:read"])
+    for request in ({"role": "admin"}, {"role": "writer"}, {"role": "reader"}, {"role": "writer", "scopes": ["jobs:write"]}):
+        reply = await shared.user("POST", "/v1/keys", json={"user": "x"} | request, key=narrow)
+        assert (reply.status_code, reply.json()["code"]) == (403, "scope_not_held"), reply.text
+    equal = await key(shared, by=narrow, role="admin", scopes=["admin", "jobs:read"])
+    assert not await reached(shared, ("POST", "/v1/jobs"), equal)
+    reply = await shared.user("POST", "/v1/keys", json={"user": "x", "role": "admin", "scopes": ["platform"]}, key=narrow)
+    assert reply.status_code == 400
+
+
+async def test_platform_is_handed_on_only_by_name(shared: System) -> None:
+    silent = await key(shared, role="admin")
+    assert not await reached(shared, ("POST", "/v1/orgs"), silent)
+    named = await key(shared, role="admin", scopes=["admin", "platform"])
+    assert await reached(shared, ("POST", "/v1/orgs"), named)
+
+
+async def test_an_admin_makes_keys_for_its_own_org_only(shared: System, two: TwoOrgs) -> None:
+    reply = await shared.user("POST", "/v1/keys", json={"user": "x", "org": "test"}, key=two.stranger)
+    assert (reply.status_code, reply.json()["code"]) == (403, "forbidden")
+    reply = await shared.user("POST", "/v1/keys", json={"user": "x", "org": "none-such"})
+    assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
+    reply = await shared.user("POST", "/v1/orgs", json={"name": "test"})
+    assert (reply.status_code, reply.json()["code"]) == (409, "org_exists")
+
+
+# Keys that are none, or no longer
+
+
+def malformed(good: str) -> list[str]:
+    return [
+        "x",
+        good[:-1],
+        good + "A",
+        good[:-1] + ("A" if good[-1] != "A" else "B"),
+        good.upper(),
+        good.replace("ilk_", "ilw_"),
+        "ilk_" + "0" * 16 + good[20:],
+        f"{good} {good}",
+        good[:21] + "é" * 43,
+        "ilk_0000000000000000_" + "'; drop table orgs; --".ljust(43, "x"),
+    ]
+
+
+async def test_a_key_that_is_not_exactly_right_is_refused_in_the_same_words(shared: System) -> None:
+    words = set()
+    for wrong in malformed(shared.admin_key):
+        headers = {b"Authorization": f"Bearer {wrong}".encode()}
+        reply = await shared.http.get(shared.gateway_url + "/v1/jobs", headers=headers)
+        assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated"), wrong
+        words.add(reply.json()["detail"])
+    assert len(words) == 1
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Basic {key}", "{key}", "Token {key}"])
+async def test_a_key_comes_as_a_bearer(shared: System, header: str | None) -> None:
+    headers = {} if header is None else {"Authorization": header.format(key=shared.admin_key)}
+    reply = await shared.http.get(shared.gateway_url + "/v1/jobs", headers=headers)
+    assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated")
+
+
+async def test_a_key_expires(still: System, clock: ManualClock) -> None:
+    short = await key(still, expires_in_days=1)
+    clock.advance(86_399)
+    assert (await still.user("GET", "/v1/jobs", key=short)).status_code == 200
+    clock.advance(1)
+    assert (await still.user("GET", "/v1/jobs", key=short)).status_code == 401
+
+
+async def test_a_revoked_key_is_refused_at_once_and_stays_listed(still: System) -> None:
+    doomed = await key(still, user="doomed")
+    key_id = doomed.split("_")[1]
+    reply = await still.user("DELETE", f"/v1/keys/{key_id}")
+    assert (reply.status_code, reply.json()["revoked_at"] is not None) == (200, True)
+    assert (await still.user("GET", "/v1/jobs", key=doomed)).status_code == 401
+    assert (await still.user("DELETE", f"/v1/keys/{key_id}")).json() == reply.json()
+    listed = (await still.user("GET", "/v1/keys")).json()["keys"]
+    assert [entry["key_id"] for entry in listed if entry["revoked_at"]] == [key_id]
+
+
+async def test_only_hashes_are_stored_and_a_secret_is_shown_once(shared: System) -> None:
+    made, token = await key(shared), await worker_token(shared)
+    stored = await shared.value("select string_agg(k::text, '') from interlock.api_keys k")
+    stored += await shared.value("select string_agg(t::text, '') from interlock.worker_tokens t")
+    shown = (await shared.user("GET", "/v1/keys")).text + (await shared.user("GET", "/v1/worker-tokens")).text
+    for secret in (made[21:], token[21:], shared.admin_key[21:], shared.worker_token[21:]):
+        assert secret not in stored + shown
+        assert secret.encode().hex() not in stored
+
+
+# Workers
+
+
+@pytest.fixture
+async def narrow(still: System) -> str:
+    return await worker_token(still, runtimes=["udf"])
+
+
+async def test_a_worker_token_for_some_runtimes_claims_no_other(still: System, narrow: str) -> None:
+    foreign, mine = await still.one(), await still.one(runtime="udf")
+    capped = await still.one(scaling={"max_concurrency": 1})
+    accepted = await still.submit([1, 2])
+    for asked in (
+        {"task_id": foreign},
+        {"task_ids": [foreign, capped]},
+        {"run_id": accepted["run_id"], "start": 0, "end": 1},
+        {"run_id": accepted["run_id"], "start": 0, "end": 1, "limit": 1},
+    ):
+        reply = await still.worker("POST", "/internal/task-claim", token=narrow, json={"worker_id": "w"} | asked)
+        claims = reply.json().get("claims", [reply.json()])
+        assert {(claim["status"], claim["reason"]) for claim in claims} <= {("NotClaimed", "NotFound")}
+    for task_id in (foreign, capped, *await still.task_ids(accepted["run_id"])):
+        task = await still.task(task_id)
+        assert task["status"] == "Queued"
+    reply = await still.worker("GET", f"/internal/task-fetch?task_id={foreign}", token=narrow)
+    assert reply.status_code == 404
+    body = {"worker_id": "w", "task_id": mine}
+    assert (await still.worker("POST", "/internal/task-claim", token=narrow, json=body)).json()["status"] == "Claimed"
+
+
+@pytest.mark.parametrize("call", ["receive", "extend", "ack", "nack"])
+@pytest.mark.parametrize("queue", ["platform", "spark", "buffer", "none-such"])
+async def test_a_worker_token_for_some_runtimes_reaches_no_other_queue(
+    shared: System, call: str, queue: str
+) -> None:
+    await shared.one()
+    token = await worker_token(shared, runtimes=["udf"])
+    items = [{"message_id": "1", "receipt": str(uuid4())}]
+    body = {"queue": queue, "worker_id": "w", "wait_seconds": 0, "items": items}
+    reply = await shared.worker("POST", f"/internal/queue/{call}", token=token, json=body)
+    assert (reply.status_code, reply.json()["code"]) == (403, "queue_not_granted")
+    reply = await shared.worker("POST", f"/internal/queue/{call}", token=token, json=body | {"queue": "udf"})
+    assert reply.status_code == 200, reply.text
+
+
+async def test_a_claim_cannot_settle_a_message_of_a_queue_out_of_reach(still: System, narrow: str) -> None:
+    await still.one()
+    (message,) = await still.receive()
+    receipt = {"message_id": message["message_id"], "receipt": message["receipt"]}
+    for queue, status in (("platform", 403), ("udf", 200)):
+        body = {"worker_id": "w", "task_id": str(uuid4()), "message": receipt | {"queue": queue}}
+        assert (await still.worker("POST", "/internal/task-claim", token=narrow, json=body)).status_code == status
+    assert await still.value("select count(*) from interlock.queue_messages") == 1
+
+
+@pytest.mark.parametrize(("token_for", "job_in"), [("udf", "ecs_udf"), ("ecs_udf", "udf")])
+async def test_a_runtime_and_its_alias_are_the_same_to_a_worker(still: System, token_for: str, job_in: str) -> None:
+    token = await worker_token(still, runtimes=[token_for])
+    task_id = await still.one(runtime=job_in)
+    body = {"queue": "udf", "worker_id": "w", "wait_seconds": 0}
+    messages = (await still.worker("POST", "/internal/queue/receive", token=token, json=body)).json()["messages"]
+    assert len(messages) == 1
+    body = {"worker_id": "w", "task_id": task_id}
+    assert (await still.worker("POST", "/internal/task-claim", token=token, json=body)).json()["status"] == "Claimed"
+
+
+async def test_a_worker_token_is_refused_within_seconds_of_being_revoked(still: System, clock: ManualClock) -> None:
+    token = await worker_token(still)
+    fetch = f"/internal/task-fetch?task_id={uuid4()}"
+    assert (await still.worker("GET", fetch, token=token)).status_code == 404
+    reply = await still.user("DELETE", f"/v1/worker-tokens/{token.split('_')[1]}")
+    assert reply.json()["revoked_at"] is not None
+    clock.advance(3)
+    reply = await still.worker("GET", fetch, token=token)
+    assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated")
+
+
+async def test_a_worker_token_expires(still: System, clock: ManualClock) -> None:
+    token = await worker_token(still, expires_in_days=1)
+    clock.advance(timedelta(days=1).total_seconds())
+    assert (await still.worker("GET", f"/internal/task-fetch?task_id={uuid4()}", token=token)).status_code == 401
+
+
+async def test_a_worker_token_for_an_unknown_runtime_is_not_made(shared: System) -> None:
+    reply = await shared.user("POST", "/v1/worker-tokens", json={"name": "w", "runtimes": ["none-such"]})
+    assert (reply.status_code, reply.json()["code"]) == (400, "unknown_runtime")
+
+
+async def test_one_kind_of_credential_is_no_other(shared: System) -> None:
+    claim = await shared.claim(await shared.one())
+    token = claim["capability_token"]
+    for wrong in (shared.worker_token, token):
+        assert (await shared.user("GET", "/v1/jobs", key=wrong)).status_code == 401
+    for wrong in (shared.admin_key, token):
+        reply = await shared.worker("POST", "/internal/task-claim", token=wrong, json={"worker_id": "w"})
+        assert reply.status_code == 401
+    for wrong in (shared.admin_key, shared.worker_token):
+        assert (await shared.attempt("/v1/task/heartbeat", wrong, fence(claim))).status_code == 401

@@ -1,0 +1,218 @@
+"""The command line by itself: help, usage errors, settings, documents. Nothing runs beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from interlock import __version__
+from interlock.cli.app import app, execute
+
+
+def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    children = getattr(command, "commands", {})
+    for name, child in children.items():
+        yield from _commands(child, (*path, name))
+    if not children:
+        yield path
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings but the defaults, and no folder of an `interlock up`."""
+    for name in list(os.environ):
+        if name.startswith("INTERLOCK_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = execute(list(arguments))
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.mark.parametrize("path", list(_commands(typer.main.get_command(app))), ids=" ".join)
+def test_the_help_of_every_command_has_an_example_that_begins_with_it(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = _run(capsys, *path, "--help")
+    assert code == 0
+    _, _, example = out.partition("Example:")
+    assert f"interlock {' '.join(path)}" in " ".join(example.split())
+
+
+def test_help_and_version_need_no_settings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERLOCK_RANGE_SIZE", "many")
+    assert _run(capsys, "--version") == (0, f"interlock {__version__}\n", "")
+    assert _run(capsys, "--help")[0] == 0
+
+
+def test_a_piped_answer_has_no_colour_and_help_is_quick_to_load() -> None:
+    """In a process of its own, since what it loads is the point: not Rich, not the client, not the servers."""
+    program = (
+        "import sys; from interlock.cli.app import execute; code = execute(['--version']); "
+        "heavy = {'rich', 'pydantic', 'asyncpg', 'litestar', 'httptools', 'structlog'} & set(sys.modules); "
+        "sys.exit(f'loaded {heavy}' if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["job", "list", "--nonsense"], "No such option: --nonsense"),
+        (["job", "submit", "--operator", "echo"], "There are no tasks"),
+        (["job", "submit", "--operator", "echo", "--task", "{"], "--task 1 is not JSON"),
+        (["job", "submit", "--operator", "echo", "--tasks", "absent.jsonl"], "--tasks absent.jsonl cannot be read"),
+        (["job", "submit", "--operator", "echo", "--task", "1", "--config", "[]"], "--config must be a JSON object"),
+        (["job", "submit", "--operator", "a b", "--task", "1"], "matching regex"),
+        (["job", "submit", "--operator", "echo", "--task", "1", "--lease-seconds", "0"], "lease_seconds"),
+        (["task", "show", "seven"], "valid UUID"),
+        (["task", "cancel"], "Give one task, or --job or --run"),
+        (["task", "cancel", "00000000-0000-0000-0000-000000000000", "--job", "x"], "Give one task"),
+        (["task", "redrive"], "give --job or --run"),
+        (["task", "list", "--status", "Lost"], "Lost"),
+        (["up", "--workers", "spark"], "'spark' has no worker in this build; choose from: platform"),
+        (["up", "--workers", "platform,steam"], "'steam' is no runtime; choose from: platform"),
+        (["up", "--workers", "platform", "--no-workers"], "not both"),
+        (["up", "--workers", ","], "or give --no-workers"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_2(
+    line: list[str], sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, err = _run(capsys, *line)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_of_a_task_file_that_is_not_json_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"n": 1}\n\n{"n": \n')
+    code, _, err = _run(capsys, "job", "submit", "--operator", "echo", "--tasks", "tasks.jsonl")
+    assert code == 2
+    assert "line 3 of tasks.jsonl is not JSON" in err
+
+
+@pytest.mark.parametrize(
+    "line", [["job", "list"], ["task", "list"], ["queue", "list"], ["users", "list"]], ids=" ".join
+)
+def test_a_client_command_without_a_server_says_to_start_one(
+    line: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = _run(capsys, *line)
+    assert (code, out) == (1, "")
+    assert "interlock up" in err
+    assert "INTERLOCK_GATEWAY_URL" in err
+
+
+def test_verbose_shows_the_trace_wherever_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (["--verbose", "job", "list"], ["job", "--verbose", "list"], ["job", "list", "--verbose"]):
+        code, _, err = _run(capsys, *line)
+        assert code == 1
+        assert "Traceback (most recent call last)" in err
+        assert "interlock up" in err.splitlines()[-1]
+
+
+def test_a_bad_setting_stops_a_command_with_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INTERLOCK_DRAIN_SECONDS", "soon")
+    code, out, err = _run(capsys, "up")
+    assert (code, out) == (1, "")
+    assert "'drain_seconds' (INTERLOCK_DRAIN_SECONDS) is wrong" in err
+
+
+def test_a_process_without_a_database_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = _run(capsys, "migrate")
+    assert code == 1
+    assert "Set INTERLOCK_STATE_URL" in err
+
+
+# Settings
+
+
+def test_config_shows_each_setting_with_its_origin_and_no_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("INTERLOCK_STATE_URL", "postgresql://me:topsecret@db/interlock")
+    (tmp_path / "interlock.toml").write_text("range_size = 7\n")
+    code, out, _ = _run(capsys, "config", "--dir", "there", "--output", "json")
+    rows = {row["setting"]: row for row in json.loads(out)}
+    assert code == 0
+    assert "topsecret" not in out
+    assert rows["state_url"]["origin"] == "environment (INTERLOCK_STATE_URL)"
+    assert (rows["range_size"]["value"], rows["range_size"]["origin"]) == (7, "interlock.toml")
+    assert (rows["dir"]["value"], rows["dir"]["origin"]) == ("there", "command line")
+    assert rows["gateway"]["origin"] == "default"
+    code, out, _ = _run(capsys, "config")
+    assert code == 0
+    assert "topsecret" not in out
+    assert "range_size" in out
+
+
+# OpenAPI
+
+
+@pytest.mark.parametrize(
+    ("options", "path"), [([], "/v1/jobs"), (["--internal"], "/internal/task-claim")], ids=["gateway", "dispatcher"]
+)
+def test_openapi_is_printed_without_a_database(
+    options: list[str], path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = _run(capsys, "openapi", *options)
+    document = json.loads(out)
+    assert code == 0
+    assert document["openapi"].startswith("3.")
+    assert path in document["paths"]
+    assert ("/internal/task-claim" in document["paths"]) == bool(options)
+
+
+# Doctor
+
+
+def test_the_doctor_is_content_with_a_fresh_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = ("doctor", "--dir", "fresh", "--output", "json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INTERLOCK_GATEWAY", "127.0.0.1:0")
+        patch.setenv("INTERLOCK_INTERNAL", "127.0.0.1:0")
+        code, out, _ = _run(capsys, *line)
+    found = {row["check"]: row for row in json.loads(out)}
+    assert code == 0, out
+    assert found["python"]["result"] == "ok"
+    assert found["embedded PostgreSQL"]["result"] == "ok"
+    assert "not running" in found["state database"]["detail"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_doctor_says_what_to_do_about_what_is_broken(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INTERLOCK_GATEWAY", "0.0.0.0:0")
+    monkeypatch.setenv("INTERLOCK_STATE_URL", "postgresql://nobody@127.0.0.1:1/none")
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    (folder / "credentials.json").write_text("{}")
+    (folder / "credentials.json").chmod(0o644)
+    code, out, _ = _run(capsys, "doctor", "--dir", str(folder), "--output", "json")
+    broken = {row["check"]: row for row in json.loads(out) if row["result"] == "fail"}
+    assert code == 1
+    assert "not a loopback address" in broken["gateway address"]["detail"]
+    assert broken["state database"]["advice"] == "check INTERLOCK_STATE_URL"
+    assert broken["credentials"]["advice"] == f"chmod 600 {folder}/credentials.json"
+    assert _run(capsys, "doctor", "--dir", str(folder))[0] == 1
