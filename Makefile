@@ -4,6 +4,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 UP_ARGS ?=
 LOCK_ARGS ?=
+BENCH_ARGS ?=
 SEED ?=
 
 BIN := .venv/bin
@@ -36,7 +37,7 @@ crash: $(INSTALLED) ## kill real processes and check that nothing is lost or dou
 	@$(if $(SEED),INTERLOCK_CRASH_SEED=$(SEED)) $(PYTEST) -m crash $(PYTEST_ARGS)
 
 bench: $(INSTALLED) ## measure the kernel beside bare SQL on the same server
-	@$(BIN)/python bench/kernel.py
+	@$(BIN)/python -m bench.kernel $(BENCH_ARGS)
 
 install: $(INSTALLED) ## set up .venv from requirements.lock; the other targets do it when it is due
 

@@ -172,12 +172,12 @@ def _completed(claim: ClaimReply) -> Completion:
 
 
 async def fill(connection: asyncpg.Connection[Any], terminal: int, queued: int) -> None:
-    """History and backlog, as they would lie in the table."""
+    """History and backlog, as they would lie in the table; too young for the reconciler to miss their messages."""
     job = await connection.fetchrow("select job_id, org_id from interlock.jobs limit 1")
     for status, count in (("Completed", terminal), ("Queued", queued)):
         run = await connection.fetchval(
             "insert into interlock.runs (org_id, job_id, state, total, last_index, range_size, latched, queued, completed)"
-            " values ($1, $2, 'Running', $3, $3 - 1, 100, true, $4, $5) returning run_id",
+            " values ($1, $2, 'Running', $3::bigint, $3::bigint - 1, 100, true, $4, $5) returning run_id",
             job["org_id"],
             job["job_id"],
             count,
@@ -185,8 +185,8 @@ async def fill(connection: asyncpg.Connection[Any], terminal: int, queued: int) 
             count if status == "Completed" else 0,
         )
         await connection.execute(
-            "insert into interlock.tasks (task_id, org_id, job_id, run_id, task_index, status, max_attempts, priority, payload)"
-            " select interlock.run_task_id($1, i), $2, $3, $1, i, $4::text::interlock.task_status, 3, 1, '{\"n\":1}'"
+            "insert into interlock.tasks (task_id, org_id, job_id, run_id, task_index, status, max_attempts, priority, payload, queued_at)"
+            " select interlock.run_task_id($1, i), $2, $3, $1, i, $4::text::interlock.task_status, 3, 1, '{\"n\":1}', now() + interval '1 day'"
             " from generate_series(0, $5::bigint - 1) i",
             run,
             job["org_id"],

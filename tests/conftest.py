@@ -91,9 +91,7 @@ async def still(state_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIter
 
 
 @pytest.fixture(scope="module")
-async def shared(
-    postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[System]:
+async def shared(postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
     """One system on the real clock for a module's tests that only ask, or that keep to tasks of their own."""
     async with (
         _copied(postgres_url, template) as url,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")
@@ -19,6 +19,10 @@ _ENDS_COMMAND = {"|", "&", "&&", ";", ">", "||"}
 
 def read(name: str) -> str:
     return (ROOT / name).read_text()
+
+
+def title(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -55,8 +59,9 @@ def rows(text: str) -> list[list[str]]:
 
 
 def shell_commands(text: str) -> Iterator[list[str]]:
-    """Words of every command in the page's shell blocks."""
-    for block in blocks(text, "sh"):
+    """Words of every command in the page's shell blocks, and of those that a console block shows after a `$`."""
+    console = [line[2:] for block in blocks(text, "console") for line in block.splitlines() if line.startswith("$ ")]
+    for block in [*blocks(text, "sh"), *console]:
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.shlex(line, posix=True, punctuation_chars="|&;>")
             words.whitespace_split = True

@@ -11,7 +11,7 @@ import typer
 
 from interlock.cli.app import app
 from tests.docs.generate import COMMAND, cli_commands, cli_page
-from tests.docs.pages import PAGES, ROOT, read, shell_commands, spans
+from tests.docs.pages import PAGES, ROOT, read, shell_commands, spans, title
 
 _ROOT_COMMAND: Any = typer.main.get_command(app)
 _TARGET = re.compile(r"make ([a-z]+)")
@@ -29,7 +29,7 @@ def test_every_command_says_what_it_does_and_shows_an_example(command: Any) -> N
     assert hasattr(command, "commands") or "Example:" in (command.epilog or "")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_every_command_in_a_shell_block_can_be_typed(page: Path) -> None:
     for words in shell_commands(page.read_text()):
         name = next((number for number, word in enumerate(words) if Path(word).name == "interlock"), None)
@@ -37,7 +37,7 @@ def test_every_command_in_a_shell_block_can_be_typed(page: Path) -> None:
             _check(words[name + 1 :])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_every_command_in_the_text_can_be_typed(page: Path) -> None:
     for span in spans(page.read_text()):
         if span.startswith("interlock ") and "…" not in span:
@@ -56,7 +56,7 @@ def _check(words: list[str]) -> None:
     assert unknown == [], f"interlock {' '.join(words)}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_every_make_target_that_is_named_exists(page: Path) -> None:
     text = page.read_text()
     typed = [" ".join(words) for words in shell_commands(text)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, anchors, links, spans
+from tests.docs.pages import PAGES, ROOT, anchors, links, spans, title
 
 # Where a path in the text may start.
 _PLACES = [ROOT, ROOT / "src" / "interlock", ROOT / "src" / "interlock" / "sql" / "queries"]
@@ -15,7 +15,7 @@ _PATH = re.compile(r"[\w./-]+\.(?:py|sql)")
 _OF_THE_READER = {"my_operators.py"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_every_link_to_a_file_or_a_heading_resolves(page: Path) -> None:
     broken = [link for link in links(page.read_text()) if not link.startswith("https://") and not _leads(page, link)]
     assert broken == []
@@ -27,12 +27,13 @@ def _leads(page: Path, link: str) -> bool:
     return target.exists() and (not anchor or anchor in anchors(target.read_text()))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_every_source_file_that_is_named_exists(page: Path) -> None:
     named = {span for span in spans(page.read_text()) if _PATH.fullmatch(span)} - _OF_THE_READER
     assert [path for path in sorted(named) if not any((place / path).is_file() for place in _PLACES)] == []
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
-    linked = {(ROOT / link).resolve() for link in links((ROOT / "README.md").read_text())}
-    assert [page.name for page in PAGES if page.name != "README.md" and page not in linked] == []
+    start = ROOT / "README.md"
+    linked = {(ROOT / link).resolve() for link in links(start.read_text())}
+    assert [title(page) for page in PAGES if page != start and page not in linked] == []

@@ -89,7 +89,7 @@ async def test_what_was_submitted_is_shown_as_a_table(terminal: Terminal) -> Non
     assert said.code == 0
     assert "interlock run watch" in said.out
     listed = await terminal("job", "list")
-    assert ["job", "name", "operator"] == listed.out.split()[:3]
+    assert listed.out.split()[:3] == ["job", "name", "operator"]
     assert "greet" in listed.out
     shown = await terminal("job", "show", "greet")
     assert "max_attempts 3" in shown.out
@@ -287,7 +287,12 @@ async def test_an_org_has_keys_of_its_own(terminal: Terminal, monkeypatch: pytes
 
 async def test_a_worker_token_is_made_and_revoked(terminal: Terminal) -> None:
     made = await terminal.json("users", "worker-token", "rack-7", "--runtime", "platform")
-    assert (await terminal.system.worker("GET", "/internal/jwks/task", token=made["token"])).status_code == 200
+    asked = {"queue": "platform", "worker_id": "rack-7", "wait_seconds": 0}
+    reply = await terminal.system.worker("POST", "/internal/queue/receive", token=made["token"], json=asked)
+    assert reply.status_code == 200
+    beyond = asked | {"queue": "udf"}
+    reply = await terminal.system.worker("POST", "/internal/queue/receive", token=made["token"], json=beyond)
+    assert reply.status_code == 403
     listed = await terminal("users", "worker-tokens")
     assert "rack-7" in listed.out
     assert made["token"] not in listed.out

@@ -176,7 +176,7 @@ async def test_a_completion_commits_its_outputs_and_events_together(still: Syste
 async def test_an_attempt_that_did_not_complete_commits_nothing(still: System, status: str) -> None:
     output = dataset()
     claim = await held(still, output)
-    more = {"outputs": [output | {"location": "s3://b/a"}], "events": [output | {"cursor": 1}]}
+    more: dict[str, Any] = {"outputs": [output | {"location": "s3://b/a"}], "events": [output | {"cursor": 1}]}
     assert (await still.complete(claim, status, **more)).status_code == 200
     assert await stored_events(still) == []
     assert await still.value("select count(*) from interlock.output_commits") == 0
@@ -204,7 +204,7 @@ async def test_a_completion_with_a_bad_output_ends_nothing(still: System) -> Non
 async def test_a_completion_that_breaks_before_its_commit_leaves_nothing(still: System) -> None:
     output = dataset()
     claim = await held(still, output)
-    more = {"outputs": [output | {"location": "s3://b/a"}], "events": [output | {"cursor": 1}]}
+    more: dict[str, Any] = {"outputs": [output | {"location": "s3://b/a"}], "events": [output | {"cursor": 1}]}
 
     async def fail() -> None:
         failpoints.disarm("complete.before_commit")

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import structlog
@@ -47,6 +47,13 @@ def log(tmp_path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def full_disk() -> Iterator[TextIO]:
+    """A file that takes nothing, not even when it is closed."""
+    with contextlib.suppress(OSError), Path("/dev/full").open("w", buffering=1) as full:
+        yield full
+
+
+@contextlib.contextmanager
 def broken(name: str) -> Iterator[None]:
     async def fail() -> None:
         raise failpoints.FailpointError(name)
@@ -58,8 +65,12 @@ def broken(name: str) -> Iterator[None]:
         failpoints.disarm(name)
 
 
+def text_of(log: Path) -> str:
+    return log.read_text()
+
+
 def lines(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text().splitlines()]
+    return [json.loads(line) for line in text_of(log).splitlines()]
 
 
 async def test_no_secret_and_no_payload_reaches_the_log(still: System, log: Path) -> None:
@@ -82,7 +93,7 @@ async def test_no_secret_and_no_payload_reaches_the_log(still: System, log: Path
         assert (reply.status_code, MARK in reply.text) == (500, False)
     assert (await still.complete(claim, result=secret)).status_code == 200
     await still.settle()
-    text = log.read_text()
+    text = text_of(log)
     assert text.count("request.failed") == 2
     password = still.kernel.settings.state_url
     assert password is not None
@@ -97,7 +108,7 @@ async def test_a_row_that_postgres_quotes_in_an_error_stays_out_of_log_and_answe
         await connection.execute(f"alter table interlock.tasks_0 add constraint surprise {rule}")
     reply = await still.user("POST", "/v1/jobs", json={"operator": "echo", "tasks": [MARK]})
     assert (reply.status_code, reply.json()["code"]) == (500, "internal")
-    text = log.read_text()
+    text = text_of(log)
     assert "CheckViolationError" in text
     assert "surprise" in text
     assert MARK not in text + reply.text
@@ -118,7 +129,7 @@ async def test_an_unexpected_error_is_found_in_the_log_by_its_request_id(still: 
 async def test_a_full_disk_costs_log_lines_and_nothing_else(
     still: System, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with contextlib.suppress(OSError), Path("/dev/full").open("w", buffering=1) as full:
+    with full_disk() as full:
         monkeypatch.setattr(sys, "stderr", full)
         lost = LOG_LINES_LOST._value.get()
         with logging_to(Path("/dev/full")), broken("submit.before_commit"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -70,7 +69,7 @@ class TwoOrgs:
 
 
 @pytest.fixture(scope="module")
-async def two(shared: System) -> AsyncIterator[TwoOrgs]:
+async def two(shared: System) -> TwoOrgs:
     name = f"second-{uuid4().hex[:8]}"
     assert (await shared.user("POST", "/v1/orgs", json={"name": name})).status_code == 201
     stranger = await key(shared, role="admin", org=name)
@@ -78,7 +77,7 @@ async def two(shared: System) -> AsyncIterator[TwoOrgs]:
     (task_id,) = await shared.task_ids(accepted["run_id"])
     keys = (await shared.user("GET", "/v1/keys")).json()["keys"]
     tokens = (await shared.user("GET", "/v1/worker-tokens")).json()["tokens"]
-    yield TwoOrgs(
+    return TwoOrgs(
         shared, stranger, task_id, accepted["run_id"], accepted["job_id"], keys[0]["key_id"], tokens[0]["token_id"]
     )
 
@@ -217,12 +216,19 @@ async def test_a_role_is_the_most_a_key_can_be_given(shared: System, role: str, 
 
 async def test_a_key_hands_out_no_scope_that_it_does_not_have(shared: System) -> None:
     narrow = await key(shared, role="admin", scopes=["admin", "jobs:read"])
-    for request in ({"role": "admin"}, {"role": "writer"}, {"role": "reader"}, {"role": "writer", "scopes": ["jobs:write"]}):
+    for request in (
+        {"role": "admin"},
+        {"role": "writer"},
+        {"role": "reader"},
+        {"role": "writer", "scopes": ["jobs:write"]},
+    ):
         reply = await shared.user("POST", "/v1/keys", json={"user": "x"} | request, key=narrow)
         assert (reply.status_code, reply.json()["code"]) == (403, "scope_not_held"), reply.text
     equal = await key(shared, by=narrow, role="admin", scopes=["admin", "jobs:read"])
     assert not await reached(shared, ("POST", "/v1/jobs"), equal)
-    reply = await shared.user("POST", "/v1/keys", json={"user": "x", "role": "admin", "scopes": ["platform"]}, key=narrow)
+    reply = await shared.user(
+        "POST", "/v1/keys", json={"user": "x", "role": "admin", "scopes": ["platform"]}, key=narrow
+    )
     assert reply.status_code == 400
 
 
@@ -338,9 +344,7 @@ async def test_a_worker_token_for_some_runtimes_claims_no_other(still: System, n
 
 @pytest.mark.parametrize("call", ["receive", "extend", "ack", "nack"])
 @pytest.mark.parametrize("queue", ["platform", "spark", "buffer", "none-such"])
-async def test_a_worker_token_for_some_runtimes_reaches_no_other_queue(
-    shared: System, call: str, queue: str
-) -> None:
+async def test_a_worker_token_for_some_runtimes_reaches_no_other_queue(shared: System, call: str, queue: str) -> None:
     await shared.one()
     token = await worker_token(shared, runtimes=["udf"])
     items = [{"message_id": "1", "receipt": str(uuid4())}]

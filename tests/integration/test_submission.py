@@ -75,7 +75,7 @@ async def test_an_empty_list_is_a_run_that_has_completed(still: System) -> None:
 
 
 async def test_a_job_shows_its_definition_as_it_was_given(still: System) -> None:
-    given = {
+    given: dict[str, Any] = {
         "name": "whole",
         "operator": "pkg.module:function",
         "runtime": "ecs_platform",
@@ -268,7 +268,9 @@ async def test_posts_at_once_with_the_same_keys_in_any_order_make_each_task_once
 async def test_a_payload_without_a_single_value_to_dedupe_by_is_refused(
     still: System, tasks: list[Any], pointer: str
 ) -> None:
-    reply = await post(still, tasks=[{"url": "good", "1": 1}, *tasks] if pointer == "/url" else tasks, dedupe_by=pointer)
+    reply = await post(
+        still, tasks=[{"url": "good", "1": 1}, *tasks] if pointer == "/url" else tasks, dedupe_by=pointer
+    )
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_pointer"), reply.text
     assert (await rows(still))["jobs"] == 0
 
@@ -329,9 +331,11 @@ async def test_any_json_value_is_a_payload_and_comes_back_byte_for_byte(shared: 
     body = '{"operator": "echo", "tasks": [' + ODD_PAYLOADS[name] + "]}"
     reply = await shared.user("POST", "/v1/jobs", content=body.encode())
     assert reply.status_code == 201, reply.text
-    (task_id,) = await shared.task_ids(reply.json()["run_id"]) if name != "huge integer" else [
-        str(run_task_id(reply.json()["run_id"], 0))
-    ]
+    (task_id,) = (
+        await shared.task_ids(reply.json()["run_id"])
+        if name != "huge integer"
+        else [str(run_task_id(reply.json()["run_id"], 0))]
+    )
     stored = await shared.value("select payload::text from interlock.tasks where task_id = $1", task_id)
     assert stored == ODD_PAYLOADS[name].strip()
     assert f'"payload":{stored}'.encode() in (await shared.user("GET", f"/v1/tasks/{task_id}")).content

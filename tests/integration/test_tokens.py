@@ -137,7 +137,8 @@ async def test_a_token_without_one_of_its_claims_is_refused(held: Held, name: st
 @pytest.mark.parametrize("name", CLAIMS)
 async def test_a_claim_of_another_type_is_refused(held: Held, name: str) -> None:
     claims = part(held.token, 1)
-    for wrong in (None, True, 1.5, "x", ["x"], {"x": 1}, [[]]):
+    values: list[Any] = [None, True, 1.5, "x", ["x"], {"x": 1}, [[]]]
+    for wrong in values:
         if type(wrong) is not type(claims[name]) or isinstance(wrong, list):
             await held.refused(held.signed(claims | {name: wrong}))
 
@@ -227,7 +228,12 @@ def bringing_its_own_key(held: Held) -> str:
     """`jwk` and `jku` in the header name a key of the sender's choice; nobody may follow them."""
     key = ec.generate_private_key(ec.SECP256R1())
     numbers = key.public_key().public_numbers()
-    jwk = {"kty": "EC", "crv": "P-256", "x": b64(numbers.x.to_bytes(32, "big")), "y": b64(numbers.y.to_bytes(32, "big"))}
+    jwk = {
+        "kty": "EC",
+        "crv": "P-256",
+        "x": b64(numbers.x.to_bytes(32, "big")),
+        "y": b64(numbers.y.to_bytes(32, "big")),
+    }
     head = part(held.token, 0) | {"jwk": jwk, "jku": "https://attacker.example/jwks"}
     text = f"{b64(json.dumps(head).encode())}.{held.token.split('.')[1]}"
     return f"{text}.{es256(key, text)}"
@@ -385,9 +391,7 @@ async def test_a_stale_lease_is_fenced_off(held: Held, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", TASK_PATHS)
-async def test_a_stale_attempt_is_fenced_off_and_changes_nothing(
-    still: System, clock: ManualClock, path: str
-) -> None:
+async def test_a_stale_attempt_is_fenced_off_and_changes_nothing(still: System, clock: ManualClock, path: str) -> None:
     task_id = await still.one(policy={"lease_seconds": 30, "backoff_seconds": 0, "jitter": 0})
     stale = Held(still, await still.claim(task_id))
     clock.advance(31)
@@ -481,7 +485,7 @@ async def test_grants_beyond_8_kb_are_looked_up_by_capability_id(still: System, 
     token = claim["capability_token"]
     assert len(token) <= MAX_TOKEN_BYTES
     claims = part(token, 1)
-    assert UUID(claims["capability_id"])
+    assert str(UUID(claims["capability_id"])) == claims["capability_id"]
     assert (claims["datasets"], claims["s3"]) == ([], {"read_prefixes": [], "write_prefixes": []})
     granted = (await still.kernel.tokens.verify(token)).s3.write_prefixes
     expected = [p for o in claim["task"]["outputs"] for p in (o["write_prefix"], o["buffer_prefix"])]
@@ -577,6 +581,23 @@ async def test_a_key_rotated_by_another_process_is_used_and_known_at_once(still:
         assert part(token, 0)["kid"] == kid
         assert (await second.tokens.verify(token)).attempt == 1
     assert (await still.attempt("/v1/task/heartbeat", token, fence(claim))).status_code == 200
+
+
+async def test_forged_key_ids_cost_few_looks_at_the_database(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyring, looks = held.system.kernel.keyring, 0
+    refresh = keyring.refresh
+
+    async def counted() -> None:
+        nonlocal looks
+        looks += 1
+        await refresh()
+
+    monkeypatch.setattr(keyring_module, "_REFRESH_SECONDS", 0.2)
+    monkeypatch.setattr(keyring, "refresh", counted)
+    forged = [with_header(kid=f"nobody-{n}")(held) for n in range(40)]
+    replies = await asyncio.gather(*(held.system.attempt("/v1/task/heartbeat", token, held.body()) for token in forged))
+    assert {reply.status_code for reply in replies} == {401}
+    assert 1 <= looks <= 5
 
 
 async def test_rotations_at_once_leave_one_signing_key(still: System) -> None:

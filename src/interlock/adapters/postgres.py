@@ -6,8 +6,8 @@ import asyncio
 import functools
 import hashlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -48,6 +48,7 @@ _AWAY = (
 # Postgres text has no NUL, and a surrogate of its own is no character.
 _NOT_TEXT = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 _BROKEN = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+_GRACE_SECONDS = 5.0
 _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 
@@ -99,6 +100,22 @@ def queries(area: str) -> Any:
         return aiosql.from_path(path, _Statements, mandatory_parameters=False)
 
 
+@contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    """Why there is no connection. What Python says of a malformed URL may quote a piece of its password."""
+    try:
+        yield
+    except ValueError:
+        raise ConfigurationError(
+            "state_url is no database URL. Write postgresql://user:password@host:port/database, with special characters "
+            "in the password percent-encoded."
+        ) from None
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        raise ConfigurationError(f"The state database refuses state_url: {_reason(error)}") from error
+    except _AWAY as error:
+        raise Unavailable(f"The state database does not answer: {_reason(error)}") from error
+
+
 class Database:
     """A pool whose every failure that means "the server is away" is Unavailable, and 503 to a caller."""
 
@@ -116,24 +133,18 @@ class Database:
         clock: Clock | None = None,
         name: str = "interlock",
     ) -> Database:
-        try:
+        with _in_a_sentence():
             pool = await asyncpg.create_pool(
                 url,
                 min_size=1,
                 max_size=size,
-                command_timeout=timeout,
+                # The server ends a statement itself, so that none goes on after its caller was told 503; the client's
+                # own limit is for a server that says nothing any more.
+                command_timeout=timeout + _GRACE_SECONDS,
                 timeout=min(timeout, 10.0),
-                server_settings=_PLANNER | {"application_name": name},
+                server_settings=_PLANNER | {"application_name": name, "statement_timeout": str(int(timeout * 1000))},
                 reset=_keep_as_it_is,
             )
-        except _AWAY as error:
-            raise Unavailable(f"The state database does not answer: {_reason(error)}") from error
-        except (
-            asyncpg.InvalidAuthorizationSpecificationError,
-            asyncpg.InvalidCatalogNameError,
-            ValueError,
-        ) as error:
-            raise ConfigurationError(f"The state database refuses state_url: {_reason(error)}") from error
         return cls(pool, clock or SystemClock())
 
     async def close(self) -> None:
@@ -214,10 +225,8 @@ def migrations() -> list[Migration]:
 async def migrate(url: str, *, steps: Sequence[Migration] | None = None) -> list[str]:
     """Brings the schema forward. Safe to run from many processes at once; returns the names of what it applied."""
     shipped = list(steps if steps is not None else migrations())
-    try:
+    with _in_a_sentence():
         connection = await asyncpg.connect(url)
-    except _AWAY as error:
-        raise Unavailable(f"The state database does not answer: {_reason(error)}") from error
     try:
         async with connection.transaction():
             await connection.execute("select pg_advisory_xact_lock(hashtextextended('interlock:migrate', 0))")
@@ -263,10 +272,8 @@ def check_applied(applied: dict[int, str], shipped: Sequence[Migration]) -> None
 
 async def require_schema(url: str) -> None:
     """What a process checks at start: the schema is exactly the one it was built for."""
-    try:
+    with _in_a_sentence():
         connection = await asyncpg.connect(url)
-    except _AWAY as error:
-        raise Unavailable(f"The state database does not answer: {_reason(error)}") from error
     try:
         rows = await connection.fetch("select version, checksum from public.interlock_migrations")
     except asyncpg.UndefinedTableError:

@@ -12,6 +12,8 @@ from valkey.exceptions import ValkeyError
 log = structlog.get_logger()
 
 _COMPLAIN_SECONDS = 60.0
+_PAUSE_SECONDS = 1.0
+"""How long nobody asks after a failure: a server that hangs must not cost every request its timeout."""
 
 # One window per second: INCR and its expiry in one step, so that no key is left behind without one.
 _COUNT = """
@@ -26,12 +28,16 @@ class Coordination:
         self._client: Any = Valkey.from_url(url, socket_timeout=0.5, socket_connect_timeout=0.5)
         self._count = self._client.register_script(_COUNT)
         self._complained = float("-inf")
+        self._asked_again_at = float("-inf")
 
     async def over_limit(self, key: str, most: int, window_seconds: float = 1.0) -> float | None:
         """Seconds until the window ends when `key` was used more than `most` times in it; None when it may go on."""
+        if time.monotonic() < self._asked_again_at:
+            return None
         try:
             used, left_ms = await self._count(keys=[f"interlock:rate:{key}"], args=[int(window_seconds * 1000)])
         except (ValkeyError, OSError, TimeoutError) as error:
+            self._asked_again_at = time.monotonic() + _PAUSE_SECONDS
             self._complain(error)
             return None
         return max(0.001, left_ms / 1000) if used > most else None

@@ -24,7 +24,7 @@ T = TypeVar("T")
 MANY: Final = 300
 FEW: Final = 5
 _LOOK_SECONDS: Final = 0.05
-_PATIENCE_SECONDS: Final = 30.0
+_PATIENCE_SECONDS: Final = 45.0
 _QUICK: Final = Policy(max_attempts=2, backoff_seconds=0.2, jitter=0)
 _SHORT_LEASE: Final = Policy(max_attempts=3, backoff_seconds=0, lease_seconds=2)
 

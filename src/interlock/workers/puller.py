@@ -35,6 +35,8 @@ log = structlog.get_logger()
 PULLERS = 4
 MOST_MESSAGES = 10
 MOST_TOGETHER = 2_000
+MOST_UNKNOWN = 10
+"""Of a job not met before, which is taken to be like the last one. If it is slower, what waits here is given back."""
 WAIT_SECONDS = 20.0
 VISIBILITY_SECONDS = 15.0
 """From receiving a message to its claim: it is settled with that."""
@@ -150,8 +152,10 @@ class Puller:
     async def _claim_span(self, span: Span) -> list[QueueMessage]:
         """Claim from a run's range. Returns its message when there is no room for any of it."""
         self._pace.message_held(span.tasks)
-        kind = self._pace.kind_of_job(span.job_id)
-        limit = min(self._limit(kind, [span.message]), span.tasks)
+        known = self._pace.kind_of_job(span.job_id)
+        kind = known or self._pace.latest
+        most = span.tasks if known else min(span.tasks, MOST_UNKNOWN)
+        limit = min(self._limit(kind, [span.message]), most)
         if not limit:
             return [span.message]
         request = ClaimRequest(

@@ -114,7 +114,7 @@ left join interlock.runs r on r.run_id = t.run_id
 left join lateral (
     select * from interlock.queue_messages m
     where m.queue = j.queue and m.dedupe_key in (t.task_id::text, t.run_id || ':' || (t.task_index / r.range_size))
-    order by m.dead_at nulls first limit 1
+    order by m.dead_at nulls first, m.visible_at limit 1
 ) m on true
 left join lateral (select * from interlock.attempts a where a.task_id = t.task_id
                    order by a.attempt desc, a.ended_at desc limit 1) a on true

@@ -1,0 +1,433 @@
+CREATE SCHEMA interlock;
+CREATE TYPE interlock.outcome AS ENUM (
+    'Completed',
+    'Failed',
+    'LeaseExpired',
+    'TimedOut',
+    'Canceled',
+    'Released'
+);
+CREATE TYPE interlock.role AS ENUM (
+    'reader',
+    'writer',
+    'admin'
+);
+CREATE TYPE interlock.run_state AS ENUM (
+    'Ingesting',
+    'Running',
+    'Paused',
+    'Completed',
+    'CompletedWithFailures',
+    'Failed',
+    'Canceled'
+);
+CREATE TYPE interlock.task_status AS ENUM (
+    'Queued',
+    'Running',
+    'Completed',
+    'Failed',
+    'Canceled'
+);
+CREATE FUNCTION interlock.backoff(attempt integer, base double precision, factor double precision, cap double precision, jitter double precision, dice double precision) RETURNS interval
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select make_interval(secs => least(cap, base * power(factor, least(attempt - 1, 60))) * (1 - jitter + 2 * jitter * dice)) $$;
+CREATE FUNCTION interlock.clock() RETURNS timestamp with time zone
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$ select coalesce(nullif(current_setting('interlock.now', true), '')::timestamptz, now()) $$;
+CREATE FUNCTION interlock.run_task_id(run_id uuid, task_index bigint) RETURNS uuid
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select encode(substring(sha256((run_id::text || ':' || task_index::text)::bytea) for 16), 'hex')::uuid $$;
+CREATE TABLE interlock.api_keys (
+    key_id text NOT NULL,
+    org_id uuid NOT NULL,
+    user_name text NOT NULL,
+    role interlock.role NOT NULL,
+    scopes text[] NOT NULL,
+    secret_hash bytea NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    expires_at timestamp with time zone,
+    revoked_at timestamp with time zone
+);
+CREATE TABLE interlock.attempts (
+    task_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    lease_token uuid NOT NULL,
+    outcome interlock.outcome NOT NULL,
+    worker_id text,
+    started_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone NOT NULL,
+    error_class text,
+    error_message text,
+    crash json
+);
+CREATE TABLE interlock.tasks (
+    shard integer DEFAULT 0 NOT NULL,
+    task_id uuid NOT NULL,
+    org_id uuid NOT NULL,
+    job_id uuid NOT NULL,
+    run_id uuid,
+    task_index bigint,
+    status interlock.task_status DEFAULT 'Queued'::interlock.task_status NOT NULL,
+    attempt integer DEFAULT 1 NOT NULL,
+    max_attempts integer NOT NULL,
+    priority smallint NOT NULL,
+    cancel_requested boolean DEFAULT false NOT NULL,
+    parked boolean DEFAULT false NOT NULL,
+    late_reply boolean DEFAULT false NOT NULL,
+    dead boolean DEFAULT false NOT NULL,
+    lease_token uuid,
+    lease_expires_at timestamp with time zone,
+    timeout_at timestamp with time zone,
+    retry_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    queued_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    started_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    progress real,
+    worker_id text,
+    dedupe_key text,
+    slot_key text,
+    progress_text text,
+    payload json NOT NULL,
+    result json
+)
+PARTITION BY LIST (shard);
+CREATE VIEW interlock.attempt_history AS
+ SELECT attempts.task_id,
+    attempts.attempt,
+    attempts.lease_token,
+    attempts.outcome,
+    attempts.worker_id,
+    attempts.started_at,
+    attempts.ended_at,
+    attempts.error_class,
+    attempts.error_message,
+    attempts.crash
+   FROM interlock.attempts
+UNION ALL
+ SELECT tasks.task_id,
+    tasks.attempt,
+    tasks.lease_token,
+        CASE tasks.status
+            WHEN 'Completed'::interlock.task_status THEN 'Completed'::interlock.outcome
+            ELSE NULL::interlock.outcome
+        END AS outcome,
+    tasks.worker_id,
+    tasks.started_at,
+    tasks.ended_at,
+    NULL::text AS error_class,
+    NULL::text AS error_message,
+    NULL::json AS crash
+   FROM interlock.tasks
+  WHERE ((tasks.status = ANY (ARRAY['Running'::interlock.task_status, 'Completed'::interlock.task_status])) AND (tasks.started_at IS NOT NULL));
+CREATE TABLE interlock.buffer_publishes (
+    publish_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    task_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    dataset_uuid uuid NOT NULL,
+    dataset_version uuid NOT NULL,
+    batch_uri text NOT NULL,
+    record_count bigint NOT NULL,
+    published_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+CREATE TABLE interlock.capabilities (
+    capability_id uuid DEFAULT uuidv7() NOT NULL,
+    task_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    grants json NOT NULL,
+    expires_at timestamp with time zone NOT NULL
+);
+CREATE TABLE interlock.dataset_events (
+    event_id bigint NOT NULL,
+    org_id uuid NOT NULL,
+    dataset_uuid uuid NOT NULL,
+    dataset_version uuid NOT NULL,
+    scope text NOT NULL,
+    cursor bigint,
+    partition_key text,
+    range_start bigint,
+    range_end bigint,
+    task_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    accepted_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+ALTER TABLE interlock.dataset_events ALTER COLUMN event_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME interlock.dataset_events_event_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE interlock.datasets (
+    dataset_uuid uuid NOT NULL,
+    org_id uuid NOT NULL,
+    current_version uuid NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+CREATE TABLE interlock.idempotency_keys (
+    org_id uuid NOT NULL,
+    endpoint text NOT NULL,
+    key text NOT NULL,
+    request_hash bytea NOT NULL,
+    status integer,
+    response json,
+    expires_at timestamp with time zone NOT NULL
+);
+CREATE TABLE interlock.jobs (
+    job_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    dag_name text,
+    name text,
+    operator text NOT NULL,
+    runtime text NOT NULL,
+    queue text,
+    config json NOT NULL,
+    priority smallint NOT NULL,
+    max_attempts integer NOT NULL,
+    backoff_seconds double precision NOT NULL,
+    backoff_factor double precision NOT NULL,
+    backoff_cap_seconds double precision NOT NULL,
+    jitter double precision NOT NULL,
+    non_retryable text[] NOT NULL,
+    lease_seconds double precision NOT NULL,
+    timeout_seconds double precision NOT NULL,
+    max_concurrency integer,
+    concurrency_key text,
+    max_concurrency_per_key integer,
+    outputs jsonb NOT NULL,
+    definition_hash bytea NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+CREATE TABLE interlock.orgs (
+    org_id uuid DEFAULT uuidv7() NOT NULL,
+    name text NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+CREATE TABLE interlock.outbox (
+    outbox_id bigint NOT NULL,
+    kind text NOT NULL,
+    target text NOT NULL,
+    body json NOT NULL,
+    priority smallint DEFAULT 0 NOT NULL,
+    dedupe_key text,
+    due_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    tries integer DEFAULT 0 NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
+ALTER TABLE interlock.outbox ALTER COLUMN outbox_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME interlock.outbox_outbox_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE interlock.output_commits (
+    task_id uuid NOT NULL,
+    output_index integer NOT NULL,
+    dataset_uuid uuid NOT NULL,
+    dataset_version uuid NOT NULL,
+    org_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    body json NOT NULL,
+    committed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+CREATE TABLE interlock.queue_messages (
+    message_id bigint NOT NULL,
+    queue text NOT NULL,
+    priority smallint DEFAULT 0 NOT NULL,
+    visible_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    enqueued_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    receives integer DEFAULT 0 NOT NULL,
+    receipt uuid,
+    dead_at timestamp with time zone,
+    dedupe_key text,
+    body json NOT NULL
+)
+WITH (fillfactor='80', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+ALTER TABLE interlock.queue_messages ALTER COLUMN message_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME interlock.queue_messages_message_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE interlock.run_deltas (
+    run_id uuid NOT NULL,
+    queued integer DEFAULT 0 NOT NULL,
+    running integer DEFAULT 0 NOT NULL,
+    completed integer DEFAULT 0 NOT NULL,
+    failed integer DEFAULT 0 NOT NULL,
+    dead integer DEFAULT 0 NOT NULL,
+    canceled integer DEFAULT 0 NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='5000');
+CREATE TABLE interlock.runs (
+    run_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    job_id uuid NOT NULL,
+    shard integer DEFAULT 0 NOT NULL,
+    state interlock.run_state NOT NULL,
+    total bigint,
+    last_index bigint NOT NULL,
+    range_size integer NOT NULL,
+    latched boolean NOT NULL,
+    swept_index bigint DEFAULT 0 NOT NULL,
+    cancel_requested boolean DEFAULT false NOT NULL,
+    queued bigint DEFAULT 0 NOT NULL,
+    running bigint DEFAULT 0 NOT NULL,
+    completed bigint DEFAULT 0 NOT NULL,
+    failed bigint DEFAULT 0 NOT NULL,
+    dead bigint DEFAULT 0 NOT NULL,
+    canceled bigint DEFAULT 0 NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    ended_at timestamp with time zone
+);
+CREATE TABLE interlock.signing_keys (
+    kid text NOT NULL,
+    public_jwk jsonb NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    retired_at timestamp with time zone,
+    verify_until timestamp with time zone
+);
+CREATE TABLE interlock.slots (
+    task_id uuid NOT NULL,
+    job_id uuid NOT NULL,
+    slot_key text
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
+CREATE TABLE interlock.sweeps (
+    name text NOT NULL,
+    cursor uuid
+);
+CREATE TABLE interlock.tasks_0 (
+    shard integer DEFAULT 0 CONSTRAINT tasks_shard_not_null NOT NULL,
+    task_id uuid CONSTRAINT tasks_task_id_not_null NOT NULL,
+    org_id uuid CONSTRAINT tasks_org_id_not_null NOT NULL,
+    job_id uuid CONSTRAINT tasks_job_id_not_null NOT NULL,
+    run_id uuid,
+    task_index bigint,
+    status interlock.task_status DEFAULT 'Queued'::interlock.task_status CONSTRAINT tasks_status_not_null NOT NULL,
+    attempt integer DEFAULT 1 CONSTRAINT tasks_attempt_not_null NOT NULL,
+    max_attempts integer CONSTRAINT tasks_max_attempts_not_null NOT NULL,
+    priority smallint CONSTRAINT tasks_priority_not_null NOT NULL,
+    cancel_requested boolean DEFAULT false CONSTRAINT tasks_cancel_requested_not_null NOT NULL,
+    parked boolean DEFAULT false CONSTRAINT tasks_parked_not_null NOT NULL,
+    late_reply boolean DEFAULT false CONSTRAINT tasks_late_reply_not_null NOT NULL,
+    dead boolean DEFAULT false CONSTRAINT tasks_dead_not_null NOT NULL,
+    lease_token uuid,
+    lease_expires_at timestamp with time zone,
+    timeout_at timestamp with time zone,
+    retry_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT interlock.clock() CONSTRAINT tasks_created_at_not_null NOT NULL,
+    queued_at timestamp with time zone DEFAULT interlock.clock() CONSTRAINT tasks_queued_at_not_null NOT NULL,
+    started_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    progress real,
+    worker_id text,
+    dedupe_key text,
+    slot_key text,
+    progress_text text,
+    payload json CONSTRAINT tasks_payload_not_null NOT NULL,
+    result json
+)
+WITH (fillfactor='85', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0');
+CREATE TABLE interlock.worker_tokens (
+    token_id text NOT NULL,
+    name text NOT NULL,
+    runtimes text[],
+    secret_hash bytea NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    expires_at timestamp with time zone,
+    revoked_at timestamp with time zone
+);
+CREATE TABLE interlock.workers (
+    worker_id text NOT NULL,
+    queue text NOT NULL,
+    last_seen_at timestamp with time zone NOT NULL
+);
+CREATE TABLE public.interlock_migrations (
+    version integer NOT NULL,
+    name text NOT NULL,
+    checksum text NOT NULL,
+    applied_at timestamp with time zone DEFAULT now() NOT NULL
+);
+ALTER TABLE ONLY interlock.tasks ATTACH PARTITION interlock.tasks_0 FOR VALUES IN (0);
+ALTER TABLE ONLY interlock.api_keys
+    ADD CONSTRAINT api_keys_pkey PRIMARY KEY (key_id);
+ALTER TABLE ONLY interlock.attempts
+    ADD CONSTRAINT attempts_pkey PRIMARY KEY (task_id, attempt, lease_token);
+ALTER TABLE ONLY interlock.buffer_publishes
+    ADD CONSTRAINT buffer_publishes_pkey PRIMARY KEY (publish_id);
+ALTER TABLE ONLY interlock.buffer_publishes
+    ADD CONSTRAINT buffer_publishes_task_id_attempt_dataset_uuid_batch_uri_key UNIQUE (task_id, attempt, dataset_uuid, batch_uri);
+ALTER TABLE ONLY interlock.capabilities
+    ADD CONSTRAINT capabilities_pkey PRIMARY KEY (capability_id);
+ALTER TABLE ONLY interlock.dataset_events
+    ADD CONSTRAINT dataset_events_pkey PRIMARY KEY (event_id);
+ALTER TABLE ONLY interlock.datasets
+    ADD CONSTRAINT datasets_pkey PRIMARY KEY (dataset_uuid);
+ALTER TABLE ONLY interlock.idempotency_keys
+    ADD CONSTRAINT idempotency_keys_pkey PRIMARY KEY (org_id, endpoint, key);
+ALTER TABLE ONLY interlock.jobs
+    ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id);
+ALTER TABLE ONLY interlock.orgs
+    ADD CONSTRAINT orgs_name_key UNIQUE (name);
+ALTER TABLE ONLY interlock.orgs
+    ADD CONSTRAINT orgs_pkey PRIMARY KEY (org_id);
+ALTER TABLE ONLY interlock.outbox
+    ADD CONSTRAINT outbox_pkey PRIMARY KEY (outbox_id);
+ALTER TABLE ONLY interlock.output_commits
+    ADD CONSTRAINT output_commits_pkey PRIMARY KEY (task_id, output_index, dataset_uuid);
+ALTER TABLE ONLY interlock.queue_messages
+    ADD CONSTRAINT queue_messages_pkey PRIMARY KEY (message_id);
+ALTER TABLE ONLY interlock.runs
+    ADD CONSTRAINT runs_pkey PRIMARY KEY (run_id);
+ALTER TABLE ONLY interlock.signing_keys
+    ADD CONSTRAINT signing_keys_pkey PRIMARY KEY (kid);
+ALTER TABLE ONLY interlock.slots
+    ADD CONSTRAINT slots_pkey PRIMARY KEY (task_id);
+ALTER TABLE ONLY interlock.sweeps
+    ADD CONSTRAINT sweeps_pkey PRIMARY KEY (name);
+ALTER TABLE ONLY interlock.tasks_0
+    ADD CONSTRAINT tasks_0_pkey PRIMARY KEY (task_id);
+ALTER TABLE ONLY interlock.worker_tokens
+    ADD CONSTRAINT worker_tokens_pkey PRIMARY KEY (token_id);
+ALTER TABLE ONLY interlock.workers
+    ADD CONSTRAINT workers_pkey PRIMARY KEY (worker_id, queue);
+ALTER TABLE ONLY public.interlock_migrations
+    ADD CONSTRAINT interlock_migrations_pkey PRIMARY KEY (version);
+CREATE INDEX api_keys_by_org ON interlock.api_keys USING btree (org_id, created_at);
+CREATE INDEX capabilities_expiry ON interlock.capabilities USING btree (expires_at);
+CREATE UNIQUE INDEX dataset_events_once ON interlock.dataset_events USING btree (task_id, dataset_uuid, dataset_version, scope);
+CREATE INDEX idempotency_keys_expiry ON interlock.idempotency_keys USING btree (expires_at);
+CREATE UNIQUE INDEX jobs_by_name ON interlock.jobs USING btree (org_id, COALESCE(dag_name, ''::text), name) WHERE (name IS NOT NULL);
+CREATE INDEX jobs_by_org ON interlock.jobs USING btree (org_id, job_id);
+CREATE INDEX outbox_due ON interlock.outbox USING btree (due_at, outbox_id);
+CREATE INDEX queue_messages_dead ON interlock.queue_messages USING btree (queue, message_id) WHERE (dead_at IS NOT NULL);
+CREATE UNIQUE INDEX queue_messages_once ON interlock.queue_messages USING btree (queue, dedupe_key) WHERE (dedupe_key IS NOT NULL);
+CREATE INDEX queue_messages_ready ON interlock.queue_messages USING btree (queue, priority, visible_at) WHERE (dead_at IS NULL);
+CREATE INDEX runs_by_job ON interlock.runs USING btree (job_id, run_id);
+CREATE INDEX runs_canceling ON interlock.runs USING btree (run_id) WHERE (cancel_requested AND (ended_at IS NULL));
+CREATE INDEX runs_ended ON interlock.runs USING btree (ended_at) WHERE (ended_at IS NOT NULL);
+CREATE INDEX runs_live ON interlock.runs USING btree (run_id) WHERE (ended_at IS NULL);
+CREATE UNIQUE INDEX signing_keys_active ON interlock.signing_keys USING btree ((true)) WHERE (retired_at IS NULL);
+CREATE INDEX slots_by_job ON interlock.slots USING btree (job_id, slot_key);
+CREATE INDEX tasks_0_by_job ON interlock.tasks_0 USING btree (job_id, status, task_id) WHERE (run_id IS NULL);
+CREATE INDEX tasks_0_by_run ON interlock.tasks_0 USING btree (run_id, status, task_index) WHERE ((run_id IS NOT NULL) AND (status = ANY (ARRAY['Queued'::interlock.task_status, 'Failed'::interlock.task_status, 'Canceled'::interlock.task_status])));
+CREATE UNIQUE INDEX tasks_0_dedupe ON interlock.tasks_0 USING btree (job_id, dedupe_key) WHERE (dedupe_key IS NOT NULL);
+CREATE INDEX tasks_0_leases ON interlock.tasks_0 USING btree (lease_expires_at) WHERE (lease_expires_at IS NOT NULL);
+CREATE INDEX tasks_0_parked ON interlock.tasks_0 USING btree (job_id, priority, queued_at) WHERE parked;
+CREATE INDEX tasks_0_retries ON interlock.tasks_0 USING btree (retry_at) WHERE (retry_at IS NOT NULL);
+CREATE INDEX workers_by_queue ON interlock.workers USING btree (queue, last_seen_at);
+ALTER TABLE ONLY interlock.api_keys
+    ADD CONSTRAINT api_keys_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.datasets
+    ADD CONSTRAINT datasets_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.jobs
+    ADD CONSTRAINT jobs_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.runs
+    ADD CONSTRAINT runs_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);

