@@ -66,7 +66,7 @@ async def submit(client: Client, count: int, **job: Any) -> list[UUID]:
 
 async def all_completed(connection: asyncpg.Connection[Any], runs: list[UUID]) -> None:
     """Waits until every run has ended; looks at run rows only."""
-    while await connection.fetchval(
+    while await connection.fetchval(  # noqa: ASYNC110 - another process ends them
         "select exists (select 1 from interlock.runs where run_id = any($1) and ended_at is null)", runs
     ):
         await asyncio.sleep(0.02)
@@ -85,9 +85,8 @@ async def through_worker(here: Installation, count: int) -> tuple[float, float]:
         started = time.perf_counter()
         await here.start_worker()
         # Clocked from the first claim: a worker's start-up is not part of it.
-        while not await connection.fetchval(
-            "select exists (select 1 from interlock.tasks where lease_expires_at is not null)"
-        ):
+        leased = "select exists (select 1 from interlock.tasks where lease_expires_at is not null)"
+        while not await connection.fetchval(leased):  # noqa: ASYNC110 - another process claims them
             await asyncio.sleep(0.002)
         started = time.perf_counter()
         await all_completed(connection, runs)
@@ -174,34 +173,31 @@ def _completed(claim: ClaimReply) -> Completion:
 async def fill(connection: asyncpg.Connection[Any], terminal: int, queued: int) -> None:
     """History and backlog, as they would lie in the table; too young for the reconciler to miss their messages."""
     job = await connection.fetchrow("select job_id, org_id from interlock.jobs limit 1")
+    assert job is not None
     for status, count in (("Completed", terminal), ("Queued", queued)):
-        run = await connection.fetchval(
-            "insert into interlock.runs (org_id, job_id, state, total, last_index, range_size, latched, queued, completed)"
-            " values ($1, $2, 'Running', $3::bigint, $3::bigint - 1, 100, true, $4, $5) returning run_id",
-            job["org_id"],
-            job["job_id"],
-            count,
-            count if status == "Queued" else 0,
-            count if status == "Completed" else 0,
-        )
-        await connection.execute(
-            "insert into interlock.tasks (task_id, org_id, job_id, run_id, task_index, status, max_attempts, priority, payload, queued_at)"
-            " select interlock.run_task_id($1, i), $2, $3, $1, i, $4::text::interlock.task_status, 3, 1, '{\"n\":1}', now() + interval '1 day'"
-            " from generate_series(0, $5::bigint - 1) i",
-            run,
-            job["org_id"],
-            job["job_id"],
-            status,
-            count,
-            timeout=600,
-        )
-        if status == "Queued":
-            await connection.execute(
-                "insert into interlock.queue_messages (queue, priority, body, dedupe_key) select 'bench', 1, '{}',"
-                " 'bench:' || i from generate_series(1, $1::bigint / 100) i",
-                count,
-            )
+        run = await connection.fetchval(_FILL_RUN, job["org_id"], job["job_id"], count, status == "Queued")
+        await connection.execute(_FILL_TASKS, run, job["org_id"], job["job_id"], status, count, timeout=600)
+    await connection.execute(
+        "insert into interlock.queue_messages (queue, priority, body, dedupe_key)"
+        " select 'bench', 1, '{}', 'bench:' || i from generate_series(1, $1::bigint / 100) i",
+        queued,
+    )
     await connection.execute("vacuum analyze interlock.tasks_0")
+
+
+_FILL_RUN = """
+insert into interlock.runs (org_id, job_id, state, total, last_index, range_size, latched, queued, completed)
+values ($1, $2, 'Running', $3::bigint, $3::bigint - 1, 100, true, case when $4 then $3 else 0 end,
+        case when $4 then 0 else $3 end)
+returning run_id
+"""
+_FILL_TASKS = """
+insert into interlock.tasks (task_id, org_id, job_id, run_id, task_index, status, max_attempts, priority, payload,
+                             queued_at)
+select interlock.run_task_id($1, i), $2, $3, $1, i, $4::text::interlock.task_status, 3, 1, '{"n":1}',
+       now() + interval '1 day'
+from generate_series(0, $5::bigint - 1) i
+"""
 
 
 async def measured(name: str, work: Callable[[], Awaitable[Any]]) -> Any:

@@ -147,7 +147,8 @@ async def check(here: Installation, ledger: Ledger, runs: list[RunView]) -> None
     connection = await asyncpg.connect(here.info["state_url"])
     try:
         statuses = await connection.fetch("select status::text, count(*) as n from interlock.tasks group by status")
-        assert {row["status"]: row["n"] for row in statuses} == {"Completed": sum(t for _, t in ledger.accepted.values())}
+        accepted = sum(total for _, total in ledger.accepted.values())
+        assert {row["status"]: row["n"] for row in statuses} == {"Completed": accepted}
         for table in ("slots", "run_deltas", "outbox"):
             assert await connection.fetchval(f"select count(*) from interlock.{table}") == 0, table
         twice = await connection.fetchval(

@@ -298,13 +298,20 @@ async def test_a_worker_that_dies_is_replaced(shared: Up, client: Client) -> Non
 # Stop, and start again
 
 
-async def test_a_drain_gives_work_back_and_a_restart_resumes_it(fresh: Up) -> None:
-    before = fresh.start(drain_seconds="0.2")
+async def test_a_hurried_drain_gives_work_back_and_a_restart_resumes_it(fresh: Up) -> None:
+    before = fresh.start(drain_seconds="600")
     async with fresh.client() as client:
         accepted = await client.submit([{"seconds": 600}], operator="sleep", policy=LONG_LEASE)
         await task_when(client, accepted.run_id, TaskStatus.RUNNING)
-    processes = psutil.Process(fresh.process.pid).children(recursive=True) if fresh.process else []
-    assert fresh.end() == 0, fresh.errors.read_text()
+    assert fresh.process is not None
+    processes = psutil.Process(fresh.process.pid).children(recursive=True)
+    fresh.process.send_signal(signal.SIGINT)
+
+    async def worker_waits_for_its_task() -> bool:
+        return "worker.draining" in fresh.errors.read_text()
+
+    await until(worker_waits_for_its_task)
+    assert fresh.end(signal.SIGINT) == 0, fresh.errors.read_text()
     assert [process for process in processes if process.is_running()] == []
     assert not (fresh.folder / "endpoints.json").exists()
     after = fresh.start("--no-workers")

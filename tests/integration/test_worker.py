@@ -223,7 +223,7 @@ async def bench(system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def result(task: TaskView) -> Any:
-    return None if task.result is None else msgspec.json.decode(task.result)
+    return msgspec.json.decode(task.result)
 
 
 QUICK = Policy(lease_seconds=0.6, backoff_seconds=0, jitter=0)

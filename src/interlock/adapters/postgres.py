@@ -107,8 +107,8 @@ def _in_a_sentence() -> Iterator[None]:
         yield
     except ValueError:
         raise ConfigurationError(
-            "state_url is no database URL. Write postgresql://user:password@host:port/database, with special characters "
-            "in the password percent-encoded."
+            "state_url is no database URL. Write postgresql://user:password@host:port/database, "
+            "with special characters in the password percent-encoded."
         ) from None
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
         raise ConfigurationError(f"The state database refuses state_url: {_reason(error)}") from error
