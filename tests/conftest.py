@@ -59,7 +59,7 @@ async def template(postgres_url: str) -> str:
 async def _copied(postgres_url: str, template: str) -> AsyncIterator[str]:
     name = f"state_{next(_numbers)}"
     connection = await asyncpg.connect(postgres_url)
-    await connection.execute(f"create database {name} template {template}")
+    await connection.execute(f"create database {name} template {template} strategy file_copy")
     yield _database(postgres_url, name)
     await connection.execute(f"drop database {name} with (force)")
     await connection.close()

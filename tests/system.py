@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +20,13 @@ from interlock.clock import Clock
 from interlock.settings import Settings
 from interlock.wire import KeyRequest, Role, WorkerTokenRequest
 from interlock.wiring import Kernel, kernel
+
+_TRUST = ssl.create_default_context()
+"""One for all clients: making it takes longer than most requests."""
+
+
+def http_client(*, connections: int, seconds: float = 30) -> httpx.AsyncClient:
+    return httpx.AsyncClient(verify=_TRUST, timeout=seconds, limits=httpx.Limits(max_connections=connections))
 
 
 @dataclass
@@ -140,7 +148,7 @@ async def running(
         key = await parts.principals.create_key(KeyRequest(user="root", role=Role.ADMIN), org.org_id, granted_by=None)
         token = await parts.principals.create_worker_token(WorkerTokenRequest(name="test"))
         urls = [url_of(listener, settings) for listener in listeners]
-        async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=200)) as http:
+        async with http_client(connections=200) as http:
             yield System(parts, org.org_id, key.key, token.token, urls[0], urls[1], http)
         stop.set()
         await asyncio.gather(*servers)

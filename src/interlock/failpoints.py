@@ -29,6 +29,11 @@ async def failpoint(name: str) -> None:
         await action()
 
 
+def armed(name: str) -> bool:
+    """For code that is one statement, and a transaction only so that this failpoint can stand before its commit."""
+    return name in _armed
+
+
 def arm(name: str, action: Action) -> None:
     if name not in NAMES:
         raise ValueError(f"unknown failpoint {name!r}; known: {', '.join(sorted(NAMES))}")

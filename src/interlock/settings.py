@@ -118,7 +118,9 @@ class Settings(BaseSettings):
     worker_token: SecretStr | None = Field(None, description="Worker token; unset: {dir}/credentials.json.")
 
     # Capability tokens
-    keys_dir: Path | None = Field(None, description="PEM signing keys, shared by all dispatchers; unset: {dir}/keys.")
+    keys_dir: Path | None = Field(
+        None, description="PEM signing keys, shared by all gateways and dispatchers; unset: {dir}/keys."
+    )
     token_issuer: str = Field("interlock", min_length=1, description="`iss` of capability tokens.")
     token_ttl_seconds: float = Field(300.0, ge=10, le=3600, description="Life of a capability token.")
 

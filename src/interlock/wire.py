@@ -281,7 +281,7 @@ class RedriveRequest(_Request, frozen=True, kw_only=True):
 
 
 class Receipt(Struct, frozen=True):
-    """A received message. Given with a claim, it is settled in the claim's own transaction."""
+    """A received message. Given with a claim, it is settled once that has committed."""
 
     queue: str
     message_id: str
@@ -401,7 +401,7 @@ class Heartbeat(_Internal, frozen=True, kw_only=True):
 
 
 class HeartbeatReply(_Internal, frozen=True, kw_only=True):
-    status: Literal["Running"] = "Running"
+    status: Literal["Running"]
     task_id: UUID
     lease_expires_at: datetime
     cancel_requested: bool

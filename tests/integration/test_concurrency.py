@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from interlock.clock import ManualClock
-from tests.system import System, fence, running
+from tests.system import System, fence, http_client, running
 
 
 def receipt(message: dict[str, Any], queue: str = "platform") -> dict[str, Any]:
@@ -172,6 +172,22 @@ async def test_a_slot_freed_for_one_key_wakes_a_task_of_that_key(still: System) 
     await still.complete(of_b)
     (woken,) = await take(still)
     assert (woken["task"]["payload"], woken["task"]["index"]) == ({"host": "b"}, 3)
+
+
+async def test_a_key_with_room_does_not_wait_behind_a_thousand_tasks_of_a_busy_one(still: System) -> None:
+    job: dict[str, Any] = {"name": "hosts", "scaling": {"key": "/host", "max_concurrency_per_key": 1}}
+    await still.submit([{"host": "busy"}] * 1000, **job)
+    await still.submit([{"host": "busy"}] * 5, **job)
+    await still.submit([{"host": "calm"}] * 3, **job)
+    first = [claim for _ in range(2) for claim in await take(still)]
+    calm = [claim for claim in first if claim["task"]["payload"] == {"host": "calm"}]
+    assert (len(first), len(calm), await parked(still)) == (2, 1, 1006)
+    await still.complete(calm[0])
+    (second,) = await take(still)
+    assert second["task"]["payload"] == {"host": "calm"}
+    await still.value("delete from interlock.slots where slot_key = 'calm'")
+    assert await still.pass_of("reconciler") == 1
+    assert [claim["task"]["payload"] for claim in await take(still)] == [{"host": "calm"}]
 
 
 @pytest.mark.parametrize("scaling", [{"max_concurrency": 3}, {}], ids=["raised", "taken away"])
@@ -415,26 +431,25 @@ async def at_once(system: System, times: int, claim: dict[str, Any], body: dict[
     """Over many clients: one client's pool takes time by the square of what waits for it."""
     headers = {"X-Trace-Task-Capability": claim["capability_token"]}
     async with AsyncExitStack() as stack:
-        limits = httpx.Limits(max_connections=25)
-        clients = [await stack.enter_async_context(httpx.AsyncClient(timeout=60, limits=limits)) for _ in range(8)]
+        clients = [await stack.enter_async_context(http_client(connections=25, seconds=60)) for _ in range(8)]
         url = f"{system.internal_url}/v1/task/complete"
         return await asyncio.gather(
             *(clients[n % 8].post(url, headers=headers, json=body) for n in range(times)),
         )
 
 
-async def test_a_thousand_duplicate_completions_at_once_change_one_thing(still: System) -> None:
+async def test_a_thousand_duplicate_completions_at_once_change_one_thing(system: System) -> None:
     output = {"dataset_uuid": str(uuid4()), "dataset_version": str(uuid4())}
-    accepted = await still.submit([0], outputs=[output])
-    claim = await still.claim((await still.task_ids(accepted["run_id"]))[0])
+    accepted = await system.submit([0], outputs=[output])
+    claim = await system.claim((await system.task_ids(accepted["run_id"]))[0])
     more = {"result": {"n": 1}, "events": [output | {"cursor": 7}], "outputs": [output | {"location": "s3://x/y"}]}
-    replies = await at_once(still, 1000, claim, fence(claim) | {"status": "Completed"} | more)
+    replies = await at_once(system, 1000, claim, fence(claim) | {"status": "Completed"} | more)
     assert Counter(reply.status_code for reply in replies) == {200: 1000}
     assert Counter(reply.json().get("duplicate", False) for reply in replies) == {False: 1, True: 999}
-    assert await still.value("select count(*) from interlock.output_commits") == 1
-    assert await still.value("select count(*) from interlock.dataset_events") == 1
-    await still.settle()
-    run = await still.run(accepted["run_id"])
+    assert await system.value("select count(*) from interlock.output_commits") == 1
+    assert await system.value("select count(*) from interlock.dataset_events") == 1
+    await system.settle()
+    run = await system.run(accepted["run_id"])
     assert (run["state"], run["counts"]["Completed"], run["counts"]["Running"]) == ("Completed", 1, 0)
 
 

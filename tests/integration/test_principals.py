@@ -18,7 +18,7 @@ from tests.system import System, fence
 Route = tuple[str, str]
 
 READ = {"jobs:read", "tasks:read", "queues:read"}
-WRITE = {"jobs:write", "tasks:write", "queues:write"}
+WRITE = {"jobs:write", "tasks:write"}
 ROLES = {"reader": READ, "writer": READ | WRITE, "admin": READ | WRITE | {"admin"}}
 OPEN = {("GET", "/healthz")}
 

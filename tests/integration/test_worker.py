@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -480,3 +481,25 @@ async def test_a_killed_worker_costs_an_attempt_of_what_it_ran(bench: Bench) -> 
     assert (task.status, task.attempt) == (TaskStatus.COMPLETED, 2)
     run = await bench.client.run(task.run_id or uuid4())
     assert run.state is RunState.COMPLETED
+
+
+async def test_a_message_is_not_given_to_a_worker_that_died_waiting_for_it(system: System) -> None:
+    body = json.dumps({"queue": "platform", "worker_id": "doomed", "wait_seconds": 20}).encode()
+    host, port = system.internal_url.removeprefix("http://").split(":")
+    _, line = await asyncio.open_connection(host, int(port))
+    head = f"POST /internal/queue/receive HTTP/1.1\r\nHost: x\r\nX-Trace-Worker-Token: {system.worker_token}\r\n"
+    line.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    await line.drain()
+    while not await seen(system, "doomed"):
+        continue
+    line.transport.abort()
+    await system.submit([1])
+    reply = await system.worker(
+        "POST", "/internal/queue/receive", json={"queue": "platform", "worker_id": "alive", "wait_seconds": 5}
+    )
+    assert len(reply.json()["messages"]) == 1
+
+
+async def seen(system: System, worker_id: str) -> bool:
+    workers = (await system.user("GET", "/v1/workers")).json()["workers"]
+    return worker_id in {worker["worker_id"] for worker in workers}

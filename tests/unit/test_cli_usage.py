@@ -68,6 +68,27 @@ def test_a_piped_answer_has_no_colour_and_help_is_quick_to_load() -> None:
     assert "\x1b" not in done.stdout
 
 
+def test_a_shell_completes_commands_and_values() -> None:
+    def complete(*words: str) -> list[str]:
+        typed = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        environment = os.environ | {"_INTERLOCK_COMPLETE": "complete_bash"} | typed
+        command = [sys.executable, "-m", "interlock.cli"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        return done.stdout.split()
+
+    assert complete("interlock", "jo") == ["job"]
+    assert complete("interlock", "task", "list", "--status", "C") == ["Completed", "Canceled"]
+
+
+def test_a_reader_that_has_seen_enough_causes_no_complaint() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "interlock.cli", "config"]
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

@@ -55,7 +55,7 @@ class Keyring:
         return _view(row)
 
     async def ensure(self) -> None:
-        """A first key, when there is none. Two dispatchers that start at once agree on one."""
+        """A first key, when there is none. Of two that processes make at the same moment, the later one signs."""
         if not any(key.retired_at is None for key in await self.keys()):
             try:
                 await self.rotate()

@@ -28,7 +28,7 @@ from interlock.wire import (
 _sql = queries("principals")
 
 READ: Final = frozenset({"jobs:read", "tasks:read", "queues:read"})
-WRITE: Final = frozenset({"jobs:write", "tasks:write", "queues:write"})
+WRITE: Final = frozenset({"jobs:write", "tasks:write"})
 ADMIN: Final = frozenset({"admin"})
 PLATFORM: Final = "platform"
 """Reaches beyond one org: orgs, worker tokens, signing keys. The first key has it, and those it hands it to."""

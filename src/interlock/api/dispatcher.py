@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Coroutine
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +15,7 @@ from litestar.params import FromQuery, JSONBody
 from msgspec import Raw
 
 from interlock.access.tokens import require_binding
-from interlock.adapters.queue import Handle
+from interlock.adapters.queue import Handle, Received
 from interlock.api.application import application
 from interlock.api.auth import capability_guard, claims_of, kernel_of, worker_guard, worker_of
 from interlock.api.gateway import health_response, queue_view
@@ -98,15 +100,33 @@ async def receive(request: Http, data: JSONBody[ReceiveRequest]) -> ReceiveReply
     _require_queue(request, data.queue)
     kernel = kernel_of(request)
     await kernel.presence.seen(data.worker_id, data.queue)
-    messages = await kernel.queue.receive(
+    receiving = kernel.queue.receive(
         data.queue,
         wait_seconds=data.wait_seconds,
         most=data.max,
         visibility_seconds=data.visibility_seconds,
     )
+    messages = await _while_connected(request, receiving)
     return ReceiveReply(
         messages=[QueueMessage(m.message_id, m.receipt, Raw(m.body), m.receives, m.enqueued_at) for m in messages]
     )
+
+
+async def _while_connected(request: Http, receiving: Coroutine[Any, Any, list[Received]]) -> list[Received]:
+    """A worker that died while it waited must not be given messages: they would stay hidden for their visibility."""
+    work = asyncio.create_task(receiving)
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else []
+    finally:
+        work.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Http) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
 
 
 @post(
@@ -144,6 +164,7 @@ async def heartbeat(request: Http, data: JSONBody[Heartbeat]) -> HeartbeatReply:
     if reply.capability_token is None:
         token = await kernel.tokens.renewed_if_due(claims, kernel.tasks.active_kid)
         reply = HeartbeatReply(
+            status="Running",
             task_id=reply.task_id,
             lease_expires_at=reply.lease_expires_at,
             cancel_requested=reply.cancel_requested,

@@ -25,13 +25,13 @@ class Access(NamedTuple):
 
 
 def gateway_access(settings: Settings) -> Access:
-    """For `Client(*…)`: the gateway and an API key."""
+    """What `Client` needs: the gateway and an API key."""
     url = settings.gateway_url or _left(settings, ENDPOINTS, "gateway", "INTERLOCK_GATEWAY_URL")
     return Access(url, _secret(settings, settings.api_key, "admin_key", "INTERLOCK_API_KEY"), _verify(settings))
 
 
 def dispatcher_access(settings: Settings) -> Access:
-    """For `WorkerClient(*…)`: the dispatcher and a worker token."""
+    """What `WorkerClient` needs: the dispatcher and a worker token."""
     url = settings.internal_url or _left(settings, ENDPOINTS, "internal", "INTERLOCK_INTERNAL_URL")
     token = _secret(settings, settings.worker_token, "worker_token", "INTERLOCK_WORKER_TOKEN")
     return Access(url, token, _verify(settings))

@@ -29,7 +29,7 @@ class Reaper(Periodic):
             rows: list[Row] = await _sql.reap(connection, most=_BATCH)
             freed = sorted(rows[0]["freed_jobs"] or []) if rows else []
             if freed:
-                await wake_parked(connection, freed, direct=self._direct)
+                await wake_parked(connection, freed, rows[0]["freed_keys"], direct=self._direct)
             await failpoint("reap.before_commit")
             return rows
 

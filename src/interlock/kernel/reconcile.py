@@ -55,4 +55,7 @@ class Reconciler(Periodic):
 
     async def _wake_stranded(self, connection: Connection, jobs: list[UUID]) -> int:
         stranded = [row["job_id"] for row in await _sql.stranded_jobs(connection, job_ids=jobs)] if jobs else []
-        return await wake_parked(connection, stranded, direct=self._direct) if stranded else 0
+        if not stranded:
+            return 0
+        keys = [row["slot_key"] for row in await _sql.parked_keys(connection, job_ids=stranded, most=_BATCH)]
+        return await wake_parked(connection, stranded, keys, direct=self._direct)

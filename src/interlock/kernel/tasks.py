@@ -17,7 +17,7 @@ from interlock.access.tokens import CapabilityTokens, Grant, write_grants
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.adapters.queue import Handle, Queue
 from interlock.errors import BadRequest, Fenced, Forbidden, InterlockError, NotFound, TooLarge
-from interlock.failpoints import failpoint
+from interlock.failpoints import armed, failpoint
 from interlock.kernel.effects import check_effects, write_effects
 from interlock.settings import Settings
 from interlock.telemetry import ATTEMPTS_ENDED, TASKS_CLAIMED
@@ -257,7 +257,9 @@ class Tasks:
             await failpoint("heartbeat.before_commit")
             return rows
 
-        rows = {row["task_id"]: row for row in await self._database.run(work, transaction=False)}
+        rows = {
+            row["task_id"]: row for row in await self._database.run(work, transaction=armed("heartbeat.before_commit"))
+        }
         kid = await self.active_kid() if any(i.token for i in items) else ""
         replies = [await self._beat(rows[i.task_id], i, kid) for i in items if i.task_id in rows]
         missing = [i for i in items if i.task_id not in rows]
@@ -277,6 +279,7 @@ class Tasks:
             outputs = write_grants(self._objects_root, item.task_id, item.attempt, outputs_of(row))
             token = await self._tokens.issue(Grant(row["org_id"], item.task_id, item.attempt, outputs), kid)
         return HeartbeatReply(
+            status="Running",
             task_id=item.task_id,
             lease_expires_at=row["lease_expires_at"],
             cancel_requested=row["cancel_requested"],
@@ -321,7 +324,8 @@ class Tasks:
             return rows
 
         # One statement is a transaction of its own; only effects need an explicit one.
-        rows = await self._database.run(work, transaction=bool(with_effects))
+        explicit = bool(with_effects) or armed("complete.before_commit")
+        rows = await self._database.run(work, transaction=explicit)
         await failpoint("complete.committed")
         await self._wake_parked(rows)
         for row in rows:
@@ -366,7 +370,8 @@ class Tasks:
         """After the commit: a wake-up that a crash loses here is found again by the reconciler."""
         jobs = sorted(rows[0]["freed_jobs"] or []) if rows else []
         if jobs:
-            await self._database.run(lambda c: wake_parked(c, jobs, direct=self._settings.queue_direct))
+            keys = rows[0]["freed_keys"]
+            await self._database.run(lambda c: wake_parked(c, jobs, keys, direct=self._settings.queue_direct))
 
     async def _explain_refusals(self, items: list[Completion], outcome: _Outcome) -> None:
         pending = [item for item in items if item.task_id not in outcome.refused]
@@ -419,10 +424,10 @@ async def enqueue(connection: Connection, task_ids: Sequence[UUID], *, direct: b
     await _jobs_sql.enqueue_tasks(connection, shard=SMALL_SHARD, task_ids=list(task_ids), direct=direct)
 
 
-async def wake_parked(connection: Connection, jobs: Sequence[UUID], *, direct: bool) -> int:
-    """Slots of these jobs were freed in this transaction: give them to tasks that waited."""
+async def wake_parked(connection: Connection, jobs: Sequence[UUID], keys: Sequence[str], *, direct: bool) -> int:
+    """Slots of these jobs and concurrency keys were freed: give them to tasks that waited."""
     await _sql.lock_capped_jobs(connection, job_ids=list(jobs))
-    rows = await _sql.unpark(connection, job_ids=list(jobs))
+    rows = await _sql.unpark(connection, job_ids=list(jobs), keys=list(keys))
     if rows:
         await enqueue(connection, [row["task_id"] for row in rows], direct=direct)
     return len(rows)

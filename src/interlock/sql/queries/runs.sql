@@ -141,3 +141,8 @@ limit :most;
 select j.job_id from interlock.jobs j
 where j.job_id = any(:job_ids::uuid[])
   and exists (select 1 from interlock.tasks t where t.job_id = j.job_id and t.parked);
+
+-- name: parked_keys
+select distinct slot_key from interlock.tasks
+where job_id = any(:job_ids::uuid[]) and parked and slot_key is not null
+limit :most;

@@ -1,7 +1,7 @@
 -- The task lifecycle: every statement that moves a task from one status to another.
 --
 -- Each is one set-based statement that decides by the row it locks, never by what a caller read before. Whoever waits
--- for a row sees its new state and leaves it alone. Claim, reap and retry skip locked rows, so they never wait.
+-- for a row sees its new state and leaves it alone. Background loops and claims of a part skip locked rows.
 -- Every change of status writes its run's delta in the same statement. Lease tokens are hashed from one fresh secret per
 -- statement: as unguessable as a random one each, at a seventh of the time.
 
@@ -234,7 +234,8 @@ with moment as materialized (
     from ended where run_id is not null group by run_id
 )
 select e.task_id, e.org_id, e.status, e.retry_at, e.attempt,
-       (select array_agg(distinct job_id) from freed) as freed_jobs
+       (select array_agg(distinct job_id) from freed) as freed_jobs,
+       (select array_agg(distinct slot_key) from freed) as freed_keys
 from ended e;
 
 -- name: fence_states
@@ -275,13 +276,15 @@ with input as (
            worker_id, began, interlock.clock()
     from given_back
 ), freed as (
-    delete from interlock.slots s using given_back g where s.task_id = g.task_id returning s.job_id
+    delete from interlock.slots s using given_back g where s.task_id = g.task_id returning s.job_id, s.slot_key
 ), counted as (
     insert into interlock.run_deltas (run_id, queued, running, canceled)
     select run_id, count(*) filter (where status = 'Queued'), -count(*), count(*) filter (where status = 'Canceled')
     from given_back where run_id is not null group by run_id
 )
-select task_id, status, (select array_agg(distinct job_id) from freed) as freed_jobs from given_back;
+select task_id, status, (select array_agg(distinct job_id) from freed) as freed_jobs,
+       (select array_agg(distinct slot_key) from freed) as freed_keys
+from given_back;
 
 -- name: reap
 -- Ends attempts whose lease, or whose hard timeout, has passed.
@@ -315,14 +318,16 @@ with expired as (
                 else 'the worker stopped sending heartbeats' end
     from ended
 ), freed as (
-    delete from interlock.slots s using ended e where s.task_id = e.task_id returning s.job_id
+    delete from interlock.slots s using ended e where s.task_id = e.task_id returning s.job_id, s.slot_key
 ), counted as (
     insert into interlock.run_deltas (run_id, running, failed, dead, canceled)
     select run_id, -count(*), count(*) filter (where status = 'Failed'), count(*) filter (where dead),
            count(*) filter (where status = 'Canceled')
     from ended where run_id is not null group by run_id
 )
-select task_id, status, dead, timed_out, (select array_agg(distinct job_id) from freed) as freed_jobs from ended;
+select task_id, status, dead, timed_out, (select array_agg(distinct job_id) from freed) as freed_jobs,
+       (select array_agg(distinct slot_key) from freed) as freed_keys
+from ended;
 
 -- name: requeue_due
 -- Failed tasks whose wait is over. The lease token stays: until the next claim the last holder may still report.
@@ -384,19 +389,27 @@ with revived as (
 select task_id from revived;
 
 -- name: unpark
--- Oldest first, as many as there is room for. One too many is parked again by its claim; one too few cannot happen,
--- because claims and frees of a capped job hold its lock.
+-- Oldest first, as many as there is room for; and of the keys a slot was freed for, however many tasks of busier keys
+-- are older. One too many is parked again by its claim.
 with room as (
     select j.job_id, j.max_concurrency_per_key as per_key,
            coalesce(j.max_concurrency - (select count(*) from interlock.slots s where s.job_id = j.job_id), 1000) as free
     from interlock.jobs j where j.job_id = any(:job_ids::uuid[])
 ), waiting as (
-    select t.shard, t.task_id, t.job_id, t.slot_key, t.priority, t.queued_at, r.free, r.per_key,
-           row_number() over (partition by t.job_id, t.slot_key order by t.priority, t.queued_at) as key_row
+    select t.*, r.job_id, r.free, r.per_key,
+           row_number() over (partition by r.job_id, t.slot_key order by t.priority, t.queued_at) as key_row
     from room r
     cross join lateral (
-        select * from interlock.tasks t where t.job_id = r.job_id and t.parked
-        order by t.priority, t.queued_at limit 1000
+        (select t.shard, t.task_id, t.slot_key, t.priority, t.queued_at from interlock.tasks t
+         where t.job_id = r.job_id and t.parked
+         order by t.priority, t.queued_at limit 1000)
+        union
+        select k.* from unnest(:keys::text[]) as key
+        cross join lateral (
+            select t.shard, t.task_id, t.slot_key, t.priority, t.queued_at from interlock.tasks t
+            where t.job_id = r.job_id and t.parked and t.slot_key = key
+            order by t.priority, t.queued_at limit coalesce(r.per_key, 0)
+        ) k
     ) t
 ), eligible as (
     select w.*, row_number() over (partition by w.job_id order by w.priority, w.queued_at) as row

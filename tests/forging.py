@@ -1,0 +1,26 @@
+"""The pieces of a capability token, to take one apart and to make one that is almost right."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+
+
+def b64(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def part(token: str, index: int) -> dict[str, Any]:
+    segment = token.split(".")[index]
+    decoded: dict[str, Any] = json.loads(base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4)))
+    return decoded
+
+
+def es256(key: ec.EllipticCurvePrivateKey, signed: str) -> str:
+    r, s = decode_dss_signature(key.sign(signed.encode(), ec.ECDSA(hashes.SHA256())))
+    return b64(r.to_bytes(32, "big") + s.to_bytes(32, "big"))
