@@ -439,18 +439,24 @@ async def at_once(system: System, times: int, claim: dict[str, Any], body: dict[
 
 
 async def test_a_thousand_duplicate_completions_at_once_change_one_thing(system: System) -> None:
-    output = {"dataset_uuid": str(uuid4()), "dataset_version": str(uuid4())}
-    accepted = await system.submit([0], outputs=[output])
+    accepted = await system.submit([0])
     claim = await system.claim((await system.task_ids(accepted["run_id"]))[0])
-    more = {"result": {"n": 1}, "events": [output | {"cursor": 7}], "outputs": [output | {"location": "s3://x/y"}]}
-    replies = await at_once(system, 1000, claim, fence(claim) | {"status": "Completed"} | more)
+    replies = await at_once(system, 1000, claim, fence(claim) | {"status": "Completed", "result": {"n": 1}})
     assert Counter(reply.status_code for reply in replies) == {200: 1000}
     assert Counter(reply.json().get("duplicate", False) for reply in replies) == {False: 1, True: 999}
-    assert await system.value("select count(*) from interlock.output_commits") == 1
-    assert await system.value("select count(*) from interlock.dataset_events") == 1
     await system.settle()
     run = await system.run(accepted["run_id"])
     assert (run["state"], run["counts"]["Completed"], run["counts"]["Running"]) == ("Completed", 1, 0)
+
+
+async def test_duplicate_completions_at_once_commit_outputs_and_events_once(system: System) -> None:
+    output = {"dataset_uuid": str(uuid4()), "dataset_version": str(uuid4())}
+    claim = await system.claim(await system.one(outputs=[output]))
+    more = {"events": [output | {"cursor": 7}], "outputs": [output | {"location": "s3://x/y"}]}
+    replies = await at_once(system, 100, claim, fence(claim) | {"status": "Completed"} | more)
+    assert Counter(reply.json().get("duplicate", False) for reply in replies) == {False: 1, True: 99}
+    assert await system.value("select count(*) from interlock.output_commits") == 1
+    assert await system.value("select count(*) from interlock.dataset_events") == 1
 
 
 async def test_completions_and_failures_of_one_attempt_at_once_have_one_outcome(still: System) -> None:

@@ -316,6 +316,7 @@ async def test_a_renewed_capability_token_replaces_the_old_one(server: Scripted)
         "task_id": str(task_id),
         "lease_expires_at": "2025-01-01T00:00:00Z",
         "cancel_requested": False,
+        "status": "Running",
         "capability_token": "second",
     }
     server.script = [reply(beat), reply({"accepted": 0})]
