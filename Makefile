@@ -10,7 +10,7 @@ SEED ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 LOG := .venv/install.log
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
 
 .DEFAULT_GOAL := help
 .PHONY: help demo up test check crash bench install lock clean

@@ -15,7 +15,8 @@ import httpx
 
 from interlock.api.dispatcher import dispatcher
 from interlock.api.gateway import gateway
-from interlock.api.server import bind, serve, url_of
+from interlock.api.listener import bind, url_of
+from interlock.api.server import serve
 from interlock.clock import Clock
 from interlock.settings import Settings
 from interlock.wire import KeyRequest, Role, WorkerTokenRequest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import os
 import re
 import sys
 from collections.abc import MutableMapping
@@ -113,7 +114,11 @@ def configure(level: str = "info", form: str = "auto", *, process: str, file: Pa
 
 
 def _handler(handler: logging.Handler, shared: list[Any], *, text: bool) -> logging.Handler:
-    renderer: Any = structlog.dev.ConsoleRenderer(colors=True) if text else structlog.processors.JSONRenderer()
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors="NO_COLOR" not in os.environ)
+        if text
+        else structlog.processors.JSONRenderer()
+    )
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from interlock.adapters.embedded import EmbeddedValkey
 from interlock.api import dispatcher as dispatcher_module
 from interlock.api import gateway as gateway_module
-from interlock.api.server import bind, require_safe
+from interlock.api.listener import bind, require_safe
 from interlock.errors import ConfigurationError
 from interlock.settings import Settings
 from tests.system import System, fence, running, until

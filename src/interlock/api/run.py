@@ -9,7 +9,8 @@ import structlog
 
 from interlock.api.dispatcher import dispatcher
 from interlock.api.gateway import gateway
-from interlock.api.server import bind, require_safe, serve, stop_on_signals, url_of
+from interlock.api.listener import bind, require_safe, url_of
+from interlock.api.server import serve, stop_on_signals
 from interlock.kernel.loop import forever
 from interlock.settings import Settings
 from interlock.wiring import Kernel, kernel

@@ -23,7 +23,7 @@ import asyncpg
 
 from interlock.adapters.postgres import migrations, require_schema
 from interlock.adapters.valkey import Coordination
-from interlock.api.server import bind, require_safe
+from interlock.api.listener import bind, require_safe
 from interlock.cli.stores import endpoints, store_urls
 from interlock.client import WorkerClient
 from interlock.errors import ConfigurationError, InterlockError

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from interlock.adapters.postgres import migrate
-from interlock.api.server import bind, require_safe, url_of
+from interlock.api.listener import bind, require_safe, url_of
 from interlock.client import WorkerClient
 from interlock.errors import ConfigurationError
 from interlock.settings import Settings
