@@ -421,6 +421,7 @@ CREATE INDEX tasks_0_by_run ON interlock.tasks_0 USING btree (run_id, status, ta
 CREATE UNIQUE INDEX tasks_0_dedupe ON interlock.tasks_0 USING btree (job_id, dedupe_key) WHERE (dedupe_key IS NOT NULL);
 CREATE INDEX tasks_0_leases ON interlock.tasks_0 USING btree (lease_expires_at) WHERE (lease_expires_at IS NOT NULL);
 CREATE INDEX tasks_0_parked ON interlock.tasks_0 USING btree (job_id, priority, queued_at) WHERE parked;
+CREATE INDEX tasks_0_parked_by_key ON interlock.tasks_0 USING btree (job_id, slot_key, priority, queued_at) WHERE parked;
 CREATE INDEX tasks_0_retries ON interlock.tasks_0 USING btree (retry_at) WHERE (retry_at IS NOT NULL);
 CREATE INDEX workers_by_queue ON interlock.workers USING btree (queue, last_seen_at);
 ALTER TABLE ONLY interlock.api_keys

@@ -46,7 +46,7 @@ async def populated(system: System) -> dict[str, dict[str, Any]]:
     return {task_id: await system.task(task_id) for task_id in ids}
 
 
-@pytest.mark.parametrize("limit", [1, 3, 1000])
+@pytest.mark.parametrize("limit", [2, 1000])
 async def test_pages_of_tasks_hold_every_task_once(still: System, limit: int) -> None:
     tasks = await populated(still)
     by_run = Counter(task["run_id"] for task in tasks.values())

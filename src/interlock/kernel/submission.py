@@ -36,6 +36,8 @@ class Submitted:
 
     body: bytes
     replayed: bool
+    runtime: str = ""
+    created: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,15 @@ class Submissions:
     async def submit(self, request: JobRequest, org_id: UUID, *, idempotency_key: str | None, body: bytes) -> Submitted:
         """`body` is the request as it came: an Idempotency-Key is bound to its bytes."""
         self._check_size(request)
+        _check_name(request.name)
 
         async def work(connection: Connection) -> Submitted:
             if idempotency_key is not None:
                 known = await self._replay(connection, org_id, idempotency_key, hashlib.sha256(body).digest())
                 if known is not None:
                     return known
-            accepted = msgspec.json.encode(await self._write(connection, request, org_id))
+            written, runtime = await self._write(connection, request, org_id)
+            accepted = msgspec.json.encode(written)
             if idempotency_key is not None:
                 await _sql.remember_response(
                     connection,
@@ -75,13 +79,15 @@ class Submissions:
                     response=accepted.decode(),
                 )
             await failpoint("submit.before_commit")
-            return Submitted(accepted, replayed=False)
+            return Submitted(accepted, replayed=False, runtime=runtime, created=written.total)
 
         try:
             submitted = await self._database.run(work)
         except _UNSTORABLE as error:
             raise BadRequest(f"A payload cannot be stored: {str(error).splitlines()[0]}.", code="bad_payload") from None
         await failpoint("submit.committed")
+        if submitted.created:
+            TASKS_CREATED.labels(runtime=submitted.runtime).inc(submitted.created)
         return submitted
 
     def _check_size(self, request: JobRequest) -> None:
@@ -118,7 +124,7 @@ class Submissions:
             )
         return Submitted(row["response"].encode(), replayed=True)
 
-    async def _write(self, connection: Connection, request: JobRequest, org_id: UUID) -> JobAccepted:
+    async def _write(self, connection: Connection, request: JobRequest, org_id: UUID) -> tuple[JobAccepted, str]:
         job = await self._job(connection, request, org_id)
         items = _items(request.tasks, request.dedupe_by, job["concurrency_key"])
         run = await _sql.insert_run(
@@ -131,8 +137,7 @@ class Submissions:
         indexes = await self._tasks(connection, job, run["run_id"], items)
         row = await _sql.latch_run(connection, run_id=run["run_id"], total=len(indexes))
         await self._enqueue(connection, job, run["run_id"], indexes, len(items) - 1)
-        TASKS_CREATED.labels(runtime=job["runtime"]).inc(len(indexes))
-        return JobAccepted(
+        accepted = JobAccepted(
             job_id=job["job_id"],
             run_id=run["run_id"],
             state=RunState(row["state"]),
@@ -140,6 +145,7 @@ class Submissions:
             deduplicated=len(items) - len(indexes),
             tasks_url=f"/v1/jobs/{job['job_id']}/tasks",
         )
+        return accepted, job["runtime"]
 
     async def _tasks(self, connection: Connection, job: Row, run_id: UUID, items: _Items) -> list[int]:
         shared = {
@@ -249,6 +255,14 @@ class Submissions:
         if runtime.kind is RuntimeKind.INVOKE:
             raise BadRequest(f"Runtime {name!r} has no runner in this installation.", code="runtime_without_runner")
         return runtime
+
+
+def _check_name(name: str | None) -> None:
+    try:
+        UUID(name or "")
+    except ValueError:
+        return
+    raise BadRequest("A job's name must not look like an id: paths take either.", code="bad_job_name")
 
 
 def _items(tasks: list[Raw], dedupe_by: str | None, slot_by: str | None) -> _Items:

@@ -196,6 +196,7 @@ create unique index tasks_0_dedupe on interlock.tasks_0 (job_id, dedupe_key) whe
 create index tasks_0_leases on interlock.tasks_0 (lease_expires_at) where lease_expires_at is not null;
 create index tasks_0_retries on interlock.tasks_0 (retry_at) where retry_at is not null;
 create index tasks_0_parked on interlock.tasks_0 (job_id, priority, queued_at) where parked;
+create index tasks_0_parked_by_key on interlock.tasks_0 (job_id, slot_key, priority, queued_at) where parked;
 
 -- The exact in-flight count of jobs with a cap is the number of these rows: a crash cannot leak a slot, because the
 -- reaper that ends an attempt deletes its slot in the same statement.
