@@ -85,8 +85,10 @@ class _Job:
 class _Outcome:
     """The fate of a batch of completions."""
 
-    ended: dict[UUID, Any] = field(default_factory=dict)
-    duplicates: set[UUID] = field(default_factory=set)
+    rows: list[Row] = field(default_factory=list)
+    """Tasks that this batch ended."""
+    repeated: list[Row] = field(default_factory=list)
+    """Tasks that had ended in just this way before."""
     refused: dict[UUID, InterlockError] = field(default_factory=dict)
 
 
@@ -296,15 +298,16 @@ class Tasks:
     async def complete(self, items: Sequence[Completion]) -> CompletionBatchReply:
         outcome = await self._complete(items)
         refused = [_refusal(task_id, error) for task_id, error in outcome.refused.items()]
-        return CompletionBatchReply(accepted=len(outcome.ended), refused=refused)
+        return CompletionBatchReply(accepted=len(outcome.rows) + len(outcome.repeated), refused=refused)
 
     async def complete_one(self, item: Completion) -> CompletionReply:
         outcome = await self._complete([item])
         if outcome.refused:
             raise outcome.refused[item.task_id]
-        row = outcome.ended[item.task_id]
-        if item.task_id in outcome.duplicates:
-            return CompletionReply(task_id=item.task_id, status=TaskStatus(row["status"]), duplicate=True)
+        if outcome.repeated:
+            status = TaskStatus(outcome.repeated[0]["status"])
+            return CompletionReply(task_id=item.task_id, status=status, duplicate=True)
+        row = outcome.rows[0]
         return CompletionReply(task_id=item.task_id, status=TaskStatus(row["status"]), retry_at=row["retry_at"])
 
     async def _complete(self, items: Sequence[Completion]) -> _Outcome:
@@ -316,10 +319,10 @@ class Tasks:
         async def work(connection: Connection) -> list[Row]:
             allowed = await self._with_allowed_effects(connection, with_effects, sane, outcome)
             rows: list[Row] = await _sql.complete(connection, **_completion_arrays(allowed)) if allowed else []
-            ended = {row["task_id"]: row for row in rows}
+            orgs = {row["task_id"]: row["org_id"] for row in rows} if with_effects else {}
             for item in with_effects:
-                if item.task_id in ended and item.status == "Completed":
-                    await write_effects(connection, item, ended[item.task_id]["org_id"])
+                if item.task_id in orgs and item.status == "Completed":
+                    await write_effects(connection, item, orgs[item.task_id])
             await failpoint("complete.before_commit")
             return rows
 
@@ -328,11 +331,12 @@ class Tasks:
         rows = await self._database.run(work, transaction=explicit)
         await failpoint("complete.committed")
         await self._wake_parked(rows)
-        for row in rows:
-            outcome.ended[row["task_id"]] = row
-        for status, count in Counter(row["status"] for row in rows).items():
+        outcome.rows = rows
+        for status, count in Counter([row["status"] for row in rows]).items():
             ATTEMPTS_ENDED.labels(outcome=status).inc(count)
-        await self._explain_refusals([i for i in sane if i.task_id not in outcome.ended], outcome)
+        if len(rows) < len(sane):
+            taken = {row["task_id"] for row in rows}
+            await self._explain_refusals([item for item in sane if item.task_id not in taken], outcome)
         return outcome
 
     def _acceptable(self, item: Completion, outcome: _Outcome) -> bool:
@@ -378,9 +382,8 @@ class Tasks:
         states = await self._fence_states([item.task_id for item in pending])
         for item in pending:
             state = states.get(item.task_id)
-            if _already_said(state, item):
-                outcome.ended[item.task_id] = state
-                outcome.duplicates.add(item.task_id)
+            if state is not None and _already_said(state, item):
+                outcome.repeated.append(state)
             else:
                 outcome.refused[item.task_id] = _fenced(state, item)
 
@@ -554,10 +557,11 @@ F = Any
 
 def _first_of_each(items: Sequence[F]) -> list[F]:
     """One item per task, in id order: two batches that overlap lock rows in the same order."""
-    unique: dict[UUID, F] = {}
+    unique: dict[int, F] = {}
     for item in items:
-        unique.setdefault(item.task_id, item)
-    return [unique[task_id] for task_id in sorted(unique, key=lambda u: u.int)]
+        # By int: a UUID's own hash is Python code, and this is the hot path.
+        unique.setdefault(item.task_id.int, item)
+    return [unique[key] for key in sorted(unique)]
 
 
 def _completion_arrays(items: list[Completion]) -> dict[str, Any]:
