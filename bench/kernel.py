@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -152,8 +153,9 @@ async def claim_latency(here: Installation, rounds: int = 300) -> float:
         times = []
         for run_id in runs:
             for start in range(0, 1000, BATCH):
-                span = {"run_id": run_id, "start": start, "end": start + BATCH - 1}
-                request = ClaimRequest(worker_id="bench", tokens=False, **span)
+                request = ClaimRequest(
+                    worker_id="bench", tokens=False, run_id=run_id, start=start, end=start + BATCH - 1
+                )
                 started = time.perf_counter()
                 reply = await worker.claim_batch(request)
                 times.append((time.perf_counter() - started) * 1000)
@@ -232,8 +234,7 @@ async def run(tasks: int, rows: int, rounds: int) -> dict[str, Any]:
 
 
 def report(figures: dict[str, Any]) -> None:
-    limit = sorted(figures["limit"])[len(figures["limit"]) // 2]
-    whole, drain = (sorted(figures[k])[len(figures[k]) // 2] for k in ("whole", "drain"))
+    limit, whole, drain = (statistics.median(figures[name]) for name in ("limit", "whole", "drain"))
     p50, p99 = figures["latency_ms"]
     table = Table(title=f"bench/kernel: {figures['tasks']:,} no-op tasks; {figures['machine']}")
     for column in ("measure", "figure", "beside the limit", "bar"):

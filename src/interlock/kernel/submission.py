@@ -133,14 +133,16 @@ class Submissions:
             job_id=job["job_id"],
             last_index=len(items) - 1,
             range_size=self._settings.range_size,
+            total=len(items) if items.dedupe_keys is None else None,
         )
         indexes = await self._tasks(connection, job, run["run_id"], items)
-        row = await _sql.latch_run(connection, run_id=run["run_id"], total=len(indexes))
+        if items.dedupe_keys is not None:
+            run = await _sql.latch_run(connection, run_id=run["run_id"], total=len(indexes))
         await self._enqueue(connection, job, run["run_id"], indexes, len(items) - 1)
         accepted = JobAccepted(
             job_id=job["job_id"],
             run_id=run["run_id"],
-            state=RunState(row["state"]),
+            state=RunState(run["state"]),
             total=len(indexes),
             deduplicated=len(items) - len(indexes),
             tasks_url=f"/v1/jobs/{job['job_id']}/tasks",

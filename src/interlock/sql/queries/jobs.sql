@@ -55,9 +55,13 @@ on conflict (dataset_uuid) do nothing;
 select dataset_uuid from interlock.datasets where dataset_uuid = any(:uuids::uuid[]) and org_id <> :org_id;
 
 -- name: insert_run^
-insert into interlock.runs (org_id, job_id, state, total, last_index, range_size, latched)
-values (:org_id, :job_id, 'Running', null, :last_index, :range_size, false)
-returning run_id, created_at;
+-- With a total that is known from the start the run is latched at once; else latch_run does it.
+insert into interlock.runs (org_id, job_id, last_index, range_size, total, queued, latched, state, ended_at)
+values (:org_id, :job_id, :last_index, :range_size, :total::bigint, coalesce(:total::bigint, 0),
+        :total::bigint is not null,
+        case when :total::bigint = 0 then 'Completed'::interlock.run_state else 'Running' end,
+        case when :total::bigint = 0 then interlock.clock() end)
+returning run_id, state;
 
 -- name: insert_tasks
 -- An item whose dedupe key the job has seen is left out; its first task stands for it.
@@ -85,7 +89,7 @@ set total = :total, queued = :total, latched = true,
     state = case when :total::bigint = 0 then 'Completed'::interlock.run_state else state end,
     ended_at = case when :total::bigint = 0 then interlock.clock() end
 where run_id = :run_id
-returning state;
+returning run_id, state;
 
 -- name: enqueue_ranges
 -- One message per range of the run that got at least one task.
