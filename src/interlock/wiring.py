@@ -18,6 +18,7 @@ from interlock.adapters.valkey import Coordination
 from interlock.clock import Clock, SystemClock
 from interlock.errors import ConfigurationError
 from interlock.kernel.actions import Actions
+from interlock.kernel.claims import Claims
 from interlock.kernel.effects import Effects
 from interlock.kernel.explain import Explanations
 from interlock.kernel.inline import InlineRunner
@@ -49,6 +50,7 @@ class Kernel:
     keyring: Keyring
     tokens: CapabilityTokens
     principals: Principals
+    claims: Claims
     tasks: Tasks
     effects: Effects
     submissions: Submissions
@@ -80,7 +82,8 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     tokens = CapabilityTokens(
         database, keyring, clock, issuer=settings.token_issuer, ttl_seconds=settings.token_ttl_seconds
     )
-    tasks = Tasks(database, settings, queue, tokens)
+    claims = Claims(database, settings, queue, tokens)
+    tasks = Tasks(database, settings, tokens)
     reads = Reads(database)
     return Kernel(
         settings=settings,
@@ -93,13 +96,14 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         keyring=keyring,
         tokens=tokens,
         principals=Principals(database, clock),
+        claims=claims,
         tasks=tasks,
         effects=Effects(database, settings),
         submissions=Submissions(database, settings),
         reads=reads,
         actions=Actions(database, settings, reads),
         explanations=Explanations(database),
-        inline=InlineRunner(tasks),
+        inline=InlineRunner(claims, tasks),
         presence=Presence(database),
     )
 

@@ -71,13 +71,13 @@ Http = Request[Any, Any, State]
 async def claim(request: Http, data: JSONBody[ClaimRequest]) -> ClaimReply | ClaimBatchReply:
     for message in (data.message, *(span.message for span in data.ranges or ())):
         _require_queue(request, message.queue if message else None)
-    reply = await kernel_of(request).tasks.claim(data, worker_of(request))
+    reply = await kernel_of(request).claims.claim(data, worker_of(request))
     return reply if data.task_id is None else reply.claims[0]
 
 
 @get("/internal/task-fetch", guards=[worker_guard], summary="A task as its worker would get it; read-only")
 async def fetch(request: Http, task_id: FromQuery[UUID]) -> FetchReply:
-    return await kernel_of(request).tasks.fetch(task_id, worker_of(request))
+    return await kernel_of(request).claims.fetch(task_id, worker_of(request))
 
 
 @post("/internal/task-heartbeat", guards=[worker_guard], status_code=200, summary="Extend leases, in a batch")

@@ -15,6 +15,7 @@ import structlog
 
 from interlock.access.principals import WorkerIdentity
 from interlock.errors import Fenced, InterlockError, TooLarge, Unavailable
+from interlock.kernel.claims import Claims
 from interlock.kernel.tasks import Tasks
 from interlock.wire import ClaimReply, ClaimRequest, Completion, Heartbeat, Release
 
@@ -53,7 +54,8 @@ OPERATORS: Final[dict[str, InlineOperator]] = {"echo": _echo, "sleep": _sleep, "
 class InlineRunner:
     """Takes the lease like any worker, so a dispatcher that dies leaves the task to the reaper."""
 
-    def __init__(self, tasks: Tasks, *, most: int = 64) -> None:
+    def __init__(self, claims: Claims, tasks: Tasks, *, most: int = 64) -> None:
+        self._claims = claims
         self._tasks = tasks
         self._most = most
         self._running: dict[asyncio.Task[None], ClaimReply] = {}
@@ -64,7 +66,7 @@ class InlineRunner:
         if len(self._running) >= self._most:
             return False
         request = ClaimRequest(worker_id=self._worker_id, task_id=task_id, tokens=False)
-        reply = (await self._tasks.claim(request, self._identity)).claims[0]
+        reply = (await self._claims.claim(request, self._identity)).claims[0]
         if reply.status == "Claimed":
             task = asyncio.create_task(self._run(reply))
             self._running[task] = reply
