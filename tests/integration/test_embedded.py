@@ -120,7 +120,9 @@ async def kill(server: EmbeddedServer) -> None:
 @contextmanager
 def stranger_of(uid: int) -> Iterator[subprocess.Popen[bytes]]:
     """A process of the servers' user that is no server."""
-    with subprocess.Popen(["sleep", "600"], user=uid if os.geteuid() == 0 else None) as process:
+    # Resolved here: PATH may lead through folders that are closed to that user.
+    program = os.path.realpath(shutil.which("sleep") or "sleep")
+    with subprocess.Popen([program, "600"], user=uid if os.geteuid() == 0 else None) as process:
         yield process
         process.kill()
 
