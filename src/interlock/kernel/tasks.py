@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -34,7 +34,6 @@ from interlock.wire import (
 
 _sql = queries("tasks")
 _jobs_sql = queries("jobs")
-_effects_sql = queries("effects")
 
 SMALL_SHARD = 0
 """Tasks of DAGs and of small runs; a large run gets a shard of its own."""
@@ -264,7 +263,7 @@ def outputs_of(job: Row) -> list[DatasetRef]:
 
 
 Fence = Heartbeat | Completion | Release
-F = Any
+F = TypeVar("F", Heartbeat, Completion, Release)
 
 
 def _first_of_each(items: Sequence[F]) -> list[F]:
