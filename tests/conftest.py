@@ -56,7 +56,7 @@ async def template(postgres_url: str) -> str:
 
 
 @asynccontextmanager
-async def _copied(postgres_url: str, template: str) -> AsyncIterator[str]:
+async def copied(postgres_url: str, template: str) -> AsyncIterator[str]:
     name = f"state_{next(_numbers)}"
     connection = await asyncpg.connect(postgres_url)
     await connection.execute(f"create database {name} template {template} strategy file_copy")
@@ -67,7 +67,7 @@ async def _copied(postgres_url: str, template: str) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def state_url(postgres_url: str, template: str) -> AsyncIterator[str]:
-    async with _copied(postgres_url, template) as url:
+    async with copied(postgres_url, template) as url:
         yield url
 
 
@@ -94,7 +94,7 @@ async def still(state_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIter
 async def shared(postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
     """One system on the real clock for a module's tests that only ask, or that keep to tasks of their own."""
     async with (
-        _copied(postgres_url, template) as url,
+        copied(postgres_url, template) as url,
         running(url, tmp_path_factory.mktemp("shared")) as started,
     ):
         yield started

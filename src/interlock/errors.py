@@ -5,10 +5,13 @@
     ├── Unauthenticated 401   no credential, or one that does not verify
     ├── Forbidden 403         a good credential that does not reach this far
     ├── NotFound 404
+    ├── MethodNotAllowed 405  carries Allow
     ├── Conflict 409
     │   └── Fenced 409        a stale attempt or lease; says which part is stale
     ├── TooLarge 413
+    ├── UnsupportedMediaType 415
     ├── TooManyRequests 429   carries Retry-After
+    ├── HeadersTooLarge 431
     ├── Unavailable 503       a store is away; retrying is right
     ├── ConfigurationError    a setting that stops the start
     └── ServerUnreachable     the client's view of a server that does not answer
@@ -69,6 +72,10 @@ class MethodNotAllowed(InterlockError):
     title = "Method not allowed"
     default_code = "method_not_allowed"
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Allow": self.extra.get("allow", "")}
+
 
 class Conflict(InterlockError):
     status = 409
@@ -93,6 +100,12 @@ class TooLarge(InterlockError):
     default_code = "too_large"
 
 
+class UnsupportedMediaType(InterlockError):
+    status = 415
+    title = "Unsupported media type"
+    default_code = "unsupported_media_type"
+
+
 class TooManyRequests(InterlockError):
     status = 429
     title = "Too many requests"
@@ -105,6 +118,12 @@ class TooManyRequests(InterlockError):
     @property
     def headers(self) -> dict[str, str]:
         return {"Retry-After": str(max(1, round(self.retry_after)))}
+
+
+class HeadersTooLarge(InterlockError):
+    status = 431
+    title = "Headers too large"
+    default_code = "headers_too_large"
 
 
 class Unavailable(InterlockError):
@@ -133,7 +152,9 @@ HTTP_ERRORS: tuple[type[InterlockError], ...] = (
     MethodNotAllowed,
     Conflict,
     TooLarge,
+    UnsupportedMediaType,
     TooManyRequests,
+    HeadersTooLarge,
     Unavailable,
 )
 """What a server may answer, by status: the client turns a problem document back into one of these."""

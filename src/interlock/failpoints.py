@@ -3,7 +3,8 @@
 `INTERLOCK_FAILPOINTS="claim.committed=kill,complete.before_commit=error"` arms them from outside; a test in the same
 process arms one with `arm(name, action)`. An unarmed failpoint costs one dictionary look-up.
 
-Actions: `kill` (SIGKILL to this process), `error` (raises FailpointError), or an async callable.
+Actions: `kill` (SIGKILL to this process), `stop` (SIGSTOP, once: it stands there until SIGCONT), `error` (raises
+FailpointError), or an async callable.
 A trailing `*N` skips the first N passes: `claim.committed=kill*3`.
 """
 
@@ -52,8 +53,8 @@ def arm_from_environment(value: str | None) -> None:
 
 
 def _named_action(name: str, action: str, skip: int) -> Action:
-    if action not in ("kill", "error"):
-        raise ValueError(f"failpoint {name!r}: action must be kill or error, not {action!r}")
+    if action not in ("kill", "stop", "error"):
+        raise ValueError(f"failpoint {name!r}: action must be kill, stop or error, not {action!r}")
     passes = 0
 
     async def act() -> None:
@@ -63,7 +64,10 @@ def _named_action(name: str, action: str, skip: int) -> Action:
             return
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        raise FailpointError(name)
+        elif action == "error":
+            raise FailpointError(name)
+        elif passes == skip + 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     return act
 
@@ -77,15 +81,23 @@ NAMES: Final = frozenset(
         "heartbeat.before_commit",
         "complete.before_commit",
         "complete.committed",
+        "wake.before_commit",
         "release.before_commit",
         "events.before_commit",
         "publish.before_commit",
         "reap.before_commit",
         "retry.before_commit",
+        "relay.taken",
         "relay.sent",
         "fold.before_commit",
+        "reconcile.before_commit",
+        "retention.before_commit",
         "cancel.before_commit",
+        "redrive.before_commit",
+        "rotate.before_commit",
+        "receive.before_commit",
         "receive.committed",
+        "settle.before_commit",
         "worker.received",
         "worker.claimed",
         "worker.before_complete",

@@ -338,7 +338,8 @@ class TaskPayload(Struct, frozen=True, kw_only=True):
     run_id: UUID | None
     index: int | None
     outputs: list[WriteGrant]
-    timeout_at: datetime
+    timeout_at: datetime | None
+    """None when it is fetched before its first claim."""
 
 
 class ClaimReply(_Internal, frozen=True, kw_only=True):
@@ -358,14 +359,12 @@ class ClaimReply(_Internal, frozen=True, kw_only=True):
 
 class GroupedTask(Struct, frozen=True, array_like=True):
     task_id: UUID
-    attempt: int
-    lease_token: UUID
     index: int | None
     payload: Raw
 
 
 class ClaimGroup(Struct, frozen=True, kw_only=True):
-    """Claimed tasks of one run, or of one job without a run."""
+    """Claimed tasks of one run, or of one job without a run, at the same attempt."""
 
     job_id: UUID
     job: JobRef
@@ -373,6 +372,8 @@ class ClaimGroup(Struct, frozen=True, kw_only=True):
     config: Raw
     org_id: UUID
     run_id: UUID | None
+    attempt: int
+    lease_token: UUID
     lease_expires_at: datetime
     timeout_at: datetime
     tasks: list[GroupedTask]
@@ -474,8 +475,24 @@ class CompletionReply(_Internal, frozen=True, kw_only=True):
     retry_at: datetime | None = None
 
 
+class CompletionGroup(_Internal, frozen=True, kw_only=True):
+    """Tasks of a run that completed under one lease, with nothing to say but their results."""
+
+    run_id: UUID
+    attempt: Attempt
+    lease_token: UUID
+    indexes: Annotated[list[Annotated[int, Meta(ge=0, lt=2**62)]], Meta(min_length=1, max_length=10_000)]
+    results: Annotated[list[Raw], Meta(max_length=10_000)]
+    """One per index."""
+
+    def __post_init__(self) -> None:
+        if len(self.results) != len(self.indexes):
+            raise ValueError(f"{len(self.indexes)} indexes need as many results, not {len(self.results)}")
+
+
 class CompletionBatch(_Internal, frozen=True, kw_only=True):
-    items: Annotated[list[Completion], Meta(min_length=1, max_length=10_000)]
+    items: Annotated[list[Completion], Meta(max_length=10_000)] = field(default_factory=list)
+    groups: Annotated[list[CompletionGroup], Meta(max_length=1_000)] = field(default_factory=list)
 
 
 class CompletionBatchReply(_Internal, frozen=True, kw_only=True):

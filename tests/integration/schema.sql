@@ -89,7 +89,12 @@ CREATE TABLE interlock.tasks (
     slot_key text,
     progress_text text,
     payload json NOT NULL,
-    result json
+    result json,
+    listed_status interlock.task_status GENERATED ALWAYS AS (
+CASE
+    WHEN ((run_id IS NULL) OR (status = ANY (ARRAY['Failed'::interlock.task_status, 'Canceled'::interlock.task_status]))) THEN status
+    ELSE NULL::interlock.task_status
+END) STORED
 )
 PARTITION BY LIST (shard);
 CREATE VIEW interlock.attempt_history AS
@@ -200,6 +205,15 @@ CREATE TABLE interlock.jobs (
     definition_hash bytea NOT NULL,
     created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
 );
+CREATE TABLE interlock.lease_alarms (
+    due_at timestamp with time zone NOT NULL,
+    tasks integer NOT NULL,
+    run_id uuid,
+    first_index bigint,
+    last_index bigint,
+    task_ids uuid[]
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
 CREATE TABLE interlock.orgs (
     org_id uuid DEFAULT uuidv7() NOT NULL,
     name text NOT NULL,
@@ -284,7 +298,8 @@ CREATE TABLE interlock.runs (
     dead bigint DEFAULT 0 NOT NULL,
     canceled bigint DEFAULT 0 NOT NULL,
     created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
-    ended_at timestamp with time zone
+    ended_at timestamp with time zone,
+    cancel_index bigint DEFAULT 0 NOT NULL
 );
 CREATE TABLE interlock.signing_keys (
     kid text NOT NULL,
@@ -301,7 +316,9 @@ CREATE TABLE interlock.slots (
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
 CREATE TABLE interlock.sweeps (
     name text NOT NULL,
-    cursor uuid
+    cursor uuid,
+    "position" bigint,
+    task_id uuid
 );
 CREATE TABLE interlock.tasks_0 (
     shard integer DEFAULT 0 CONSTRAINT tasks_shard_not_null NOT NULL,
@@ -332,9 +349,14 @@ CREATE TABLE interlock.tasks_0 (
     slot_key text,
     progress_text text,
     payload json CONSTRAINT tasks_payload_not_null NOT NULL,
-    result json
+    result json,
+    listed_status interlock.task_status GENERATED ALWAYS AS (
+CASE
+    WHEN ((run_id IS NULL) OR (status = ANY (ARRAY['Failed'::interlock.task_status, 'Canceled'::interlock.task_status]))) THEN status
+    ELSE NULL::interlock.task_status
+END) STORED
 )
-WITH (fillfactor='85', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0');
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', fillfactor='35');
 CREATE TABLE interlock.worker_tokens (
     token_id text NOT NULL,
     name text NOT NULL,
@@ -406,20 +428,23 @@ CREATE UNIQUE INDEX dataset_events_once ON interlock.dataset_events USING btree 
 CREATE INDEX idempotency_keys_expiry ON interlock.idempotency_keys USING btree (expires_at);
 CREATE UNIQUE INDEX jobs_by_name ON interlock.jobs USING btree (org_id, COALESCE(dag_name, ''::text), name) WHERE (name IS NOT NULL);
 CREATE INDEX jobs_by_org ON interlock.jobs USING btree (org_id, job_id);
-CREATE INDEX outbox_due ON interlock.outbox USING btree (due_at, outbox_id);
+CREATE INDEX lease_alarms_due ON interlock.lease_alarms USING btree (due_at);
+CREATE INDEX outbox_by_key ON interlock.outbox USING btree (dedupe_key) WHERE (dedupe_key IS NOT NULL);
+CREATE INDEX outbox_due ON interlock.outbox USING btree (due_at);
 CREATE INDEX queue_messages_dead ON interlock.queue_messages USING btree (queue, message_id) WHERE (dead_at IS NOT NULL);
 CREATE UNIQUE INDEX queue_messages_once ON interlock.queue_messages USING btree (queue, dedupe_key) WHERE (dedupe_key IS NOT NULL);
 CREATE INDEX queue_messages_ready ON interlock.queue_messages USING btree (queue, priority, visible_at) WHERE (dead_at IS NULL);
+CREATE INDEX runs_busy ON interlock.runs USING btree (job_id) WHERE (running <> 0);
 CREATE INDEX runs_by_job ON interlock.runs USING btree (job_id, run_id);
-CREATE INDEX runs_canceling ON interlock.runs USING btree (run_id) WHERE (cancel_requested AND (ended_at IS NULL));
+CREATE INDEX runs_canceling ON interlock.runs USING btree (run_id) WHERE (cancel_requested AND (ended_at IS NULL) AND (cancel_index <= last_index));
 CREATE INDEX runs_ended ON interlock.runs USING btree (ended_at) WHERE (ended_at IS NOT NULL);
 CREATE INDEX runs_live ON interlock.runs USING btree (run_id) WHERE (ended_at IS NULL);
 CREATE UNIQUE INDEX signing_keys_active ON interlock.signing_keys USING btree ((true)) WHERE (retired_at IS NULL);
 CREATE INDEX slots_by_job ON interlock.slots USING btree (job_id, slot_key);
-CREATE INDEX tasks_0_by_job ON interlock.tasks_0 USING btree (job_id, status, task_id) WHERE (run_id IS NULL);
-CREATE INDEX tasks_0_by_run ON interlock.tasks_0 USING btree (run_id, status, task_index) WHERE ((run_id IS NOT NULL) AND (status = ANY (ARRAY['Queued'::interlock.task_status, 'Failed'::interlock.task_status, 'Canceled'::interlock.task_status])));
+CREATE INDEX tasks_0_by_job ON interlock.tasks_0 USING btree (listed_status, job_id, task_id) WHERE (run_id IS NULL);
+CREATE UNIQUE INDEX tasks_0_by_run ON interlock.tasks_0 USING btree (run_id, task_index) WHERE (run_id IS NOT NULL);
+CREATE INDEX tasks_0_by_run_status ON interlock.tasks_0 USING btree (run_id, listed_status, task_index) WHERE ((run_id IS NOT NULL) AND (listed_status IS NOT NULL));
 CREATE UNIQUE INDEX tasks_0_dedupe ON interlock.tasks_0 USING btree (job_id, dedupe_key) WHERE (dedupe_key IS NOT NULL);
-CREATE INDEX tasks_0_leases ON interlock.tasks_0 USING btree (lease_expires_at) WHERE (lease_expires_at IS NOT NULL);
 CREATE INDEX tasks_0_parked ON interlock.tasks_0 USING btree (job_id, priority, queued_at) WHERE parked;
 CREATE INDEX tasks_0_parked_by_key ON interlock.tasks_0 USING btree (job_id, slot_key, priority, queued_at) WHERE parked;
 CREATE INDEX tasks_0_retries ON interlock.tasks_0 USING btree (retry_at) WHERE (retry_at IS NOT NULL);

@@ -311,15 +311,18 @@ async def test_a_retry_that_crosses_the_end_of_its_run_leaves_the_run_open(still
     run_id, (task_id,) = accepted["run_id"], await still.task_ids(accepted["run_id"])
     await still.complete(await still.claim(task_id), "Failed")
 
+    retries: list[asyncio.Task[Any]] = []
+
     async def meanwhile() -> None:
         failpoints.disarm("fold.before_commit")
-        assert (await still.user("POST", f"/v1/tasks/{task_id}/retry")).status_code == 200
+        retries.append(asyncio.create_task(still.user("POST", f"/v1/tasks/{task_id}/retry")))
 
     failpoints.arm("fold.before_commit", meanwhile)
     try:
         assert await still.pass_of("run-counters") == 1
     finally:
         failpoints.disarm("fold.before_commit")
+    assert (await retries[0]).status_code == 200
     await still.settle()
     run = await still.run(run_id)
     assert (run["state"], run["ended_at"], run["counts"]["Queued"]) == ("Running", None, 1)

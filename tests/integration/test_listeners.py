@@ -261,13 +261,22 @@ async def test_workers_may_say_more_than_this_version_knows(shared: System) -> N
     assert (await shared.attempt("/v1/task/complete", claim["capability_token"], body)).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "nonsense"])
-async def test_a_body_is_read_as_json_whatever_it_is_called(shared: System, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/json", "nonsense", ""]
+)
+async def test_a_body_that_says_it_is_not_json_is_refused(shared: System, kind: str) -> None:
     headers = {"Content-Type": kind}
-    good = await shared.user("POST", "/v1/jobs", content=b'{"operator": "echo", "tasks": [1]}', headers=headers)
-    assert good.status_code == 201, good.text
-    bad = await shared.user("POST", "/v1/jobs", content=b"operator=echo", headers=headers)
-    assert_problem(bad, 400, "invalid_request")
+    good = b'{"operator": "echo", "tasks": [1]}'
+    assert_problem(await shared.user("POST", "/v1/jobs", content=good, headers=headers), 415, "unsupported_media_type")
+    claim = await shared.worker("POST", "/internal/task-claim", content=b"{}", headers=headers)
+    assert_problem(claim, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("kind", [None, "application/json", "Application/JSON; charset=utf-8", "application/x+json"])
+async def test_a_body_is_json_with_its_media_type_or_without_any(shared: System, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    good = b'{"operator": "echo", "tasks": [1]}'
+    assert (await shared.user("POST", "/v1/jobs", content=good, headers=headers)).status_code == 201
 
 
 async def _pieces(size: int) -> AsyncIterator[bytes]:

@@ -13,7 +13,7 @@ import pytest
 from interlock.wire import Event
 from interlock.workers import OperatorNotFound, TaskCanceled, TaskContext, TaskFailed, operator
 from interlock.workers.operators import resolve
-from interlock.workers.protocol import Assignment
+from interlock.workers.protocol import Assignment, Work
 
 
 class Recorded:
@@ -36,20 +36,16 @@ class Recorded:
 
 
 def context(link: Recorded | None = None, *, attempt: int = 1, config: bytes = b"{}") -> TaskContext:
-    assignment = Assignment(
-        slot=1,
-        task_id=uuid4(),
-        attempt=attempt,
+    work = Work(
         operator="test",
         job=("dag", "job"),
         run_id=uuid4(),
-        index=7,
+        attempt=attempt,
         config=config,
-        payload=b"null",
         inputs=[b'{"dataset": "a"}'],
         outputs=[],
     )
-    return TaskContext(assignment, link or Recorded())
+    return TaskContext(work, Assignment(slot=1, task_id=uuid4(), index=7, payload=b"null"), link or Recorded())
 
 
 @pytest.fixture

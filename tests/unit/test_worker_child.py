@@ -23,7 +23,7 @@ from interlock.wire import Crash, JobRef, TaskPayload
 from interlock.workers import crash as crashes
 from interlock.workers import process, protocol
 from interlock.workers.exits import EXIT_OUT_OF_MEMORY
-from interlock.workers.held import Held
+from interlock.workers.held import Held, lease_alone
 from interlock.workers.process import ChildProcess, Launch
 
 OPERATORS = """
@@ -160,7 +160,8 @@ def held(slot: int, operator: str, payload: Any = None) -> Held:
         outputs=[],
         timeout_at=datetime.now(UTC) + timedelta(hours=1),
     )
-    return Held(slot, task.task_id, 1, uuid4(), task, (operator, b"{}"), 0.001, 1.0, 0.0)
+    lease = lease_alone(task, uuid4(), datetime.now(UTC) + timedelta(hours=1))
+    return Held(slot, task.task_id, None, task.payload, lease, lease.kind, 0.001, 1.0, 0.0)
 
 
 @pytest.fixture
@@ -370,7 +371,7 @@ def test_a_child_dies_with_its_wrapper_whatever_it_is_doing(operators: str) -> N
 
 
 def test_a_crash_is_told_as_a_sentence() -> None:
-    told = [crashes.crash_of(code, crashes.oom_kills()) for code in (3, -signal.SIGSEGV, -64, EXIT_OUT_OF_MEMORY)]
+    told = [crashes.crash_of(code, crashes.KernelKills()) for code in (3, -signal.SIGSEGV, -64, EXIT_OUT_OF_MEMORY)]
     assert [crashes.sentence(crash).removeprefix("The process that ran this task ") for crash in told] == [
         "ended with exit code 3.",
         "was killed by SIGSEGV.",

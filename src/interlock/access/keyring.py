@@ -7,6 +7,7 @@ import base64
 import hashlib
 import os
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from interlock.adapters.postgres import Database, Row, queries
 from interlock.errors import ConfigurationError, Conflict
+from interlock.failpoints import failpoint
 from interlock.wire import SigningKeyView
 
 _sql = queries("principals")
 _REFRESH_SECONDS = 1.0
 """Unknown kids cause a look at the database at most this often, however many forged tokens arrive."""
+_TRUST_SECONDS = 60.0
+"""How long known keys are taken for granted, at most: a process must learn of a retirement before it takes effect."""
 
 
 class Keyring:
@@ -29,10 +33,12 @@ class Keyring:
         self._database = database
         self._directory = directory
         self._verify_seconds = verify_seconds
+        self._trust = timedelta(seconds=min(_TRUST_SECONDS, verify_seconds / 2))
         self._private: dict[str, ec.EllipticCurvePrivateKey] = {}
         self._public: dict[str, ec.EllipticCurvePublicKey] = {}
         self._jwks: list[dict[str, Any]] = []
         self._looked_at = float("-inf")
+        self._trusted_until = datetime.min.replace(tzinfo=UTC)
         self._looking = asyncio.Lock()
 
     async def rotate(self) -> SigningKeyView:
@@ -45,6 +51,7 @@ class Keyring:
             async with self._database.transaction() as connection:
                 await _sql.retire_signing_keys(connection, seconds=self._verify_seconds)
                 row = await _sql.insert_signing_key(connection, kid=kid, public_jwk=msgspec.json.encode(jwk).decode())
+                await failpoint("rotate.before_commit")
         except asyncpg.UniqueViolationError:
             self._path(kid).unlink()
             raise Conflict(
@@ -73,14 +80,18 @@ class Keyring:
         return self._private[kid]
 
     async def public(self, kid: str) -> ec.EllipticCurvePublicKey | None:
-        if kid not in self._public:
+        """The key, while its signatures count."""
+        if not self._knows(kid):
             await self._look_for(kid, time.monotonic())
         return self._public.get(kid)
+
+    def _knows(self, kid: str) -> bool:
+        return kid in self._public and self._database.clock.now() < self._trusted_until
 
     async def _look_for(self, kid: str, asked_at: float) -> None:
         """One look serves all who asked before it, so forged kids cost no more than one look per second."""
         async with self._looking:
-            if kid in self._public or self._looked_at >= asked_at:
+            if self._knows(kid) or self._looked_at >= asked_at:
                 return
             await asyncio.sleep(max(0.0, self._looked_at + _REFRESH_SECONDS - time.monotonic()))
             await self.refresh()
@@ -94,6 +105,8 @@ class Keyring:
             looked_at = time.monotonic()
             rows = await _sql.verifying_keys(connection)
         self._looked_at = looked_at
+        ends = [row["verify_until"] for row in rows if row["verify_until"] is not None]
+        self._trusted_until = min([self._database.clock.now() + self._trust, *ends])
         self._jwks = [msgspec.json.decode(row["public_jwk"]) for row in rows]
         self._public = {jwk["kid"]: _public_key(jwk) for jwk in self._jwks}
 

@@ -5,23 +5,25 @@ Whatever is missing, malformed, unknown or disagreeing is refused; a refusal say
 
 from __future__ import annotations
 
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID, uuid4
 
 import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
-from msgspec import Struct
+from jwt.algorithms import ECAlgorithm
+from msgspec import Meta, Struct
 
 from interlock.access.keyring import Keyring
 from interlock.adapters.postgres import Database, queries
 from interlock.clock import Clock
 from interlock.errors import Forbidden, Unauthenticated
-from interlock.wire import DatasetRef, WriteGrant
+from interlock.wire import Attempt, DatasetRef, WriteGrant
 
 AUDIENCE: Final = "trace.task"
 ALGORITHM: Final = "ES256"
@@ -33,7 +35,27 @@ _SKEW_SECONDS: Final = 60
 # One spelling per token. 64 bytes of signature leave four bits of the last character unused: they must be zero.
 _COMPACT: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{85}[AQgw]")
 
+_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+
 _sql = queries("principals")
+
+
+class _OneSignature(ECAlgorithm):
+    """ES256 with the smaller `s` of the two that verify: nobody can turn a token into another one that is as good."""
+
+    def sign(self, msg: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
+        signature = super().sign(msg, key)
+        s = int.from_bytes(signature[32:])
+        return signature[:32] + min(s, _ORDER - s).to_bytes(32)
+
+    def verify(self, msg: bytes, key: Any, sig: bytes) -> bool:
+        return 2 * int.from_bytes(sig[32:]) < _ORDER and super().verify(msg, key, sig)
+
+
+_jws: Final = jwt.PyJWS(algorithms=[])
+_jws.register_algorithm(ALGORITHM, _OneSignature(ECAlgorithm.SHA256, ec.SECP256R1))
+
+Time = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Prefixes(Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,18 +63,18 @@ class Prefixes(Struct, frozen=True, forbid_unknown_fields=True):
     write_prefixes: list[str]
 
 
-class Claims(Struct, frozen=True, omit_defaults=True):
-    """Field names are the wire's. Types are strict: a token with `attempt: "1"` is no token."""
+class Claims(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Field names are the wire's. Types are strict: a token with `attempt: "1"`, or with a claim more, is no token."""
 
     iss: str
     aud: str
     sub: str
-    exp: int
-    iat: int
+    exp: Time
+    iat: Time
     jti: str
     org_id: UUID
     task_id: UUID
-    attempt: int
+    attempt: Attempt
     datasets: list[dict[str, Any]]
     s3: Prefixes
     capability_id: UUID | None = None
@@ -90,7 +112,7 @@ class CapabilityTokens:
         self._clock = clock
         self._issuer = issuer
         self._ttl = ttl_seconds
-        self._verified: OrderedDict[str, Claims] = OrderedDict()
+        self._verified: OrderedDict[str, tuple[str, Claims]] = OrderedDict()
 
     async def issue(self, grant: Grant, kid: str) -> str:
         prefixes = [prefix for output in grant.outputs for prefix in (output.write_prefix, output.buffer_prefix)]
@@ -113,12 +135,14 @@ class CapabilityTokens:
         return self._sign(fresh, await active_kid())
 
     async def verify(self, token: str) -> Claims:
-        claims = self._verified.get(token)
-        if claims is None:
-            claims = await self._verify_anew(token)
-            self._verified[token] = claims
+        known = self._verified.get(token)
+        if known is None:
+            known = self._verified[token] = await self._verify_anew(token)
             if len(self._verified) > _CACHED:
                 self._verified.popitem(last=False)
+        kid, claims = known
+        if await self._keyring.public(kid) is None:
+            raise _refused()
         if claims.exp <= self._clock.now().timestamp():
             raise Unauthenticated(
                 "The capability token has expired; heartbeats renew it in time.", code="token_expired"
@@ -142,8 +166,8 @@ class CapabilityTokens:
         )
 
     def _sign(self, claims: Claims, kid: str) -> str:
-        payload = msgspec.to_builtins(claims, builtin_types=())
-        return jwt.encode(payload, self._keyring.private(kid), algorithm=ALGORITHM, headers={"kid": kid})
+        payload = msgspec.json.encode(claims)
+        return _jws.encode(payload, self._keyring.private(kid), algorithm=ALGORITHM, headers={"kid": kid})
 
     async def _issue_by_reference(self, claims: Claims, kid: str) -> str:
         async with self._database.connection() as connection:
@@ -157,25 +181,15 @@ class CapabilityTokens:
         small = msgspec.structs.replace(claims, datasets=[], s3=Prefixes([], []), capability_id=capability_id)
         return self._sign(small, kid)
 
-    async def _verify_anew(self, token: str) -> Claims:
+    async def _verify_anew(self, token: str) -> tuple[str, Claims]:
         if len(token) > MAX_PRESENTED_BYTES or not _COMPACT.fullmatch(token):
             raise _refused()
-        claims = _checked(_decode(token, await self._key_of(token)), self._issuer, self._clock.now().timestamp())
-        return claims if claims.capability_id is None else await self._resolved(claims)
-
-    async def _key_of(self, token: str) -> ec.EllipticCurvePublicKey:
-        try:
-            header = jwt.get_unverified_header(token)
-        except (jwt.PyJWTError, ValueError, RecursionError):
-            raise _refused() from None
-        kid = header.get("kid")
-        # The algorithm is ours to choose, not the token's: no `none`, no HS256 keyed with a public key.
-        if header.get("alg") != ALGORITHM or not isinstance(kid, str) or "crit" in header:
-            raise _refused()
+        kid = _kid_of(token)
         key = await self._keyring.public(kid)
         if key is None:
             raise _refused()
-        return key
+        claims = _checked(_decode(token, key), self._issuer, self._clock.now().timestamp())
+        return kid, claims if claims.capability_id is None else await self._resolved(claims)
 
     async def _resolved(self, claims: Claims) -> Claims:
         async with self._database.connection() as connection:
@@ -192,18 +206,34 @@ def require_binding(claims: Claims, task_id: UUID, attempt: int) -> None:
         raise Forbidden("The capability token is for another task or attempt.", code="token_mismatch")
 
 
-def _decode(token: str, key: ec.EllipticCurvePublicKey) -> dict[str, Any]:
-    options: Any = {
-        "require": ["iss", "aud", "sub", "exp", "iat", "jti"],
-        "verify_exp": False,  # checked against our clock
-        "verify_iat": False,
-        "verify_aud": False,  # checked as a plain string: a list of audiences is not ours
-    }
+def _kid_of(token: str) -> str:
     try:
-        payload: dict[str, Any] = jwt.decode(token, key, algorithms=[ALGORITHM], options=options)
+        header = _jws.get_unverified_header(token)
     except (jwt.PyJWTError, ValueError, RecursionError):
         raise _refused() from None
-    return payload
+    kid = header.get("kid")
+    # The algorithm is ours to choose, not the token's: no `none`, no HS256 keyed with a public key. Nothing else in
+    # there means anything to us: no key that the token brings along, no address of one, no extension.
+    if not isinstance(kid, str) or header != {"alg": ALGORITHM, "typ": "JWT", "kid": kid}:
+        raise _refused()
+    return kid
+
+
+def _decode(token: str, key: ec.EllipticCurvePublicKey) -> dict[str, Any]:
+    try:
+        payload = _jws.decode_complete(token, key, algorithms=[ALGORITHM])["payload"].decode()
+        claims: dict[str, Any] = json.loads(payload, object_pairs_hook=_once_each)
+    except (jwt.PyJWTError, ValueError, RecursionError):
+        raise _refused() from None
+    return claims
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A claim that is there twice says two things; which one counts would depend on the reader."""
+    claims = dict(pairs)
+    if len(claims) != len(pairs):
+        raise ValueError
+    return claims
 
 
 def _checked(payload: dict[str, Any], issuer: str, now: float) -> Claims:
@@ -215,7 +245,6 @@ def _checked(payload: dict[str, Any], issuer: str, now: float) -> Claims:
         claims.iss == issuer
         and claims.aud == AUDIENCE
         and claims.sub == f"task:{claims.task_id}"
-        and claims.attempt >= 1
         and claims.iat <= now + _SKEW_SECONDS
         and claims.iat < claims.exp
     )

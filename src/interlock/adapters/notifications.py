@@ -13,7 +13,12 @@ log = structlog.get_logger()
 
 QUEUE_CHANNEL = "interlock_queue"
 OUTBOX_CHANNEL = "interlock_outbox"
-_CHECK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
+"""How often the LISTEN connection is asked whether it still lives, and how long it may take to answer anything."""
+RECONNECT_SECONDS = 0.5
+LOST_SECONDS = 2 * CHECK_SECONDS + RECONNECT_SECONDS
+"""A connection that is dead without a sign is replaced within this. Meanwhile receivers and the relay look by
+themselves."""
 
 
 class Wakeups:
@@ -78,11 +83,15 @@ class Listener:
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
                 log.warning("listen.reconnecting", reason=type(error).__name__)
             self.connected.clear()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _listen(self) -> None:
+        # The time limit is for LISTEN itself, too: a connection may fall silent as soon as it stands.
         connection = await asyncpg.connect(
-            self._url, timeout=10, server_settings={"application_name": "interlock-listen"}
+            self._url,
+            timeout=10,
+            command_timeout=CHECK_SECONDS,
+            server_settings={"application_name": "interlock-listen"},
         )
         try:
             await connection.add_listener(QUEUE_CHANNEL, self._on_queue)
@@ -94,9 +103,9 @@ class Listener:
             connection.add_termination_listener(lambda _connection: lost.set())
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(lost.wait(), _CHECK_SECONDS)
+                    await asyncio.wait_for(lost.wait(), CHECK_SECONDS)
                 # A half-open connection delivers nothing and says nothing; only asking shows it.
-                await connection.fetchval("select 1", timeout=_CHECK_SECONDS)
+                await connection.fetchval("select 1")
         finally:
             connection.terminate()
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from interlock.adapters.lowwater import LowWater, low_water
 from interlock.adapters.notifications import Wakeups
-from interlock.adapters.postgres import Database, queries
+from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.adapters.queue import DeadLetter, Handle, Outgoing, Received
-from interlock.failpoints import failpoint
+from interlock.failpoints import armed, failpoint
 
 _sql = queries("queue")
 _POLL_SECONDS = 1.0
@@ -27,6 +30,9 @@ class PgQueue:
         self._wakeups = wakeups
         self._max_receives = max_receives
         self._bulk_share = bulk_share
+        self._waters: defaultdict[str, tuple[LowWater[datetime], LowWater[datetime]]] = defaultdict(
+            lambda: (low_water(), low_water())  # normal, bulk
+        )
 
     async def send(self, queue: str, message: Outgoing) -> None:
         await self.send_batch(queue, [message])
@@ -63,18 +69,32 @@ class PgQueue:
             await self._wakeups.wait(topic, pause)
 
     async def _take(self, queue: str, most: int, visibility: float) -> tuple[list[Received], float]:
-        async with self._database.connection() as connection:
-            rows = await _sql.receive(
-                connection,
-                queue=queue,
-                most=most,
-                reserved=self._reserved(most),
-                visibility=visibility,
-                max_receives=self._max_receives,
-            )
-            await failpoint("receive.committed")
-            soon = None if rows else await _sql.next_visible_in(connection, queue=queue)
-        return [_received(row) for row in rows], _POLL_SECONDS if soon is None else float(soon)
+        normal_water, bulk_water = self._waters[queue]
+        with normal_water.look() as normal, bulk_water.look() as bulk:
+            since = {"normal_since": normal.since, "bulk_since": bulk.since}
+
+            async def work(connection: Connection) -> tuple[list[Row], Row | None]:
+                rows: list[Row] = await _sql.receive(
+                    connection,
+                    queue=queue,
+                    most=most,
+                    reserved=self._reserved(most),
+                    visibility=visibility,
+                    max_receives=self._max_receives,
+                    **since,
+                )
+                await failpoint("receive.before_commit")
+                return rows, None if rows else await _sql.next_visible(connection, queue=queue, **since)
+
+            rows, ahead = await self._database.run(work, transaction=armed("receive.before_commit"))
+            for priority, look in enumerate((normal, bulk)):
+                taken = [row["was_visible_at"] for row in rows if row["priority"] == priority]
+                look.reached = max(taken, default=ahead["now"] if ahead is not None else None)
+        await failpoint("receive.committed")
+        messages = [_received(row) for row in rows if not row["dead"]]
+        if ahead is None:
+            return messages, 0.0
+        return messages, _POLL_SECONDS if ahead["seconds"] is None else ahead["seconds"]
 
     def _reserved(self, most: int) -> int:
         """Places that bulk gets first: the share of a batch, by chance where that is less than one."""
@@ -106,11 +126,14 @@ class PgQueue:
         good = [pair for handle in handles if (pair := _parsed(handle)) is not None]
         if not good:
             return 0
-        async with self._database.connection() as connection:
-            rows = await statement(
-                connection, queue=queue, ids=[i for i, _ in good], receipts=[r for _, r in good], **more
-            )
-        return len(rows)
+        ids, receipts = [i for i, _ in good], [r for _, r in good]
+
+        async def work(connection: Connection) -> int:
+            rows = await statement(connection, queue=queue, ids=ids, receipts=receipts, **more)
+            await failpoint("settle.before_commit")
+            return len(rows)
+
+        return await self._database.run(work, transaction=armed("settle.before_commit"))
 
     async def depth(self, queue: str) -> int:
         return int((await self._stats(queue))["depth"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
-from interlock.errors import BadRequest
+from interlock.errors import BadRequest, UnsupportedMediaType
 
 T = TypeVar("T")
 
@@ -32,10 +32,19 @@ def decode(body: bytes, model: Any) -> Any:
         raise BadRequest(f"The request body is not valid: {error}.", code="invalid_request") from None
 
 
+def require_json(media_types: Sequence[str]) -> None:
+    """A body without a type is taken for JSON; one that says it is something else was meant for somebody else."""
+    for media_type in media_types:
+        essence = media_type.partition(";")[0].strip().lower()
+        if essence != "application/json" and not (essence.startswith("application/") and essence.endswith("+json")):
+            raise UnsupportedMediaType("The body is not JSON by its Content-Type; send `application/json`.")
+
+
 class BodyDTO(AbstractDTO[T]):
     """Litestar would parse JSON into dicts and convert those; raw payloads and speed both want the direct way."""
 
     def decode_bytes(self, value: bytes) -> Any:
+        require_json(self.asgi_connection.headers.getall("content-type", []))
         return decode(value, self.model_type)
 
     @classmethod
@@ -60,6 +69,10 @@ class BodyDTO(AbstractDTO[T]):
     @classmethod
     def detect_nested_field(cls, field_definition: FieldDefinition) -> bool:  # noqa: ARG003
         return False
+
+
+def takes_a_body(handler: HTTPRouteHandler) -> bool:
+    return "data" in typing.get_type_hints(handler.fn)
 
 
 def decode_directly(handler: HTTPRouteHandler) -> None:

@@ -18,7 +18,7 @@ from interlock.access.tokens import require_binding
 from interlock.adapters.queue import Handle, Received
 from interlock.api.application import application
 from interlock.api.auth import capability_guard, claims_of, kernel_of, worker_guard, worker_of
-from interlock.api.gateway import health_response, queue_view
+from interlock.api.gateway import DEGRADED, health_response, queue_view
 from interlock.errors import Forbidden
 from interlock.settings import RuntimeKind
 from interlock.telemetry import (
@@ -87,7 +87,7 @@ async def heartbeat_batch(request: Http, data: JSONBody[HeartbeatBatch]) -> Hear
 
 @post("/internal/task-complete", guards=[worker_guard], status_code=200, summary="End attempts, in a batch")
 async def complete_batch(request: Http, data: JSONBody[CompletionBatch]) -> CompletionBatchReply:
-    return await kernel_of(request).tasks.complete(data.items)
+    return await kernel_of(request).tasks.complete(data.items, data.groups)
 
 
 @post("/internal/task-release", guards=[worker_guard], status_code=200, summary="Give attempts back unused")
@@ -202,7 +202,7 @@ async def buffer_publish(request: Http, data: JSONBody[BufferPublish]) -> Buffer
     return published
 
 
-@get("/healthz", summary="Whether this process can work")
+@get("/healthz", summary="Whether this process can work", responses=DEGRADED)
 async def health(request: Http) -> Response[Health]:
     return await health_response(kernel_of(request))
 

@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 from litestar import Litestar, MediaType, Request, Response, delete, get, post
 from litestar.datastructures import State
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter, RawBody
 
@@ -361,7 +362,10 @@ async def rotate_signing_key(request: Http) -> SigningKeyView:
     return await kernel_of(request).keyring.rotate()
 
 
-@get("/healthz", summary="Whether this process can work", exclude_from_auth=True)
+DEGRADED = {503: ResponseSpec(Health, description="The database is away", generate_examples=False)}
+
+
+@get("/healthz", summary="Whether this process can work", responses=DEGRADED)
 async def health(request: Http) -> Response[Health]:
     return await health_response(kernel_of(request))
 

@@ -30,33 +30,41 @@ _BY_STATUS: dict[int, type[InterlockError]] = {
     e.status: e for e in (BadRequest, Unauthenticated, Forbidden, NotFound, MethodNotAllowed, TooLarge)
 }
 
-DOCUMENTED = {
-    status: ResponseSpec(
+
+def _documented(status: int) -> ResponseSpec:
+    return ResponseSpec(
         data_container=Problem,
         description=HTTPStatus(status).phrase,
         generate_examples=False,
         media_type=PROBLEM_JSON,
     )
-    for status in (400, 401, 403, 404, 405, 409, 413, 429, 503)
-}
+
+
+DOCUMENTED = {status: _documented(status) for status in (400, 401, 403, 404, 405, 409, 413, 429, 431, 503)}
 """What every endpoint may answer besides its own reply."""
 
+WITH_A_BODY = {415: _documented(415)}
+"""And what those may answer that take a body."""
 
-def problem_response(request: Request[Any, Any, Any], error: InterlockError) -> Response[bytes]:
+
+def problem_document(error: InterlockError, request_id: str) -> bytes:
     problem = Problem(
         type=f"urn:interlock:problem:{error.code}",
         title=error.title,
         status=error.status,
         detail=error.detail,
         code=error.code,
-        request_id=str(request.scope.get("interlock.request_id", "")),
+        request_id=request_id,
         stale=error.extra.get("stale"),
         retry_after_ms=error.extra.get("retry_after_ms"),
         errors=error.extra.get("errors"),
     )
-    return Response(
-        msgspec.json.encode(problem), status_code=error.status, media_type=PROBLEM_JSON, headers=error.headers
-    )
+    return msgspec.json.encode(problem)
+
+
+def problem_response(request: Request[Any, Any, Any], error: InterlockError) -> Response[bytes]:
+    document = problem_document(error, str(request.scope.get("interlock.request_id", "")))
+    return Response(document, status_code=error.status, media_type=PROBLEM_JSON, headers=error.headers)
 
 
 def on_interlock_error(request: Request[Any, Any, Any], error: InterlockError) -> Response[bytes]:
@@ -69,6 +77,9 @@ def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> 
     """What Litestar itself refuses: unknown paths, wrong methods, bodies that do not decode."""
     if isinstance(error, ValidationException):
         return problem_response(request, _validation(error))
+    if error.detail == _GONE:
+        # Nobody is there to read it; but it is no defect, and must not look like one in log and metrics.
+        return problem_response(request, BadRequest("The connection ended before the request did."))
     kind = _BY_STATUS.get(error.status_code)
     if kind is None:
         return (
@@ -76,8 +87,12 @@ def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> 
             if error.status_code >= 500
             else problem_response(request, BadRequest(error.detail))
         )
-    return problem_response(request, kind(_DETAILS.get(error.status_code, error.detail)))
+    allow = (error.headers or {}).get("allow", "")
+    return problem_response(request, kind(_DETAILS.get(error.status_code, error.detail), allow=allow))
 
+
+_GONE = "client disconnected prematurely"
+"""What Litestar says of a body that ends too soon, as if it were an error of the server."""
 
 _DETAILS = {
     404: "There is nothing at this path on this listener; see /openapi.json.",

@@ -12,6 +12,7 @@ import structlog
 import uvicorn
 from litestar import Litestar
 
+from interlock.api.protocol import Protocol
 from interlock.settings import Settings
 
 log = structlog.get_logger()
@@ -38,7 +39,8 @@ async def serve(
     config = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=Protocol,
+        ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,

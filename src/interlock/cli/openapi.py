@@ -30,9 +30,10 @@ def openapi(
 async def _print(*, internal: bool) -> None:
     from interlock.api.dispatcher import dispatcher
     from interlock.api.gateway import gateway
+    from interlock.api.openapi import exact
 
     describe = dispatcher if internal else gateway
-    print_json(describe(_without_stores()).openapi_schema.to_schema())
+    print_json(exact(describe(_without_stores()).openapi_schema.to_schema()))
 
 
 def _without_stores() -> Kernel:

@@ -103,10 +103,14 @@ class WorkerClient:
 
     async def claim_batch(self, request: ClaimRequest) -> ClaimBatchReply:
         """Claim what can be claimed of `request.task_ids`, or of runs' ranges. Groups come back as single claims."""
-        grouped = msgspec.structs.replace(request, grouped=not request.tokens)
-        reply = await self._post("/internal/task-claim", _claims, grouped)
+        reply = await self.claim_groups(request)
         apart = [claim for group in reply.groups for claim in _apart(group)]
         return ClaimBatchReply(claims=reply.claims + apart, remaining=reply.remaining)
+
+    async def claim_groups(self, request: ClaimRequest) -> ClaimBatchReply:
+        """The same, as it comes: what tasks share is there once per group."""
+        grouped = msgspec.structs.replace(request, grouped=not request.tokens)
+        return await self._post("/internal/task-claim", _claims, grouped)
 
     async def fetch(self, task_id: UUID) -> FetchReply:
         return await self._caller.call("GET", query("/internal/task-fetch", task_id=task_id), _fetched)
@@ -125,7 +129,7 @@ def _apart(group: ClaimGroup) -> Iterator[ClaimReply]:
     for one in group.tasks:
         task = TaskPayload(
             task_id=one.task_id,
-            attempt=one.attempt,
+            attempt=group.attempt,
             job_id=group.job_id,
             job=group.job,
             operator=group.operator,
@@ -141,8 +145,8 @@ def _apart(group: ClaimGroup) -> Iterator[ClaimReply]:
         yield ClaimReply(
             status="Claimed",
             task_id=one.task_id,
-            attempt=one.attempt,
-            lease_token=one.lease_token,
+            attempt=group.attempt,
+            lease_token=group.lease_token,
             lease_expires_at=group.lease_expires_at,
             task=task,
         )

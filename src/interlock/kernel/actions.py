@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from uuid import UUID
 
-from interlock.adapters.postgres import Connection, Database, queries
-from interlock.errors import BadRequest, Conflict
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
 from interlock.kernel.reads import Reads
-from interlock.kernel.tasks import SMALL_SHARD, enqueue
+from interlock.kernel.tasks import SMALL_SHARD, enqueue, wake_parked
 from interlock.settings import Settings
 from interlock.wire import CancelRequest, Changed, RedriveRequest, TaskStatus, TaskView
 
@@ -18,6 +19,9 @@ _reads_sql = queries("reads")
 _runs_sql = queries("runs")
 
 _BATCH = 2_000
+_STRETCH = 5_000
+"""Indexes of a run that one read walks."""
+_MOST = 1_000_000
 _CANCELABLE = (TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.FAILED)
 
 
@@ -36,14 +40,23 @@ class Actions:
         """The request is durable; a first batch is canceled at once, the rest by the cancel loop."""
         await self._reads.run(run_id, org_id)
         async with self._database.connection() as connection:
-            asked = await _runs_sql.request_run_cancel(connection, run_id=run_id, org_id=org_id)
-        matched = await self.cancel_some_of_run(run_id, org_id) if asked else 0
-        return Changed(matched=matched, remaining=matched >= _BATCH)
+            run = await _runs_sql.request_run_cancel(connection, run_id=run_id, org_id=org_id)
+        if run is None:
+            return Changed(matched=0)
+        matched = await self.cancel_some_of_run(run)
+        return Changed(matched=matched, remaining=run["last_index"] >= _STRETCH)
 
-    async def cancel_some_of_run(self, run_id: UUID, org_id: UUID) -> int:
+    async def cancel_some_of_run(self, run: Row) -> int:
+        """The next stretch of a run that is being canceled; a crash before the last step repeats it."""
+        first, run_id = run["cancel_index"], run["run_id"]
+        span = {"first": first, "last": first + _STRETCH - 1}
         async with self._database.connection() as connection:
-            rows = await _runs_sql.cancelable_of_run(connection, run_id=run_id, most=_BATCH)
-        return await self._cancel_ids([row["task_id"] for row in rows], org_id)
+            rows = await _runs_sql.cancelable_of_run(connection, run_id=run_id, **span)
+        matched = await self._cancel_ids([row["task_id"] for row in rows], run["org_id"])
+        walked = {"walked_from": first, "walked_to": first + _STRETCH}
+        async with self._database.connection() as connection:
+            await _runs_sql.cancel_walked(connection, run_id=run_id, **walked)
+        return matched
 
     async def cancel_matching(self, request: CancelRequest, org_id: UUID) -> Changed:
         if request.status is not None and request.status not in _CANCELABLE:
@@ -78,18 +91,34 @@ class Actions:
         return Changed(matched=matched)
 
     async def _cancel_ids(self, ids: list[UUID], org_id: UUID) -> int:
-        async def work(connection: Connection) -> int:
-            rows = await _sql.cancel(connection, shard=SMALL_SHARD, task_ids=sorted(ids), org_id=org_id)
+        async def work(connection: Connection) -> list[Row]:
+            rows: list[Row] = await _sql.cancel(connection, shard=SMALL_SHARD, task_ids=sorted(ids), org_id=org_id)
             await failpoint("cancel.before_commit")
-            return len(rows)
+            return rows
 
-        return await self._database.run(work) if ids else 0
+        rows = await self._database.run(work) if ids else []
+        await self._wake_next([row["task_id"] for row in rows if row["status"] == TaskStatus.CANCELED])
+        return len(rows)
+
+    async def _wake_next(self, canceled: list[UUID]) -> None:
+        """A freed slot may have woken one of these: whoever waits behind it must not wait for the reconciler."""
+
+        async def work(connection: Connection) -> None:
+            capped = await _runs_sql.capped_jobs_of(connection, task_ids=canceled)
+            if capped:
+                jobs, keys = {row["job_id"] for row in capped}, {row["slot_key"] for row in capped}
+                await wake_parked(connection, sorted(jobs), list(keys), direct=self._settings.queue_direct)
+
+        if canceled:
+            await self._database.run(work)
 
     async def _redrive_ids(self, ids: list[UUID], org_id: UUID) -> int:
         async def work(connection: Connection) -> int:
+            await _runs_sql.lock_runs_of(connection, task_ids=ids, org_id=org_id)
             rows = await _sql.redrive(connection, shard=SMALL_SHARD, task_ids=sorted(ids), org_id=org_id)
             if rows:
                 await enqueue(connection, [r["task_id"] for r in rows], direct=self._settings.queue_direct)
+            await failpoint("redrive.before_commit")
             return len(rows)
 
         return await self._database.run(work) if ids else 0
@@ -106,8 +135,13 @@ class Actions:
     ) -> int:
         """A dry run: the only count there is, over what the filter would touch."""
         total = 0
-        for run_id, job_id in await self._targets(job, run, org_id):
-            total += len(await self._page(run_id, job_id, statuses, org_id, dead, error_class, most=1_000_000))
+        for target in await self._targets(job, run, org_id):
+            if target.job_id is None and TaskStatus.FAILED in statuses:
+                total += len(await self._failed(target, org_id, dead, error_class, most=_MOST))
+            elif target.job_id is not None:
+                total += len(await self._loose(target, statuses, org_id, dead, error_class, most=_MOST))
+            async for ids in self._unended(target, statuses, org_id):
+                total += len(ids)
         return total
 
     async def _matching(
@@ -120,28 +154,50 @@ class Actions:
         dead: bool,
         error_class: str | None,
     ) -> AsyncIterator[list[UUID]]:
-        """Pages of ids. Each page leaves the filter once it is acted upon, so the next read is the next page."""
-        for run_id, job_id in await self._targets(job, run, org_id):
-            while ids := await self._page(run_id, job_id, statuses, org_id, dead, error_class, most=_BATCH):
+        """Pages of ids. What is acted upon leaves the filter, so that the next read by index is the next page."""
+        for target in await self._targets(job, run, org_id):
+            while ids := await self._indexed(target, statuses, org_id, dead, error_class):
                 yield ids
                 if len(ids) < _BATCH:
                     break
+            async for ids in self._unended(target, statuses, org_id):
+                yield ids
 
-    async def _targets(self, job: str | None, run: UUID | None, org_id: UUID) -> list[tuple[UUID | None, UUID | None]]:
+    async def _targets(self, job: str | None, run: UUID | None, org_id: UUID) -> list[_Target]:
         """Runs to walk, and the job for its tasks of no run."""
         if run is not None:
-            return [((await self._reads.run(run, org_id)).run_id, None)]
+            async with self._database.connection() as connection:
+                row = await _reads_sql.run_by_id(connection, org_id=org_id, run_id=run)
+            if row is None:
+                raise NotFound(f"There is no run {run} in this org.")
+            return [_run_target(row)]
         if job is None:
             raise BadRequest("Say which tasks: give `job` or `run`.", code="filter_missing")
         job_id = (await self._reads.find_job(job, org_id))["job_id"]
         async with self._database.connection() as connection:
             runs = await _reads_sql.runs_from(connection, org_id=org_id, job_id=job_id, cursor=None, most=100_000)
-        return [(row["run_id"], None) for row in runs] + [(None, job_id)]
+        return [*map(_run_target, runs), _Target(job_id=job_id)]
 
-    async def _page(
+    async def _indexed(
+        self, target: _Target, statuses: list[TaskStatus], org_id: UUID, dead: bool, error_class: str | None
+    ) -> list[UUID]:
+        if target.run_id is None:
+            return await self._loose(target, statuses, org_id, dead, error_class, most=_BATCH)
+        if TaskStatus.FAILED not in statuses:
+            return []
+        return await self._failed(target, org_id, dead, error_class, most=_BATCH)
+
+    async def _failed(
+        self, target: _Target, org_id: UUID, dead: bool, error_class: str | None, *, most: int
+    ) -> list[UUID]:
+        shared = {"org_id": org_id, "dead": dead, "error_class": error_class, "most": most}
+        async with self._database.connection() as connection:
+            rows = await _reads_sql.failed_of_run(connection, run_id=target.run_id, **shared)
+        return [row["task_id"] for row in rows]
+
+    async def _loose(
         self,
-        run_id: UUID | None,
-        job_id: UUID | None,
+        target: _Target,
         statuses: list[TaskStatus],
         org_id: UUID,
         dead: bool,
@@ -149,16 +205,37 @@ class Actions:
         *,
         most: int,
     ) -> list[UUID]:
-        shared = {
-            "org_id": org_id,
-            "statuses": [s.value for s in statuses],
-            "dead": dead,
-            "error_class": error_class,
-            "most": most,
-        }
+        shared = {"org_id": org_id, "dead": dead, "error_class": error_class, "most": most}
         async with self._database.connection() as connection:
-            if run_id is not None:
-                rows = await _reads_sql.matching_run_tasks(connection, run_id=run_id, **shared)
-            else:
-                rows = await _reads_sql.matching_job_tasks(connection, job_id=job_id, **shared)
+            rows = await _reads_sql.matching_job_tasks(
+                connection, job_id=target.job_id, statuses=[s.value for s in statuses], **shared
+            )
         return [row["task_id"] for row in rows]
+
+    async def _unended(self, target: _Target, statuses: list[TaskStatus], org_id: UUID) -> AsyncIterator[list[UUID]]:
+        """Queued and running tasks of a run: no index knows their status, so a live run is walked."""
+        wanted = [s.value for s in statuses if s in (TaskStatus.QUEUED, TaskStatus.RUNNING)]
+        if target.ended or not wanted:
+            return
+        for first in range(0, target.last_index + 1, _STRETCH):
+            span = {"first": first, "last": first + _STRETCH - 1}
+            async with self._database.connection() as connection:
+                rows = await _reads_sql.unended_of_run(
+                    connection, run_id=target.run_id, org_id=org_id, statuses=wanted, **span
+                )
+            if rows:
+                yield [row["task_id"] for row in rows]
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A run, or the tasks of a job that belong to no run."""
+
+    run_id: UUID | None = None
+    job_id: UUID | None = None
+    last_index: int = -1
+    ended: bool = False
+
+
+def _run_target(row: Row) -> _Target:
+    return _Target(run_id=row["run_id"], last_index=row["last_index"], ended=row["ended_at"] is not None)

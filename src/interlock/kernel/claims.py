@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from interlock.access.principals import WorkerIdentity
 from interlock.access.tokens import CapabilityTokens, Grant, write_grants
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.adapters.queue import Handle, Queue
 from interlock.errors import BadRequest, NotFound
-from interlock.failpoints import failpoint
+from interlock.failpoints import armed, failpoint
 from interlock.kernel.tasks import SMALL_SHARD, clean, outputs_of, run_task_id
 from interlock.settings import Settings
 from interlock.telemetry import TASKS_CLAIMED
@@ -63,6 +64,34 @@ class _Job:
     outputs: list[DatasetRef]
 
 
+class _Owner(Struct, frozen=True):
+    job_id: UUID
+    org_id: UUID
+    run_id: UUID | None
+    timeout_at: datetime
+
+
+class _Lease(_Owner, frozen=True):
+    """What tasks of one job that were claimed together have in common."""
+
+    job_version: str
+    lease_token: UUID
+    lease_expires_at: datetime
+    kid: str
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Claimed tasks under one lease, at the same attempt."""
+
+    lease: _Lease
+    attempt: int
+    tasks: list[GroupedTask]
+
+
+_lease = msgspec.json.Decoder(_Lease)
+
+
 class Claims:
     def __init__(self, database: Database, settings: Settings, queue: Queue, tokens: CapabilityTokens) -> None:
         self._database = database
@@ -75,19 +104,24 @@ class Claims:
     async def claim(self, request: ClaimRequest, worker: WorkerIdentity) -> ClaimBatchReply:
         wanted = _wanted(request)
         who = {"worker_id": clean(request.worker_id), "runtimes": self._reach(worker)}
-        rows, states = await self._database.run(lambda c: self._claim_free(c, wanted, who), transaction=False)
+        held = armed("claim.before_commit")
+        groups, states = await self._database.run(lambda c: self._claim_free(c, wanted, who), transaction=held)
         capped = sorted({s["job_id"] for s in states if s["capped"] and s["status"] == "Queued" and s["allowed"]})
         if capped:
-            rows += await self._claim_capped([s["task_id"] for s in states], capped, who | {"most": wanted.most})
+            groups += await self._claim_capped([s["task_id"] for s in states], capped, who | {"most": wanted.most})
         await failpoint("claim.committed")
-        TASKS_CLAIMED.inc(len(rows))
-        left = await self._settle(wanted, rows)
-        jobs = await self._jobs({(row["job_id"], row["job_version"]) for row in rows})
-        together = [row for row in rows if request.grouped and not request.tokens and not jobs[row["job_id"]].outputs]
-        apart = rows if not together else [row for row in rows if jobs[row["job_id"]].outputs]
-        claims = await self._claims(apart, jobs, tokens=request.tokens)
-        claims += _not_claimed(wanted, rows, states)
-        return ClaimBatchReply(claims=claims, groups=_groups(together, jobs), remaining=left)
+        TASKS_CLAIMED.inc(sum(len(group.tasks) for group in groups))
+        left = await self._settle(wanted, groups)
+        jobs = await self._jobs({(group.lease.job_id, group.lease.job_version) for group in groups})
+        together, claims = [], []
+        for group in groups:
+            job = jobs[group.lease.job_id]
+            if request.grouped and not request.tokens and not job.outputs:
+                together.append(_claim_group(group, job))
+            else:
+                claims += await self._claims(group, job, tokens=request.tokens)
+        claims += _not_claimed(wanted, groups, states)
+        return ClaimBatchReply(claims=claims, groups=together, remaining=left)
 
     def _reach(self, worker: WorkerIdentity) -> list[str] | None:
         """The worker's runtimes by every name that leads to the same queue: a job keeps the alias it was given."""
@@ -99,70 +133,74 @@ class Claims:
 
     async def _claim_free(
         self, connection: Connection, wanted: _Wanted, who: dict[str, Any]
-    ) -> tuple[list[Row], list[Row]]:
+    ) -> tuple[list[_Group], list[Row]]:
         """What was claimed, and the state of what was not but may be said more about."""
         if wanted.ids:
-            rows = await _sql.claim(connection, shard=SMALL_SHARD, task_ids=wanted.ids, **who)
+            groups = _grouped(await _sql.claim(connection, shard=SMALL_SHARD, task_ids=wanted.ids, **who))
         elif wanted.most is not None:
             only = wanted.ranges[0]
             span = {"run_id": only.run_id, "first": only.start, "last": only.end}
             rows = await _sql.claim_range_start(connection, shard=SMALL_SHARD, most=wanted.most, **span, **who)
+            groups = _grouped(rows)
         else:
             rows = await _sql.claim_ranges(connection, shard=SMALL_SHARD, **_spans(wanted.ranges), **who)
-        left = _not_in(wanted.ids, rows) or _ids_of_empty(wanted.ranges, rows)
-        if not left:
-            return rows, []
-        states = await _sql.claim_states(connection, shard=SMALL_SHARD, task_ids=left, runtimes=who["runtimes"])
-        return rows, states
-
-    async def _claim_capped(self, ids: list[UUID], jobs: list[UUID], how: dict[str, Any]) -> list[Row]:
-        async def work(connection: Connection) -> list[Row]:
-            await _sql.lock_capped_jobs(connection, job_ids=jobs)
-            rows: list[Row] = await _sql.claim_capped(connection, shard=SMALL_SHARD, task_ids=ids, job_ids=jobs, **how)
+            groups = _by_range(rows)
+        if groups:
             await failpoint("claim.before_commit")
-            return rows
+        left = _not_in(wanted.ids, groups) or _ids_of_empty(wanted.ranges, groups)
+        if not left:
+            return groups, []
+        states = await _sql.claim_states(connection, shard=SMALL_SHARD, task_ids=left, runtimes=who["runtimes"])
+        return groups, states
+
+    async def _claim_capped(self, ids: list[UUID], jobs: list[UUID], how: dict[str, Any]) -> list[_Group]:
+        async def work(connection: Connection) -> list[_Group]:
+            await _sql.lock_capped_jobs(connection, job_ids=jobs)
+            rows = await _sql.claim_capped(connection, shard=SMALL_SHARD, task_ids=ids, job_ids=jobs, **how)
+            await failpoint("claim.before_commit")
+            return _grouped(rows)
 
         return await self._database.run(work)
 
-    async def _settle(self, wanted: _Wanted, rows: list[Row]) -> int:
+    async def _settle(self, wanted: _Wanted, groups: list[_Group]) -> int:
         """After the claim has committed: a message that a crash leaves behind finds nothing to claim next time."""
         by_queue: defaultdict[str, list[Handle]] = defaultdict(list)
         for message in wanted.messages:
             by_queue[message.queue].append(Handle(message.message_id, message.receipt))
         left = 0
         for queue, handles in by_queue.items():
-            left = await self._give_back_rest(wanted, rows, queue, handles[0])
+            left = await self._give_back_rest(wanted, groups, queue, handles[0])
             if not left:
                 await self._queue.ack(queue, handles)
         return left
 
-    async def _give_back_rest(self, wanted: _Wanted, rows: list[Row], queue: str, handle: Handle) -> int:
+    async def _give_back_rest(self, wanted: _Wanted, groups: list[_Group], queue: str, handle: Handle) -> int:
         """How many tasks of a range are left for others, when the worker had room for its start only."""
-        if wanted.most is None or len(rows) < wanted.most:
+        indexes = [task.index for group in groups for task in group.tasks if task.index is not None]
+        if wanted.most is None or len(indexes) < wanted.most:
             return 0
-        only = wanted.ranges[0]
-        last = max(row["task_index"] for row in rows)
+        only, last = wanted.ranges[0], max(indexes)
         if last < only.end:
-            rest = {"job_id": rows[0]["job_id"], "run_id": only.run_id, "start": last + 1, "end": only.end}
+            rest = {"job_id": groups[0].lease.job_id, "run_id": only.run_id, "start": last + 1, "end": only.end}
             await self._queue.replace(queue, handle, msgspec.json.encode(rest).decode())
-        return only.end - int(last)
+        return only.end - last
 
-    async def _claims(self, rows: list[Row], jobs: dict[UUID, _Job], *, tokens: bool) -> list[ClaimReply]:
-        replies = []
-        for row in rows:
-            task = self._payload(row, jobs[row["job_id"]])
+    async def _claims(self, group: _Group, job: _Job, *, tokens: bool) -> list[ClaimReply]:
+        lease, replies = group.lease, []
+        for one in group.tasks:
+            task = self._payload(one, group.attempt, lease, job)
             token = None
             if tokens:
                 token = await self._tokens.issue(
-                    Grant(task.org_id, task.task_id, task.attempt, task.outputs), row["kid"]
+                    Grant(lease.org_id, one.task_id, group.attempt, task.outputs), lease.kid
                 )
             replies.append(
                 ClaimReply(
                     status="Claimed",
-                    task_id=task.task_id,
-                    attempt=task.attempt,
-                    lease_token=row["lease_token"],
-                    lease_expires_at=row["lease_expires_at"],
+                    task_id=one.task_id,
+                    attempt=group.attempt,
+                    lease_token=lease.lease_token,
+                    lease_expires_at=lease.lease_expires_at,
                     capability_token=token,
                     task=task,
                 )
@@ -183,23 +221,22 @@ class Claims:
             return {job_id: self._known_jobs.get((job_id, version)) or newest[job_id] for job_id, version in wanted}
         return {key[0]: self._known_jobs[key] for key in wanted}
 
-    def _payload(self, row: Row, job: _Job) -> TaskPayload:
-        task_id, attempt = row["task_id"], row["attempt"]
-        outputs = write_grants(self._objects_root, task_id, attempt, job.outputs) if job.outputs else []
+    def _payload(self, task: GroupedTask, attempt: int, owner: _Owner, job: _Job) -> TaskPayload:
+        outputs = write_grants(self._objects_root, task.task_id, attempt, job.outputs) if job.outputs else []
         return TaskPayload(
-            task_id=task_id,
+            task_id=task.task_id,
             attempt=attempt,
-            job_id=row["job_id"],
+            job_id=owner.job_id,
             job=job.ref,
             operator=job.operator,
             config=job.config,
             inputs=[],
-            payload=Raw(row["payload"]),
-            org_id=row["org_id"],
-            run_id=row["run_id"],
-            index=row["task_index"],
+            payload=task.payload,
+            org_id=owner.org_id,
+            run_id=owner.run_id,
+            index=task.index,
             outputs=outputs,
-            timeout_at=row["timeout_at"],
+            timeout_at=owner.timeout_at,
         )
 
     async def fetch(self, task_id: UUID, worker: WorkerIdentity) -> FetchReply:
@@ -208,7 +245,9 @@ class Claims:
         if row is None:
             raise NotFound(f"There is no task {task_id}.")
         status = TaskStatus.CANCELED if row["cancel_requested"] else TaskStatus(row["status"])
-        return FetchReply(status=status, task=self._payload(row, _job(row)))
+        task = GroupedTask(row["task_id"], row["task_index"], Raw(row["payload"]))
+        owner = _Owner(row["job_id"], row["org_id"], row["run_id"], row["timeout_at"])
+        return FetchReply(status=status, task=self._payload(task, row["attempt"], owner, _job(row)))
 
 
 def _wanted(request: ClaimRequest) -> _Wanted:
@@ -247,9 +286,9 @@ def _spans(ranges: Sequence[ClaimRange]) -> dict[str, Any]:
     }
 
 
-def _ids_of_empty(ranges: Sequence[ClaimRange], rows: list[Row]) -> list[UUID]:
+def _ids_of_empty(ranges: Sequence[ClaimRange], groups: list[_Group]) -> list[UUID]:
     """Ids of ranges that gave nothing: their job may be capped."""
-    fruitful = {row["run_id"] for row in rows}
+    fruitful = {group.lease.run_id for group in groups}
     return [
         run_task_id(span.run_id, index)
         for span in ranges
@@ -263,45 +302,59 @@ def _job(row: Row) -> _Job:
     return _Job(ref, row["operator"], Raw(row["config"]), outputs_of(row))
 
 
-def _groups(rows: list[Row], jobs: dict[UUID, _Job]) -> list[ClaimGroup]:
+def _by_range(rows: list[Row]) -> list[_Group]:
+    """Rows of claim_ranges. By position and without a second pass: this is the hot path."""
+    leases = {row[0]: _lease.decode(row[4]) for row in rows if row[1] is None}
+    groups: defaultdict[tuple[int, int], list[GroupedTask]] = defaultdict(list)
+    for n, task_id, index, attempt, payload in rows:
+        if task_id is not None:
+            groups[n, attempt].append(GroupedTask(task_id, index, Raw(payload)))
+    return [_Group(leases[n], attempt, tasks) for (n, attempt), tasks in groups.items()]
+
+
+def _grouped(rows: list[Row]) -> list[_Group]:
     """One statement claimed them, so tasks of a job share its lease and its timeout."""
-    by_run: defaultdict[tuple[UUID, UUID | None], list[Row]] = defaultdict(list)
+    groups: dict[tuple[UUID, UUID | None, int], _Group] = {}
     for row in rows:
-        by_run[row["job_id"], row["run_id"]].append(row)
-    return [_group(members, jobs[job_id]) for (job_id, _), members in by_run.items()]
+        key = row["job_id"], row["run_id"], row["attempt"]
+        if key not in groups:
+            groups[key] = _Group(_lease_of(row), row["attempt"], [])
+        groups[key].tasks.append(GroupedTask(row["task_id"], row["task_index"], Raw(row["payload"])))
+    return list(groups.values())
 
 
-def _group(rows: list[Row], job: _Job) -> ClaimGroup:
-    first = rows[0]
+def _lease_of(row: Row) -> _Lease:
+    return _Lease(**{name: row[name] for name in _Lease.__struct_fields__})
+
+
+def _claim_group(group: _Group, job: _Job) -> ClaimGroup:
+    lease = group.lease
     return ClaimGroup(
-        job_id=first["job_id"],
+        job_id=lease.job_id,
         job=job.ref,
         operator=job.operator,
         config=job.config,
-        org_id=first["org_id"],
-        run_id=first["run_id"],
-        lease_expires_at=first["lease_expires_at"],
-        timeout_at=first["timeout_at"],
-        tasks=[
-            GroupedTask(row["task_id"], row["attempt"], row["lease_token"], row["task_index"], Raw(row["payload"]))
-            for row in rows
-        ],
+        org_id=lease.org_id,
+        run_id=lease.run_id,
+        attempt=group.attempt,
+        lease_token=lease.lease_token,
+        lease_expires_at=lease.lease_expires_at,
+        timeout_at=lease.timeout_at,
+        tasks=group.tasks,
     )
 
 
-def _not_claimed(wanted: _Wanted, rows: list[Row], states: list[Row]) -> list[ClaimReply]:
+def _not_claimed(wanted: _Wanted, groups: list[_Group], states: list[Row]) -> list[ClaimReply]:
     """A verdict for every id that was asked for by name; a range is only told what it got."""
-    taken = {row["task_id"] for row in rows}
     found = {state["task_id"]: state for state in states}
     return [
         ClaimReply(status="NotClaimed", task_id=task_id, reason=_reason(found.get(task_id)))
-        for task_id in wanted.ids
-        if task_id not in taken
+        for task_id in _not_in(wanted.ids, groups)
     ]
 
 
-def _not_in(ids: list[UUID], rows: list[Row]) -> list[UUID]:
-    taken = {row["task_id"] for row in rows}
+def _not_in(ids: list[UUID], groups: list[_Group]) -> list[UUID]:
+    taken = {task.task_id for group in groups for task in group.tasks} if ids else ()
     return [task_id for task_id in ids if task_id not in taken]
 
 

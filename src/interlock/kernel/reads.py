@@ -223,17 +223,16 @@ class Reads:
     ) -> tuple[list[Row], int]:
         """Some of a run's tasks after `index`, and how far that reached; the run's last index means to its end."""
         shared = {"org_id": org_id, "run_id": run["run_id"]}
-        if status in (None, TaskStatus.COMPLETED):
-            # Most of a run completes, so its completed tasks are found by walking it; a sparse one takes more pages.
+        if run["ended_at"] is not None and status in (TaskStatus.QUEUED, TaskStatus.RUNNING):
+            return [], run["last_index"]
+        if status not in (TaskStatus.FAILED, TaskStatus.CANCELED):
+            # The statuses on the usual way are in no index: the run is walked, and a sparse one takes more pages.
             last = min(run["last_index"], index + (room if status is None else max(room, _STRIDE)))
             rows = await _sql.tasks_of_range(
                 connection, first=index + 1, last=last, status=status and status.value, most=room, **shared
             )
             return rows, (rows[-1]["task_index"] if len(rows) == room else last)
-        if status is TaskStatus.RUNNING:
-            rows = await _sql.running_tasks_of_run(connection, after=index, most=room, **shared)
-        else:
-            rows = await _sql.tasks_of_run_by_status(connection, status=status.value, after=index, most=room, **shared)
+        rows = await _sql.tasks_of_run_by_status(connection, status=status.value, after=index, most=room, **shared)
         return rows, (rows[-1]["task_index"] if len(rows) == room else run["last_index"])
 
     async def _walk_runless(

@@ -1,10 +1,12 @@
 """Ends attempts whose lease ran out or whose hard timeout has come.
 
-A heartbeat never extends a lease past the timeout, so both are one index and one statement.
+A heartbeat never extends a lease past the timeout, so both are one statement. Which leases to look at, the alarms that
+claims have set say.
 """
 
 from __future__ import annotations
 
+from interlock.adapters.lowwater import low_water
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
@@ -23,17 +25,27 @@ class Reaper(Periodic):
         self.seconds = settings.reap_seconds
         self._database = database
         self._direct = settings.queue_direct
+        self._water = low_water()
 
     async def run_once(self) -> int:
         async def work(connection: Connection) -> list[Row]:
-            rows: list[Row] = await _sql.reap(connection, most=_BATCH)
-            freed = sorted(rows[0]["freed_jobs"] or []) if rows else []
-            if freed:
-                await wake_parked(connection, freed, rows[0]["freed_keys"], direct=self._direct)
+            rows: list[Row] = await _sql.reap(connection, most=_BATCH, since=look.since)
             await failpoint("reap.before_commit")
             return rows
 
-        rows = await self._database.run(work)
-        for row in rows:
+        with self._water.look() as look:
+            rows = await self._database.run(work)
+            look.reached = rows[0]["reached"]
+        await self._wake_parked(rows)
+        reaped = [row for row in rows if row["task_id"] is not None]
+        for row in reaped:
             TASKS_REAPED.labels(cause="timeout" if row["timed_out"] else "lease").inc()
-        return len(rows)
+        more = rows[0]["alarms"] if rows[0]["alarms"] >= _BATCH else 0
+        return len(reaped) or more
+
+    async def _wake_parked(self, rows: list[Row]) -> None:
+        """After the commit: whoever held ended tasks while it waits for parked ones could meet a cancel of both."""
+        freed = sorted(rows[0]["freed_jobs"] or [])
+        if freed:
+            keys = rows[0]["freed_keys"]
+            await self._database.run(lambda c: wake_parked(c, freed, keys, direct=self._direct))

@@ -5,12 +5,12 @@ Messages are only wake-ups, so any of them may be lost; this is what makes that 
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import UUID
 
 import structlog
 
-from interlock.adapters.postgres import Connection, Database, queries
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
 from interlock.kernel.tasks import enqueue, wake_parked
 from interlock.settings import Settings
@@ -18,7 +18,11 @@ from interlock.settings import Settings
 log = structlog.get_logger()
 _sql = queries("runs")
 _BATCH = 1000
-_STEP = 100
+_JOBS = 100
+_RUNS = 100
+_WALKED = 20_000
+"""Indexes of runs that one pass walks."""
+_ZERO = UUID(int=0)
 
 
 class Reconciler(Periodic):
@@ -34,28 +38,79 @@ class Reconciler(Periodic):
         return await self._database.run(self._pass)
 
     async def _pass(self, connection: Connection) -> int:
-        """One step over live runs and one over jobs; the cursors go round."""
+        """One step over live runs, one over tasks of no run, one over jobs. Each remembers its place and goes round."""
         if not await _sql.only_one(connection, name=self.name):
             return 0
-        runs = await self._step(connection, "runs", _sql.live_runs_after, "run_id")
-        jobs = await self._step(connection, "jobs", _sql.jobs_after, "job_id")
-        lost = await _sql.lost_run_tasks(connection, run_ids=runs, grace=self._grace, most=_BATCH) if runs else []
-        lost += await _sql.lost_job_tasks(connection, job_ids=jobs, grace=self._grace, most=_BATCH) if jobs else []
+        lost = await self._of_runs(connection) + await self._of_no_run(connection)
         if lost:
             log.warning("reconciler.messages_missing", tasks=len(lost))
-            await enqueue(connection, [row["task_id"] for row in lost], direct=self._direct)
-        woken = await self._wake_stranded(connection, jobs)
+            await enqueue(connection, lost, direct=self._direct)
+        woken = await self._wake_stranded(connection)
+        await failpoint("reconcile.before_commit")
         return len(lost) + woken
 
-    async def _step(self, connection: Connection, name: str, statement: Any, key: str) -> list[UUID]:
-        cursor = await _sql.sweep_cursor(connection, name=name)
-        ids = [row[key] for row in await statement(connection, cursor=cursor, most=_STEP)]
-        await _sql.set_sweep_cursor(connection, name=name, cursor=ids[-1] if len(ids) == _STEP else None)
-        return ids
+    async def _of_runs(self, connection: Connection) -> list[UUID]:
+        place = await _sql.sweep_place(connection, name="runs")
+        cursor, position = (place["cursor"], place["position"] or 0) if place else (None, 0)
+        runs = await _sql.live_runs_from(connection, cursor=cursor, most=_RUNS)
+        stretches, end = _stretches(runs, cursor, position)
+        await self._remember(connection, "runs", *end)
+        if not stretches:
+            return []
+        rows = await _sql.lost_run_tasks(
+            connection,
+            run_ids=[run_id for run_id, _, _ in stretches],
+            firsts=[first for _, first, _ in stretches],
+            lasts=[last for _, _, last in stretches],
+            grace=self._grace,
+        )
+        return [row["task_id"] for row in rows]
 
-    async def _wake_stranded(self, connection: Connection, jobs: list[UUID]) -> int:
+    async def _of_no_run(self, connection: Connection) -> list[UUID]:
+        place = await _sql.sweep_place(connection, name="tasks")
+        job, after = (place["cursor"] or _ZERO, place["task_id"] or _ZERO) if place else (_ZERO, _ZERO)
+        rows = await _sql.lost_job_tasks(connection, from_job=job, after=after, grace=self._grace, most=_BATCH)
+        last = rows[-1] if len(rows) == _BATCH else None
+        await self._remember(connection, "tasks", last and last["job_id"], None, last and last["task_id"])
+        return [row["task_id"] for row in rows if row["lost"]]
+
+    async def _remember(
+        self,
+        connection: Connection,
+        name: str,
+        cursor: UUID | None,
+        position: int | None = None,
+        task_id: UUID | None = None,
+    ) -> None:
+        await _sql.set_sweep_place(connection, name=name, cursor=cursor, position=position, task_id=task_id)
+
+    async def _wake_stranded(self, connection: Connection) -> int:
+        place = await _sql.sweep_place(connection, name="jobs")
+        jobs = [
+            row["job_id"] for row in await _sql.jobs_after(connection, cursor=place and place["cursor"], most=_JOBS)
+        ]
+        await self._remember(connection, "jobs", jobs[-1] if len(jobs) == _JOBS else None)
         stranded = [row["job_id"] for row in await _sql.stranded_jobs(connection, job_ids=jobs)] if jobs else []
         if not stranded:
             return 0
         keys = [row["slot_key"] for row in await _sql.parked_keys(connection, job_ids=stranded, most=_BATCH)]
         return await wake_parked(connection, stranded, keys, direct=self._direct)
+
+
+Stretch = tuple[UUID, int, int]
+
+
+def _stretches(runs: list[Row], cursor: UUID | None, position: int) -> tuple[list[Stretch], tuple[UUID | None, int]]:
+    """What of these runs to walk now, and where to go on; the place after the last run is the start."""
+    left, found = _WALKED, list[Stretch]()
+    for run in runs:
+        first = position if run["run_id"] == cursor else 0
+        last = min(run["last_index"], first + left - 1)
+        if last >= first:
+            found.append((run["run_id"], first, last))
+            left -= last - first + 1
+        if last < run["last_index"]:
+            return found, (run["run_id"], last + 1)
+    if len(runs) < _RUNS:
+        return found, (None, 0)
+    return found, (runs[-1]["run_id"], runs[-1]["last_index"] + 1)

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 
+from interlock.adapters.lowwater import low_water
 from interlock.adapters.notifications import Wakeups
 from interlock.adapters.postgres import Database, Row, queries
 from interlock.adapters.queue import Outgoing, Queue
@@ -35,15 +36,19 @@ class Relay:
         self._queue = queue
         self._invoke = invoke
         self._wakeups = wakeups
+        self._water = low_water()
 
     async def idle(self, seconds: float) -> None:
         await self._wakeups.wait("outbox", seconds)
 
     async def run_once(self) -> int:
-        async with self._database.connection() as connection:
-            rows = await _sql.take_outbox(
-                connection, kinds=["send", "invoke"], most=_BATCH, retry_seconds=_RETRY_SECONDS
-            )
+        with self._water.look() as look:
+            async with self._database.connection() as connection:
+                rows = await _sql.take_outbox(
+                    connection, kinds=["send", "invoke"], most=_BATCH, retry_seconds=_RETRY_SECONDS, since=look.since
+                )
+                look.reached = max((row["was_due_at"] for row in rows), default=None) or await _sql.clock(connection)
+        await failpoint("relay.taken")
         done = await self._send([row for row in rows if row["kind"] == "send"])
         done += await self._invoke_all([row for row in rows if row["kind"] == "invoke"])
         await failpoint("relay.sent")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from interlock.access.keyring import Keyring
-from interlock.adapters.postgres import Database, queries
+from interlock.adapters.lowwater import Look, low_water
+from interlock.adapters.postgres import Connection, Database, queries
+from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
 from interlock.settings import Settings
 
@@ -20,6 +24,7 @@ class Retention(Periodic):
         self._database = database
         self._keyring = keyring
         self._age_seconds = settings.retention_days * 86_400
+        self._water = low_water()
 
     async def run_once(self) -> int:
         done = await self._runs()
@@ -31,16 +36,21 @@ class Retention(Periodic):
 
     async def _runs(self) -> int:
         """The oldest expired run, a batch at a time; it goes only when its last task has."""
-        async with self._database.transaction() as connection:
-            run = await _sql.expired_run(connection, age_seconds=self._age_seconds)
-            if run is None:
-                return 0
-            first, last = run["swept_index"], min(run["swept_index"] + _BATCH - 1, run["last_index"])
-            tasks = await _sql.delete_run_tasks(connection, run_id=run["run_id"], first=first, last=last)
-            await _sql.delete_task_traces(connection, task_ids=[row["task_id"] for row in tasks])
-            if last < run["last_index"]:
-                await _sql.set_swept(connection, run_id=run["run_id"], swept=last + 1)
-            else:
-                await _sql.delete_run(connection, run_id=run["run_id"])
-                await _sql.delete_nameless_job(connection, job_id=run["job_id"])
+        with self._water.look() as look:
+            return await self._database.run(lambda connection: self._oldest_run(connection, look))
+
+    async def _oldest_run(self, connection: Connection, look: Look[datetime]) -> int:
+        run = await _sql.expired_run(connection, age_seconds=self._age_seconds, since=look.since)
+        if run is None:
+            return 0
+        look.reached = run["ended_at"]
+        first, last = run["swept_index"], min(run["swept_index"] + _BATCH - 1, run["last_index"])
+        tasks = await _sql.delete_run_tasks(connection, run_id=run["run_id"], first=first, last=last)
+        await _sql.delete_task_traces(connection, task_ids=[row["task_id"] for row in tasks])
+        if last < run["last_index"]:
+            await _sql.set_swept(connection, run_id=run["run_id"], swept=last + 1)
+        else:
+            await _sql.delete_run(connection, run_id=run["run_id"])
+            await _sql.delete_nameless_job(connection, job_id=run["job_id"])
+        await failpoint("retention.before_commit")
         return len(tasks) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from interlock.adapters.lowwater import low_water
 from interlock.adapters.postgres import Connection, Database, queries
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
@@ -20,15 +21,19 @@ class Retries(Periodic):
         self.seconds = settings.retry_seconds
         self._database = database
         self._direct = settings.queue_direct
+        self._water = low_water()
 
     async def run_once(self) -> int:
         async def work(connection: Connection) -> int:
-            rows = await _sql.requeue_due(connection, most=_BATCH)
-            if rows:
-                await enqueue(connection, [row["task_id"] for row in rows], direct=self._direct)
+            rows = await _sql.requeue_due(connection, most=_BATCH, since=look.since)
+            look.reached = rows[0]["reached"]
+            ids = [row["task_id"] for row in rows if row["task_id"] is not None]
+            if ids:
+                await enqueue(connection, ids, direct=self._direct)
             await failpoint("retry.before_commit")
-            return len(rows)
+            return len(ids)
 
-        done = await self._database.run(work)
+        with self._water.look() as look:
+            done = await self._database.run(work)
         TASKS_REQUEUED.inc(done)
         return done

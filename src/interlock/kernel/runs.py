@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from interlock.adapters.lowwater import Look, LowWater
 from interlock.adapters.postgres import Connection, Database, queries
 from interlock.failpoints import failpoint
 from interlock.kernel.actions import Actions
@@ -11,6 +12,11 @@ from interlock.settings import Settings
 _sql = queries("runs")
 _BATCH = 5000
 _RUNS = 20
+_SLACK_PAGES = 64
+"""Writers fill pages of their own, some of them below the last one that was folded."""
+
+Place = tuple[int, int]
+"""Page and line of a row in its table."""
 
 
 class RunCounters(Periodic):
@@ -19,20 +25,24 @@ class RunCounters(Periodic):
     def __init__(self, database: Database, settings: Settings) -> None:
         self.seconds = settings.fold_seconds
         self._database = database
+        self._water: LowWater[Place] = LowWater((0, 0), lambda place: (max(0, place[0] - _SLACK_PAGES), 0))
 
     async def run_once(self) -> int:
-        async def work(connection: Connection) -> int:
-            # Two folders would wait for each other's run rows and gain nothing.
-            if not await _sql.only_one(connection, name=self.name):
-                return 0
-            rows = await _sql.fold_deltas(connection, most=_BATCH)
-            over = [row["run_id"] for row in rows if row["over"]]
-            if over:
-                await _sql.end_runs(connection, run_ids=over)
-            await failpoint("fold.before_commit")
-            return len(rows)
+        with self._water.look() as look:
+            return await self._database.run(lambda connection: self._fold(connection, look))
 
-        return await self._database.run(work)
+    async def _fold(self, connection: Connection, look: Look[Place]) -> int:
+        # Two folders would wait for each other's run rows and gain nothing.
+        look.skipped = not await _sql.only_one(connection, name=self.name)
+        if look.skipped:
+            return 0
+        rows = await _sql.fold_deltas(connection, most=_BATCH, since=look.since)
+        look.reached = rows[0]["reached"] if rows else None
+        over = [row["run_id"] for row in rows if row["over"]]
+        if over:
+            await _sql.end_runs(connection, run_ids=over)
+        await failpoint("fold.before_commit")
+        return len(rows)
 
 
 class RunCancels(Periodic):
@@ -48,5 +58,6 @@ class RunCancels(Periodic):
             runs = await _sql.canceling_runs(connection, most=_RUNS)
         done = 0
         for row in runs:
-            done += await self._actions.cancel_some_of_run(row["run_id"], row["org_id"])
+            await self._actions.cancel_some_of_run(row)
+            done += 1
         return done

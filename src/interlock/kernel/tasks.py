@@ -22,6 +22,7 @@ from interlock.telemetry import ATTEMPTS_ENDED
 from interlock.wire import (
     Completion,
     CompletionBatchReply,
+    CompletionGroup,
     CompletionReply,
     DatasetRef,
     Heartbeat,
@@ -116,10 +117,66 @@ class Tasks:
 
     # Complete
 
-    async def complete(self, items: Sequence[Completion]) -> CompletionBatchReply:
-        outcome = await self._complete(items)
+    async def complete(
+        self, items: Sequence[Completion], groups: Sequence[CompletionGroup] = ()
+    ) -> CompletionBatchReply:
+        done, rest = await self._complete_groups(groups)
+        if not items and not rest:
+            return CompletionBatchReply(accepted=done)
+        outcome = await self._complete([*items, *rest])
         refused = [_refusal(task_id, error) for task_id, error in outcome.refused.items()]
-        return CompletionBatchReply(accepted=len(outcome.rows) + len(outcome.repeated), refused=refused)
+        return CompletionBatchReply(accepted=done + len(outcome.rows) + len(outcome.repeated), refused=refused)
+
+    async def _complete_groups(self, groups: Sequence[CompletionGroup]) -> tuple[int, list[Completion]]:
+        """How many tasks were completed, and what must go one by one because not all of them could be."""
+        if not groups:
+            return 0, []
+        arrays = self._group_arrays(groups)
+        if arrays is None:
+            return 0, _one_by_one(groups)
+
+        async def work(connection: Connection) -> int:
+            count: int = await _sql.complete_by_index(connection, shard=SMALL_SHARD, **arrays)
+            await failpoint("complete.before_commit")
+            return count
+
+        done = await self._database.run(work, transaction=armed("complete.before_commit"))
+        await failpoint("complete.committed")
+        if done:
+            ATTEMPTS_ENDED.labels(outcome="Completed").inc(done)
+        if done == len(arrays["indexes"]):
+            return done, []
+        # Those that were completed just now are found to be, and count there.
+        return 0, _one_by_one(groups)
+
+    def _group_arrays(self, groups: Sequence[CompletionGroup]) -> dict[str, Any] | None:
+        """None when a result is not fit to be kept: its task is told so alone."""
+        indexes: list[int] = []
+        results: list[str] = []
+        ends: list[int] = []
+        for group in groups:
+            by_index = dict(zip(group.indexes, group.results, strict=True))
+            indexes += sorted(by_index)
+            try:
+                results += [str(by_index[index], "utf-8") for index in sorted(by_index)]
+            except UnicodeDecodeError:
+                return None
+            ends.append(len(indexes))
+        if max(map(len, results)) * 4 > self._settings.result_limit_bytes and self._too_large(groups):
+            return None
+        return {
+            "run_ids": [group.run_id for group in groups],
+            "attempts": [group.attempt for group in groups],
+            "leases": [group.lease_token for group in groups],
+            "firsts": [start + 1 for start in [0, *ends[:-1]]],
+            "lasts": ends,
+            "indexes": indexes,
+            "results": results,
+        }
+
+    def _too_large(self, groups: Sequence[CompletionGroup]) -> bool:
+        limit = self._settings.result_limit_bytes
+        return any(len(result) > limit for group in groups for result in group.results)
 
     async def complete_one(self, item: Completion) -> CompletionReply:
         outcome = await self._complete([item])
@@ -254,6 +311,7 @@ async def wake_parked(connection: Connection, jobs: Sequence[UUID], keys: Sequen
     rows = await _sql.unpark(connection, job_ids=list(jobs), keys=list(keys))
     if rows:
         await enqueue(connection, [row["task_id"] for row in rows], direct=direct)
+    await failpoint("wake.before_commit")
     return len(rows)
 
 
@@ -273,6 +331,20 @@ def _first_of_each(items: Sequence[F]) -> list[F]:
         # By int: a UUID's own hash is Python code, and this is the hot path.
         unique.setdefault(item.task_id.int, item)
     return [unique[key] for key in sorted(unique)]
+
+
+def _one_by_one(groups: Sequence[CompletionGroup]) -> list[Completion]:
+    return [
+        Completion(
+            task_id=run_task_id(group.run_id, index),
+            attempt=group.attempt,
+            lease_token=group.lease_token,
+            status="Completed",
+            result=result,
+        )
+        for group in groups
+        for index, result in zip(group.indexes, group.results, strict=True)
+    ]
 
 
 def _completion_arrays(items: list[Completion]) -> dict[str, Any]:

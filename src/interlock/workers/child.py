@@ -52,7 +52,7 @@ class Child:
         self._work, self._control, self._reports = work, control, reports
         self._result_limit = result_limit
         self._frames = protocol.for_child()
-        self._waiting: deque[protocol.Assignment] = deque()
+        self._waiting: deque[tuple[protocol.Work, protocol.Assignment]] = deque()
         self._answers: dict[int, protocol.EmitAnswered] = {}
         self._canceled: set[int] = set()
         self._running: int | None = None
@@ -69,20 +69,20 @@ class Child:
         self.report(protocol.Ready())
         while True:
             try:
-                task = self._waiting.popleft()
+                work, task = self._waiting.popleft()
             except IndexError:
                 self._read()
             else:
-                self._execute(task)
+                self._execute(work, task)
 
     # One task
 
-    def _execute(self, task: protocol.Assignment) -> None:
+    def _execute(self, work: protocol.Work, task: protocol.Assignment) -> None:
         self.slot = task.slot
         self._answers.clear()
         outcome: protocol.ToWrapper
         try:
-            outcome = protocol.Stopped(task.slot) if task.slot in self._canceled else self._attempt(task)
+            outcome = protocol.Stopped(task.slot) if task.slot in self._canceled else self._attempt(work, task)
         except TaskCanceled:
             outcome = protocol.Stopped(task.slot)
         self._running = None
@@ -91,11 +91,11 @@ class Child:
         sys.stderr.flush()
         self.report(outcome)
 
-    def _attempt(self, task: protocol.Assignment) -> protocol.ToWrapper:
+    def _attempt(self, work: protocol.Work, task: protocol.Assignment) -> protocol.ToWrapper:
         start = time.perf_counter()
         try:
-            context = TaskContext(task, self)
-            function = resolve(task.operator)
+            context = TaskContext(work, task, self)
+            function = resolve(work.operator)
             payload = _decode(task.payload)
             self._running = task.slot
             value = function(payload, context)
@@ -172,7 +172,7 @@ class Child:
             os._exit(0)
         for message in self._frames.feed(data):
             if isinstance(message, protocol.Assign):
-                self._waiting.extend(message.tasks)
+                self._waiting.extend((message.work, task) for task in message.tasks)
             else:
                 self._answers[message.slot] = message
 
@@ -209,7 +209,7 @@ class Child:
     def _give_back(self) -> None:
         while select.select([self._work], [], [], 0)[0]:
             self._take_in()
-        slots = [task.slot for task in self._waiting]
+        slots = [task.slot for _, task in self._waiting]
         self._waiting.clear()
         self._write(protocol.frame(protocol.GivenBack(slots)))
 

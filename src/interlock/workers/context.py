@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from interlock.wire import Event, Output, WriteGrant
-from interlock.workers.protocol import Assignment
+from interlock.workers.protocol import Assignment, Work
 
 PROGRESS_TEXT = 500
 
@@ -45,7 +45,8 @@ class Link(Protocol):
 class TaskContext:
     """One attempt of one task, as its operator sees it."""
 
-    def __init__(self, assignment: Assignment, link: Link) -> None:
+    def __init__(self, work: Work, assignment: Assignment, link: Link) -> None:
+        self._work = work
         self._assignment = assignment
         self._link = link
         self._final_events: list[Event] = []
@@ -58,23 +59,23 @@ class TaskContext:
     @property
     def attempt(self) -> int:
         """1 for the first. A retry has the same `task_id`: make side effects idempotent by that."""
-        return self._assignment.attempt
+        return self._work.attempt
 
     @property
     def operator(self) -> str:
-        return self._assignment.operator
+        return self._work.operator
 
     @property
     def dag(self) -> str | None:
-        return self._assignment.job[0]
+        return self._work.job[0]
 
     @property
     def job(self) -> str | None:
-        return self._assignment.job[1]
+        return self._work.job[1]
 
     @property
     def run_id(self) -> UUID | None:
-        return self._assignment.run_id
+        return self._work.run_id
 
     @property
     def index(self) -> int | None:
@@ -84,16 +85,16 @@ class TaskContext:
     @property
     def outputs(self) -> list[WriteGrant]:
         """Where this attempt may write, one entry per output of the job."""
-        return self._assignment.outputs
+        return self._work.outputs
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        config: dict[str, Any] = _json.decode(self._assignment.config)
+        config: dict[str, Any] = _json.decode(self._work.config)
         return config
 
     @cached_property
     def inputs(self) -> list[Any]:
-        return [_json.decode(one) for one in self._assignment.inputs]
+        return [_json.decode(one) for one in self._work.inputs]
 
     @property
     def canceled(self) -> bool:

@@ -42,12 +42,26 @@ def _counters() -> list[Path]:
     return unified + legacy
 
 
-def crash_of(returncode: int, oom_kills_before: int | None) -> Crash:
+class KernelKills:
+    """The kernel counts its kills for memory and names nobody: each explains one death, and no later one."""
+
+    def __init__(self) -> None:
+        self._explained = oom_kills()
+
+    def explain(self) -> bool:
+        """Whether a child that was just killed can be put down to one."""
+        kills = oom_kills()
+        if kills is None or self._explained is None or kills <= self._explained:
+            return False
+        self._explained += 1
+        return True
+
+
+def crash_of(returncode: int, kernel_kills: KernelKills) -> Crash:
     """`returncode` as `subprocess` gives it: negative for a signal."""
     if returncode >= 0:
         return Crash(exit_code=returncode, oom=returncode == EXIT_OUT_OF_MEMORY)
-    kills = oom_kills() if returncode == -signal.SIGKILL else None
-    oom = kills is not None and oom_kills_before is not None and kills > oom_kills_before
+    oom = returncode == -signal.SIGKILL and kernel_kills.explain()
     return Crash(signal=signal_name(-returncode), oom=oom)
 
 

@@ -3,28 +3,60 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 from uuid import UUID
 
 from msgspec import UNSET, Raw, UnsetType
 
 from interlock.client import Fence, TaskClient
-from interlock.wire import Completion, Crash, Event, Heartbeat, Output, Release, TaskPayload
+from interlock.wire import ClaimGroup, Completion, Crash, Event, Heartbeat, Output, Release, TaskPayload
 from interlock.workers.pace import Kind
-from interlock.workers.protocol import Assignment
+from interlock.workers.protocol import Assignment, Work
 
 LONGEST_BEAT_SECONDS = 5.0
 """Heartbeats also bring the news of a cancel: a long lease is no reason to hear of it late."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lease:
+    """What tasks that were claimed together have in common."""
+
+    attempt: int
+    token: UUID
+    expires_at: datetime
+    timeout_at: datetime | None
+    job_id: UUID
+    work: Work
+
+    @property
+    def kind(self) -> Kind:
+        return self.work.operator, self.work.config
+
+
+def lease_of(group: ClaimGroup) -> Lease:
+    job = (group.job.dag_name, group.job.name)
+    work = Work(group.operator, job, group.run_id, group.attempt, bytes(group.config), [], [])
+    return Lease(group.attempt, group.lease_token, group.lease_expires_at, group.timeout_at, group.job_id, work)
+
+
+def lease_alone(task: TaskPayload, token: UUID, expires_at: datetime) -> Lease:
+    """Of a task that shares nothing: what it may write names the task itself."""
+    job = (task.job.dag_name, task.job.name)
+    inputs = [bytes(one) for one in task.inputs]
+    work = Work(task.operator, job, task.run_id, task.attempt, bytes(task.config), inputs, task.outputs)
+    return Lease(task.attempt, token, expires_at, task.timeout_at, task.job_id, work)
 
 
 @dataclass(slots=True, eq=False)
 class Held:
     slot: int
     task_id: UUID
-    attempt: int
-    lease_token: UUID
-    task: TaskPayload
+    index: int | None
+    payload: Raw
+    lease: Lease
     kind: Kind
     estimate: float
     beat_every: float
@@ -41,33 +73,28 @@ class Held:
     """Made when the operator first emits."""
 
     @property
+    def attempt(self) -> int:
+        return self.lease.attempt
+
+    @property
+    def lease_token(self) -> UUID:
+        return self.lease.token
+
+    @property
     def fence(self) -> Fence:
         return Fence(self.task_id, self.attempt, self.lease_token)
 
     def assignment(self) -> Assignment:
-        task = self.task
-        return Assignment(
-            self.slot,
-            self.task_id,
-            self.attempt,
-            task.operator,
-            (task.job.dag_name, task.job.name),
-            task.run_id,
-            task.index,
-            bytes(task.config),
-            bytes(task.payload),
-            [bytes(one) for one in task.inputs],
-            task.outputs,
-        )
+        return Assignment(self.slot, self.task_id, self.index, bytes(self.payload))
 
-    def completed(self, result: bytes, events: list[Event], outputs: list[Output]) -> Completion:
+    def completed(self, result: bytes, events: Sequence[Event] = (), outputs: Sequence[Output] = ()) -> Completion:
         return Completion(
             task_id=self.task_id,
             attempt=self.attempt,
             lease_token=self.lease_token,
             status="Completed",
-            events=events,
-            outputs=outputs,
+            events=list(events),
+            outputs=list(outputs),
             result=Raw(result),
         )
 
@@ -103,7 +130,8 @@ class Held:
         self.beat_at = time.monotonic() + self.beat_every
 
     def seconds_to_timeout(self) -> float:
-        return (self.task.timeout_at - datetime.now(UTC)).total_seconds()
+        at = self.lease.timeout_at
+        return inf if at is None else (at - datetime.now(UTC)).total_seconds()
 
 
 def beat_interval(expires_at: datetime, usual_lease: float) -> float:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from uuid import UUID
 
-from interlock.wire import TaskPayload
-
 Kind = tuple[str, bytes]
 """An operator with its config: tasks of one kind take about the same time."""
 
@@ -23,14 +21,6 @@ MOST_TASKS = 1000
 """What one claim asks for at most."""
 MOST_BYTES = 4 << 20
 """Payloads that one claim should bring at most."""
-
-
-def kind_of(task: TaskPayload) -> Kind:
-    return task.operator, bytes(task.config)
-
-
-def is_of(task: TaskPayload, kind: Kind) -> bool:
-    return task.operator == kind[0] and bytes(task.config) == kind[1]
 
 
 class Pace:
@@ -67,10 +57,10 @@ class Pace:
     def kind_of_job(self, job_id: UUID | None) -> Kind | None:
         return None if job_id is None else self._kinds.get(job_id)
 
-    def claimed(self, task: TaskPayload, kind: Kind) -> None:
+    def claimed(self, job_id: UUID, kind: Kind) -> None:
         self.latest = kind
-        if self._kinds.get(task.job_id) != kind:
-            self._kinds[task.job_id] = kind
+        if self._kinds.get(job_id) != kind:
+            self._kinds[job_id] = kind
             _forget_oldest(self._kinds)
 
     def message_held(self, tasks: int) -> None:

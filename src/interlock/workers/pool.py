@@ -14,10 +14,10 @@ from typing import Protocol
 import structlog
 
 from interlock.errors import ConfigurationError
-from interlock.wire import ClaimReply, Completion, Crash, Event
+from interlock.wire import ClaimBatchReply, Completion, Crash, Event, GroupedTask
 from interlock.workers import crash, process, protocol
-from interlock.workers.held import Held, beat_interval
-from interlock.workers.pace import Kind, Pace, is_of, kind_of
+from interlock.workers.held import Held, Lease, beat_interval, lease_alone, lease_of
+from interlock.workers.pace import Kind, Pace
 from interlock.workers.process import ChildProcess, Launch
 
 log = structlog.get_logger()
@@ -39,6 +39,9 @@ class Desk(Protocol):
     """Where the pool hands in what is to be told to the dispatcher."""
 
     def complete(self, completion: Completion) -> None: ...
+
+    def completed(self, held: Held, result: bytes) -> None:
+        """A task ended well, with its result and nothing else."""
 
     def release(self, held: Iterable[Held]) -> None: ...
 
@@ -92,9 +95,16 @@ class Pool:
 
     # Claimed tasks come in
 
-    def take(self, claims: Iterable[ClaimReply]) -> int:
+    def take(self, reply: ClaimBatchReply) -> int:
         """Take over what was claimed and feed it to the children. Returns how many tasks that were."""
-        taken = self._hold([claim for claim in claims if claim.task is not None])
+        taken: list[Held] = []
+        for group in reply.groups:
+            taken += self._hold(lease_of(group), group.tasks)
+        for claim in reply.claims:
+            task, token, expires_at = claim.task, claim.lease_token, claim.lease_expires_at
+            if task is not None and token is not None and expires_at is not None:
+                alone = GroupedTask(task.task_id, task.index, task.payload)
+                taken += self._hold(lease_alone(task, token, expires_at), [alone])
         if self._draining.is_set():
             self._release(taken)
             return len(taken)
@@ -105,29 +115,16 @@ class Pool:
         self.feed()
         return len(taken)
 
-    def _hold(self, claims: list[ClaimReply]) -> list[Held]:
-        """Tasks of one claim mostly share a job, so that what follows from the job is worked out once."""
-        now = time.monotonic()
-        expires_at = kind = None
-        every = estimate = size = 0.0
-        held: list[Held] = []
-        for claim in claims:
-            task, lease_token = claim.task, claim.lease_token
-            if task is None or lease_token is None or claim.lease_expires_at is None:
-                continue
-            if claim.lease_expires_at != expires_at:
-                expires_at = claim.lease_expires_at
-                every = beat_interval(expires_at, self._usual_lease)
-            if kind is None or not is_of(task, kind):
-                kind = kind_of(task)
-                estimate = self.estimate(kind)
-                self._pace.claimed(task, kind)
-            size += len(task.payload)
-            slot = next(self._slots)
-            held.append(Held(slot, task.task_id, task.attempt, lease_token, task, kind, estimate, every, now + every))
-        if kind is not None:
-            self._pace.weigh(kind, size / len(held))
-        return held
+    def _hold(self, lease: Lease, tasks: list[GroupedTask]) -> list[Held]:
+        kind = lease.kind
+        self._pace.claimed(lease.job_id, kind)
+        self._pace.weigh(kind, sum(len(task.payload) for task in tasks) / max(len(tasks), 1))
+        estimate, every = self.estimate(kind), beat_interval(lease.expires_at, self._usual_lease)
+        beat_at, slots = time.monotonic() + every, self._slots
+        return [
+            Held(next(slots), task.task_id, task.index, task.payload, lease, kind, estimate, every, beat_at)
+            for task in tasks
+        ]
 
     def feed(self) -> None:
         hungry = [
@@ -159,8 +156,12 @@ class Pool:
             if type(message) is protocol.Finished:
                 held = self._answered(child, message.slot)
                 self._pace.learn(held.kind, message.seconds)
-                if not held.lost:
+                if held.lost:
+                    continue
+                if message.events or message.outputs:
                     self._desk.complete(held.completed(message.result, message.events, message.outputs))
+                else:
+                    self._desk.completed(held, message.result)
             else:
                 self._heard_other(child, message)
         if self._draining.is_set():

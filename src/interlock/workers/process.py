@@ -11,7 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Literal, cast
 
 import structlog
@@ -68,6 +70,8 @@ class Launch:
     """Imported at the start, so that they register their operators."""
     environment: tuple[str, ...] = ()
     """Names of further variables that operators may see."""
+    kernel_kills: crash.KernelKills = field(default_factory=crash.KernelKills)
+    """Of all children together: the kernel counts them in one."""
 
     def command(self, work: int, control: int, reports: int) -> list[str]:
         numbers = {
@@ -86,10 +90,15 @@ class ChildProcess:
     """`assigned` holds what the child has and has not answered, in the order in which it runs them."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, work: asyncio.WriteTransport, reports: Reports, control: int
+        self,
+        process: asyncio.subprocess.Process,
+        work: asyncio.WriteTransport,
+        reports: Reports,
+        control: int,
+        kernel_kills: crash.KernelKills,
     ) -> None:
         self._process, self._work, self._reports, self._control = process, work, reports, control
-        self._oom_kills = crash.oom_kills()
+        self._kernel_kills = kernel_kills
         self.pid = process.pid
         self.ready = False
         self.assigned: deque[Held] = deque()
@@ -123,7 +132,8 @@ class ChildProcess:
             self.head_since = time.monotonic()
         self.assigned.extend(tasks)
         self.load += sum(held.estimate for held in tasks)
-        self._send(protocol.Assign([held.assignment() for held in tasks]))
+        for lease, together in groupby(tasks, attrgetter("lease")):
+            self._send(protocol.Assign(lease.work, [held.assignment() for held in together]))
 
     def answered(self, slot: int) -> Held:
         """The slot that the child has just dealt with: the first, as it works in order."""
@@ -195,7 +205,7 @@ class ChildProcess:
             self._work.close()
             self._reports.close()
             os.close(self._control)
-        return crash.crash_of(returncode, self._oom_kills)
+        return crash.crash_of(returncode, self._kernel_kills)
 
 
 class Reports(asyncio.Protocol):
@@ -290,7 +300,8 @@ async def start(
     finally:
         for descriptor in (work.read, control.read, reports.write, output.write):
             os.close(descriptor)
-    return await _connect(process, (work.write, control.write, reports.read, output.read), heard, printed)
+    ends = (work.write, control.write, reports.read, output.read)
+    return await _connect(process, ends, heard, printed, launch.kernel_kills)
 
 
 async def _connect(
@@ -298,12 +309,13 @@ async def _connect(
     ends: tuple[int, int, int, int],
     heard: Callable[[ChildProcess, list[protocol.ToWrapper]], None],
     printed: Callable[[ChildProcess, str], None],
+    kernel_kills: crash.KernelKills,
 ) -> ChildProcess:
     loop = asyncio.get_running_loop()
     work, control, reports, output = ends
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(work, "wb", 0))
     reader, output_reader = Reports(), Output()
-    child = ChildProcess(process, writer, reader, control)
+    child = ChildProcess(process, writer, reader, control, kernel_kills)
     reader.heard = lambda messages: heard(child, messages)
     output_reader.heard = lambda line: printed(child, line)
     await loop.connect_read_pipe(lambda: reader, os.fdopen(reports, "rb", 0))

@@ -21,23 +21,29 @@ from msgspec import Struct
 from interlock.wire import Event, Output, WriteGrant
 
 
-class Assignment(Struct, array_like=True, frozen=True):
-    """One attempt, as much of it as operator code may see: neither lease token nor capability token."""
+class Work(Struct, array_like=True, frozen=True):
+    """What assignments share, as much of it as operator code may see: neither lease token nor capability token."""
 
-    slot: int
-    task_id: UUID
-    attempt: int
     operator: str
     job: tuple[str | None, str | None]
     run_id: UUID | None
-    index: int | None
+    attempt: int
     config: bytes
-    payload: bytes
     inputs: list[bytes]
     outputs: list[WriteGrant]
 
 
+class Assignment(Struct, array_like=True, frozen=True):
+    """One attempt."""
+
+    slot: int
+    task_id: UUID
+    index: int | None
+    payload: bytes
+
+
 class Assign(Struct, array_like=True, tag=1, frozen=True):
+    work: Work
     tasks: list[Assignment]
 
 

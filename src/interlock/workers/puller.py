@@ -192,9 +192,9 @@ class Puller:
 
     async def _claim(self, request: ClaimRequest, expected: int, kind: Kind | None) -> None:
         with self._reserved(expected, kind):
-            reply: ClaimBatchReply = await self._client.claim_batch(request)
+            reply: ClaimBatchReply = await self._client.claim_groups(request)
         await failpoint("worker.claimed")
-        self._pool.take(reply.claims)
+        self._pool.take(reply)
 
     @contextlib.contextmanager
     def _reserved(self, tasks: int, kind: Kind | None) -> Iterator[None]:

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
+from uuid import UUID
 
 import structlog
 from msgspec import Raw
@@ -18,8 +19,8 @@ from msgspec import Raw
 from interlock.client import TaskClient, WorkerClient
 from interlock.errors import Fenced, Forbidden, InterlockError, NotFound, Unauthenticated
 from interlock.failpoints import failpoint
-from interlock.wire import Completion, CompletionBatch, Event, HeartbeatBatch, Refusal, ReleaseBatch
-from interlock.workers.held import Held, bare_failure
+from interlock.wire import Completion, CompletionBatch, CompletionGroup, Event, HeartbeatBatch, Refusal, ReleaseBatch
+from interlock.workers.held import Held, Lease, bare_failure
 
 log = structlog.get_logger()
 
@@ -30,6 +31,11 @@ GATHER_SECONDS = 0.005
 FLIGHTS = 4
 ITEM_BYTES = 400
 """What a completion takes on the wire beside its result and message."""
+INDEX_BYTES = 20
+"""What one in a group takes beside its result."""
+
+Report = Completion | tuple[Held, bytes]
+"""How an attempt ended; just the held task and its result when it simply completed."""
 
 _final = (Fenced.default_code, NotFound.default_code, Forbidden.default_code)
 _refused = "ReportRefused"
@@ -39,7 +45,7 @@ class Reporter:
     def __init__(self, client: WorkerClient, call_bytes: int) -> None:
         self._client = client
         self._call_bytes = call_bytes
-        self._waiting: list[Completion] = []
+        self._waiting: list[Report] = []
         self._flights: set[asyncio.Task[None]] = set()
         self._others: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -59,7 +65,13 @@ class Reporter:
     # Completions
 
     def complete(self, completion: Completion) -> None:
-        self._waiting.append(completion)
+        self._report(completion)
+
+    def completed(self, held: Held, result: bytes) -> None:
+        self._report((held, result))
+
+    def _report(self, report: Report) -> None:
+        self._waiting.append(report)
         if len(self._waiting) == BATCH:
             self._flush()
         elif self._timer is None:
@@ -82,20 +94,20 @@ class Reporter:
         if self._waiting and self._timer is None:
             self._flush()
 
-    def _next_batch(self) -> list[Completion]:
+    def _next_batch(self) -> list[Report]:
         size = count = 0
-        for completion in self._waiting[:MOST_PER_CALL]:
-            size += _size(completion)
+        for report in self._waiting[:MOST_PER_CALL]:
+            size += _size(report)
             if count and size > self._call_bytes:
                 break
             count += 1
         batch, self._waiting = self._waiting[:count], self._waiting[count:]
         return batch
 
-    async def _send(self, batch: list[Completion]) -> None:
+    async def _send(self, batch: list[Report]) -> None:
         await failpoint("worker.before_complete")
         try:
-            reply = await self._client.complete(CompletionBatch(items=batch))
+            reply = await self._client.complete(_together(batch))
         except (Unauthenticated, Forbidden):
             raise
         except InterlockError as error:
@@ -105,16 +117,16 @@ class Reporter:
             if reply.refused:
                 self._look_at(batch, reply.refused)
 
-    async def _send_apart(self, batch: list[Completion], error: InterlockError) -> None:
+    async def _send_apart(self, batch: list[Report], error: InterlockError) -> None:
         middle = len(batch) // 2
         if middle:
             await self._send(batch[:middle])
             await self._send(batch[middle:])
         else:
-            self._refused_alone(batch[0], error.code, error.detail)
+            self._refused_alone(_completion(batch[0]), error.code, error.detail)
 
-    def _look_at(self, batch: list[Completion], refused: list[Refusal]) -> None:
-        by_id = {completion.task_id: completion for completion in batch}
+    def _look_at(self, batch: list[Report], refused: list[Refusal]) -> None:
+        by_id = {completion.task_id: completion for completion in map(_completion, batch)}
         for refusal in refused:
             if refusal.code in _final:
                 log.info("worker.report_fenced", task_id=str(refusal.task_id), stale=refusal.stale)
@@ -211,7 +223,38 @@ class Reporter:
             self._timer.cancel()
 
 
-def _size(completion: Completion) -> int:
-    result = completion.result
-    size = ITEM_BYTES + (len(result) if isinstance(result, Raw) else 2 * len(completion.error_message or ""))
-    return size + ITEM_BYTES * (len(completion.events) + len(completion.outputs))
+def _completion(report: Report) -> Completion:
+    return report if isinstance(report, Completion) else report[0].completed(report[1])
+
+
+def _together(batch: list[Report]) -> CompletionBatch:
+    """Completed tasks of runs by their lease: the dispatcher is told once what they share."""
+    items: list[Completion] = []
+    groups: dict[int, CompletionGroup] = {}
+    for report in batch:
+        if isinstance(report, Completion):
+            items.append(report)
+            continue
+        held, result = report
+        run_id, index = held.lease.work.run_id, held.index
+        if run_id is None or index is None:
+            items.append(_completion(report))
+            continue
+        group = groups.get(id(held.lease))
+        if group is None:
+            group = groups[id(held.lease)] = _group(held.lease, run_id)
+        group.indexes.append(index)
+        group.results.append(Raw(result))
+    return CompletionBatch(items=items, groups=list(groups.values()))
+
+
+def _group(lease: Lease, run_id: UUID) -> CompletionGroup:
+    return CompletionGroup(run_id=run_id, attempt=lease.attempt, lease_token=lease.token, indexes=[], results=[])
+
+
+def _size(report: Report) -> int:
+    if not isinstance(report, Completion):
+        return len(report[1]) + INDEX_BYTES
+    result = report.result
+    size = ITEM_BYTES + (len(result) if isinstance(result, Raw) else 2 * len(report.error_message or ""))
+    return size + ITEM_BYTES * (len(report.events) + len(report.outputs))

@@ -115,11 +115,14 @@ class Worker:
         log.info("worker.draining", worker_id=self.worker_id, tasks=len(pool.held))
         pool.drain()
         if not await self._finished_in_time(pool, pullers):
-            for puller in pullers:
-                puller.cancel()
             pool.kill_all()
             await pool.ended()
-        await reporter.drain(LAST_REPORTS_SECONDS)
+        began = time.monotonic()
+        # A claim that is on its way may bring tasks, which the drained pool gives back at once.
+        await asyncio.wait(pullers, timeout=LAST_REPORTS_SECONDS)
+        for puller in pullers:
+            puller.cancel()
+        await reporter.drain(max(LAST_REPORTS_SECONDS - (time.monotonic() - began), 0))
 
     async def _finished_in_time(self, pool: Pool, pullers: list[asyncio.Task[None]]) -> bool:
         finished = asyncio.ensure_future(asyncio.gather(pool.ended(), *pullers))

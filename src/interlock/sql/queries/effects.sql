@@ -41,13 +41,18 @@ select case when :direct::boolean then pg_notify('interlock_queue', :queue) else
 
 -- name: take_outbox
 -- Taken rows come due again a little later: a relay that dies between sending and deleting sends twice, never never.
+-- The scan begins where the last one ended: see lowwater.py.
 update interlock.outbox o
 set due_at = interlock.clock() + make_interval(secs => least(60, :retry_seconds::float8 * power(2, o.tries))), tries = o.tries + 1
-where o.outbox_id in (select outbox_id from interlock.outbox
-                      where due_at <= interlock.clock() and kind = any(:kinds::text[])
-                      order by due_at, outbox_id limit :most
-                      for no key update skip locked)
-returning o.outbox_id, o.kind, o.target, o.body, o.priority, o.dedupe_key, o.tries;
+where o.outbox_id = any(array(
+    select outbox_id from interlock.outbox
+    where due_at > :since::timestamptz and due_at <= interlock.clock() and kind = any(:kinds::text[])
+    order by due_at limit :most
+    for no key update skip locked))
+returning o.outbox_id, o.kind, o.target, o.body, o.priority, o.dedupe_key, o.tries, old.due_at as was_due_at;
+
+-- name: clock$
+select interlock.clock();
 
 -- name: delete_outbox!
 delete from interlock.outbox where outbox_id = any(:ids::bigint[]);

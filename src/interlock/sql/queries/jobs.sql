@@ -29,15 +29,22 @@ on conflict (org_id, coalesce(dag_name, ''), name) where name is not null do not
 returning *;
 
 -- name: replace_job^
-update interlock.jobs
-set operator = :operator, runtime = :runtime, queue = :queue, config = :config::text::json, priority = :priority,
-    max_attempts = :max_attempts, backoff_seconds = :backoff_seconds, backoff_factor = :backoff_factor,
-    backoff_cap_seconds = :backoff_cap_seconds, jitter = :jitter, non_retryable = :non_retryable,
-    lease_seconds = :lease_seconds, timeout_seconds = :timeout_seconds, max_concurrency = :max_concurrency,
-    concurrency_key = :concurrency_key, max_concurrency_per_key = :max_concurrency_per_key,
-    outputs = :outputs::text::jsonb, definition_hash = :definition_hash
-where org_id = :org_id and dag_name is null and name = :name
-returning *;
+-- Completions look for slots of capped jobs only: a job whose cap is taken away keeps none, or they would stay for good.
+with replaced as (
+    update interlock.jobs
+    set operator = :operator, runtime = :runtime, queue = :queue, config = :config::text::json, priority = :priority,
+        max_attempts = :max_attempts, backoff_seconds = :backoff_seconds, backoff_factor = :backoff_factor,
+        backoff_cap_seconds = :backoff_cap_seconds, jitter = :jitter, non_retryable = :non_retryable,
+        lease_seconds = :lease_seconds, timeout_seconds = :timeout_seconds, max_concurrency = :max_concurrency,
+        concurrency_key = :concurrency_key, max_concurrency_per_key = :max_concurrency_per_key,
+        outputs = :outputs::text::jsonb, definition_hash = :definition_hash
+    where org_id = :org_id and dag_name is null and name = :name
+    returning *
+), freed as (
+    delete from interlock.slots s using replaced r
+    where s.job_id = r.job_id and r.max_concurrency is null and r.max_concurrency_per_key is null
+)
+select * from replaced;
 
 -- name: job_by_name^
 select * from interlock.jobs where org_id = :org_id and coalesce(dag_name, '') = '' and name = :name;
@@ -119,6 +126,7 @@ with tasks as (
 ), direct as (
     insert into interlock.queue_messages (queue, priority, body, dedupe_key)
     select queue, priority, body, task_id::text from tasks where queue is not null and :direct::boolean
+    order by task_id::text collate "C"  -- as in `send`
     on conflict (queue, dedupe_key) where dedupe_key is not null do update
         set visible_at = excluded.visible_at, receipt = null, receives = 0, dead_at = null
 ), owed as (

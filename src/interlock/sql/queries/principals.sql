@@ -78,6 +78,8 @@ select task_id, attempt, grants from interlock.capabilities
 where capability_id = :capability_id and expires_at > interlock.clock();
 
 -- name: delete_expired_capabilities
-delete from interlock.capabilities where capability_id in (
-    select capability_id from interlock.capabilities where expires_at <= interlock.clock() limit :most)
+-- The time is asked again where the row is deleted: a heartbeat may have renewed it since.
+delete from interlock.capabilities
+where expires_at <= interlock.clock() and capability_id = any(array(
+    select capability_id from interlock.capabilities where expires_at <= interlock.clock() limit :most))
 returning capability_id;

@@ -1,10 +1,12 @@
 -- pgqueue: messages with a visibility timeout. A message is a wake-up, so at-least-once and roughly ordered is enough.
 
 -- name: send!
+-- In the order of their keys, as in enqueue_tasks: two senders of the same messages then wait one way only.
 insert into interlock.queue_messages (queue, priority, body, dedupe_key, visible_at)
 select :queue, m.priority, m.body::json, m.dedupe_key, interlock.clock() + make_interval(secs => m.delay)
 from unnest(:bodies::text[], :priorities::int[], :dedupe_keys::text[], :delays::float8[])
     as m(body, priority, dedupe_key, delay)
+order by m.dedupe_key collate "C"
 on conflict (queue, dedupe_key) where dedupe_key is not null do update
     set visible_at = excluded.visible_at, receipt = null, receives = 0, dead_at = null;
 
@@ -13,20 +15,24 @@ select pg_notify('interlock_queue', :queue);
 
 -- name: receive
 -- Normal before bulk, but `reserved` places are bulk's first, so that it never starves. What was received too often
--- without being settled becomes a dead letter here.
+-- without being settled becomes a dead letter here; it is returned, too, for its place in the queue. The scans begin
+-- where the last ones ended: see lowwater.py.
 with reserved as (
     select message_id from interlock.queue_messages
-    where queue = :queue and priority = 1 and dead_at is null and visible_at <= interlock.clock()
+    where queue = :queue and priority = 1 and dead_at is null
+      and visible_at > :bulk_since::timestamptz and visible_at <= interlock.clock()
     order by visible_at limit :reserved
     for no key update skip locked
 ), normal as (
     select message_id from interlock.queue_messages
-    where queue = :queue and priority = 0 and dead_at is null and visible_at <= interlock.clock()
+    where queue = :queue and priority = 0 and dead_at is null
+      and visible_at > :normal_since::timestamptz and visible_at <= interlock.clock()
     order by visible_at limit :most - (select count(*) from reserved)
     for no key update skip locked
 ), bulk as (
     select message_id from interlock.queue_messages
-    where queue = :queue and priority = 1 and dead_at is null and visible_at <= interlock.clock()
+    where queue = :queue and priority = 1 and dead_at is null
+      and visible_at > :bulk_since::timestamptz and visible_at <= interlock.clock()
       and message_id not in (select message_id from reserved)
     order by visible_at limit :most - (select count(*) from reserved) - (select count(*) from normal)
     for no key update skip locked
@@ -37,46 +43,62 @@ with reserved as (
         dead_at = case when m.receives >= :max_receives::int then interlock.clock() end
     where m.message_id = any(array(select message_id from reserved union all select message_id from normal
                                    union all select message_id from bulk))
-    returning m.message_id, m.receipt, m.body, m.receives, m.enqueued_at, m.priority, m.dead_at
+    returning m.message_id, m.receipt, m.body, m.receives, m.enqueued_at, m.priority, m.dead_at,
+              old.visible_at as was_visible_at
 )
-select message_id, receipt, body, receives, enqueued_at from taken where dead_at is null
+select message_id, receipt, body, receives, enqueued_at, priority, was_visible_at, dead_at is not null as dead from taken
 order by priority, message_id;
 
--- name: next_visible_in$
+-- name: next_visible^
 -- Seconds until the next message of the queue becomes visible: when to look again although nothing was announced.
-select extract(epoch from min(visible_at) - interlock.clock())::float8 from (
-    (select visible_at from interlock.queue_messages where queue = :queue and priority = 0 and dead_at is null
-     order by visible_at limit 1)
-    union all
-    (select visible_at from interlock.queue_messages where queue = :queue and priority = 1 and dead_at is null
-     order by visible_at limit 1)
-) v;
+select interlock.clock() as now, (
+    select extract(epoch from min(visible_at) - interlock.clock())::float8 from (
+        (select visible_at from interlock.queue_messages
+         where queue = :queue and priority = 0 and dead_at is null and visible_at > :normal_since::timestamptz
+         order by visible_at limit 1)
+        union all
+        (select visible_at from interlock.queue_messages
+         where queue = :queue and priority = 1 and dead_at is null and visible_at > :bulk_since::timestamptz
+         order by visible_at limit 1)
+    ) v
+) as seconds;
 
 -- name: extend
+-- A receipt is known to the last receiver alone: it needs no pairing with its id, and a dead letter has none that counts.
+-- Here and below messages are found by id; without a join, and with `queue || ''`, there is no other way to, so that no
+-- plan that was made on an empty table reads the whole queue. One that somebody holds is left to them: they deliver or
+-- send it again, which makes this receipt worthless. So whoever settles several waits for none, and cannot wait in a
+-- ring with whoever sends several.
 update interlock.queue_messages m
 set visible_at = interlock.clock() + make_interval(secs => :visibility::float8)
-from unnest(:ids::bigint[], :receipts::uuid[]) as i(message_id, receipt)
-where m.message_id = i.message_id and m.receipt = i.receipt and m.queue = :queue and m.dead_at is null
+where m.message_id = any(array(
+    select message_id from interlock.queue_messages
+    where message_id = any(:ids::bigint[]) and receipt = any(:receipts::uuid[]) and queue || '' = :queue
+    for no key update skip locked))
 returning m.message_id;
 
 -- name: ack
 delete from interlock.queue_messages m
-using unnest(:ids::bigint[], :receipts::uuid[]) as i(message_id, receipt)
-where m.message_id = i.message_id and m.receipt = i.receipt and m.queue = :queue and m.dead_at is null
+where m.message_id = any(array(
+    select message_id from interlock.queue_messages
+    where message_id = any(:ids::bigint[]) and receipt = any(:receipts::uuid[]) and queue || '' = :queue
+    for update skip locked))
 returning m.message_id;
 
 -- name: nack
 update interlock.queue_messages m
 set visible_at = interlock.clock() + make_interval(secs => :delay::float8), receipt = null
-from unnest(:ids::bigint[], :receipts::uuid[]) as i(message_id, receipt)
-where m.message_id = i.message_id and m.receipt = i.receipt and m.queue = :queue and m.dead_at is null
+where m.message_id = any(array(
+    select message_id from interlock.queue_messages
+    where message_id = any(:ids::bigint[]) and receipt = any(:receipts::uuid[]) and queue || '' = :queue
+    for no key update skip locked))
 returning m.message_id;
 
 -- name: replace
 -- The rest of a message that was settled in part: visible to others at once, and not counted as a failed delivery.
 update interlock.queue_messages m
 set body = :body::text::json, visible_at = interlock.clock(), receipt = null, receives = 0
-where m.message_id = :message_id and m.receipt = :receipt and m.queue = :queue and m.dead_at is null
+where m.message_id = :message_id and m.receipt = :receipt and m.queue || '' = :queue
 returning m.message_id, pg_notify('interlock_queue', m.queue);
 
 -- name: stats^
@@ -103,9 +125,9 @@ where queue = :queue and dead_at is not null order by message_id limit :most;
 -- name: redrive_messages
 update interlock.queue_messages
 set dead_at = null, receives = 0, receipt = null, visible_at = interlock.clock()
-where message_id in (select message_id from interlock.queue_messages
-                     where queue = :queue and dead_at is not null order by message_id limit :most
-                     for no key update skip locked)
+where message_id = any(array(select message_id from interlock.queue_messages
+                             where queue = :queue and dead_at is not null order by message_id limit :most
+                             for no key update skip locked))
 returning message_id;
 
 -- name: worker_seen!

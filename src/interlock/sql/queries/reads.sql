@@ -26,7 +26,7 @@ order by run_id desc limit :most;
 
 -- name: runs_from
 -- The runs of a job in the order in which task pages walk them.
-select run_id, last_index from interlock.runs
+select run_id, last_index, ended_at from interlock.runs
 where org_id = :org_id and job_id = :job_id and run_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
 order by run_id limit :most;
 
@@ -45,23 +45,23 @@ left join lateral (select error_class, error_message from interlock.attempts a
 where t.shard = 0 and t.task_id = :task_id and t.org_id = :org_id;
 
 -- name: tasks_of_range
--- A run's tasks by index: the ids follow from the range, so a page at any depth is a handful of key look-ups.
+-- A stretch of a run, whatever became of its tasks.
 select t.*, j.dag_name, j.name, a.error_class, a.error_message
-from generate_series(:first::bigint, :last::bigint) as i
-join interlock.tasks t on t.shard = 0 and t.task_id = interlock.run_task_id(:run_id, i)
+from (select * from interlock.tasks
+      where shard = 0 and run_id = :run_id and task_index between :first::bigint and :last::bigint
+        and org_id = :org_id and (:status::text is null or status = :status::text::interlock.task_status)
+      order by task_index limit :most) t
 join interlock.jobs j on j.job_id = t.job_id
 left join lateral (select error_class, error_message from interlock.attempts a
                    where a.task_id = t.task_id and t.status in ('Failed', 'Canceled', 'Queued') and a.outcome <> 'Released'
                    order by a.attempt desc, a.ended_at desc limit 1) a on true
-where t.org_id = :org_id and (:status::text is null or t.status = :status::text::interlock.task_status)
-order by i
-limit :most;
+order by t.task_index;
 
 -- name: tasks_of_run_by_status
+-- Failed and canceled ones have an index of their own.
 select t.*, j.dag_name, j.name, a.error_class, a.error_message
 from (select * from interlock.tasks
-      where shard = 0 and run_id = :run_id and status = :status::text::interlock.task_status
-        and status in ('Queued', 'Failed', 'Canceled')
+      where shard = 0 and run_id = :run_id and listed_status = :status::text::interlock.task_status
         and task_index > :after::bigint and org_id = :org_id
       order by task_index limit :most) t
 join interlock.jobs j on j.job_id = t.job_id
@@ -70,20 +70,11 @@ left join lateral (select error_class, error_message from interlock.attempts a
                    order by a.attempt desc, a.ended_at desc limit 1) a on true
 order by t.task_index;
 
--- name: running_tasks_of_run
--- By lease: reads what is in flight now, however long the run.
-select t.*, j.dag_name, j.name, null::text as error_class, null::text as error_message
-from interlock.tasks t
-join interlock.jobs j on j.job_id = t.job_id
-where t.shard = 0 and t.lease_expires_at is not null and t.run_id = :run_id and t.org_id = :org_id
-  and t.task_index > :after::bigint
-order by t.task_index limit :most;
-
 -- name: tasks_of_job_by_status
 -- Tasks of no run. Without a status the five statuses are walked one after the other.
 select t.*, j.dag_name, j.name, a.error_class, a.error_message
 from (select * from interlock.tasks
-      where shard = 0 and run_id is null and job_id = :job_id and status = :status::text::interlock.task_status
+      where shard = 0 and run_id is null and job_id = :job_id and listed_status = :status::text::interlock.task_status
         and task_id > :after::uuid and org_id = :org_id
       order by task_id limit :most) t
 join interlock.jobs j on j.job_id = t.job_id
@@ -120,33 +111,41 @@ left join lateral (select * from interlock.attempts a where a.task_id = t.task_i
                    order by a.attempt desc, a.ended_at desc limit 1) a on true
 where t.shard = 0 and t.task_id = :task_id and t.org_id = :org_id;
 
--- name: matching_run_tasks
--- Ids behind a cancel or redrive filter: waiting tasks by the run's status index, running ones by their lease.
-(select t.task_id from interlock.tasks t
- left join lateral (select error_class from interlock.attempts a where a.task_id = t.task_id
-                    order by a.attempt desc, a.ended_at desc limit 1) a on :error_class::text is not null
- where t.shard = 0 and t.run_id = :run_id and t.org_id = :org_id and t.status in ('Queued', 'Failed')
-   and t.status = any(:statuses::text[]::interlock.task_status[]) and t.dead = :dead::boolean and not t.cancel_requested
-   and (:error_class::text is null or a.error_class = :error_class::text)
- limit :most)
-union all
-(select t.task_id from interlock.tasks t
- where t.shard = 0 and t.lease_expires_at is not null and t.run_id = :run_id and t.org_id = :org_id
-   and 'Running' = any(:statuses::text[]) and not t.cancel_requested
- limit :most);
+-- name: failed_of_run
+-- Failed tasks behind a cancel or redrive filter.
+select t.task_id from interlock.tasks t
+left join lateral (select error_class from interlock.attempts a where a.task_id = t.task_id
+                   order by a.attempt desc, a.ended_at desc limit 1) a on :error_class::text is not null
+where t.shard = 0 and t.run_id = :run_id and t.org_id = :org_id and t.listed_status = 'Failed'
+  and t.dead = :dead::boolean and (:error_class::text is null or a.error_class = :error_class::text)
+limit :most;
+
+-- name: unended_of_run
+-- Queued and running ones in a stretch of a run.
+select t.task_id from interlock.tasks t
+where t.shard = 0 and t.run_id = :run_id and t.org_id = :org_id
+  and t.task_index between :first::bigint and :last::bigint
+  and t.status = any(:statuses::text[]::interlock.task_status[]) and not t.cancel_requested;
 
 -- name: matching_job_tasks
+-- Tasks of no run behind a filter.
 select t.task_id from interlock.tasks t
 left join lateral (select error_class from interlock.attempts a where a.task_id = t.task_id
                    order by a.attempt desc, a.ended_at desc limit 1) a on :error_class::text is not null
 where t.shard = 0 and t.run_id is null and t.job_id = :job_id and t.org_id = :org_id
-  and t.status = any(:statuses::text[]::interlock.task_status[])
+  and t.listed_status = any(:statuses::text[]::interlock.task_status[])
   and t.dead = :dead::boolean and not t.cancel_requested
   and (:error_class::text is null or a.error_class = :error_class::text)
 limit :most;
 
 -- name: in_flight_by_operator
--- Attempts per operator and runtime now: reads only rows with a lease.
-select j.operator, j.runtime, count(*) as n from interlock.tasks t
-join interlock.jobs j on j.job_id = t.job_id
-where t.lease_expires_at is not null group by j.operator, j.runtime;
+-- Attempts per operator and runtime now: by the counters of runs, and the running tasks of no run.
+select j.operator, j.runtime, sum(n.running)::bigint as n
+from (select job_id, running from interlock.runs where running <> 0
+      union all
+      select r.job_id, d.running from interlock.run_deltas d join interlock.runs r on r.run_id = d.run_id
+      union all
+      select job_id, count(*) from interlock.tasks
+      where shard = 0 and run_id is null and listed_status = 'Running' group by job_id) n
+join interlock.jobs j on j.job_id = n.job_id
+group by j.operator, j.runtime having sum(n.running) > 0;

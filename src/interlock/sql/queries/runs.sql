@@ -6,11 +6,12 @@ select pg_try_advisory_xact_lock(hashtextextended('interlock:' || :name, 0));
 
 -- name: fold_deltas
 -- Adds up what tasks did. `skip locked` leaves writers alone. A run that had ended is open again: a retry may have
--- crossed its end; end_runs decides anew.
+-- crossed its end; end_runs decides anew. The scan begins where the last one ended: see lowwater.py.
 with taken as (
     delete from interlock.run_deltas
-    where ctid = any(array(select ctid from interlock.run_deltas limit :most for update skip locked))
-    returning *
+    where ctid = any(array(select ctid from interlock.run_deltas where ctid > :since::tid limit :most
+                           for update skip locked))
+    returning ctid as place, *
 ), sums as (
     select run_id, sum(queued) as queued, sum(running) as running, sum(completed) as completed, sum(failed) as failed,
            sum(dead) as dead, sum(canceled) as canceled
@@ -20,8 +21,9 @@ update interlock.runs r
 set queued = r.queued + s.queued, running = r.running + s.running, completed = r.completed + s.completed,
     failed = r.failed + s.failed, dead = r.dead + s.dead, canceled = r.canceled + s.canceled,
     state = case when r.ended_at is null then r.state else 'Running' end, ended_at = null
-from sums s where r.run_id = s.run_id
-returning r.run_id, r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead as over;
+from sums s where r.run_id = any(array(select run_id from sums)) and r.run_id = s.run_id
+returning r.run_id, r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead as over,
+          (select max(place) from taken) as reached;
 
 -- name: end_runs
 -- A run ends by what became of its tasks; only one that was asked to cancel is Canceled.
@@ -37,45 +39,52 @@ where r.run_id = any(:run_ids::uuid[]) and r.ended_at is null
 returning r.run_id, r.state;
 
 -- name: request_run_cancel^
-update interlock.runs set cancel_requested = true
+update interlock.runs set cancel_requested = true, cancel_index = 0
 where run_id = :run_id and org_id = :org_id and ended_at is null
-returning run_id;
+returning run_id, org_id, cancel_index, last_index;
+
+-- name: lock_runs_of
+-- Ended ones, before their tasks change: retention, too, takes the run first and then its tasks.
+select run_id from interlock.runs
+where run_id = any(array(select t.run_id from interlock.tasks t
+                         where t.shard = 0 and t.task_id = any(:task_ids::uuid[]) and t.org_id = :org_id))
+  and ended_at is not null
+order by run_id
+for no key update;
 
 -- name: canceling_runs
-select run_id, org_id from interlock.runs
-where cancel_requested and ended_at is null order by run_id limit :most;
+select run_id, org_id, cancel_index, last_index from interlock.runs
+where cancel_requested and ended_at is null and cancel_index <= last_index order by run_id limit :most;
 
 -- name: cancelable_of_run
--- Not yet asked: waiting ones by the run's status index, running ones by their lease. Ended tasks are never read.
-(select task_id from interlock.tasks
- where shard = 0 and run_id = :run_id and status in ('Queued', 'Failed') and not dead
- limit :most)
-union all
-(select task_id from interlock.tasks
- where shard = 0 and lease_expires_at is not null and run_id = :run_id and not cancel_requested
- limit :most);
+select task_id from interlock.tasks
+where shard = 0 and run_id = :run_id and task_index between :first::bigint and :last::bigint
+  and (status in ('Queued', 'Running') or (status = 'Failed' and not dead)) and not cancel_requested;
+
+-- name: cancel_walked!
+-- From just the place where the walk began: a second walker, or a cancel asked for anew, is not overtaken.
+update interlock.runs set cancel_index = :walked_to where run_id = :run_id and cancel_index = :walked_from;
 
 -- name: expired_run^
-select run_id, job_id, swept_index, last_index from interlock.runs
-where ended_at < interlock.clock() - make_interval(secs => :age_seconds::float8)
+-- The scan begins where the last one ended: see lowwater.py.
+select run_id, job_id, swept_index, last_index, ended_at from interlock.runs
+where ended_at > :since::timestamptz and ended_at < interlock.clock() - make_interval(secs => :age_seconds::float8)
 order by ended_at limit 1
 for no key update skip locked;
 
 -- name: delete_run_tasks
--- By index range: the ids follow from it.
-delete from interlock.tasks where shard = 0 and task_id = any(
-    array(select interlock.run_task_id(:run_id, i) from generate_series(:first::bigint, :last::bigint) i))
+delete from interlock.tasks
+where shard = 0 and run_id = :run_id and task_index between :first::bigint and :last::bigint
 returning task_id;
 
 -- name: set_swept!
 update interlock.runs set swept_index = :swept where run_id = :run_id;
 
 -- name: delete_task_traces!
-with ids as (select unnest(:task_ids::uuid[]) as task_id),
-a as (delete from interlock.attempts x using ids where x.task_id = ids.task_id),
-o as (delete from interlock.output_commits x using ids where x.task_id = ids.task_id),
-e as (delete from interlock.dataset_events x using ids where x.task_id = ids.task_id)
-delete from interlock.buffer_publishes x using ids where x.task_id = ids.task_id;
+with a as (delete from interlock.attempts where task_id = any(:task_ids::uuid[])),
+o as (delete from interlock.output_commits where task_id = any(:task_ids::uuid[])),
+e as (delete from interlock.dataset_events where task_id = any(:task_ids::uuid[]))
+delete from interlock.buffer_publishes where task_id = any(:task_ids::uuid[]);
 
 -- name: delete_run!
 delete from interlock.runs where run_id = :run_id;
@@ -86,41 +95,55 @@ delete from interlock.jobs j
 where j.job_id = :job_id and j.name is null and not exists (select 1 from interlock.runs r where r.job_id = j.job_id);
 
 -- name: delete_expired_requests
-delete from interlock.idempotency_keys where (org_id, endpoint, key) in (
-    select org_id, endpoint, key from interlock.idempotency_keys
-    where expires_at <= interlock.clock() limit :most)
+delete from interlock.idempotency_keys where ctid = any(array(
+    select ctid from interlock.idempotency_keys where expires_at <= interlock.clock() limit :most
+    for update skip locked))
 returning key;
 
 -- name: delete_stale_workers!
 delete from interlock.workers where last_seen_at < interlock.clock() - interval '1 day';
 
--- name: sweep_cursor$
-select cursor from interlock.sweeps where name = :name;
+-- name: sweep_place^
+select cursor, position, task_id from interlock.sweeps where name = :name;
 
--- name: set_sweep_cursor!
-insert into interlock.sweeps (name, cursor) values (:name, :cursor)
-on conflict (name) do update set cursor = excluded.cursor;
+-- name: set_sweep_place!
+insert into interlock.sweeps (name, cursor, position, task_id) values (:name, :cursor, :position, :task_id)
+on conflict (name) do update
+set cursor = excluded.cursor, position = excluded.position, task_id = excluded.task_id;
 
--- name: live_runs_after
-select run_id from interlock.runs
-where ended_at is null and run_id > coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
+-- name: live_runs_from
+select run_id, last_index from interlock.runs
+where ended_at is null and run_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
 order by run_id limit :most;
 
 -- name: lost_run_tasks
--- Queued, old enough, not parked, and neither its own message nor its range's still stands for it.
-select t.task_id from interlock.runs r
-join interlock.jobs j on j.job_id = r.job_id
-join interlock.tasks t on t.shard = 0 and t.run_id = r.run_id and t.status = 'Queued' and not t.parked
-     and t.queued_at < interlock.clock() - make_interval(secs => :grace::float8)
-where r.run_id = any(:run_ids::uuid[])
-  and not exists (select 1 from interlock.queue_messages m
-                  where m.queue = j.queue and m.dedupe_key = t.task_id::text)
-  and not exists (select 1 from interlock.queue_messages m
-                  where m.queue = j.queue and m.dedupe_key = t.run_id || ':' || (t.task_index / r.range_size)
-                    and (m.body ->> 'start')::bigint <= t.task_index)
-  and not exists (select 1 from interlock.outbox o
-                  where o.dedupe_key in (t.task_id::text, t.run_id || ':' || (t.task_index / r.range_size)))
-limit :most;
+-- Queued, old enough, not parked, and neither its own message nor its range's still stands for it. Tasks of a range with
+-- a message are not read, unless a part of it was claimed already. Subqueries with a limit or an offset stay what they
+-- are; as joins they would be planned for the tables' size of the moment.
+with ranges as materialized (
+    select s.run_id, j.queue, k.key, m.start, greatest(s.first, c.chunk * r.range_size) as first,
+           least(s.last, (c.chunk + 1) * r.range_size - 1) as last
+    from unnest(:run_ids::uuid[], :firsts::bigint[], :lasts::bigint[]) as s(run_id, first, last)
+    cross join lateral (select * from interlock.runs r where r.run_id = s.run_id limit 1) r
+    cross join lateral (select * from interlock.jobs j where j.job_id = r.job_id limit 1) j
+    cross join lateral generate_series(s.first / r.range_size, s.last / r.range_size) as c(chunk)
+    cross join lateral (select s.run_id || ':' || c.chunk as key) k
+    left join lateral (select (m.body ->> 'start')::bigint as start from interlock.queue_messages m
+                       where m.queue = j.queue and m.dedupe_key = k.key limit 1) m on true
+)
+select t.task_id from ranges r
+cross join lateral (
+    select t.task_id from interlock.tasks t
+    where t.shard = 0 and t.run_id = r.run_id and t.task_index between r.first and least(r.last, r.start - 1)
+      and t.status = 'Queued' and not t.parked
+      and t.queued_at < interlock.clock() - make_interval(secs => :grace::float8)
+    offset 0
+) t
+where (r.start is null or r.start > r.first)
+  and (select true from interlock.queue_messages m
+       where m.queue = r.queue and m.dedupe_key = t.task_id::text limit 1) is null
+  and (select true from interlock.outbox o where o.dedupe_key = t.task_id::text limit 1) is null
+  and (select true from interlock.outbox o where o.dedupe_key = r.key limit 1) is null;
 
 -- name: jobs_after
 select job_id from interlock.jobs
@@ -128,21 +151,43 @@ where job_id > coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
 order by job_id limit :most;
 
 -- name: lost_job_tasks
-select t.task_id from interlock.jobs j
-join interlock.tasks t on t.shard = 0 and t.job_id = j.job_id and t.run_id is null and t.status = 'Queued'
-     and not t.parked and t.queued_at < interlock.clock() - make_interval(secs => :grace::float8)
-where j.job_id = any(:job_ids::uuid[])
-  and not exists (select 1 from interlock.queue_messages m where m.queue = j.queue and m.dedupe_key = t.task_id::text)
-  and not exists (select 1 from interlock.outbox o where o.dedupe_key = t.task_id::text)
-limit :most;
+-- Tasks of no run, from a place on. `lost` tells those that no message stands for.
+select t.job_id, t.task_id, t.queued_at < interlock.clock() - make_interval(secs => :grace::float8) and not t.parked
+       and (select true from interlock.queue_messages m
+            where m.queue = j.queue and m.dedupe_key = t.task_id::text limit 1) is null
+       and (select true from interlock.outbox o where o.dedupe_key = t.task_id::text limit 1) is null as lost
+from (select job_id, task_id, parked, queued_at from interlock.tasks
+      where shard = 0 and run_id is null and listed_status = 'Queued'
+        and (job_id, task_id) > (:from_job::uuid, :after::uuid)
+      order by job_id, task_id limit :most) t
+cross join lateral (select j.queue from interlock.jobs j where j.job_id = t.job_id limit 1) j
+order by t.job_id, t.task_id;
 
 -- name: stranded_jobs
 -- Jobs with parked tasks: a cap may have been raised or taken away, or a wake-up lost between two commits.
-select j.job_id from interlock.jobs j
-where j.job_id = any(:job_ids::uuid[])
-  and exists (select 1 from interlock.tasks t where t.job_id = j.job_id and t.parked);
+select id as job_id from unnest(:job_ids::uuid[]) as id
+where (select true from interlock.tasks t where t.job_id = id and t.parked limit 1) is not null;
+
+-- name: capped_jobs_of
+-- Whose slots these tasks could have taken, had they not ended.
+select distinct t.job_id, t.slot_key
+from interlock.tasks t
+join interlock.jobs j on j.job_id = t.job_id
+where t.shard = 0 and t.task_id = any(:task_ids::uuid[])
+  and (j.max_concurrency is not null or j.max_concurrency_per_key is not null);
 
 -- name: parked_keys
-select distinct slot_key from interlock.tasks
-where job_id = any(:job_ids::uuid[]) and parked and slot_key is not null
+-- From one key to the next along the index: however many tasks wait under a key, it is read once.
+with recursive keys as (
+    select id as job_id, (select t.slot_key from interlock.tasks t
+                          where t.job_id = id and t.parked and t.slot_key is not null
+                          order by t.slot_key limit 1) as slot_key
+    from unnest(:job_ids::uuid[]) as id
+    union all
+    select k.job_id, (select t.slot_key from interlock.tasks t
+                      where t.job_id = k.job_id and t.parked and t.slot_key > k.slot_key
+                      order by t.slot_key limit 1)
+    from keys k where k.slot_key is not null
+)
+select distinct slot_key from keys where slot_key is not null
 limit :most;

@@ -2,16 +2,20 @@
 --
 -- Each is one set-based statement that decides by the row it locks, never by what a caller read before. Whoever waits
 -- for a row sees its new state and leaves it alone. Background loops and claims of a part skip locked rows.
--- Every change of status writes its run's delta in the same statement. Lease tokens are hashed from one fresh secret per
--- statement: as unguessable as a random one each, at a seventh of the time.
+-- Every change of status writes its run's delta in the same statement, every claim its lease's alarm. All tasks of one
+-- claim share its lease token: a fence is a task, an attempt and a lease, and nobody may use one without the worker's
+-- token or the attempt's own.
+--
+-- Plans are made once, maybe while tables are empty. `between` over all that is possible tells the planner to expect few
+-- of the input's rows: it then looks each of them up, and never walks the tasks to compare them with the input.
 
 -- name: claim
 -- Jobs with a concurrency cap are left out here and below: claim_capped takes their job's lock first.
 with moment as materialized (
-    select interlock.clock() as now, gen_random_uuid()::text || gen_random_uuid()::text as seed
+    select interlock.clock() as now, gen_random_uuid() as lease_token
 ), claimed as (
     update interlock.tasks t
-    set status = 'Running', lease_token = md5(m.seed || t.task_id)::uuid, worker_id = :worker_id, started_at = m.now,
+    set status = 'Running', lease_token = m.lease_token, worker_id = :worker_id, started_at = m.now,
         ended_at = null, parked = false, late_reply = false, progress = null, progress_text = null,
         timeout_at = m.now + make_interval(secs => j.timeout_seconds),
         lease_expires_at = m.now + make_interval(secs => least(j.lease_seconds, j.timeout_seconds))
@@ -24,37 +28,55 @@ with moment as materialized (
 ), counted as (
     insert into interlock.run_deltas (run_id, queued, running)
     select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
+), alarm as (
+    insert into interlock.lease_alarms (due_at, tasks, task_ids)
+    select min(lease_expires_at), count(*), array_agg(task_id) from claimed having count(*) > 0
 )
 select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid from claimed c;
 
 -- name: claim_ranges
--- All that is queued in ranges of runs, along the runs' status index.
+-- All that is queued in ranges of runs. A row without a task describes the range, once for all of its tasks.
 with moment as materialized (
-    select interlock.clock() as now, gen_random_uuid()::text || gen_random_uuid()::text as seed
+    select interlock.clock() as now, gen_random_uuid() as lease_token
+), ranges as materialized (
+    select r.n, r.run_id, r.first, r.last, j.job_id, j.org_id, j.xmin::text as job_version,
+           m.now + make_interval(secs => j.timeout_seconds) as timeout_at,
+           m.now + make_interval(secs => least(j.lease_seconds, j.timeout_seconds)) as lease_expires_at
+    from moment m, unnest(:run_ids::uuid[], :firsts::bigint[], :lasts::bigint[]) with ordinality as r(run_id, first, last, n)
+    join interlock.runs u on u.run_id = r.run_id
+    join interlock.jobs j on j.job_id = u.job_id
+    where j.max_concurrency is null and j.max_concurrency_per_key is null
+      and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
 ), claimed as (
     update interlock.tasks t
-    set status = 'Running', lease_token = md5(m.seed || t.task_id)::uuid, worker_id = :worker_id, started_at = m.now,
+    set status = 'Running', lease_token = m.lease_token, worker_id = :worker_id, started_at = m.now,
         ended_at = null, parked = false, late_reply = false, progress = null, progress_text = null,
-        timeout_at = m.now + make_interval(secs => j.timeout_seconds),
-        lease_expires_at = m.now + make_interval(secs => least(j.lease_seconds, j.timeout_seconds))
-    from moment m, unnest(:run_ids::uuid[], :firsts::bigint[], :lasts::bigint[]) as r(run_id, first, last),
-         interlock.jobs j
-    where t.shard = :shard and t.run_id = r.run_id and t.status = 'Queued'
-      and t.task_index between r.first and r.last and j.job_id = t.job_id
-      and j.max_concurrency is null and j.max_concurrency_per_key is null
-      and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
-    returning t.task_id, t.org_id, t.job_id, j.xmin::text as job_version, t.run_id, t.task_index, t.attempt, t.lease_token,
-              t.lease_expires_at, t.timeout_at, t.payload
+        timeout_at = r.timeout_at, lease_expires_at = r.lease_expires_at
+    from moment m, ranges r
+    where t.shard = :shard and t.run_id = r.run_id and t.task_index between r.first and r.last and t.status = 'Queued'
+    returning r.n, t.task_id, t.task_index, t.attempt, t.payload
+), found as (
+    select n, count(*) as tasks, min(task_index) as first, max(task_index) as last from claimed group by n
 ), counted as (
     insert into interlock.run_deltas (run_id, queued, running)
-    select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
+    select r.run_id, -sum(f.tasks), sum(f.tasks) from found f join ranges r on r.n = f.n group by r.run_id
+), alarm as (
+    insert into interlock.lease_alarms (due_at, tasks, run_id, first_index, last_index)
+    select r.lease_expires_at, f.tasks, r.run_id, f.first, f.last from found f join ranges r on r.n = f.n
 )
-select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid from claimed c;
+select r.n, null::uuid as task_id, null::bigint as task_index, null::int as attempt,
+       json_build_object('job_id', r.job_id, 'job_version', r.job_version, 'org_id', r.org_id, 'run_id', r.run_id,
+                         'lease_token', m.lease_token, 'lease_expires_at', r.lease_expires_at,
+                         'timeout_at', r.timeout_at,
+                         'kid', (select kid from interlock.signing_keys where retired_at is null)) as payload
+from found f join ranges r on r.n = f.n, moment m
+union all
+select n, task_id, task_index, attempt, payload from claimed;
 
 -- name: claim_range_start
 -- The first `most` of a range, for a worker that has no room for all of it.
 with moment as materialized (
-    select interlock.clock() as now, gen_random_uuid()::text || gen_random_uuid()::text as seed
+    select interlock.clock() as now, gen_random_uuid() as lease_token
 ), picked as materialized (
     select t.task_id, j.lease_seconds, j.timeout_seconds, j.xmin::text as version
     from interlock.tasks t
@@ -68,7 +90,7 @@ with moment as materialized (
     for no key update of t skip locked
 ), claimed as (
     update interlock.tasks t
-    set status = 'Running', lease_token = md5(m.seed || t.task_id)::uuid, worker_id = :worker_id, started_at = m.now,
+    set status = 'Running', lease_token = m.lease_token, worker_id = :worker_id, started_at = m.now,
         ended_at = null, parked = false, late_reply = false, progress = null, progress_text = null,
         timeout_at = m.now + make_interval(secs => p.timeout_seconds),
         lease_expires_at = m.now + make_interval(secs => least(p.lease_seconds, p.timeout_seconds))
@@ -79,6 +101,9 @@ with moment as materialized (
 ), counted as (
     insert into interlock.run_deltas (run_id, queued, running)
     select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
+), alarm as (
+    insert into interlock.lease_alarms (due_at, tasks, run_id, first_index, last_index)
+    select min(lease_expires_at), count(*), run_id, min(task_index), max(task_index) from claimed group by run_id
 )
 select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid from claimed c;
 
@@ -91,7 +116,9 @@ for no key update;
 
 -- name: claim_capped
 -- Runs under lock_capped_jobs. What finds no slot is parked: it has no message until a slot is freed.
-with used as (
+with moment as materialized (
+    select interlock.clock() as now, gen_random_uuid() as lease_token
+), used as (
     select job_id, slot_key, count(*) as n from interlock.slots where job_id = any(:job_ids::uuid[])
     group by job_id, slot_key
 ), candidates as materialized (
@@ -119,12 +146,12 @@ with used as (
     select * from admitted order by task_index, task_id limit :most::int
 ), claimed as (
     update interlock.tasks t
-    set status = 'Running', lease_token = gen_random_uuid(), worker_id = :worker_id,
-        started_at = interlock.clock(), ended_at = null, parked = false, late_reply = false,
-        timeout_at = interlock.clock() + make_interval(secs => a.timeout_seconds),
-        lease_expires_at = interlock.clock() + make_interval(secs => least(a.lease_seconds, a.timeout_seconds)),
+    set status = 'Running', lease_token = m.lease_token, worker_id = :worker_id,
+        started_at = m.now, ended_at = null, parked = false, late_reply = false,
+        timeout_at = m.now + make_interval(secs => a.timeout_seconds),
+        lease_expires_at = m.now + make_interval(secs => least(a.lease_seconds, a.timeout_seconds)),
         progress = null, progress_text = null
-    from chosen a
+    from moment m, chosen a
     where t.shard = :shard and t.task_id = a.task_id
     returning t.task_id, t.org_id, t.job_id, a.version as job_version, t.run_id, t.task_index, t.attempt,
               t.lease_token, t.lease_expires_at, t.timeout_at, t.payload, t.slot_key
@@ -133,6 +160,9 @@ with used as (
 ), counted as (
     insert into interlock.run_deltas (run_id, queued, running)
     select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
+), alarm as (
+    insert into interlock.lease_alarms (due_at, tasks, task_ids)
+    select min(lease_expires_at), count(*), array_agg(task_id) from claimed having count(*) > 0
 ), parked as (
     update interlock.tasks t set parked = true
     from candidates c
@@ -168,6 +198,7 @@ with moment as materialized (
 ), input as (
     select * from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[], :progresses::float8[], :texts::text[])
         as i(task_id, attempt, lease_token, progress, progress_text)
+    where i.attempt between 1 and 2147483647
 )
 update interlock.tasks t
 set lease_expires_at = least(t.timeout_at, m.now + make_interval(secs => j.lease_seconds)),
@@ -178,6 +209,35 @@ where t.shard = :shard and t.task_id = i.task_id and j.job_id = t.job_id
   and t.timeout_at > m.now
 returning t.task_id, t.org_id, t.attempt, t.lease_expires_at, t.cancel_requested, j.outputs;
 
+-- name: complete_by_index$
+-- The usual end, for tasks of runs: completed, held, nothing else to write. The count tells the caller whether that was
+-- true of all; what it was not true of goes through complete. Capped jobs do: their slots are freed there.
+with moment as materialized (
+    select interlock.clock() as now
+), groups as materialized (
+    select g.* from unnest(:run_ids::uuid[], :attempts::int[], :leases::uuid[], :firsts::int[], :lasts::int[])
+        as g(run_id, attempt, lease_token, first, last)
+    join interlock.runs u on u.run_id = g.run_id
+    join interlock.jobs j on j.job_id = u.job_id and j.max_concurrency is null and j.max_concurrency_per_key is null
+), input as materialized (
+    select g.run_id, g.attempt, g.lease_token, i.* from groups g
+    cross join lateral unnest((:indexes::bigint[])[g.first : g.last], (:results::text[])[g.first : g.last])
+        as i(task_index, result)
+    where i.task_index between 0 and 4611686018427387904
+), ended as (
+    update interlock.tasks t
+    set status = 'Completed', ended_at = m.now, lease_expires_at = null, result = i.result::json
+    from moment m, input i
+    where t.shard = :shard and t.run_id = i.run_id and t.task_index = i.task_index
+      and t.status = 'Running' and t.attempt = i.attempt and t.lease_token = i.lease_token
+    returning t.run_id
+), per_run as (
+    select run_id, count(*) as tasks from ended group by run_id
+), counted as (
+    insert into interlock.run_deltas (run_id, running, completed) select run_id, -tasks, tasks from per_run
+)
+select coalesce(sum(tasks), 0)::bigint as tasks from per_run;
+
 -- name: complete
 -- Accepts the holder of the current lease, expired or not, and after the reaper the last holder as long as no newer
 -- attempt has started and the task is not dead. A failure of a task whose cancel was asked for is the cancel.
@@ -187,6 +247,7 @@ with moment as materialized (
     select * from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[], :statuses::text[],
                          :error_classes::text[], :error_messages::text[], :results::text[], :crashes::text[])
         as i(task_id, attempt, lease_token, status, error_class, error_message, result, crash)
+    where i.attempt between 1 and 2147483647
 ), ended as (
     update interlock.tasks t
     set status = case when i.status = 'Failed' and t.cancel_requested then 'Canceled'
@@ -260,6 +321,7 @@ where t.shard = :shard and t.task_id = any(:task_ids::uuid[]);
 -- A drain gives attempts back: the same attempt number runs again under another lease.
 with input as (
     select * from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[]) as i(task_id, attempt, lease_token)
+    where i.attempt between 1 and 2147483647
 ), given_back as (
     update interlock.tasks t
     set status = case when t.cancel_requested then 'Canceled'::interlock.task_status else 'Queued' end,
@@ -287,12 +349,36 @@ select task_id, status, (select array_agg(distinct job_id) from freed) as freed_
 from given_back;
 
 -- name: reap
--- Ends attempts whose lease, or whose hard timeout, has passed.
-with expired as (
-    select t.shard, t.task_id from interlock.tasks t
-    where t.lease_expires_at <= interlock.clock()
-    order by t.lease_expires_at
+-- Ends attempts whose lease, or whose hard timeout, has passed, among those whose alarm is due. What still runs gets
+-- its next alarm; a row that somebody holds just now is looked at again in the next pass. The scan begins where the last
+-- one ended: see lowwater.py.
+with due as materialized (
+    select ctid as alarm, due_at, tasks, run_id, first_index, last_index, task_ids from interlock.lease_alarms
+    where due_at > :since::timestamptz and due_at <= interlock.clock()
+    order by due_at
     limit :most
+    for update skip locked
+), rung as materialized (
+    -- Many small ones or a few large ones: a pass stays short.
+    select * from (select d.*, sum(tasks) over (order by due_at, alarm) - tasks as before from due d) d
+    where before < :most
+), stopped as (
+    delete from interlock.lease_alarms where ctid = any(array(select alarm from rung))
+), running as materialized (
+    select r.alarm, t.shard, t.task_id, t.run_id, t.task_index, t.lease_expires_at
+    from rung r
+    join interlock.tasks t on t.shard = 0 and t.run_id = r.run_id
+         and t.task_index between r.first_index and r.last_index and t.status = 'Running'
+    union all
+    select r.alarm, t.shard, t.task_id, null, null, t.lease_expires_at
+    from rung r
+    cross join lateral unnest(r.task_ids) as i(task_id)
+    join interlock.tasks t on t.shard = 0 and t.task_id = i.task_id and t.status = 'Running'
+), expired as (
+    select t.shard, t.task_id from interlock.tasks t
+    where t.shard = 0 and t.task_id = any(array(select task_id from running where lease_expires_at <= interlock.clock()
+                                                order by task_id))
+      and t.status = 'Running' and t.lease_expires_at <= interlock.clock()
     for no key update skip locked
 ), ended as (
     update interlock.tasks t
@@ -324,16 +410,24 @@ with expired as (
     select run_id, -count(*), count(*) filter (where status = 'Failed'), count(*) filter (where dead),
            count(*) filter (where status = 'Canceled')
     from ended where run_id is not null group by run_id
+), rearmed as (
+    insert into interlock.lease_alarms (due_at, tasks, run_id, first_index, last_index, task_ids)
+    select greatest(min(lease_expires_at), interlock.clock()), count(*), run_id, min(task_index), max(task_index),
+           case when run_id is null then array_agg(task_id) end
+    from running where task_id not in (select task_id from ended)
+    group by alarm, run_id
 )
-select task_id, status, dead, timed_out, (select array_agg(distinct job_id) from freed) as freed_jobs,
+select e.task_id, e.status, e.dead, e.timed_out, r.alarms, coalesce(r.reached, interlock.clock()) as reached,
+       (select array_agg(distinct job_id) from freed) as freed_jobs,
        (select array_agg(distinct slot_key) from freed) as freed_keys
-from ended;
+from (select count(*) as alarms, max(due_at) as reached from rung) r left join ended e on true;
 
 -- name: requeue_due
--- Failed tasks whose wait is over. The lease token stays: until the next claim the last holder may still report.
+-- Failed tasks whose wait is over. The lease token stays: until the next claim the last holder may still report. The scan
+-- begins where the last one ended: see lowwater.py.
 with due as (
     select t.shard, t.task_id from interlock.tasks t
-    where t.retry_at <= interlock.clock()
+    where t.retry_at > :since::timestamptz and t.retry_at <= interlock.clock()
     order by t.retry_at
     limit :most
     for no key update skip locked
@@ -342,12 +436,13 @@ with due as (
     set status = 'Queued', attempt = t.attempt + 1, retry_at = null, ended_at = null, queued_at = interlock.clock()
     from due d
     where t.shard = d.shard and t.task_id = d.task_id
-    returning t.task_id, t.run_id
+    returning t.task_id, t.run_id, old.retry_at as was_due_at
 ), counted as (
     insert into interlock.run_deltas (run_id, queued, failed)
     select run_id, count(*), -count(*) from requeued where run_id is not null group by run_id
 )
-select task_id from requeued;
+select r.task_id, c.reached
+from (select coalesce(max(was_due_at), interlock.clock()) as reached from requeued) c left join requeued r on true;
 
 -- name: cancel
 -- Waiting tasks end now; running ones are asked to, and their attempt learns of it in its next heartbeat.

@@ -1,0 +1,54 @@
+"""The OpenAPI documents: the routes as Litestar describes them, the bodies as the decoder itself does.
+
+Litestar's own reading of the structs loses what makes a request valid: unknown fields that are refused, limits of
+optional values, patterns of list items, structs that travel as arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request
+from litestar.openapi.plugins import JsonRenderPlugin
+
+from interlock import wire
+
+Document = dict[str, Any]
+
+_TEXT = {"schema": {"type": "string"}}
+_EVERYWHERE = {"X-Request-Id": _TEXT | {"required": True, "description": "In the log lines of the request."}}
+_BY_STATUS = {
+    "405": {"Allow": _TEXT | {"required": True, "description": "What the path does take."}},
+    "429": {"Retry-After": _TEXT | {"required": True, "description": "Seconds."}},
+}
+
+
+class DocumentPlugin(JsonRenderPlugin):
+    """Serves the document of this module."""
+
+    def render(self, request: Request[Any, Any, Any], openapi_schema: Document) -> bytes:
+        return super().render(request, exact(openapi_schema))
+
+
+def exact(document: Document) -> Document:
+    components = document["components"] | {"schemas": _schemas(document["components"]["schemas"])}
+    paths = {path: _path(item) for path, item in document["paths"].items()}
+    return document | {"components": components, "paths": paths}
+
+
+def _schemas(names: Document) -> Document:
+    types = [getattr(wire, name) for name in names]
+    _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    return schemas
+
+
+def _path(item: Document) -> Document:
+    return {method: operation | {"responses": _responses(operation)} for method, operation in item.items()}
+
+
+def _responses(operation: Document) -> Document:
+    return {
+        status: response | {"headers": _EVERYWHERE | _BY_STATUS.get(status, {})}
+        for status, response in operation["responses"].items()
+    }

@@ -1,0 +1,225 @@
+"""Operations on many rows at once lock them in one order: two that overlap wait one way, and never in a ring.
+
+Somebody else holds one row in the middle. Two operations begin, take what they reach before it, and wait. When it is
+let go, they go on from where they stand: if their orders differ, each now needs what the other has. The scheduler sees
+the ring, long before PostgreSQL breaks it by ending one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from interlock.adapters.queue import Outgoing
+from interlock.kernel.tasks import run_task_id
+from tests.interleavings.arena import PAST_THE_BACKOFF, PAST_THE_LEASE, Arena
+from tests.interleavings.operations import (
+    QUEUE,
+    Operation,
+    ack,
+    cancel_run,
+    claim,
+    claim_range,
+    complete_all,
+    complete_group,
+    extend,
+    heartbeat,
+    hold,
+    one_pass,
+    receive,
+    redrive_run,
+    submit,
+)
+from tests.interleavings.scheduler import OWN_GATE, Order
+
+TASKS = 6
+HOLD_TASK = "select 1 from interlock.tasks where task_id = $1 for update"
+HOLD_JOB = "select 1 from interlock.jobs where job_id = $1 for update"
+HOLD_MESSAGE = "select 1 from interlock.queue_messages where dedupe_key = $1 for update"
+
+
+def around_a_held_row(*names: str, held_at: str = OWN_GATE) -> pytest.MarkDecorator:
+    """Somebody holds a row; the two begin in either order, and wait; the row is let go."""
+    gates = {"holder": (held_at,)} | dict.fromkeys(names, ())
+    both = [Order(gates, ("holder", *began, "holder")) for began in (names, names[::-1])]
+    return pytest.mark.parametrize("order", both, ids=str)
+
+
+async def crosswise_run(arena: Arena, **job: Any) -> tuple[UUID, list[UUID]]:
+    """A run whose first two tasks by index are not the first by id: in these orders its rows are met crosswise."""
+    while True:
+        run_id = (await arena.submitted(TASKS, **job)).run_id
+        ids = [run_task_id(run_id, index) for index in range(TASKS)]
+        if min(ids) not in ids[:2]:
+            return run_id, ids
+        await arena.empty()
+
+
+async def statuses(arena: Arena, run_id: UUID) -> set[str]:
+    return {row["status"] for row in await arena.tasks(run_id)}
+
+
+@around_a_held_row("claim", "cancel")
+async def test_a_claim_of_a_range_and_a_cancel_of_its_run_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+    run_id, ids = await crosswise_run(arena)
+    played = await arena.play(
+        order, holder=hold(HOLD_TASK, ids[1]), claim=claim_range(run_id, 0, TASKS - 1), cancel=cancel_run(run_id)
+    )
+    assert played["cancel"].matched == TASKS
+    assert all(row["cancel_requested"] for row in await arena.tasks(run_id))
+
+
+@around_a_held_row("ranged", "listed")
+async def test_a_claim_of_a_range_and_one_of_a_list_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+    run_id, ids = await crosswise_run(arena)
+    await arena.play(
+        order, holder=hold(HOLD_TASK, ids[1]), ranged=claim_range(run_id, 0, TASKS - 1), listed=claim(*reversed(ids))
+    )
+    # What a claim left alone because it was held has its message still, or its holder.
+    assert await statuses(arena, run_id) <= {"Running", "Queued"}
+
+
+@around_a_held_row("ranged", "late")
+async def test_a_claim_of_a_range_and_late_reports_of_its_tasks_never_wait_in_a_ring(
+    arena: Arena, order: Order
+) -> None:
+    run_id, ids = await crosswise_run(arena)
+    (message,) = await arena.messages()
+    await arena.do(claim_range(run_id, 0, TASKS - 1, message=message))
+    leases = await arena.leases(run_id)
+    arena.clock.advance(PAST_THE_LEASE)
+    await arena.do(one_pass("reaper"))
+    arena.clock.advance(PAST_THE_BACKOFF)
+    assert await arena.do(one_pass("retries")) == TASKS
+    played = await arena.play(
+        order,
+        holder=hold(HOLD_TASK, ids[1]),
+        ranged=claim_range(run_id, 0, TASKS - 1),
+        late=complete_all(leases),
+    )
+    assert len(played["ranged"]) + played["late"].accepted <= TASKS
+    assert await statuses(arena, run_id) <= {"Running", "Completed", "Queued"}
+
+
+@around_a_held_row("complete", "cancel")
+async def test_completions_and_a_cancel_of_their_run_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+    leases = await arena.claimed(TASKS)
+    middle = sorted(lease.task_id for lease in leases)[TASKS // 2]
+    played = await arena.play(
+        order,
+        holder=hold(HOLD_TASK, middle),
+        complete=complete_all(leases),
+        cancel=cancel_run(leases[0].run_id),
+    )
+    assert played["complete"].accepted == TASKS
+    assert await statuses(arena, leases[0].run_id) == {"Completed"}
+
+
+@around_a_held_row("complete", "beat")
+async def test_completions_and_heartbeats_in_opposite_order_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+    leases = await arena.claimed(TASKS)
+    middle = sorted(lease.task_id for lease in leases)[TASKS // 2]
+    played = await arena.play(
+        order,
+        holder=hold(HOLD_TASK, middle),
+        complete=complete_all(leases),
+        beat=heartbeat(*reversed(leases)),
+    )
+    assert played["complete"].accepted == TASKS
+    assert len(played["beat"].items) + len(played["beat"].refused) == TASKS
+
+
+@around_a_held_row("complete", "other")
+@pytest.mark.parametrize("other", ["heartbeats", "cancel", "reports"])
+async def test_completions_of_a_range_and_whatever_else_its_tasks_meet_never_wait_in_a_ring(
+    arena: Arena, order: Order, other: str
+) -> None:
+    run_id, ids = await crosswise_run(arena)
+    (message,) = await arena.messages()
+    await arena.do(claim_range(run_id, 0, TASKS - 1, message=message))
+    leases = await arena.leases(run_id)
+    rivals = {"heartbeats": heartbeat(*leases), "cancel": cancel_run(run_id), "reports": complete_all(leases)}
+    played = await arena.play(
+        order, holder=hold(HOLD_TASK, ids[1]), complete=complete_group(leases), other=rivals[other]
+    )
+    assert played["complete"].accepted == TASKS
+    assert await statuses(arena, run_id) == {"Completed"}
+
+
+@around_a_held_row("one", "other", held_at="submit.before_commit")
+async def test_submissions_with_the_same_dedupe_keys_in_opposite_order_never_wait_in_a_ring(
+    arena: Arena, order: Order
+) -> None:
+    job = {"name": "deduped", "dedupe_by": "/id"}
+    await arena.do(submit([{"id": "known"}], **job))
+    middle, up, down = ([{"id": key} for key in keys] for keys in ("m", "amz", "zma"))
+    played = await arena.play(order, holder=submit(middle, **job), one=submit(up, **job), other=submit(down, **job))
+    assert sorted(played[name][0].total for name in ("holder", "one", "other")) == [0, 1, 2]
+
+
+@around_a_held_row("reap", "cancel")
+async def test_a_reaper_that_hands_slots_on_and_a_cancel_of_the_run_never_wait_in_a_ring(
+    arena: Arena, order: Order
+) -> None:
+    run_id, ids = await crosswise_run(arena, scaling={"max_concurrency": 2})
+    (message,) = await arena.messages()
+    await arena.do(claim_range(run_id, 0, TASKS - 1, message=message))
+    arena.clock.advance(PAST_THE_LEASE)
+    job_id = (await arena.task(ids[0]))["job_id"]
+    played = await arena.play(order, holder=hold(HOLD_JOB, job_id), reap=one_pass("reaper"), cancel=cancel_run(run_id))
+    assert (played["reap"], played["cancel"].matched) == (2, TASKS)
+    assert await statuses(arena, run_id) == {"Canceled"}
+
+
+@around_a_held_row("retain", "retry")
+async def test_retention_and_a_retry_of_old_dead_letters_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+    leases = await arena.claimed(TASKS, policy={"max_attempts": 1})
+    run_id = leases[0].run_id
+    arena.clock.advance(PAST_THE_LEASE)
+    assert await arena.do(one_pass("reaper")) == TASKS
+    await arena.fold()
+    arena.clock.advance(arena.home.settings.retention_days * 86_400 + 1)
+    middle = sorted(lease.task_id for lease in leases)[TASKS // 2]
+    await arena.play(order, holder=hold(HOLD_TASK, middle), retain=one_pass("retention"), retry=redrive_run(run_id))
+    left = await statuses(arena, run_id)
+    assert left in (set(), {"Queued"})
+
+
+@around_a_held_row("complete", "cancel")
+async def test_slots_handed_to_many_and_a_cancel_of_them_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+    run_id, _ = await crosswise_run(arena, scaling={"max_concurrency": 3})
+    (message,) = await arena.messages()
+    await arena.do(claim_range(run_id, 0, TASKS - 1, message=message))
+    leases = await arena.leases(run_id)
+    parked = sorted(row["task_id"] for row in await arena.tasks(run_id) if row["parked"])
+    played = await arena.play(
+        order, holder=hold(HOLD_TASK, parked[1]), complete=complete_all(leases), cancel=cancel_run(run_id)
+    )
+    assert played["complete"].accepted == 3
+    assert await statuses(arena, run_id) == {"Completed", "Canceled"}
+
+
+def send(*keys: str) -> Operation:
+    return lambda kernel: kernel.queue.send_batch(QUEUE, [Outgoing("{}", dedupe_key=key) for key in keys])
+
+
+@around_a_held_row("one", "other")
+async def test_senders_of_the_same_messages_in_opposite_order_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+    await arena.do(send("a", "m", "z"))
+    await arena.play(order, holder=hold(HOLD_MESSAGE, "m"), one=send("a", "m", "z"), other=send("z", "m", "a"))
+    assert len(await arena.messages()) == 3
+
+
+@around_a_held_row("send", "settle")
+@pytest.mark.parametrize("settle", [ack, extend], ids=["ack", "extend"])
+async def test_a_sender_and_whoever_settles_the_same_messages_never_wait_in_a_ring(
+    arena: Arena, order: Order, settle: object
+) -> None:
+    for key in ("z", "m", "a"):
+        await arena.do(send(key))
+    messages = await arena.do(receive(3))
+    settling = ack(*messages) if settle is ack else extend(*messages)
+    await arena.play(order, holder=hold(HOLD_MESSAGE, "m"), send=send("a", "m", "z"), settle=settling)
+    assert len(await arena.messages()) == 3

@@ -1,0 +1,447 @@
+"""How much each statement may touch, whatever is stored. One that is not here fails the test: say what it costs.
+
+Arguments are SQL; the functions of seed_names.sql name what is there. `items` is what one call of the product asks for:
+a batch, a page, a range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Touches a few rows per item, and about as many pages in a database that is next to empty."""
+
+    items: int = 1
+    arguments: dict[str, str] = field(default_factory=dict)
+    rows: float = 3
+    """Most rows read per item."""
+    pages: float = 12
+    """Most pages touched per item, those of the indexes it writes to included."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """Touches what is under way or waits, all of it, but nothing that has ended."""
+
+    count: str
+    """SQL: how much that is."""
+    reason: str
+    arguments: dict[str, str] = field(default_factory=dict)
+    rows: float = 3
+    pages: float = 12
+
+
+@dataclass(frozen=True)
+class Exempt:
+    reason: str
+
+
+Expectation = Bounded | Live | Exempt
+
+_ORG = {"org_id": "seed.id('org 0')"}
+_SMALL = {"shard": "0"}
+_FOCUS = {"job_id": "seed.id('job 0')"}
+_ALONE = {"job_id": "seed.id('job 3')"}
+_EPOCH = "'epoch'"
+_ZERO = "'00000000-0000-0000-0000-000000000000'"
+_HALFWAY = "'7fffffff-0000-0000-0000-000000000000'"
+_BUSY = (
+    "select (select count(*) from interlock.runs where running <> 0) + (select count(*) from interlock.run_deltas)"
+    " + (select count(*) from interlock.tasks where run_id is null and status = 'Running')"
+)
+_FAILED_ALONE = "select count(*) from interlock.tasks where run_id is null and status = 'Failed'"
+
+
+def _run(name: str) -> dict[str, str]:
+    return {"run_id": f"seed.id('run {name}')"}
+
+
+def _run_ids(name: str) -> dict[str, str]:
+    return {"run_ids": f"array[seed.id('run {name}')]"}
+
+
+def _nulls(count: int) -> str:
+    return f"array_fill(null::text, array[{count}])"
+
+
+# tasks.sql
+
+_WHO = _SMALL | {"worker_id": "'worker'", "runtimes": "null"}
+_FENCES = _SMALL | {
+    "task_ids": "seed.tasks('running', 100)",
+    "attempts": "array_fill(1, array[100])",
+    "leases": "seed.leases('running', 100)",
+}
+_REPORT = _FENCES | dict.fromkeys(("crashes", "results", "error_classes", "error_messages"), _nulls(100))
+
+TASKS: dict[str, list[Expectation]] = {
+    "claim": [Bounded(100, _WHO | {"task_ids": "seed.tasks('queued', 100)"}, pages=25)],
+    "claim_ranges": [
+        Bounded(100, _WHO | {"run_ids": "array[seed.id('run queued')]", "firsts": "'{0}'", "lasts": "'{99}'"}, pages=25)
+    ],
+    "claim_range_start": [Bounded(20, _WHO | _run("queued") | {"first": "0", "last": "99", "most": "20"}, pages=30)],
+    "claim_capped": [
+        Bounded(
+            100,
+            _WHO | {"job_ids": "array[seed.id('job 2')]", "task_ids": "seed.tasks('parked', 100)", "most": "null"},
+            rows=5,
+            pages=40,
+        )
+    ],
+    "lock_capped_jobs": [Bounded(4, {"job_ids": "seed.job_ids(4)"})],
+    "claim_states": [Bounded(100, _SMALL | {"runtimes": "null", "task_ids": "seed.tasks('queued', 100)"})],
+    "claimed_jobs": [Bounded(4, {"job_ids": "seed.job_ids(4)"})],
+    "fetch_task": [Bounded(1, _SMALL | {"runtimes": "null", "task_id": "seed.task('queued', 0)"})],
+    "heartbeat": [
+        Bounded(100, _FENCES | {"progresses": "array_fill(0.5, array[100])", "texts": _nulls(100)}, pages=25)
+    ],
+    "complete_by_index": [
+        Bounded(
+            100,
+            _SMALL
+            | {"run_ids": "array[seed.id('run running')]", "leases": "array[seed.lease(seed.task('running', 0))]"}
+            | {"attempts": "'{1}'", "firsts": "'{1}'", "lasts": "'{100}'"}
+            | {"indexes": "seed.series(100)", "results": _nulls(100)},
+        )
+    ],
+    "complete": [
+        Bounded(100, _REPORT | {"statuses": f"seed.repeat('{status}', 100)"}, pages=40)
+        for status in ("Completed", "Failed", "Canceled")
+    ],
+    "fence_states": [Bounded(100, _SMALL | {"task_ids": "seed.tasks('running', 100)"})],
+    "lock_attempt": [
+        Bounded(
+            1,
+            _SMALL
+            | {"task_id": "seed.task('running', 0)", "attempt": "1"}
+            | {"lease_token": "seed.lease(seed.task('running', 0))"},
+        )
+    ],
+    "outputs_of": [Bounded(100, _SMALL | {"task_ids": "seed.tasks('running', 100)"})],
+    "release": [Bounded(100, _FENCES, pages=30)],
+    "reap": [Bounded(500, {"most": "500", "since": _EPOCH}, rows=5, pages=40)],
+    "requeue_due": [Bounded(1000, {"most": "1000", "since": _EPOCH}, pages=25)],
+    "cancel": [Bounded(2000, _SMALL | _ORG | {"task_ids": "seed.tasks('canceling', 2000)"}, pages=25)],
+    "redrive": [Bounded(2000, _SMALL | _ORG | {"task_ids": "seed.tasks('dead', 2000)"}, pages=25)],
+    "unpark": [
+        Bounded(1000, {"job_ids": "array[seed.id('job 2')]", "keys": "'{7}'"}, rows=110),
+        Bounded(1000, {"job_ids": "array[seed.id('job 103')]", "keys": "'{}'"}),
+    ],
+}
+
+# queue.sql
+
+_PLATFORM = {"queue": "'platform'"}
+_SINCE = {"normal_since": _EPOCH, "bulk_since": _EPOCH}
+_HELD = {"queue": "'other'", "ids": "seed.messages(100)", "receipts": "array[seed.id('receipt')]"}
+_WORKERS = "select count(*) from interlock.workers"
+
+QUEUE: dict[str, list[Expectation]] = {
+    "send": [
+        Bounded(
+            500,
+            _PLATFORM
+            | {"bodies": "seed.repeat('{}', 500)", "priorities": "array_fill(0, array[500])"}
+            | {"dedupe_keys": "seed.series(500)::text[]", "delays": "array_fill(0, array[500])"},
+            pages=20,
+        )
+    ],
+    "notify": [Bounded(1, _PLATFORM)],
+    "receive": [
+        Bounded(
+            10,
+            _PLATFORM | _SINCE | {"reserved": "1", "most": "10", "visibility": "60", "max_receives": "20"},
+            pages=30,
+        )
+    ],
+    "next_visible": [Bounded(1, _PLATFORM | _SINCE)],
+    "extend": [Bounded(100, _HELD | {"visibility": "60"}, pages=20)],
+    "ack": [Bounded(100, _HELD)],
+    "nack": [Bounded(100, _HELD | {"delay": "0"}, pages=20)],
+    "replace": [
+        Bounded(
+            1,
+            {
+                "queue": "'other'",
+                "body": "'{}'",
+                "message_id": "(seed.messages(1))[1]",
+                "receipt": "seed.id('receipt')",
+            },
+            pages=30,
+        )
+    ],
+    "stats": [
+        Live(
+            "select count(*) from interlock.queue_messages where queue = 'platform'",
+            "a gauge; it stops counting at `most`",
+            _PLATFORM | {"most": "100000"},
+        )
+    ],
+    "dead_letters": [Bounded(100, _PLATFORM | {"most": "100"})],
+    "redrive_messages": [Bounded(1000, _PLATFORM | {"most": "1000"}, pages=20)],
+    "worker_seen": [Bounded(1, {"worker_id": "'worker 1'", "queue": "'other'"}, pages=20)],
+    "live_workers": [Live(_WORKERS, "one row for each worker of the last day")],
+}
+
+# jobs.sql
+
+_REQUEST = _ORG | {"endpoint": "'POST /v1/jobs'"}
+_JOB = _ORG | {
+    "name": "'job 0'",
+    "operator": "'echo'",
+    "runtime": "'platform'",
+    "queue": "'platform'",
+    "config": "'{}'",
+    "priority": "0",
+    "max_attempts": "3",
+    "backoff_seconds": "1",
+    "backoff_factor": "2",
+    "backoff_cap_seconds": "60",
+    "jitter": "0.1",
+    "non_retryable": "'{}'",
+    "lease_seconds": "60",
+    "timeout_seconds": "3600",
+    "max_concurrency": "null",
+    "concurrency_key": "null",
+    "max_concurrency_per_key": "null",
+    "outputs": "'[]'",
+    "definition_hash": "sha256('definition')",
+}
+_NEW = _ORG | {
+    "run_id": "seed.id('run new')",
+    "job_id": "seed.id('job 1')",
+    "max_attempts": "3",
+    "priority": "0",
+    "payloads": "seed.repeat('{}', 1000)",
+    "slot_keys": _nulls(1000),
+}
+_RANGES = _FOCUS | {
+    "run_id": "seed.id('run new')",
+    "queue": "'platform'",
+    "priority": "0",
+    "range_size": "100",
+    "indexes": "seed.series(1000)",
+    "last": "999",
+}
+
+JOBS: dict[str, list[Expectation]] = {
+    "remember_request": [
+        Bounded(1, _REQUEST | {"key": key, "request_hash": "sha256('body')", "seconds": "60"}, pages=20)
+        for key in ("'new'", "'key 0'")
+    ],
+    "remembered_request": [Bounded(1, _REQUEST | {"key": "'key 100'"})],
+    "remember_response": [Bounded(1, _REQUEST | {"key": "'key 100'", "status": "201", "response": "'{}'"}, pages=20)],
+    "insert_job": [Bounded(1, _JOB, pages=30), Bounded(1, _JOB | {"name": "'new'"}, pages=30)],
+    "replace_job": [Bounded(1, _JOB, pages=30)],
+    "job_by_name": [Bounded(1, _ORG | {"name": "'job 0'"})],
+    "register_datasets": [
+        Bounded(
+            2,
+            _ORG
+            | {"uuids": "array[seed.id('new'), seed.id('dataset 0')]", "versions": "array_fill(seed.id('new'), '{2}')"},
+        )
+    ],
+    "foreign_datasets": [Bounded(2, _ORG | {"uuids": "array[seed.id('dataset 0'), seed.id('dataset 1')]"})],
+    "insert_run": [Bounded(1, _ORG | _FOCUS | {"last_index": "999", "range_size": "100", "total": "1000"}, pages=30)],
+    "insert_tasks": [Bounded(1000, _NEW | {"dedupe_keys": "seed.series(1000)::text[]"}, pages=20)],
+    "insert_all_tasks": [Bounded(1000, _NEW, pages=20)],
+    "latch_run": [Bounded(1, _run("queued") | {"total": "1000"}, pages=30)],
+    "enqueue_ranges": [Bounded(10, _RANGES | {"direct": direct}, pages=20) for direct in ("true", "false")],
+    "enqueue_tasks": [
+        Bounded(1000, _SMALL | {"task_ids": "seed.tasks('queued', 1000)", "direct": direct}, pages=25)
+        for direct in ("true", "false")
+    ],
+}
+
+# runs.sql
+
+RUNS: dict[str, list[Expectation]] = {
+    "only_one": [Bounded(1, {"name": "'run-counters'"})],
+    "fold_deltas": [Bounded(5000, {"most": "5000", "since": "'(0,0)'"})],
+    "end_runs": [Bounded(1, {"run_ids": "array[seed.id('run queued')]"}, pages=30)],
+    "request_run_cancel": [Bounded(1, _ORG | _run("queued"), pages=30)],
+    "lock_runs_of": [Bounded(2000, _ORG | {"task_ids": "seed.tasks('dead', 2000)"})],
+    "canceling_runs": [Bounded(20, {"most": "20"})],
+    "cancelable_of_run": [
+        Bounded(5000, run | {"first": "0", "last": "4999"}, rows=1) for run in (_run("canceling"), _run("big"))
+    ],
+    "cancel_walked": [Bounded(1, _run("canceling") | {"walked_from": "0", "walked_to": "5000"}, pages=30)],
+    "expired_run": [Bounded(1, {"age_seconds": "14 * 86400", "since": _EPOCH})],
+    "delete_run_tasks": [Bounded(5000, _run("sweep") | {"first": "0", "last": "4999"})],
+    "set_swept": [Bounded(1, _run("sweep") | {"swept": "5000"}, pages=30)],
+    "delete_task_traces": [Bounded(5000, {"task_ids": "seed.tasks('sweep', 5000)"})],
+    "delete_run": [Bounded(1, _run("sweep"))],
+    "delete_nameless_job": [Bounded(1, {"job_id": "seed.id('job 104')"})],
+    "delete_expired_requests": [Bounded(5000, {"most": "5000"})],
+    "delete_stale_workers": [Live(_WORKERS, "one row for each worker of the last day")],
+    "sweep_place": [Bounded(1, {"name": "'runs'"})],
+    "set_sweep_place": [Bounded(1, {"name": "'runs'", "cursor": "null", "position": "7", "task_id": "null"})],
+    "live_runs_from": [
+        Bounded(100, {"cursor": cursor, "most": "100"}) for cursor in ("null", "'00ffffff-0000-0000-0000-000000000000'")
+    ],
+    # Ranges with a message, and without.
+    "lost_run_tasks": [
+        Bounded(items, _run_ids(run) | {"firsts": "'{0}'", "lasts": f"'{{{last}}}'", "grace": "60"})
+        for run, last, items in (("queued", 999, 10), ("big", 19_999, 200), ("running", 999, 1000))
+    ],
+    "jobs_after": [Bounded(100, {"cursor": cursor, "most": "100"}) for cursor in ("null", _HALFWAY)],
+    "lost_job_tasks": [
+        Bounded(1000, {"from_job": job, "after": _ZERO, "grace": "60", "most": "1000"})
+        for job in (_ZERO, "seed.id('job 3')")
+    ],
+    "stranded_jobs": [Bounded(100, {"job_ids": "seed.job_ids(100)"})],
+    "capped_jobs_of": [Bounded(2000, {"task_ids": "seed.tasks('dead', 2000)"})],
+    "parked_keys": [Bounded(50, {"job_ids": "array[seed.id('job 2'), seed.id('job 103')]", "most": "1000"})],
+}
+
+# reads.sql
+
+_PAGE = {"most": "1000"}
+_ONE = _ORG | {"task_id": "seed.task('dead', 7)"}
+_BIG = _ORG | _run("big") | _PAGE
+_DEEP = {"first": "seed.big() - 1000", "last": "seed.big() - 1"}
+_FILTER = _ORG | {"error_class": "null", "most": "2000"}
+_CANCELABLE = _FILTER | {"statuses": "'{Queued,Running,Failed}'", "dead": "false"}
+_DEAD = _FILTER | {"statuses": "'{Failed}'", "dead": "true"}
+
+READS: dict[str, list[Expectation]] = {
+    "job_by_id": [Bounded(1, _ORG | _FOCUS)],
+    "list_jobs": [Bounded(100, _ORG | {"cursor": cursor, "most": "100"}, pages=20) for cursor in ("null", _HALFWAY)],
+    "newest_run": [Bounded(1, _ORG | _FOCUS)],
+    "run_by_id": [Bounded(1, _ORG | _run("queued"))],
+    "list_runs": [Bounded(100, _ORG | _FOCUS | {"cursor": cursor, "most": "100"}) for cursor in ("null", _HALFWAY)],
+    "runs_from": [Bounded(51, _ORG | _FOCUS | {"cursor": cursor, "most": "51"}) for cursor in ("null", _HALFWAY)],
+    "jobs_from": [Bounded(51, _ORG | {"cursor": cursor, "most": "51"}) for cursor in ("null", _HALFWAY)],
+    "task_by_id": [Bounded(1, _ONE, rows=5, pages=20)],
+    "tasks_of_range": [
+        Bounded(1000, _BIG | {"first": "0", "last": "999", "status": "null"}),
+        Bounded(1000, _BIG | _DEEP | {"status": "null"}),
+        Bounded(1000, _BIG | _DEEP | {"status": "'Completed'"}),
+    ],
+    "tasks_of_run_by_status": [
+        Bounded(20, _BIG | {"status": status, "after": after, "most": "20"}, rows=4, pages=20)
+        for status in ("'Failed'", "'Canceled'")
+        for after in ("-1", "seed.big() - 1001")
+    ],
+    "tasks_of_job_by_status": [
+        Bounded(1000, _ORG | _ALONE | _PAGE | {"status": status, "after": after}, rows=4)
+        for status in ("'Completed'", "'Failed'")
+        for after in (_ZERO, _HALFWAY)
+    ],
+    "attempts_of": [Bounded(3, {"task_id": "seed.task('dead', 7)"})],
+    "explain_facts": [
+        # Beside its own the task's job may have a hundred slots, and its queue a hundred workers.
+        Bounded(200, _ORG | {"task_id": f"seed.task('{run}', 7)"})
+        for run in ("queued", "dead", "running", "parked")
+    ],
+    "unended_of_run": [
+        Bounded(5000, _ORG | run | {"first": "0", "last": "4999", "statuses": "'{Queued,Running}'"}, rows=1)
+        for run in (_run("canceling"), _run("big"))
+    ],
+    "failed_of_run": [
+        Bounded(2000, _FILTER | _run("dead") | {"dead": "true"}, rows=4),
+        Bounded(2000, _FILTER | _run("dead") | {"dead": "true", "error_class": "'ValueError'"}, rows=4),
+        Live(
+            "select seed.big() / 50",
+            "waiting tasks of a run are looked for among its dead letters",
+            _FILTER | _run("big") | {"dead": "false"},
+        ),
+    ],
+    "matching_job_tasks": [
+        Bounded(2000, _CANCELABLE | _ALONE),
+        Live(
+            _FAILED_ALONE,
+            "waiting tasks of no run are looked for among the job's dead letters",
+            _CANCELABLE | _ALONE | {"statuses": "'{Failed}'"},
+        ),
+        Bounded(2000, _DEAD | _ALONE, rows=4),
+    ],
+    "in_flight_by_operator": [
+        Live(_BUSY, "a gauge: runs with running tasks, deltas to come, running tasks of no run", rows=4)
+    ],
+}
+
+# effects.sql
+
+_OUTPUT = _ORG | {
+    "task_id": "seed.task('running', 0)",
+    "attempt": "1",
+    "uuids": "array[seed.id('dataset 0')]",
+    "versions": "array[seed.id('version 0')]",
+}
+_PUBLISH = {"attempt": "1", "dataset_uuid": "seed.id('dataset 0')", "batch_uri": "'batch'"}
+
+EFFECTS: dict[str, list[Expectation]] = {
+    "insert_events": [
+        Bounded(
+            1, _OUTPUT | {"cursors": "'{7}'", "keys": "'{null}'", "starts": "'{null}'", "ends": "'{null}'"}, pages=30
+        )
+    ],
+    "insert_outputs": [Bounded(1, _OUTPUT | {"indexes": "'{0}'", "bodies": "array['{}']"}, pages=30)],
+    "insert_publish": [
+        Bounded(
+            1,
+            _ORG
+            | _PUBLISH
+            | {"task_id": "seed.task('running', 0)", "dataset_version": "seed.id('version 0')", "record_count": "1"},
+            pages=30,
+        )
+    ],
+    "existing_publish": [Bounded(1, _PUBLISH | {"task_id": "seed.task('sweep', 0)"})],
+    "send_message": [
+        Bounded(1, {"queue": "'other'", "body": "'{}'", "dedupe_key": "'new'", "direct": direct}, pages=30)
+        for direct in ("true", "false")
+    ],
+    "take_outbox": [
+        Bounded(500, {"most": "500", "retry_seconds": "5", "since": _EPOCH, "kinds": "'{send,invoke}'"}, pages=20)
+    ],
+    "clock": [Bounded()],
+    "delete_outbox": [Bounded(500, {"ids": "seed.series(501)"})],
+    "outbox_stats": [
+        Live("select count(*) from interlock.outbox", "a gauge; it stops counting at `most`", {"most": "100000"})
+    ],
+}
+
+# principals.sql
+
+_SIGNING_KEYS = "select count(*) from interlock.signing_keys"
+_BY_HAND = Exempt("an administrator's list or change of a few keys")
+
+PRINCIPALS: dict[str, list[Expectation]] = {
+    "find_key": [Bounded(1, {"key_id": "'key 7'"})],
+    "find_worker_token": [Bounded(1, {"token_id": "'token 7'"})],
+    "verifying_keys": [Live(_SIGNING_KEYS, "keys whose tokens may still be in use")],
+    "delete_dead_signing_keys": [Live(_SIGNING_KEYS, "keys whose tokens may still be in use")],
+    "insert_capability": [
+        Bounded(1, {"task_id": "seed.id('task')", "attempt": "1", "grants": "'[]'", "seconds": "60"})
+    ],
+    "renew_capability": [Bounded(1, {"capability_id": "seed.id('capability 7')", "seconds": "60"}, pages=20)],
+    "find_capability": [Bounded(1, {"capability_id": "seed.id('capability 5150')"})],
+    "delete_expired_capabilities": [Bounded(5000, {"most": "5000"})],
+    "insert_org": [_BY_HAND],
+    "org_by_name": [_BY_HAND],
+    "insert_key": [_BY_HAND],
+    "list_keys": [_BY_HAND],
+    "revoke_key": [_BY_HAND],
+    "insert_worker_token": [_BY_HAND],
+    "list_worker_tokens": [_BY_HAND],
+    "revoke_worker_token": [_BY_HAND],
+    "retire_signing_keys": [_BY_HAND],
+    "insert_signing_key": [_BY_HAND],
+}
+
+EXPECTED: dict[str, list[Expectation]] = {
+    f"{area}.{name}": cases
+    for area, table in {
+        "effects": EFFECTS,
+        "jobs": JOBS,
+        "principals": PRINCIPALS,
+        "queue": QUEUE,
+        "reads": READS,
+        "runs": RUNS,
+        "tasks": TASKS,
+    }.items()
+    for name, cases in table.items()
+}

@@ -1,0 +1,174 @@
+-- A state database as it looks after a long time of work: `seed.mass` tasks of other people's jobs, and beside them, the
+-- same in every database, the few that the measured statements are about.
+
+insert into interlock.orgs (org_id, name) select seed.id('org ' || n), 'org ' || n from generate_series(0, 3) n;
+
+insert into interlock.api_keys (key_id, org_id, user_name, role, scopes, secret_hash)
+select 'key ' || n, seed.id('org ' || n % 4), 'user', 'admin', '{}', sha256('secret') from generate_series(0, 99) n;
+
+insert into interlock.worker_tokens (token_id, name, secret_hash)
+select 'token ' || n, 'worker', sha256('secret') from generate_series(0, 99) n;
+
+insert into interlock.signing_keys (kid, public_jwk, retired_at, verify_until)
+select 'kid ' || n, '{}', case when n > 0 then now() end, case when n > 0 then now() + interval '1 hour' end
+from generate_series(0, 9) n;
+
+insert into interlock.datasets (dataset_uuid, org_id, current_version)
+select seed.id('dataset ' || n), seed.id('org ' || n % 4), seed.id('version ' || n)
+from generate_series(0, 99 + seed.mass() / 100) n;
+
+-- Jobs 0 to 3 are measured, 4 to 103 own the mass, those from 104 on were posted without a name, a task each. Job 2 has
+-- a cap and a cap per key, jobs 100 to 103 have a cap.
+create table seed.job as
+select n, seed.id('job ' || n) as job_id, seed.id('org ' || case when n < 4 then 0 else n % 4 end) as org_id
+from generate_series(0, 503 + seed.mass() / 20) n;
+
+insert into interlock.jobs (job_id, org_id, name, operator, runtime, queue, config, priority, max_attempts,
+    backoff_seconds, backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds, timeout_seconds,
+    max_concurrency, concurrency_key, max_concurrency_per_key, outputs, definition_hash)
+select job_id, org_id, case when n < 104 then 'job ' || n end, 'echo', 'platform', 'platform', '{}', n % 2, 3,
+       1, 2, 60, 0.1, '{}', 60, 3600,
+       case when n = 2 or n between 100 and 103 then 200 end, case when n = 2 then '/key' end,
+       case when n = 2 then 20 end, '[]', sha256('definition')
+from seed.job;
+
+-- Runs. A kind says what its tasks are at.
+create table seed.run as
+select seed.id('run ' || kind) as run_id, job, kind, size, case when ended then now() - interval '20 days' end as ended_at
+from (values ('queued', 0, 1000, false), ('running', 0, 1000, false), ('expired', 0, 600, false),
+             ('due', 0, 1100, false), ('dead', 0, 2500, false), ('canceled', 0, 1000, false),
+             ('sweep', 0, 6000, true), ('parked', 2, 1500, false), ('parked capped', 103, 1200, false),
+             ('slotted', 2, 100, false), ('canceling', 0, 2500, false))
+     as focus(kind, job, size, ended)
+union all
+select seed.id('run big'), 1, 'big', seed.big(), null
+union all
+select seed.id('run short ' || n), 4, 'queued', 1, null from generate_series(1, 100) n
+union all
+select seed.id('run mass ' || n), case n % 20 when 19 then 100 + n % 4 else 4 + n % 96 end,
+       coalesce((array['queued', 'running', 'waiting', 'dead', 'canceled', 'parked'])[n % 20 - 13], 'completed'), 500,
+       case when n % 20 < 14 or n % 20 in (17, 18) then now() - interval '1 day' * random() * 13 end
+from generate_series(0, seed.mass() * 7 / 10 / 500 - 1) n
+union all
+select seed.id('run single ' || n), n, 'single', 1, now() - interval '1 day' * random() * 13
+from generate_series(104, 503 + seed.mass() / 20) n
+union all
+-- The history of a job that is measured.
+select seed.id('run past ' || n), 0, 'single', 1, now() - interval '1 day' * random() * 13
+from generate_series(1, 200 + seed.mass() / 100) n;
+
+insert into interlock.runs (run_id, org_id, job_id, state, total, last_index, range_size, latched, cancel_requested,
+                            ended_at)
+select r.run_id, j.org_id, j.job_id,
+       (case when r.ended_at is null then 'Running' else 'Completed' end)::interlock.run_state,
+       r.size, r.size - 1, 100, true, r.kind = 'canceling', r.ended_at
+from seed.run r join seed.job j on j.n = r.job;
+
+-- Tasks of runs, and of no run, as events make them, those of job 3.
+create table seed.task as
+select case when r.run_id is null then seed.id(r.kind || ' ' || i) else interlock.run_task_id(r.run_id, i) end as task_id,
+       j.org_id, j.job_id, r.job, r.run_id, i as task_index,
+       case when r.kind = 'big' and i % 50 = 7 then 'dead'
+            when r.kind = 'big' and i % 50 = 8 then 'queued'
+            when r.kind = 'big' and i % 50 = 9 then 'canceled'
+            when r.kind in ('big', 'single', 'sweep') then 'completed'
+            when r.kind = 'canceling' then 'queued'
+            else split_part(r.kind, ' ', 1) end as kind
+from (select run_id, job, kind, size from seed.run
+      union all
+      select null, 3, kind || ' alone', size + seed.mass() * share / 100
+      from (values ('queued', 2000, 1), ('running', 200, 0), ('waiting', 200, 0), ('dead', 2500, 2),
+                   ('completed', 2500, 2)) as alone(kind, size, share)) r
+join seed.job j on j.n = r.job
+cross join lateral generate_series(0, r.size - 1) i;
+
+insert into interlock.tasks (task_id, org_id, job_id, run_id, task_index, status, attempt, max_attempts, priority, parked,
+    dead, lease_token, lease_expires_at, timeout_at, retry_at, queued_at, started_at, ended_at, worker_id, dedupe_key,
+    slot_key, payload, result)
+select task_id, org_id, job_id, run_id, case when run_id is not null then task_index end,
+       (case when kind in ('queued', 'parked') then 'Queued' when kind in ('running', 'expired', 'slotted') then 'Running'
+             when kind in ('due', 'waiting', 'dead') then 'Failed' when kind = 'canceled' then 'Canceled'
+             else 'Completed' end)::interlock.task_status,
+       case when kind = 'dead' then 3 when kind in ('due', 'waiting') then 2 else 1 end, 3, job % 2, kind = 'parked',
+       kind = 'dead',
+       case when kind not in ('queued', 'parked', 'canceled') then seed.lease(task_id) end,
+       case when kind in ('running', 'slotted') then now() + interval '1 hour'
+            when kind = 'expired' then now() - interval '1 minute' end,
+       case when kind in ('running', 'slotted', 'expired') then now() + interval '2 hours' end,
+       case kind when 'waiting' then now() + interval '1 hour' * random() when 'due' then now() - interval '1 minute' end,
+       now() - interval '2 minutes' * random() - interval '2 minutes',
+       case when kind not in ('queued', 'parked', 'canceled') then now() - interval '2 minutes' end,
+       case when kind in ('completed', 'canceled', 'dead') then now() - interval '1 minute' end, 'worker',
+       case when job = 1 then task_index::text end,
+       case when kind in ('parked', 'slotted') and job = 2 then (task_index % 50)::text end,
+       '{"object": "s3://bucket/some/prefix/file.parquet", "rows": 1000}',
+       case when kind = 'completed' then '{"rows": 1000}'::json end
+from seed.task;
+
+-- An alarm for each hundred tasks of a run that runs, as one claim would set it, and one for each task of no run.
+insert into interlock.lease_alarms (due_at, tasks, run_id, first_index, last_index, task_ids)
+select min(now() + interval '1 hour' * case kind when 'expired' then -1 else 1 end), count(*), run_id,
+       case when run_id is not null then min(task_index) end, case when run_id is not null then max(task_index) end,
+       case when run_id is null then array_agg(task_id) end
+from seed.task where kind in ('running', 'slotted', 'expired')
+group by run_id, task_index / case when run_id is null then 1 else 100 end;
+
+insert into interlock.slots (task_id, job_id, slot_key)
+select seed.task('slotted', i), seed.id('job 2'), (i % 50)::text from generate_series(0, 99) i;
+
+insert into interlock.attempts (task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at, error_class,
+                                error_message)
+select task_id, attempt, seed.id('lease ' || task_id || attempt), 'Failed', 'worker', now() - interval '1 hour',
+       now() - interval '59 minutes', 'ValueError', 'no such file'
+from seed.task cross join lateral generate_series(1, case kind when 'dead' then 3 else 1 end) attempt
+where kind in ('dead', 'due', 'waiting') or (kind = 'completed' and task_index % 50 = 0);
+
+insert into interlock.output_commits (task_id, output_index, dataset_uuid, dataset_version, org_id, attempt, body)
+select task_id, 0, seed.id('dataset 0'), seed.id('version 0'), org_id, 1, '{}' from seed.task
+where kind = 'completed' and task_index % 20 = 0;
+
+insert into interlock.dataset_events (org_id, dataset_uuid, dataset_version, scope, cursor, task_id, attempt)
+select org_id, seed.id('dataset 0'), seed.id('version 0'), 'c:1', 1, task_id, 1 from seed.task
+where kind = 'completed' and task_index % 20 = 0;
+
+insert into interlock.buffer_publishes (org_id, task_id, attempt, dataset_uuid, dataset_version, batch_uri, record_count)
+select org_id, task_id, 1, seed.id('dataset 0'), seed.id('version 0'), 'batch', 1 from seed.task
+where kind = 'completed' and task_index % 100 = 0;
+
+insert into interlock.run_deltas (run_id, completed)
+select run_id, 1 from seed.run cross join generate_series(1, 50) where kind <> 'single' and ended_at is null;
+
+-- A message for each hundred tasks of a run that waits, one each for tasks of no run; some of them received.
+insert into interlock.queue_messages (queue, priority, body, dedupe_key, visible_at, receipt, receives)
+select 'platform', job % 2, json_build_object('run_id', run_id, 'start', task_index / 100 * 100), range_key,
+       now() - interval '1 minute' * random() * 60, null, 0
+from (select distinct on (run_id, task_index / 100) *, run_id || ':' || task_index / 100 as range_key from seed.task
+      where kind = 'queued' and run_id is not null order by run_id, task_index / 100) ranges
+union all
+select 'platform', job % 2, json_build_object('task_id', task_id), task_id::text,
+       now() + interval '1 minute' * random() * case when task_index % 5 = 0 then 1 else -60 end,
+       case when task_index % 5 = 0 then seed.id('receipt') end, (task_index % 5 = 0)::int
+from seed.task where kind = 'queued' and run_id is null;
+
+insert into interlock.queue_messages (queue, body, dead_at, receives)
+select 'platform', '{}', now(), 20 from generate_series(1, 1500 + seed.mass() / 100);
+
+insert into interlock.queue_messages (queue, body, visible_at, receipt, receives)
+select 'other', '{}', now() + interval '1 minute', seed.id('receipt'), 1
+from generate_series(1, 500 + seed.mass() / 100);
+
+insert into interlock.outbox (kind, target, body, dedupe_key, due_at)
+select 'send', 'other', '{}', 'owed ' || n, now() + interval '1 second' * (n - 600)
+from generate_series(1, 700 + seed.mass() / 50) n;
+
+insert into interlock.idempotency_keys (org_id, endpoint, key, request_hash, expires_at)
+select seed.id('org ' || n % 4), 'POST /v1/jobs', 'key ' || n, sha256('body'), now() + interval '1 second' * (n - 5100)
+from generate_series(0, 5200 + seed.mass() / 20) n;
+
+insert into interlock.capabilities (capability_id, task_id, attempt, grants, expires_at)
+select seed.id('capability ' || n), seed.id('task ' || n), 1, '[]', now() + interval '1 second' * (n - 5100)
+from generate_series(0, 5200 + seed.mass() / 20) n;
+
+insert into interlock.workers (worker_id, queue, last_seen_at)
+select 'worker ' || n, case when n % 2 = 0 then 'platform' else 'other' end, now() - interval '1 second' * (n % 50)
+from generate_series(1, 200) n;

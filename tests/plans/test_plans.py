@@ -1,0 +1,127 @@
+"""What statements touch in a database of a million tasks: a few rows for each one they are about, never a history."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from interlock.adapters.postgres import Connection, Database
+from tests.conftest import copied
+from tests.plans.expectations import EXPECTED, Bounded, Exempt, Live
+from tests.plans.measuring import Touched, prepare, statements, touched
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+MILLION = 1_000_000
+HERE = Path(__file__).parent
+LITTLE = {"signing_keys", "workers", "run_deltas"}
+"""Tables of a handful of rows, or emptied ten times a second: reading all of one is reading little."""
+STATEMENTS = {statement.key: statement for statement in statements()}
+CASES = {
+    f"{key}-{number}" if len(cases) > 1 else key: (key, case)
+    for key, cases in EXPECTED.items()
+    for number, case in enumerate(cases)
+    if not isinstance(case, Exempt)
+}
+STATES = ("analyzed",)
+"""Of a connection's plans, all of them made before there was a row: replaced once the tables were analyzed."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """By name of the case: what it touched and how many items it was about, or why it could not be measured."""
+
+    found: dict[str, tuple[Touched, int] | Exception]
+
+    def of(self, name: str) -> tuple[Touched, int]:
+        found = self.found[name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+@asynccontextmanager
+async def _seeded(url: str, mass: int) -> AsyncIterator[tuple[Database, asyncpg.Connection[asyncpg.Record]]]:
+    """A connection of the product that has planned every statement before there was a row, and one beside it."""
+    beside = await asyncpg.connect(url, server_settings={"seed.mass": str(mass), "synchronous_commit": "off"})
+    await beside.execute((HERE / "seed_names.sql").read_text())
+    await beside.execute(_LEAVE_ALONE)
+    database = await Database.open(url, size=1)
+    async with database.connection() as connection:
+        await connection.execute(f"set seed.mass = {mass}")
+        for statement in STATEMENTS.values():
+            await prepare(connection, statement)
+    await beside.execute((HERE / "seed.sql").read_text())
+    yield database, beside
+    await beside.close()
+    await database.close()
+
+
+# Measured is what the product does by itself; autovacuum would come at moments of its own.
+_LEAVE_ALONE = """
+do $$ declare name regclass; begin
+    for name in select oid::regclass from pg_class where relnamespace = 'interlock'::regnamespace and relkind = 'r' loop
+        execute format('alter table %s set (autovacuum_enabled = off)', name);
+    end loop;
+end $$
+"""
+
+
+async def _measured(database: Database) -> Measured:
+    async with database.connection() as connection:
+        return Measured({name: await _case(connection, *case) for name, case in CASES.items()})
+
+
+async def _case(connection: Connection, key: str, case: Bounded | Live) -> tuple[Touched, int] | Exception:
+    """One that breaks, by a timeout perhaps, fails its own test, which raises the error, and no other."""
+    try:
+        return await touched(connection, STATEMENTS[key], case.arguments), await _items(connection, case)
+    except Exception as error:
+        return error
+
+
+async def _items(connection: Connection, case: Bounded | Live) -> int:
+    return case.items if isinstance(case, Bounded) else int(await connection.fetchval(case.count))
+
+
+@pytest.fixture(scope="module")
+async def large(postgres_url: str, template: str) -> AsyncIterator[dict[str, Measured]]:
+    """By state of the plans."""
+    async with copied(postgres_url, template) as url, _seeded(url, MILLION) as (database, beside):
+        await beside.execute("analyze")
+        yield {"analyzed": await _measured(database)}
+
+
+@pytest.fixture(scope="module")
+async def small(postgres_url: str, template: str) -> AsyncIterator[Measured]:
+    async with copied(postgres_url, template) as url, _seeded(url, 0) as (database, beside):
+        await beside.execute("analyze")
+        yield await _measured(database)
+
+
+def test_every_statement_says_what_it_may_touch() -> None:
+    assert set(EXPECTED) == set(STATEMENTS)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("state", STATES)
+def test_a_statement_touches_little_of_a_million_tasks(large: dict[str, Measured], state: str, name: str) -> None:
+    _, case = CASES[name]
+    found, items = large[state].of(name)
+    assert found.scanned <= LITTLE, found.plan
+    assert found.rows <= case.rows * items + 20, found.plan
+    assert found.pages <= case.pages * items + 40, found.plan
+
+
+@pytest.mark.parametrize("name", [name for name, (_, case) in CASES.items() if isinstance(case, Bounded)])
+def test_a_statement_costs_about_the_same_beside_nothing(
+    large: dict[str, Measured], small: Measured, name: str
+) -> None:
+    """For each item a level or two more of an index, not more of what is in it."""
+    (much, items), (little, _) = large["analyzed"].of(name), small.of(name)
+    assert much.pages <= 2 * little.pages + 3 * items + 40, f"{much.plan}\n{little.plan}"

@@ -1,0 +1,172 @@
+"""Work as workers and a dispatcher do it, straight through the kernel, with the pages that each step touches."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sized
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TypeVar
+from uuid import UUID
+
+import msgspec
+
+from interlock.access.principals import WorkerIdentity
+from interlock.adapters.queue import Handle, Received
+from interlock.clock import ManualClock
+from interlock.wire import ClaimRequest, Completion, Heartbeat, JobRequest
+from interlock.wiring import Kernel
+
+T = TypeVar("T", bound=Sized | int)
+QUEUE = "platform"
+LOOPS = ("relay", "reaper", "retries", "run-counters", "run-cancels", "reconciler", "retention")
+_WORKER = WorkerIdentity(token_id="soak", name="soak", runtimes=None)
+
+
+@dataclass
+class Steps:
+    """Of one round, by kind of step: pages touched for each task or message, and milliseconds in all."""
+
+    pages: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    milliseconds: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def typical(self) -> dict[str, float]:
+        return {step: median(pages) for step, pages in self.pages.items()}
+
+    def latency(self) -> dict[str, float]:
+        return {step: median(times) for step, times in self.milliseconds.items()}
+
+
+class _Body(msgspec.Struct):
+    task_id: UUID | None = None
+    run_id: UUID | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+class _Fence(msgspec.Struct):
+    task_id: UUID
+    attempt: int
+    lease_token: UUID
+
+
+@dataclass
+class Churn:
+    """A round submits, works off and cleans up, one statement after the other, so that pages have one cause."""
+
+    kernel: Kernel
+    clock: ManualClock
+    org_id: UUID
+    steps: Steps = field(default_factory=Steps)
+    served: int = 0
+    """Attempts that ended."""
+
+    def __post_init__(self) -> None:
+        self._loops = {service.name: service for service in self.kernel.services()}
+
+    async def round(self, runs: int) -> Steps:
+        """`runs` runs of 100 tasks, and for each a task without a run's company and one of a job with a cap."""
+        self.steps = Steps()
+        for _ in range(runs):
+            await self._submit(100, name="plain")
+            await self._submit(1)
+            await self._submit(1, name="capped", scaling={"max_concurrency": 1000})
+        await self._work_off()
+        self.clock.advance(90)  # past every lease: what was left lying is reaped
+        for name in LOOPS:
+            await self.exhaust(name)
+        await self._work_off()
+        await self.exhaust("run-counters")
+        return self.steps
+
+    async def exhaust(self, loop: str) -> None:
+        """Passes of a loop until one finds nothing to do."""
+        while await self._step(loop, self._loops[loop].run_once):
+            continue
+
+    async def _submit(self, tasks: int, **job: object) -> None:
+        policy = {"max_attempts": 5, "backoff_seconds": 0, "jitter": 0}
+        body = msgspec.json.encode({"operator": "echo", "tasks": [{"rows": 1000}] * tasks, "policy": policy} | job)
+        request = msgspec.json.decode(body, type=JobRequest)
+        await self.kernel.submissions.submit(request, self.org_id, idempotency_key=None, body=body)
+
+    async def _work_off(self) -> None:
+        while messages := await self._step("receive", self._receive):
+            bodies = [msgspec.json.decode(message.body, type=_Body) for message in messages]
+            for body in bodies:
+                if body.task_id is None:
+                    await self._work("range", run_id=body.run_id, start=body.start, end=body.end)
+            if alone := [body.task_id for body in bodies if body.task_id is not None]:
+                await self._work("list", task_ids=alone)
+            handles = [Handle(message.message_id, message.receipt) for message in messages]
+            await self._step("ack", lambda: self.kernel.queue.ack(QUEUE, handles))  # noqa: B023 - awaited at once
+
+    async def _receive(self) -> list[Received]:
+        return await self.kernel.queue.receive(QUEUE, wait_seconds=0, most=20, visibility_seconds=60)
+
+    async def _work(self, kind: str, **what: object) -> None:
+        request = msgspec.convert({"worker_id": "soak", "tokens": False} | what, ClaimRequest)
+
+        async def claim() -> list[_Fence]:
+            reply = await self.kernel.claims.claim(request, _WORKER)
+            claimed = [claim for claim in reply.claims if claim.status == "Claimed"]
+            return [msgspec.convert(claim, _Fence, from_attributes=True) for claim in claimed]
+
+        held = await self._step(f"claim {kind}", claim)
+        # One of a hundred is left lying, as by a worker that died.
+        report = [fence for n, fence in enumerate(held) if fence.attempt > 1 or n % 100 != 13]
+        if report:
+            await self._report(kind, report)
+
+    async def _report(self, kind: str, held: list[_Fence]) -> None:
+        beats = [msgspec.convert(fence, Heartbeat, from_attributes=True) for fence in held]
+        ends = [
+            # Three of ten fail at first, and are tried again.
+            Completion(
+                task_id=fence.task_id,
+                attempt=fence.attempt,
+                lease_token=fence.lease_token,
+                status="Failed" if fence.attempt == 1 and n % 10 < 3 else "Completed",
+            )
+            for n, fence in enumerate(held)
+        ]
+
+        async def heartbeat() -> int:
+            return len((await self.kernel.tasks.heartbeat(beats)).items)
+
+        async def complete() -> int:
+            return (await self.kernel.tasks.complete(ends)).accepted
+
+        await self._step(f"heartbeat {kind}", heartbeat)
+        self.served += await self._step(f"complete {kind}", complete)
+
+    async def _step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        before, started = await self.pages(), time.perf_counter()
+        result = await work()
+        took, touched = time.perf_counter() - started, await self.pages() - before
+        if items := result if isinstance(result, int) else len(result):
+            self.steps.milliseconds[name].append(1000 * took)
+            self.steps.pages[name].append(touched / items)
+        return result
+
+    async def overhead(self) -> dict[str, int]:
+        """Pages that a receive and the loops touch when there is nothing to do."""
+        looks: dict[str, Callable[[], Awaitable[Sized | int]]] = {"receive": self._receive}
+        looks |= {name: self._loops[name].run_once for name in LOOPS}
+        found = {}
+        for name, look in looks.items():
+            await look()  # which may have to plan
+            before = await self.pages()
+            assert not await look()
+            found[name] = await self.pages() - before
+        return found
+
+    async def pages(self) -> int:
+        """All that was touched in this database so far. Reading it touches none."""
+        async with self.kernel.database.connection() as connection:
+            await connection.fetchval("select pg_stat_force_next_flush()")
+            count: int = await connection.fetchval(
+                "select pg_stat_get_db_blocks_fetched(oid) from pg_database where datname = current_database()"
+            )
+        return count

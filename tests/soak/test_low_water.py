@@ -1,0 +1,72 @@
+"""What lies below the mark of a queue is found all the same, by the next look from the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+from interlock.adapters import lowwater
+from interlock.adapters.notifications import Wakeups
+from interlock.adapters.pgqueue import PgQueue
+from interlock.adapters.postgres import Database
+from interlock.adapters.queue import Handle, Outgoing, Received
+from interlock.clock import ManualClock
+
+
+@pytest.fixture
+async def queue(state_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PgQueue]:
+    """One for which looking from the beginning has become dear."""
+    monkeypatch.setattr(lowwater, "_CHEAP_SECONDS", 0.0)
+    monkeypatch.setattr(lowwater, "_SHARE", 1e-9)
+    database = await Database.open(state_url, clock=clock)
+    made = PgQueue(database, Wakeups(), bulk_share=0)
+    for _ in range(3):
+        assert await receive(made) == []
+    yield made
+    await database.close()
+
+
+async def receive(queue: PgQueue) -> list[Received]:
+    return await queue.receive("work", wait_seconds=0, most=10, visibility_seconds=30)
+
+
+async def commit_late(state_url: str, clock: ManualClock, body: str) -> None:
+    """A message of a transaction that began a minute ago and commits only now."""
+    connection = await asyncpg.connect(state_url)
+    sql = "insert into interlock.queue_messages (queue, body, visible_at) values ('work', $1, $2)"
+    await connection.execute(sql, body, clock.now() - timedelta(minutes=1))
+    await connection.close()
+
+
+async def test_a_message_below_the_mark_waits_for_a_look_from_the_beginning(
+    queue: PgQueue, state_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await commit_late(state_url, clock, '"late"')
+    await queue.send("work", Outgoing('"now"'))
+    assert [message.body for message in await receive(queue)] == ['"now"']
+    assert await receive(queue) == []
+    monkeypatch.setattr(lowwater, "_SHARE", 1.0)
+    assert [message.body for message in await receive(queue)] == ['"late"']
+
+
+async def test_messages_that_come_back_or_come_due_are_never_below_the_mark(queue: PgQueue, clock: ManualClock) -> None:
+    await queue.send_batch("work", [Outgoing('"delayed"', delay_seconds=20), Outgoing('"lost"')])
+    assert [message.body for message in await receive(queue)] == ['"lost"']
+    clock.advance(25)
+    assert [message.body for message in await receive(queue)] == ['"delayed"']
+    clock.advance(3600)
+    assert sorted(message.body for message in await receive(queue)) == ['"delayed"', '"lost"']
+
+
+async def test_normal_messages_do_not_move_the_mark_of_bulk(queue: PgQueue, clock: ManualClock) -> None:
+    await queue.send_batch("work", [Outgoing(f'"bulk {n}"', priority=1) for n in range(3)])
+    for _ in range(3):
+        clock.advance(60)
+        await queue.send_batch("work", [Outgoing('"normal"') for _ in range(10)])
+        taken = await receive(queue)
+        assert {message.body for message in taken} == {'"normal"'}
+        await queue.ack("work", [Handle(message.message_id, message.receipt) for message in taken])
+    assert [message.body for message in await receive(queue)] == ['"bulk 0"', '"bulk 1"', '"bulk 2"']
