@@ -1,7 +1,8 @@
 """The kernel beside bare SQL on the same server, in one run: `make bench`.
 
 The limit is one connection that claims and completes known rows in batches of 100, in a table with nothing but a key.
-Everything else goes through HTTP, a gateway process, a dispatcher process and a worker process.
+What is ours goes through HTTP, a gateway process, a dispatcher process and a worker process. Every round also measures
+other queues, which speak to the server directly: see `bench.peers`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -23,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness import Installation, installation, machine, percentile, spread
+from bench.peers.measure import PEERS, add_peer_rows, measure_peers
 from interlock.client import Client, Fence, TaskClient, WorkerClient
 from interlock.wire import ClaimReply, ClaimRequest, Completion, CompletionBatch, JobRequest
 
@@ -209,11 +211,12 @@ async def measured(name: str, work: Callable[[], Awaitable[Any]]) -> Any:
     return result
 
 
-async def run(tasks: int, rows: int, rounds: int) -> dict[str, Any]:
+async def run(tasks: int, rows: int, rounds: int, peers: Sequence[str]) -> dict[str, Any]:
     figures: dict[str, Any] = {"machine": machine(), "tasks": tasks}
     async with installation() as here:
         connection = await here.connect()
         limits, wholes, drains = [], [], []
+        beside: dict[str, Any] = {}
         for n in range(rounds):
             limits.append(await measured(f"bare SQL, round {n + 1}", lambda: bare_sql(connection, tasks)))
             if not here.workers:
@@ -221,8 +224,9 @@ async def run(tasks: int, rows: int, rounds: int) -> dict[str, Any]:
             whole, drain = await measured(f"through HTTP, round {n + 1}", lambda: through_worker(here, tasks))
             wholes.append(whole)
             drains.append(drain)
+            await measured(f"peers, round {n + 1}", lambda: measure_peers(here.info["state_url"], tasks, beside, peers))
         limits.append(await measured("bare SQL, again", lambda: bare_sql(connection, tasks)))
-        figures |= {"limit": limits, "whole": wholes, "drain": drains}
+        figures |= {"limit": limits, "whole": wholes, "drain": drains, "peers": beside}
         figures["latency_ms"] = await measured("created to claimed at 100/s", lambda: latency(here, 10))
         await here.stop_workers()
         figures["singles"] = await measured("one at a time, 32 in flight", lambda: one_at_a_time(here, tasks // 20))
@@ -253,6 +257,7 @@ def report(figures: dict[str, Any]) -> None:
     table.add_row("created to claimed at 100/s, ms", f"p50 {p50:.1f}, p99 {p99:.1f}", "", "p50 < 10, p99 < 50")
     empty, full = figures["claim_empty_ms"], figures["claim_full_ms"]
     table.add_row("claim of 100, empty and full table, ms", f"{empty:.2f}, {full:.2f}", f"{full / empty:.2f}", "1.20")
+    add_peer_rows(table, figures["peers"], limit)
     Console().print(table)
 
 
@@ -261,8 +266,9 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("--rows", type=int, default=1_000_000, help="terminal rows, and as many queued ones")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", nargs="*", default=[*PEERS], choices=[*PEERS], help="none when left empty")
     arguments = parser.parse_args()
-    figures = uvloop.run(run(arguments.tasks, arguments.rows, arguments.rounds))
+    figures = uvloop.run(run(arguments.tasks, arguments.rows, arguments.rounds, arguments.peers))
     report(figures)
     target = Path("bench/results/kernel.json")
     target.parent.mkdir(parents=True, exist_ok=True)
