@@ -21,6 +21,11 @@ def part(token: str, index: int) -> dict[str, Any]:
     return decoded
 
 
+ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+"""Of P-256: with (r, s), (r, ORDER - s) is a signature, too."""
+
+
 def es256(key: ec.EllipticCurvePrivateKey, signed: str) -> str:
+    """As the dispatcher signs: of the two values for `s`, the smaller one."""
     r, s = decode_dss_signature(key.sign(signed.encode(), ec.ECDSA(hashes.SHA256())))
-    return b64(r.to_bytes(32, "big") + s.to_bytes(32, "big"))
+    return b64(r.to_bytes(32, "big") + min(s, ORDER - s).to_bytes(32, "big"))

@@ -1,0 +1,98 @@
+"""Bodies that are accepted, in terms of the stand-ins: for every operation that takes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fuzz.site import ORG
+from tests.fuzz.state import BATCH, DATASET, HELD_RUN, JOB, LEASE, MESSAGE, QUEUED, RECEIPT, RUN, RUNNING, VERSION
+
+Body = dict[str, Any]
+
+FENCE: Body = {"task_id": RUNNING, "attempt": 1, "lease_token": LEASE}
+_DATASET: Body = {"dataset_uuid": DATASET, "dataset_version": VERSION}
+_OUTPUT: Body = {
+    **_DATASET,
+    "output_index": 0,
+    "location": "s3://x/y",
+    "start": 1,
+    "end": 2,
+    "partition_key": "1-2",
+    "row_count": 3,
+    "bytes": 4,
+    "schema_hash": "abc",
+}
+_FAILED: Body = {
+    **FENCE,
+    "status": "Failed",
+    "error_class": "Oops",
+    "error_message": "it broke",
+    "crash": {"exit_code": 1, "signal": "SIGKILL", "oom": True},
+}
+_COMPLETED: Body = {
+    **FENCE,
+    "status": "Completed",
+    "result": {"n": 1},
+    "outputs": [_OUTPUT],
+    "events": [{**_DATASET, "cursor": 5}, {**_DATASET, "start": 1, "end": 9}],
+}
+_HEARTBEAT: Body = {**FENCE, "progress": 0.5, "progress_text": "half", "token": True}
+_GROUP: Body = {"run_id": HELD_RUN, "attempt": 1, "lease_token": LEASE}
+_MESSAGE: Body = {"message_id": MESSAGE, "receipt": RECEIPT}
+_RANGE: Body = {"run_id": RUN, "start": 0, "end": 1}
+_SETTLE: Body = {"queue": "platform", "items": [_MESSAGE], "visibility_seconds": 5, "delay_seconds": 1}
+_JOB: Body = {
+    "name": None,
+    "operator": "echo",
+    "runtime": "platform",
+    "tasks": [{"n": 1, "deep": {"er": [1]}}, [1, 2]],
+    "config": {"a": {"b": 1}},
+    "policy": {
+        "max_attempts": 2,
+        "backoff_seconds": 1,
+        "backoff_factor": 2,
+        "backoff_cap_seconds": 3,
+        "jitter": 0.5,
+        "non_retryable": ["Oops"],
+        "lease_seconds": 60,
+        "timeout_seconds": 60,
+    },
+    "scaling": {"max_concurrency": 2, "key": "/n", "max_concurrency_per_key": 1},
+    "priority": "bulk",
+    "outputs": [_DATASET],
+    "dedupe_by": None,
+    "update": True,
+}
+
+GATEWAY: dict[str, list[Body]] = {
+    "/v1/jobs": [_JOB, {"name": JOB, "tasks": [["a", "b"]], "dedupe_by": "/1"}],
+    "/v1/tasks/cancel": [{"job": JOB, "run": None, "status": "Queued", "dry_run": True}],
+    "/v1/tasks/redrive": [{"job": None, "run": RUN, "error_class": "Oops", "dry_run": True, "limit": 5}],
+    "/v1/keys": [{"user": "odd", "role": "reader", "scopes": ["jobs:read"], "expires_in_days": 1, "org": ORG}],
+    "/v1/worker-tokens": [{"name": "odd", "runtimes": ["platform"], "expires_in_days": 1}],
+    "/v1/orgs": [{"name": "another"}],
+}
+DISPATCHER: dict[str, list[Body]] = {
+    "/internal/task-claim": [
+        {"worker_id": "odd", "task_id": QUEUED, "message": {**_MESSAGE, "queue": "platform"}},
+        {"worker_id": "odd", "task_ids": [QUEUED, QUEUED], "limit": 1},
+        {**_RANGE, "worker_id": "odd", "limit": 1, "tokens": False, "grouped": True},
+        {"worker_id": "odd", "ranges": [{**_RANGE, "message": {**_MESSAGE, "queue": "udf"}}]},
+    ],
+    "/internal/task-heartbeat": [{"items": [_HEARTBEAT]}],
+    "/internal/task-complete": [
+        {"items": [_FAILED]},
+        {"items": [_COMPLETED], "groups": [{**_GROUP, "indexes": [0, 1], "results": [None, {"n": 1}]}]},
+    ],
+    "/internal/task-release": [{"items": [FENCE]}],
+    "/internal/queue/receive": [
+        {"queue": "udf", "worker_id": "odd", "max": 1, "wait_seconds": 0, "visibility_seconds": 5}
+    ],
+    "/internal/queue/extend": [_SETTLE],
+    "/internal/queue/ack": [_SETTLE],
+    "/internal/queue/nack": [_SETTLE],
+    "/v1/task/heartbeat": [_HEARTBEAT],
+    "/v1/task/complete": [_FAILED, _COMPLETED],
+    "/v1/task/events": [{**FENCE, "events": [{**_DATASET, "start": 1, "end": 9, "partition_key": "1-9"}]}],
+    "/v1/task/buffer-publish": [{**FENCE, **_DATASET, "batch_uri": BATCH, "record_count": 1}],
+}

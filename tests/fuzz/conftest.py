@@ -1,0 +1,29 @@
+"""One pair of real processes for all of these tests: whatever one of them sends, the next must still be served."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.conftest import copied
+from tests.fuzz.site import Site, running_site
+from tests.fuzz.state import State
+
+
+@pytest.fixture(scope="session")
+async def site(postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    async with copied(postgres_url, template) as url, running_site(url, tmp_path_factory.mktemp("site")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def state(site: Site) -> State:
+    return State(site)
+
+
+@pytest.fixture(scope="session")
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=8)) as client:
+        yield client

@@ -1,0 +1,121 @@
+"""Gateway and dispatcher as processes of their own, on sockets that the test holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+
+from interlock.api.listener import bind, url_of
+from interlock.settings import Settings
+from interlock.wire import KeyRequest, Role, WorkerTokenRequest
+from interlock.wiring import kernel
+
+ORG = "fuzzed"
+RIVAL = "rival"
+
+
+@dataclass
+class Site:
+    """Two listeners that answer only to what comes through their sockets."""
+
+    state_url: str
+    folder: Path
+    admin_key: str
+    rival_key: str
+    worker_token: str
+    urls: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30))
+    _read: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def gateway_url(self) -> str:
+        return self.urls["gateway"]
+
+    @property
+    def internal_url(self) -> str:
+        return self.urls["dispatcher"]
+
+    def user(self, method: str, path: str, *, key: str | None = None, **more: Any) -> Any:
+        headers = {"Authorization": f"Bearer {key or self.admin_key}"}
+        reply = self.http.request(method, self.gateway_url + path, headers=headers, **more)
+        return reply.raise_for_status().json()
+
+    def worker(self, path: str, body: dict[str, Any]) -> Any:
+        headers = {"X-Trace-Worker-Token": self.worker_token}
+        return self.http.post(self.internal_url + path, headers=headers, json=body).raise_for_status().json()
+
+    def log(self, process: str) -> Path:
+        return self.folder / f"{process}.log"
+
+    def complaints(self) -> list[dict[str, Any]]:
+        """New log lines that tell of a defect: errors, and whatever has a trace."""
+        lines = [json.loads(line) for name in self.processes for line in self._new_lines(name)]
+        return [line for line in lines if line["level"] in ("error", "critical") or "exception" in line]
+
+    def _new_lines(self, process: str) -> list[str]:
+        lines = self.log(process).read_text().splitlines()
+        first, self._read[process] = self._read[process], len(lines)
+        return lines[first:]
+
+    async def rows(self, sql: str) -> list[asyncpg.Record]:
+        """Straight from the state database: for what must hold there, whatever the API says."""
+        connection = await asyncpg.connect(self.state_url)
+        try:
+            return await connection.fetch(sql)
+        finally:
+            await connection.close()
+
+
+@asynccontextmanager
+async def running_site(state_url: str, folder: Path) -> AsyncIterator[Site]:
+    settings = Settings(dir=folder, state_url=state_url, gateway="127.0.0.1:0", internal="127.0.0.1:0")
+    site = await _founded(settings, state_url, folder)
+    for process, address in (("gateway", settings.gateway), ("dispatcher", settings.internal)):
+        await _start(site, process, address, settings)
+    try:
+        yield site
+    finally:
+        site.http.close()
+        for child in site.processes.values():
+            child.terminate()
+        codes = [await asyncio.wait_for(child.wait(), 60) for child in site.processes.values()]
+    assert codes == [0, 0]
+
+
+async def _founded(settings: Settings, state_url: str, folder: Path) -> Site:
+    async with kernel(settings, process="founding") as parts:
+        org, rival = await parts.principals.create_org(ORG), await parts.principals.create_org(RIVAL)
+        root = KeyRequest(user="root", role=Role.ADMIN)
+        keys = [await parts.principals.create_key(root, o.org_id, granted_by=None) for o in (org, rival)]
+        token = await parts.principals.create_worker_token(WorkerTokenRequest(name="test"))
+    return Site(state_url, folder, keys[0].key, keys[1].key, token.token)
+
+
+async def _start(site: Site, process: str, address: str, settings: Settings) -> None:
+    listener = bind(address, setting=process)
+    site.urls[process] = url_of(listener, settings)
+    environment = os.environ | {
+        "INTERLOCK_DIR": str(site.folder),
+        "INTERLOCK_STATE_URL": site.state_url,
+        "INTERLOCK_LOG_FORMAT": "json",
+        "INTERLOCK_TOKEN_TTL_SECONDS": "3600",
+        "INTERLOCK_RECONCILE_SECONDS": "1",
+        "INTERLOCK_RECONCILE_GRACE_SECONDS": "2",
+    }
+    with site.log(process).open("wb") as log, listener:
+        site.processes[process] = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "interlock.cli", process, "--fd", str(listener.fileno()),
+            env=environment, stderr=log, pass_fds=[listener.fileno()],
+        )  # fmt: skip

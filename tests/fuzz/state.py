@@ -1,0 +1,172 @@
+"""Work in every state, behind fixed names.
+
+A generated request may hold one of the stand-ins below where an id belongs. Just before it is sent, each is exchanged
+for a real thing of that kind that nobody has used up yet: so generation is the same in every run, and requests still
+reach states that a random UUID would never meet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+from interlock.kernel.tasks import run_task_id
+from tests.fuzz.site import Site
+from tests.system import fence
+
+Names = dict[str, str]
+
+
+def _id(number: int) -> str:
+    return str(UUID(int=0x5EED0000_0000_4000_8000_000000000000 + number))
+
+
+QUEUED, RUNNING, RETRYING, DEAD, COMPLETED, CANCELED, FOREIGN = (_id(n) for n in range(1, 8))
+TASKS = [QUEUED, RUNNING, RETRYING, DEAD, COMPLETED, CANCELED, FOREIGN]
+LEASE, RUN, HELD_RUN, FOREIGN_RUN, JOB_ID, FOREIGN_JOB_ID = (_id(n) for n in range(11, 17))
+MESSAGE, RECEIPT = "5551", _id(31)
+BATCH = "s3://stand-in/batch"
+KEY, TOKEN = "5eed000000000001", "5eed000000000002"
+CURSOR = "5eedC"
+NEW_KEY = "an-idempotency-key"
+
+# These are real as they are: the test chooses them.
+JOB, CAPPED_JOB = "fuzzed-job", "capped-job"
+DATASET, VERSION = _id(21), _id(22)
+QUEUES = ["platform", "udf"]
+
+_MANY, _FEW, _REAL = 100, 5, 3
+_OUTPUTS = [{"dataset_uuid": DATASET, "dataset_version": VERSION}]
+
+
+class State:
+    """Hands out real things for stand-ins; makes more of a kind when the last one is gone."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._pools: defaultdict[str, deque[Any]] = defaultdict(deque)
+        self._make: dict[str, Callable[[], list[Any]]] = {
+            QUEUED: lambda: self._ids(self._submitted(_MANY), _MANY),
+            RUNNING: lambda: self._claimed(_MANY),
+            HELD_RUN: lambda: [self._claimed_together() for _ in range(_FEW)],
+            RETRYING: lambda: self._ended(_FEW, "Failed"),
+            DEAD: lambda: self._ended(_FEW, "Failed", max_attempts=1),
+            COMPLETED: lambda: self._ended(_FEW, "Completed"),
+            CANCELED: lambda: self._ended(_FEW, "Canceled"),
+            FOREIGN: lambda: self._ids(self._submitted(_MANY, key=site.rival_key, outputs=[]), _MANY),
+            RUN: lambda: [self._submitted(_FEW)["run_id"] for _ in range(_FEW)],
+            FOREIGN_RUN: lambda: [self._submitted(1, key=site.rival_key, outputs=[])["run_id"]],
+            JOB_ID: lambda: [self._submitted(1)["job_id"] for _ in range(_FEW)],
+            FOREIGN_JOB_ID: lambda: [self._submitted(1, key=site.rival_key, outputs=[])["job_id"]],
+            MESSAGE: self._received,
+            NEW_KEY: lambda: [str(uuid4())],
+            KEY: lambda: [self._key()["view"]["key_id"] for _ in range(_FEW)],
+            TOKEN: lambda: [self._token()["view"]["token_id"] for _ in range(_FEW)],
+            CURSOR: lambda: [site.user("GET", "/v1/tasks?limit=1")["next_cursor"]] * _MANY,
+        }
+        self._submitted(_FEW, name=JOB)
+        self._submitted(_MANY, name=CAPPED_JOB, scaling={"max_concurrency": 3})
+        self.held = self.take(RUNNING)
+        """An attempt that stays as it is: its token goes with requests that name another task or none."""
+
+    def take(self, stand_in: str) -> Any:
+        pool = self._pools[stand_in]
+        if not pool:
+            pool.extend(self._make[stand_in]())
+        return pool.popleft()
+
+    def spared(self, value: Any) -> Any:
+        """The credentials of the test itself are in the lists it reads; revoked, they would end it."""
+        own = {self._site.admin_key.split("_")[1]: KEY, self._site.worker_token.split("_")[1]: TOKEN}
+        return own.get(value, value) if isinstance(value, str) else value
+
+    def exchange(self, value: Any, names: Names | None = None) -> Any:
+        """The same value with something real for every stand-in; those of one object belong together."""
+        if isinstance(value, dict):
+            here = names if names is not None else self._together(value)
+            return {self.exchange(k, here): self.exchange(v, here) for k, v in value.items()}
+        if isinstance(value, list):
+            # A list as long as a list may be would take thousands; a few real ones among strangers will do.
+            return [self.exchange(item, names) for item in value[:_REAL]] + value[_REAL:]
+        if not isinstance(value, str):
+            return value
+        return (names or {}).get(value) or self._one(value)
+
+    def _one(self, text: str) -> str:
+        if text not in self._make:
+            return text
+        taken = self.take(text)
+        names = {RUNNING: "task_id", MESSAGE: "message_id", HELD_RUN: "run_id"}
+        return taken if isinstance(taken, str) else str(taken[names[text]])
+
+    def _together(self, value: dict[str, Any]) -> Names | None:
+        if value.get("task_id") == RUNNING:
+            return names_of(self.take(RUNNING))
+        if value.get("run_id") == HELD_RUN:
+            group = self.take(HELD_RUN)
+            return {HELD_RUN: group["run_id"], LEASE: group["lease_token"]}
+        if value.get("message_id") == MESSAGE:
+            message = self.take(MESSAGE)
+            return {MESSAGE: message["message_id"], RECEIPT: message["receipt"]}
+        return None
+
+    def _submitted(self, tasks: int, *, key: str | None = None, policy: Any = None, **job: Any) -> Any:
+        body = {
+            "operator": "echo",
+            "tasks": [{"n": n} for n in range(tasks)],
+            "policy": {"lease_seconds": 3600, "backoff_seconds": 3600} | (policy or {}),
+            "outputs": _OUTPUTS,
+        }
+        return self._site.user("POST", "/v1/jobs", key=key, json=body | job)
+
+    def _ids(self, accepted: Any, tasks: int) -> list[str]:
+        return [str(run_task_id(UUID(accepted["run_id"]), n)) for n in range(tasks)]
+
+    def _claimed(self, tasks: int, **policy: Any) -> list[Any]:
+        run_id = self._submitted(tasks, policy=policy)["run_id"]
+        wanted = {"worker_id": "fuzz", "run_id": run_id, "start": 0, "end": tasks - 1}
+        claims: list[Any] = self._site.worker("/internal/task-claim", wanted)["claims"]
+        return claims
+
+    def _claimed_together(self) -> Any:
+        run_id = self._submitted(2, outputs=[])["run_id"]
+        wanted = {"worker_id": "fuzz", "run_id": run_id, "start": 0, "end": 1, "grouped": True, "tokens": False}
+        return self._site.worker("/internal/task-claim", wanted)["groups"][0]
+
+    def _ended(self, tasks: int, status: str, **policy: Any) -> list[str]:
+        claims = self._claimed(tasks, **policy)
+        self._site.worker("/internal/task-complete", {"items": [fence(c) | {"status": status} for c in claims]})
+        return [claim["task_id"] for claim in claims]
+
+    def _received(self) -> list[Any]:
+        for _ in range(_FEW):
+            self._submitted(1)
+        wanted = {"queue": "platform", "worker_id": "fuzz", "wait_seconds": 5, "max": 20, "visibility_seconds": 600}
+        messages: list[Any] = self._site.worker("/internal/queue/receive", wanted)["messages"]
+        return messages
+
+    def _key(self) -> Any:
+        return self._site.user("POST", "/v1/keys", json={"user": "spare"})
+
+    def _token(self) -> Any:
+        return self._site.user("POST", "/v1/worker-tokens", json={"name": "spare"})
+
+
+def make_whole(value: Any) -> None:
+    """Parts that make sense only together, each drawn for itself, would hardly ever meet."""
+    if isinstance(value, dict):
+        if value.get("lease_token") == LEASE:
+            value |= {"run_id": HELD_RUN, "attempt": 1} if "run_id" in value else {"task_id": RUNNING, "attempt": 1}
+        if value.get("dataset_uuid") == DATASET:
+            value["dataset_version"] = VERSION
+        if value.get("message_id") == MESSAGE:
+            value["receipt"] = RECEIPT
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        make_whole(part)
+
+
+def names_of(claim: dict[str, Any]) -> Names:
+    prefix = claim["task"]["outputs"][0]["buffer_prefix"]
+    return {RUNNING: claim["task_id"], LEASE: claim["lease_token"], BATCH: f"{prefix}part-1.jsonl"}

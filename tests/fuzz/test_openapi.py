@@ -1,0 +1,59 @@
+"""Every operation of both OpenAPI documents, with real credentials and work in every state behind it.
+
+INTERLOCK_FUZZ_EXAMPLES makes the run longer than CI's.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from tests.fuzz.driver import CAPABILITY, Found, fuzz
+from tests.fuzz.site import Site
+from tests.fuzz.soundness import broken
+from tests.fuzz.state import State
+from tests.system import until
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+async def test_the_gateway_answers_everything_as_it_documents(site: Site, state: State) -> None:
+    found = fuzz(site, state, site.gateway_url, {"Authorization": f"Bearer {site.admin_key}"})
+    require_reach(found)
+    assert not found.failures, found.told()
+    await require_whole(site)
+
+
+async def test_the_dispatcher_answers_everything_as_it_documents(site: Site, state: State) -> None:
+    headers = {"X-Trace-Worker-Token": site.worker_token, CAPABILITY: state.held["capability_token"]}
+    found = fuzz(site, state, site.internal_url, headers)
+    require_reach(found)
+    assert not found.failures, found.told()
+    await require_whole(site)
+
+
+def require_reach(found: Found) -> None:
+    """Otherwise nothing was shown: every phase ran, every operation did what it is for, and refused what it should."""
+    assert found.phases == {"examples", "coverage", "fuzzing", "stateful"}
+    operations = {operation for operation, _ in found.statuses}
+    assert {operation for operation, status in found.statuses if 200 <= status <= 201} == operations
+    paths = {operation.split()[1] for operation in operations}
+    assert {operation.split()[1] for operation, status in found.statuses if status == 405} == paths
+
+
+async def require_whole(site: Site) -> None:
+    """What the fuzz left behind is sound once the loops have caught up, and nobody complains."""
+    connection = await asyncpg.connect(site.state_url)
+
+    async def holds() -> bool:
+        return not await broken(connection)
+
+    try:
+        await until(holds, seconds=60)
+    except TimeoutError:
+        assert await broken(connection) == {}
+    finally:
+        await connection.close()
+    for url in site.urls.values():
+        assert site.http.get(f"{url}/healthz").json()["status"] == "ok"
+    assert site.complaints() == []
