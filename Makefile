@@ -6,6 +6,7 @@ UP_ARGS ?=
 LOCK_ARGS ?=
 BENCH_ARGS ?=
 SEED ?=
+KILLS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -33,8 +34,9 @@ check: $(INSTALLED) ## lint, formatting, types and import layers
 	$(BIN)/mypy $(wildcard src tests bench examples)
 	$(BIN)/lint-imports --no-logo
 
-crash: $(INSTALLED) ## kill real processes and check that nothing is lost or doubled (SEED=n repeats a run)
-	@$(if $(SEED),INTERLOCK_CRASH_SEED=$(SEED)) $(PYTEST) -m crash $(PYTEST_ARGS)
+crash: $(INSTALLED) ## kill real processes: nothing may be lost or doubled (SEED=n repeats a run, KILLS=200 makes it long)
+	@$(if $(SEED),INTERLOCK_CRASH_SEED=$(SEED)) $(if $(KILLS),INTERLOCK_CRASH_KILLS=$(KILLS)) \
+	  $(PYTEST) -m crash $(PYTEST_ARGS) tests/crash
 
 bench: $(INSTALLED) ## measure the kernel beside bare SQL on the same server
 	@$(BIN)/python -m bench.kernel $(BENCH_ARGS)

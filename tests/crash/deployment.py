@@ -1,0 +1,276 @@
+"""Interlock as processes that the test starts itself, as on several machines: it may kill, freeze and arm each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncpg
+import psutil
+
+from interlock.adapters.embedded import EmbeddedPostgres
+from interlock.adapters.postgres import migrate
+from interlock.api.listener import bind
+from interlock.client import Client, WorkerClient
+from interlock.supervisor.credentials import Credentials, ensure_credentials
+from interlock.supervisor.folder import Folder
+from tests.crash.patience import PATIENCE, answered, eventually
+
+OPERATORS = Path(__file__).parent / "operators"
+SETTINGS = {
+    "log_level": "warning",
+    "reap_seconds": "0.2",
+    "reconcile_seconds": "0.5",
+    "reconcile_grace_seconds": "1",
+    "retention_seconds": "1",
+    "drain_seconds": "0",
+}
+
+
+def clean_environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Ours without what steers Interlock, and with the operators where children find them."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(OPERATORS), kept.get("PYTHONPATH")]))
+    return kept | _variables(settings or {})
+
+
+def _variables(settings: Mapping[str, str]) -> dict[str, str]:
+    return {f"INTERLOCK_{name.upper()}": value for name, value in settings.items()}
+
+
+class Spare(NamedTuple):
+    """A process that has loaded its modules and waits to be told what to be, as a supervisor's child does."""
+
+    process: asyncio.subprocess.Process
+    channel: socket.socket
+
+
+@dataclass
+class Process:
+    """One process of a deployment, started anew as often as the test wants."""
+
+    name: str
+    arguments: Sequence[str]
+    settings: Mapping[str, str]
+    errors: Path
+    listener: socket.socket | None = None
+    on_start: Callable[[int], None] = lambda _pid: None
+    """Gets the pid of what is about to start."""
+    _running: asyncio.subprocess.Process | None = None
+    _spare: Spare | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._running is not None
+        return self._running.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._running is not None and self._running.returncode is None
+
+    @property
+    def url(self) -> str:
+        assert self.listener is not None
+        host, port = self.listener.getsockname()
+        return f"http://{host}:{port}"
+
+    async def start(self, failpoints: str = "", **settings: str) -> None:
+        """Without waiting for it: one that is armed may not live until it answers."""
+        assert not self.alive, f"{self.name} runs already"
+        spare = self._spare or await self._spawn()
+        self.on_start(spare.process.pid)
+        armed = {"failpoints": failpoints} if failpoints else {}
+        told = _variables({**SETTINGS, **self.settings, **settings, **armed})
+        with spare.channel as channel:
+            listener = [] if self.listener is None else [self.listener.fileno()]
+            socket.send_fds(channel, [json.dumps(told).encode()], listener)
+        # One that is started a second time is likely to be started a third.
+        self._spare = await self._spawn() if self._running is not None else None
+        self._running = spare.process
+
+    async def _spawn(self) -> Spare:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "interlock.cli", *self.arguments]
+        supervised = ["--parent", str(os.getpid()), "--handover", str(theirs.fileno())]
+        with self.errors.open("ab") as errors, theirs:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                *supervised,
+                env=clean_environment(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        return Spare(process, ours)
+
+    async def ready(self) -> None:
+        async with WorkerClient(self.url, "", patience=PATIENCE) as client:
+            await client.health()
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended."""
+        assert self._running is not None
+        async with asyncio.timeout(PATIENCE):
+            return await self._running.wait()
+
+    async def killed_itself(self) -> None:
+        """Nobody else sends SIGKILL meanwhile: it was the failpoint."""
+        assert await self.ended() == -signal.SIGKILL, self.last_words()
+
+    async def kill(self) -> None:
+        if self.alive:
+            os.kill(self.pid, signal.SIGKILL)
+            await self.ended()
+
+    async def give_up(self) -> None:
+        """Leaves nothing behind."""
+        await self.kill()
+        if self._spare is not None:
+            self._spare.channel.close()
+            self._spare.process.kill()
+            await self._spare.process.wait()
+        if self.listener is not None:
+            self.listener.close()
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def frozen(self) -> None:
+        """When it stands still, stopped by us or by a failpoint."""
+        process = psutil.Process(self.pid)
+        await eventually(lambda: process.status() == psutil.STATUS_STOPPED or not self.alive)
+        assert self.alive, self.last_words()
+
+    def drain(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+        self.thaw()
+
+    async def stop(self) -> int:
+        self.drain()
+        return await self.ended()
+
+    def last_words(self) -> str:
+        lines = self.errors.read_text(errors="replace").splitlines() if self.errors.exists() else []
+        return "\n".join([f"{self.name} said last:", *lines[-15:]])
+
+
+@dataclass
+class Deployment:
+    folder: Path
+    state: EmbeddedPostgres
+    state_url: str
+    credentials: Credentials
+    settings: Mapping[str, str]
+    processes: dict[str, Process] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Process:
+        return self.processes[name]
+
+    @property
+    def gateway_url(self) -> str:
+        return self["gateway"].url
+
+    def client(self) -> Client:
+        """One that does not give up while a gateway is away."""
+        return Client(self.gateway_url, self.credentials.admin_key, patience=PATIENCE)
+
+    def worker_client(self, dispatcher: str = "dispatcher") -> WorkerClient:
+        return WorkerClient(self[dispatcher].url, self.credentials.worker_token, patience=PATIENCE)
+
+    async def ask(self, sql: str, *arguments: Any) -> list[asyncpg.Record]:
+        """Straight from the state database: for what must hold there, whatever the API says."""
+        connection = await asyncpg.connect(self.state_url)
+        try:
+            return await connection.fetch(sql, *arguments)
+        finally:
+            await connection.close()
+
+    async def until(self, sql: str, *arguments: Any) -> Any:
+        """Asks for one value again and again until it is something."""
+        connection = await asyncpg.connect(self.state_url)
+        try:
+            return await answered(lambda: connection.fetchval(sql, *arguments))
+        finally:
+            await connection.close()
+
+    def add_listening(self, kind: str, name: str, *, listener: socket.socket | None = None, **settings: str) -> Process:
+        """A gateway or dispatcher; on `listener` beside another one, or on a port of its own."""
+        door = listener or bind("127.0.0.1:0", setting=kind)
+        return self._add(kind, name, [], {"state_url": self.state_url} | settings, door)
+
+    def add_worker(self, name: str, dispatcher: str = "dispatcher", **settings: str) -> Process:
+        arguments = ["--import", "crash_operators", "--concurrency", "2", "--id", name]
+        secrets = {"internal_url": self[dispatcher].url, "worker_token": self.credentials.worker_token}
+        return self._add("worker", name, arguments, secrets | settings, None)
+
+    def _add(
+        self, kind: str, name: str, more: Sequence[str], settings: Mapping[str, str], listener: socket.socket | None
+    ) -> Process:
+        arguments = [kind, "--dir", str(self.folder), *more]
+        errors = self.folder / f"{name}.stderr"
+        made = Process(name, arguments, {**self.settings, **settings}, errors, listener)
+        self.processes[name] = made
+        return made
+
+    async def start(self, *names: str) -> None:
+        """Starts what is named, or all that does not run; returns when every listener answers."""
+        chosen = [self[name] for name in names] or [p for p in self.processes.values() if not p.alive]
+        for process in chosen:
+            await process.start()
+        for process in chosen:
+            if process.listener is not None:
+                await process.ready()
+
+    async def stop(self) -> dict[str, int]:
+        """Drains what runs, workers first; how each ended."""
+        running = [process for process in self.processes.values() if process.alive]
+        codes = {}
+        for process in sorted(running, key=lambda one: one.listener is not None):
+            codes[process.name] = await process.stop()
+        return codes
+
+    async def abandon(self) -> None:
+        for process in self.processes.values():
+            await process.give_up()
+        await self.state.stop()
+
+
+@asynccontextmanager
+async def deployed(**settings: str) -> AsyncIterator[Deployment]:
+    """A database server of its own, a gateway, a dispatcher and a worker, all ready. They must drain cleanly."""
+    with tempfile.TemporaryDirectory(prefix="interlock-crash-") as path:
+        folder = Folder(Path(path))
+        folder.logs.mkdir(parents=True)
+        state = EmbeddedPostgres(folder.path / "state", name="state", log=folder.log_of("postgres"))
+        url = await state.start()
+        await migrate(url)
+        made = Deployment(folder.path, state, url, await ensure_credentials(url, folder), settings)
+        made.add_listening("gateway", "gateway")
+        made.add_listening("dispatcher", "dispatcher")
+        made.add_worker("worker")
+        try:
+            await made.start()
+            yield made
+            codes = await made.stop()
+            assert set(codes.values()) <= {0}, codes
+        except BaseException:
+            for process in made.processes.values():
+                print(process.last_words())  # noqa: T201 - shown when the test fails
+            raise
+        finally:
+            await made.abandon()

@@ -1,0 +1,111 @@
+"""An `interlock up` that may be killed, whole or in part, and is started again on its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from valkey.asyncio import Valkey
+
+from interlock.client import Client
+from tests.crash.deployment import clean_environment
+from tests.crash.patience import PATIENCE
+
+SETTINGS = {
+    "worker_concurrency": "2",
+    "log_level": "warning",
+    "reconcile_seconds": "1",
+    "reconcile_grace_seconds": "3",
+    # Far above what is asked: each request is counted in Valkey, and none is refused.
+    "requests_per_second": "100000",
+}
+
+
+@dataclass
+class Installation:
+    folder: Path
+    process: asyncio.subprocess.Process | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    ports: tuple[str, str] = ("127.0.0.1:0", "127.0.0.1:0")
+
+    async def start(self) -> None:
+        where = ["--dir", str(self.folder), "--gateway", self.ports[0], "--internal", self.ports[1]]
+        # A file: nobody reads stderr while the system runs, and a full pipe would stop it.
+        with (self.folder / "up.stderr").open("ab") as errors:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "interlock.cli", "up", "--json", "--import", "crash_operators", *where),
+                env=clean_environment(SETTINGS),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+            )
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(self.process.stdout.readline(), 120)
+        assert line, (self.folder / "up.stderr").read_text()[-3000:]
+        self.info = json.loads(line)
+        self.ports = (self.info["gateway"].removeprefix("http://"), self.info["internal"].removeprefix("http://"))
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    def client(self) -> Client:
+        return Client(self.info["gateway"], self.info["admin_key"], patience=PATIENCE)
+
+    async def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        await self.process.wait()
+
+    async def stop(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.wait_for(self.process.wait(), 120)
+
+    def kill_child(self, name: str) -> bool:
+        """Whether there was one: it may just be between two lives."""
+        assert self.process is not None
+        for process in psutil.Process(self.process.pid).children():
+            try:
+                if name in process.cmdline():
+                    process.kill()
+                    return True
+            except psutil.NoSuchProcess:
+                continue
+        return False
+
+    def kill_server(self, pid_file: str) -> bool:
+        """By the pid that a server wrote into its folder."""
+        try:
+            psutil.Process(int((self.folder / pid_file).read_text().split()[0])).kill()
+        except (FileNotFoundError, IndexError, psutil.NoSuchProcess):
+            return False
+        return True
+
+    async def flush(self) -> bool:
+        """Valkey forgets everything."""
+        endpoints = json.loads((self.folder / "endpoints.json").read_text())
+        async with Valkey.from_url(endpoints["valkey_url"]) as valkey:
+            return bool(await valkey.flushall())
+
+
+@asynccontextmanager
+async def installation() -> AsyncIterator[Installation]:
+    with tempfile.TemporaryDirectory(prefix="interlock-crash-") as folder:
+        here = Installation(Path(folder))
+        await here.start()
+        try:
+            yield here
+        except BaseException:
+            print((here.folder / "up.stderr").read_text()[-5000:])  # noqa: T201 - shown when the test fails
+            raise
+        finally:
+            assert await here.stop() == 0

@@ -1,0 +1,205 @@
+"""What was promised, kept outside of the system, and the audit that compares it with what the system holds.
+
+Two books: what the gateway told clients, in this process; and what operators did, in a file that each step is
+appended to before the system hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import asyncpg
+
+from interlock.wire import RunState, RunView
+from tests.crash.patience import answered, eventually
+
+_ENDED: Final = (RunState.COMPLETED, RunState.CANCELED)
+
+
+@dataclass
+class Accepted:
+    """A submission that the gateway took, and what may become of it."""
+
+    run_id: UUID
+    total: int
+    failures: int = 0
+    """Attempts that each task fails on purpose."""
+    canceled: bool = False
+    """Somebody asked for its cancel: each task is canceled or has completed."""
+    blows_before: int = 0
+    blows_after: int | None = None
+    """Blows dealt when it was accepted, and when it was seen to have ended."""
+
+
+class Step(NamedTuple):
+    """A line of the operators' journal."""
+
+    task_id: UUID
+    attempt: int
+    what: str
+    pid: int
+
+
+@dataclass
+class Ledger:
+    journal: Path
+    accepted: dict[str, Accepted] = field(default_factory=dict)
+    blows: int = 0
+    """Kills and freezes so far. Each costs a task one attempt at most."""
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def note(self, key: str, run_id: UUID, total: int, *, blows: int, failures: int = 0) -> Accepted:
+        async with self.changed:
+            known = self.accepted.setdefault(key, Accepted(run_id, total, failures, blows_before=blows))
+            assert (known.run_id, known.total) == (run_id, total), "one Idempotency-Key, two answers"
+            self.changed.notify_all()
+            return known
+
+    async def reaches(self, count: int) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: len(self.accepted) >= count)
+
+    def steps(self) -> Iterator[Step]:
+        if self.journal.exists():
+            for line in self.journal.read_text().splitlines():
+                task_id, attempt, what, pid = line.split()
+                yield Step(UUID(task_id), int(attempt), what, int(pid))
+
+    async def has(self, task_id: UUID, what: str) -> None:
+        """Returns once an operator has noted that step of the task."""
+        await eventually(lambda: any((step.task_id, step.what) == (task_id, what) for step in self.steps()))
+
+
+# Each finds what must not be, as rows to show.
+_VIOLATIONS: Final = {
+    "a task that has not ended": """
+        select task_id, status, attempt, parked, retry_at from interlock.tasks
+        where status not in ('Completed', 'Canceled') or lease_expires_at is not null""",
+    "a slot that nobody holds": "select * from interlock.slots",
+    "a dead message": "select * from interlock.queue_messages where dead_at is not null",
+    "a task without exactly one history of attempts": """
+        select t.task_id, t.status, t.attempt, u.used from interlock.tasks t
+        cross join lateral (
+            select coalesce(array_agg(h.attempt order by h.attempt), '{}') as used from interlock.attempt_history h
+            where h.task_id = t.task_id and h.outcome is distinct from 'Released'
+        ) u
+        where u.used <> array(select generate_series(1, cardinality(u.used)))
+           or cardinality(u.used) not between t.attempt - (t.status = 'Canceled')::int and t.attempt""",
+    "a task that completed twice": """
+        select task_id, count(*) from interlock.attempt_history where outcome = 'Completed'
+        group by task_id having count(*) > 1""",
+    "a result of another attempt": """
+        select task_id, attempt, result from interlock.tasks
+        where status = 'Completed' and (result ->> 'attempt')::int <> attempt""",
+    "outputs that were not committed once, by the attempt that counts": """
+        select t.task_id, t.status, t.attempt, o.attempts from interlock.tasks t
+        join interlock.jobs j on j.job_id = t.job_id
+        cross join lateral (
+            select coalesce(array_agg(c.attempt), '{}') as attempts from interlock.output_commits c
+            where c.task_id = t.task_id
+        ) o
+        where o.attempts <> case t.status when 'Completed'
+                                 then array_fill(t.attempt, array[jsonb_array_length(j.outputs)]) else '{}' end""",
+    "final events that were not committed once, by the attempt that counts": """
+        select t.task_id, t.status, t.attempt, e.attempts from interlock.tasks t
+        join interlock.jobs j on j.job_id = t.job_id
+        cross join lateral (
+            select coalesce(array_agg(d.attempt), '{}') as attempts from interlock.dataset_events d
+            where d.task_id = t.task_id and d.cursor = 2 * t.task_index + 1
+        ) e
+        where e.attempts <> case t.status when 'Completed'
+                                 then array_fill(t.attempt, array[jsonb_array_length(j.outputs)]) else '{}' end""",
+    "a batch that was published without exactly one message": """
+        select p.publish_id, count(m.message_id) from interlock.buffer_publishes p
+        left join interlock.queue_messages m on m.queue = 'buffer' and m.dedupe_key = p.publish_id::text
+        group by p.publish_id having count(m.message_id) <> 1""",
+    "a run whose counters are not its tasks": """
+        select r.run_id, r.state, r.total, r.completed, r.canceled, r.queued, r.running, r.failed
+        from interlock.runs r
+        join lateral (
+            select count(*) filter (where status = 'Completed') as completed,
+                   count(*) filter (where status = 'Canceled') as canceled, count(*) as total
+            from interlock.tasks t where t.run_id = r.run_id
+        ) t on true
+        where (r.total, r.completed, r.canceled, r.queued, r.running, r.failed, r.dead)
+              is distinct from (t.total, t.completed, t.canceled, 0, 0, 0, 0)""",
+    "more than one key that signs": """
+        select count(*) from interlock.signing_keys where retired_at is null having count(*) <> 1""",
+}
+
+_SETTLED: Final = "select not exists (select from interlock.outbox) and not exists (select from interlock.run_deltas)"
+
+
+async def audit(state_url: str, ledger: Ledger, runs: list[RunView]) -> list[str]:
+    """All that is wrong, once every accepted run has ended; empty when every promise was kept."""
+    connection = await asyncpg.connect(state_url)
+    try:
+        await answered(lambda: connection.fetchval(_SETTLED))
+        found = [
+            f"{what}: {[tuple(row) for row in rows[:5]]}"
+            for what, sql in _VIOLATIONS.items()
+            if (rows := await connection.fetch(sql))
+        ]
+        tasks = await connection.fetch("select task_id, run_id, status::text, attempt, job_id from interlock.tasks")
+        known = await connection.fetch("select run_id from interlock.runs")
+        history = await connection.fetch("select task_id, attempt, outcome::text from interlock.attempts")
+        events = await connection.fetch("select task_id, cursor from interlock.dataset_events")
+        worked = await connection.fetch("select job_id from interlock.jobs where operator like 'crash.%'")
+    finally:
+        await connection.close()
+    found += _accepted_and_ended(ledger, runs, {row["run_id"] for row in known})
+    found += _paid_for(ledger, tasks)
+    by_operators = {row["task_id"]: row for row in tasks if row["job_id"] in {job["job_id"] for job in worked}}
+    found += _journal(ledger, by_operators, history, {(row["task_id"], row["cursor"]) for row in events})
+    return found
+
+
+def _accepted_and_ended(ledger: Ledger, runs: list[RunView], known: set[UUID]) -> Iterator[str]:
+    """Accepted = ended, and nothing else is there: each submission counts once, however often it was sent."""
+    promised = {one.run_id: one for one in ledger.accepted.values()}
+    if known != set(promised):
+        yield f"runs that nobody was told of: {known - set(promised)}; that are gone: {set(promised) - known}"
+    for run in runs:
+        one = promised[run.run_id]
+        ended = run.counts.Completed + (run.counts.Canceled if one.canceled else 0)
+        if run.state not in _ENDED or (run.total, ended) != (one.total, one.total):
+            yield f"run {run.run_id}: accepted {one}, became {run.state} {run.counts}"
+
+
+def _paid_for(ledger: Ledger, tasks: list[Any]) -> Iterator[str]:
+    """A blow costs a task one attempt at most."""
+    by_run = {one.run_id: one for one in ledger.accepted.values()}
+    for task in tasks:
+        one = by_run.get(task["run_id"])
+        if one is not None:
+            after = ledger.blows if one.blows_after is None else one.blows_after
+            most = 1 + one.failures + after - one.blows_before
+            if task["attempt"] > most:
+                yield f"task {task['task_id']} took {task['attempt']} attempts where {most} were due"
+
+
+def _journal(
+    ledger: Ledger, tasks: dict[UUID, Any], history: list[Any], events: set[tuple[UUID, int]]
+) -> Iterator[str]:
+    """What operators did and what the system says they did."""
+    steps = list(ledger.steps())
+    done = {(step.task_id, step.attempt, step.what) for step in steps}
+    for task_id, task in tasks.items():
+        if task["status"] == "Completed" and (task_id, task["attempt"], "ended") not in done:
+            yield f"task {task_id} completed by attempt {task['attempt']}, which no operator has finished"
+    given_back = Counter((row["task_id"], row["attempt"]) for row in history if row["outcome"] == "Released")
+    for (task_id, attempt), times in Counter((s.task_id, s.attempt) for s in steps if s.what == "began").items():
+        if times > 1 + given_back[task_id, attempt]:
+            yield f"attempt {attempt} of task {task_id} ran {times} times"
+        if task_id in tasks and attempt > tasks[task_id]["attempt"]:
+            yield f"attempt {attempt} of task {task_id} ran, and the task says {tasks[task_id]['attempt']}"
+    emitted = {step.task_id for step in steps if step.what == "emitted"}
+    announced = {task_id for task_id, cursor in events if cursor % 2 == 0}
+    if emitted - announced:
+        yield f"events that were accepted and are gone: {emitted - announced}"

@@ -1,0 +1,108 @@
+"""Clients that keep an installation busy with every kind of work, and never give up on a submission."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from interlock.client import Client
+from interlock.wire import DatasetRef, Policy, RunView, Scaling
+from tests.crash.ledger import Accepted, Ledger, audit
+
+LEASE_SECONDS = 4.0
+"""Heartbeats come three times as often: a busy machine is no reason to lose a lease."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    tasks: int
+    payload: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    outputs: int = 0
+
+
+KINDS = {
+    "plain": Kind(20),
+    "producing": Kind(6, outputs=1),
+    "slow": Kind(3, {"seconds": 2.0}),
+    "capped": Kind(6, {}, {"scaling": Scaling(max_concurrency=2, key="/host", max_concurrency_per_key=1)}, outputs=1),
+    "flaky": Kind(4, {"failures": 1}),
+    "inline": Kind(4, {}, {"runtime": "dispatcher", "operator": "echo"}),
+}
+
+
+@dataclass
+class Load:
+    """`connect` makes a client of the gateway, which may have moved."""
+
+    connect: Callable[[], Client]
+    ledger: Ledger
+    dice: random.Random
+
+    async def submit(self, kind: Kind, key: str | None = None, **policy: Any) -> Accepted:
+        """The same key until there is an answer."""
+        key = key or f"{self.dice.getrandbits(64):x}"
+        settings: dict[str, Any] = {"max_attempts": 50, "backoff_seconds": 0.05, "lease_seconds": LEASE_SECONDS}
+        options = {"operator": "crash.work", "config": {"journal": str(self.ledger.journal)}} | kind.options
+        options["policy"] = Policy(**settings | policy)
+        options["outputs"] = [
+            DatasetRef(dataset_uuid=self._uuid(), dataset_version=self._uuid()) for _ in range(kind.outputs)
+        ]
+        blows = self.ledger.blows
+        async with self.connect() as client:
+            payloads = [kind.payload | {"host": "ab"[n % 2]} for n in range(kind.tasks)]
+            job = await client.submit(payloads, idempotency_key=key, **options)
+        failures = kind.payload.get("failures", 0)
+        return await self.ledger.note(key, job.run_id, job.total, blows=blows, failures=failures)
+
+    def _uuid(self) -> UUID:
+        return UUID(int=self.dice.getrandbits(128), version=4)
+
+    async def ended(self, one: Accepted) -> RunView:
+        async with self.connect() as client:
+            run = await client.wait(one.run_id)
+        if one.blows_after is None:
+            one.blows_after = self.ledger.blows
+        return run
+
+    async def _keep_busy(self, stop: asyncio.Event) -> None:
+        """Ends between two submissions: one that was sent is asked about until there is an answer."""
+        kinds = list(KINDS)
+        while not stop.is_set():
+            self.dice.shuffle(kinds)
+            for name in kinds:
+                if not stop.is_set():
+                    await self._unless(stop, self.ended(await self.submit(KINDS[name])))
+
+    async def _unless(self, stop: asyncio.Event, waiting: Coroutine[Any, Any, RunView]) -> None:
+        work, stopping = asyncio.create_task(waiting), asyncio.create_task(stop.wait())
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if work.done():
+            work.result()
+        work.cancel()
+
+    @asynccontextmanager
+    async def running(self, clients: int = 3) -> AsyncIterator[None]:
+        """Clients that have one submission each under way, until the block ends."""
+        stop = asyncio.Event()
+        busy = [asyncio.create_task(self._keep_busy(stop)) for _ in range(clients)]
+        try:
+            yield
+            stop.set()
+            await asyncio.gather(*busy)
+        finally:
+            for client in busy:
+                client.cancel()
+            await asyncio.gather(*busy, return_exceptions=True)
+
+    async def settle(self, state_url: str) -> None:
+        """Waits until all that was accepted has ended, and holds the system to every promise."""
+        runs = [await self.ended(one) for one in list(self.ledger.accepted.values())]
+        found = await audit(state_url, self.ledger, runs)
+        assert not found, "\n".join(found)

@@ -1,0 +1,56 @@
+"""What workers run in crash tests. Every step is noted in a file outside of the system, by one append each."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from interlock.wire import Event, Output
+from interlock.workers import TaskFailed, operator
+from interlock.workers.context import TaskContext
+
+
+def _note(ctx: TaskContext, step: str) -> None:
+    """O_APPEND and one write: whole lines, whoever is killed meanwhile."""
+    journal = os.open(ctx.config["journal"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(journal, f"{ctx.task_id} {ctx.attempt} {step} {os.getpid()}\n".encode())
+    finally:
+        os.close(journal)
+
+
+@operator("crash.work")
+def work(payload: dict[str, Any], ctx: TaskContext) -> dict[str, int]:
+    """Takes `seconds`, fails its first `failures` attempts, and announces and commits what its job may write.
+
+    A `quiet` one announces nothing before its end.
+    """
+    _note(ctx, "began")
+    if "gate" in payload and ctx.attempt == 1:
+        Path(payload["gate"]).read_bytes()  # a named pipe: until the test has opened it and closed it again
+    if ctx.attempt <= payload.get("failures", 0):
+        raise TaskFailed("told to fail", "Told")
+    if seconds := payload.get("seconds"):
+        time.sleep(seconds)  # noqa: TID251 - work that takes time, not a test that waits
+    for grant in ctx.outputs:
+        dataset, version, index = grant.dataset_uuid, grant.dataset_version, ctx.index or 0
+        if not payload.get("quiet"):
+            ctx.emit([Event(dataset_uuid=dataset, dataset_version=version, cursor=2 * index)])
+            _note(ctx, "emitted")
+        output = Output(dataset_uuid=dataset, dataset_version=version, location=f"{grant.write_prefix}part")
+        ctx.commit([output], [Event(dataset_uuid=dataset, dataset_version=version, cursor=2 * index + 1)])
+    _note(ctx, "ended")
+    return {"attempt": ctx.attempt}
+
+
+@operator("crash.hoard")
+def hoard(payload: dict[str, Any], ctx: TaskContext) -> dict[str, int]:
+    """Its first attempt takes memory until the kernel takes the process."""
+    _note(ctx, "began")
+    taken = []
+    while ctx.attempt == 1:
+        taken.append(bytearray(b"x") * (1 << 20))
+    _note(ctx, "ended")
+    return {"attempt": ctx.attempt}

@@ -1,0 +1,331 @@
+"""SIGKILL at every failpoint, in the process where it lives, one after the other on a system under load.
+
+Each process is started armed, dies where it was told to, and is started again: armed for its next death, or, after
+the last, as it is. What loops pass through without work is armed only when there is work for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+
+from interlock.client import Fence, TaskClient
+from interlock.errors import ServerUnreachable
+from interlock.failpoints import NAMES
+from interlock.kernel.tasks import run_task_id
+from interlock.wire import ClaimRequest, Event, Output
+from tests.crash.deployment import Deployment, Process, deployed
+from tests.crash.ledger import Ledger
+from tests.crash.load import KINDS, Kind, Load
+from tests.crash.seed import ROUNDS, dice
+
+PLAIN, INLINE = KINDS["plain"], KINDS["inline"]
+UNTAKEN = Kind(4, {}, {"runtime": "udf"})
+"""Waits for a worker that nobody starts."""
+
+
+@dataclass
+class Scene:
+    """A deployment under load, and the process that dies next."""
+
+    deployment: Deployment
+    load: Load
+    ledger: Ledger
+    dice: random.Random
+    victim: Process
+
+    async def arm(self, failpoint: str, *, skip: int = 0, **settings: str) -> None:
+        """Starts the victim so that it dies at the failpoint, after up to `skip` passes."""
+        await self.down()
+        await self.victim.start(f"{failpoint}=kill*{self.dice.randint(0, skip)}", **settings)
+
+    async def down(self) -> None:
+        """What is done now waits for the victim."""
+        if self.victim.alive:
+            await self.victim.kill()
+            self.ledger.blows += 1
+
+    async def up(self) -> None:
+        """What is done now needs the victim."""
+        if not self.victim.alive:
+            await self.victim.start()
+
+    async def death(self) -> None:
+        await self.victim.killed_itself()
+        self.ledger.blows += 1
+
+
+Case = Callable[[Scene], Awaitable[None]]
+CASES: dict[tuple[str, str], Case] = {}
+
+
+def dies(process: str, failpoint: str) -> Callable[[Case], Case]:
+    def register(case: Case) -> Case:
+        CASES[process, failpoint] = case
+        return case
+
+    return register
+
+
+def _under_load(process: str, failpoint: str, skip: int) -> None:
+    """A place that the load leads the process to."""
+
+    async def case(scene: Scene) -> None:
+        await scene.arm(failpoint, skip=skip)
+        await scene.death()
+
+    CASES[process, failpoint] = case
+
+
+_under_load("gateway", "submit.before_commit", 4)
+_under_load("gateway", "submit.committed", 4)
+_under_load("dispatcher", "claim.before_commit", 6)
+_under_load("dispatcher", "claim.committed", 6)
+_under_load("dispatcher", "heartbeat.before_commit", 1)
+_under_load("dispatcher", "complete.before_commit", 6)
+_under_load("dispatcher", "complete.committed", 6)
+_under_load("dispatcher", "wake.before_commit", 4)
+_under_load("dispatcher", "events.before_commit", 4)
+_under_load("dispatcher", "settle.before_commit", 6)
+_under_load("worker", "worker.received", 3)
+_under_load("worker", "worker.claimed", 3)
+_under_load("worker", "worker.before_complete", 3)
+
+
+# What users do by hand
+
+
+@dies("gateway", "cancel.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.up()
+    one = await scene.load.submit(UNTAKEN)
+    one.canceled = True
+    await scene.arm("cancel.before_commit")
+    async with scene.deployment.client() as client:
+        canceling = asyncio.create_task(client.cancel_run(one.run_id))
+        await scene.death()
+        await scene.victim.start()
+        await canceling
+
+
+@dies("dispatcher", "cancel.before_commit")
+async def _(scene: Scene) -> None:
+    """The gateway dies between the request, which is durable, and the tasks: the loop finds them."""
+    await scene.down()
+    one = await scene.load.submit(UNTAKEN)
+    one.canceled = True
+    gateway = scene.deployment["gateway"]
+    await gateway.kill()
+    await gateway.start("cancel.before_commit=kill")
+    async with scene.deployment.client() as client:
+        canceling = asyncio.create_task(client.cancel_run(one.run_id))
+        await gateway.killed_itself()
+        scene.ledger.blows += 2
+        await scene.arm("cancel.before_commit")
+        await scene.death()
+        await gateway.start()
+        await canceling
+
+
+@dies("gateway", "redrive.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.up()
+    one = await scene.load.submit(Kind(2, {"failures": 1}), max_attempts=1)
+    async with scene.deployment.client() as client:
+        dead = [task.task_id async for task in client.tasks(run=(await client.wait(one.run_id)).run_id)]
+        await scene.arm("redrive.before_commit")
+        with suppress(ServerUnreachable):  # the reply is lost, and nobody may ask twice without looking
+            await client.retry_task(dead[0])
+        await scene.death()
+        await scene.victim.start()
+        for task_id in dead:
+            await client.retry_task(task_id)
+
+
+@dies("gateway", "rotate.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.arm("rotate.before_commit")
+    async with scene.deployment.client() as client:
+        with suppress(ServerUnreachable):
+            await client.rotate_signing_key()
+        await scene.death()
+        await scene.victim.start()
+        await client.rotate_signing_key()
+
+
+# Loops of the dispatcher: there is work for them before it starts
+
+
+@dies("dispatcher", "reap.before_commit")
+async def _(scene: Scene) -> None:
+    """A worker has died, too: its leases run out."""
+    await scene.up()
+    one = await scene.load.submit(KINDS["slow"])
+    held = "select exists (select from interlock.tasks where run_id = $1 and status = 'Running'{})"
+    await scene.deployment.until(held.format(""), one.run_id)
+    await scene.deployment["worker"].kill()
+    await scene.down()
+    scene.ledger.blows += 1
+    await scene.deployment.until(held.format(" and lease_expires_at < now()"), one.run_id)
+    await scene.deployment["worker"].start()
+    await scene.arm("reap.before_commit")
+    await scene.death()
+
+
+@dies("dispatcher", "retry.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.up()
+    one = await scene.load.submit(Kind(2, {"failures": 1}), backoff_seconds=3, jitter=0)
+    waiting = "select exists (select from interlock.tasks where run_id = $1 and retry_at is not null{})"
+    await scene.deployment.until(waiting.format(""), one.run_id)
+    await scene.down()
+    await scene.deployment.until(waiting.format(" and retry_at < now()"), one.run_id)
+    await scene.arm("retry.before_commit")
+    await scene.death()
+
+
+@dies("dispatcher", "fold.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.down()
+    one = await scene.load.submit(UNTAKEN)
+    one.canceled = True
+    async with scene.deployment.client() as client:
+        await client.cancel_run(one.run_id)
+    assert await scene.deployment.ask("select from interlock.run_deltas where run_id = $1", one.run_id)
+    await scene.arm("fold.before_commit")
+    await scene.death()
+
+
+@dies("dispatcher", "relay.taken")
+async def _(scene: Scene) -> None:
+    await scene.down()
+    await scene.load.submit(INLINE)
+    await scene.arm("relay.taken")
+    await scene.death()
+
+
+@dies("dispatcher", "relay.sent")
+async def _(scene: Scene) -> None:
+    await scene.down()
+    await scene.load.submit(INLINE)
+    await scene.arm("relay.sent")
+    await scene.death()
+
+
+@dies("dispatcher", "reconcile.before_commit")
+async def _(scene: Scene) -> None:
+    """Every wake-up of the queue is lost."""
+    await scene.down()
+    one = await scene.load.submit(PLAIN)
+    await scene.deployment.ask("delete from interlock.queue_messages where queue = 'platform'")
+    old = "select bool_and(queued_at < now() - interval '1 second') from interlock.tasks where run_id = $1"
+    await scene.deployment.until(old, one.run_id)
+    await scene.arm("reconcile.before_commit")
+    await scene.death()
+
+
+@dies("dispatcher", "retention.before_commit")
+async def _(scene: Scene) -> None:
+    """It reaches the failpoint in the middle of an old run, and only there; the audit finds the run whole."""
+    await scene.deployment.until("select exists (select from interlock.runs where ended_at < now())")
+    await scene.arm("retention.before_commit", retention_days="0.000001")
+    await scene.death()
+
+
+# Queues
+
+
+@dies("dispatcher", "receive.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.down()
+    await scene.load.submit(PLAIN)
+    await scene.arm("receive.before_commit")
+    await scene.death()
+
+
+@dies("dispatcher", "receive.committed")
+async def _(scene: Scene) -> None:
+    await scene.down()
+    await scene.load.submit(PLAIN)
+    await scene.arm("receive.committed")
+    await scene.death()
+
+
+@dies("dispatcher", "release.before_commit")
+async def _(scene: Scene) -> None:
+    """A worker drains while it runs tasks that take longer. It may have given some back before that by itself."""
+    await scene.down()
+    one = await scene.load.submit(KINDS["slow"])
+    await scene.arm("release.before_commit")
+    holding = asyncio.create_task(scene.ledger.has(run_task_id(one.run_id, 0), "began"))
+    dying = asyncio.create_task(scene.death())
+    await asyncio.wait({holding, dying}, return_when=asyncio.FIRST_COMPLETED)
+    holding.cancel()
+    worker = scene.deployment["worker"]
+    worker.drain()
+    await dying
+    await scene.victim.start()
+    assert await worker.ended() == 0, worker.last_words()
+    await worker.start()
+
+
+@dies("dispatcher", "publish.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.arm("publish.before_commit")
+    kind = Kind(1, {}, {"operator": "publisher", "runtime": "udf"}, outputs=1)
+    one = await scene.load.submit(kind, lease_seconds=600)
+    async with scene.deployment.worker_client() as worker:
+        claim = (await worker.claim_batch(ClaimRequest(worker_id="here", run_id=one.run_id, start=0, end=0))).claims[0]
+    assert claim.task
+    assert claim.attempt
+    assert claim.lease_token
+    assert claim.capability_token
+    fence, grant = Fence(claim.task.task_id, claim.attempt, claim.lease_token), claim.task.outputs[0]
+    batch = (grant.dataset_uuid, grant.dataset_version, f"{grant.buffer_prefix}batch", 3)
+    async with TaskClient(scene.victim.url, claim.capability_token, fence) as attempt:
+        publishing = asyncio.create_task(attempt.publish(*batch))
+        await scene.death()
+        await scene.victim.start()
+        first = await publishing
+        again = await attempt.publish(*batch)
+        assert (again.publish_id, again.duplicate) == (first.publish_id, True)
+        output = Output(dataset_uuid=batch[0], dataset_version=batch[1], location=f"{grant.write_prefix}part")
+        final = Event(dataset_uuid=batch[0], dataset_version=batch[1], cursor=1)
+        await attempt.complete("Completed", outputs=[output], events=[final])
+
+
+def test_every_failpoint_has_a_case() -> None:
+    """A new one has to be died at, too."""
+    assert {failpoint for _, failpoint in CASES} == NAMES
+
+
+@pytest.fixture(scope="module")
+async def site() -> AsyncIterator[tuple[Deployment, Ledger]]:
+    async with deployed() as deployment:
+        yield deployment, Ledger(deployment.folder / "journal")
+
+
+@pytest.mark.parametrize("process", ["gateway", "worker", "dispatcher"])
+async def test_a_kill_at_every_failpoint_loses_nothing_and_commits_nothing_twice(
+    site: tuple[Deployment, Ledger], process: str
+) -> None:
+    deployment, ledger = site
+    chance = dice(f"failpoints of the {process}")
+    load = Load(deployment.client, ledger, chance)
+    scene = Scene(deployment, load, ledger, chance, deployment[process])
+    order = [failpoint for place, failpoint in sorted(CASES) if place == process] * ROUNDS
+    chance.shuffle(order)
+    async with load.running():
+        for number, failpoint in enumerate(order):
+            try:
+                await CASES[process, failpoint](scene)
+            except BaseException as error:
+                error.add_note(f"at {failpoint}, after {order[:number]}")
+                raise
+        await deployment.start()
+    await load.settle(deployment.state_url)

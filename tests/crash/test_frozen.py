@@ -1,0 +1,165 @@
+"""Processes that stand still past their leases while others do their work, and then go on where they stood."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from interlock.kernel.tasks import run_task_id
+from interlock.wire import Outcome, TaskStatus
+from tests.crash.deployment import Deployment, Process, deployed
+from tests.crash.gate import Gate
+from tests.crash.ledger import Accepted, Ledger
+from tests.crash.load import Kind, Load
+from tests.crash.patience import PATIENCE, eventually
+from tests.crash.seed import KILLS, dice
+
+DATABASE_TIMEOUT_SECONDS = "3"
+"""After this the database lets go of what a frozen process holds."""
+
+ANYWHERE = "anywhere"
+IN_THE_MIDDLE = {
+    "dispatcher": ["fold.before_commit", "reap.before_commit", "complete.before_commit", "claim.before_commit"],
+    "worker": ["worker.received", "worker.claimed", "worker.before_complete"],
+}
+
+
+class Site:
+    """Two dispatchers with a worker each, on one database."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.ledger = Ledger(deployment.folder / "journal")
+
+    def load(self, purpose: str) -> tuple[Load, random.Random]:
+        chance = dice(purpose)
+        return Load(self.deployment.client, self.ledger, chance), chance
+
+    async def settle(self, load: Load) -> None:
+        await load.settle(self.deployment.state_url)
+
+
+@pytest.fixture(scope="module")
+async def site() -> AsyncIterator[Site]:
+    async with deployed(database_timeout_seconds=DATABASE_TIMEOUT_SECONDS, log_level="info") as deployment:
+        deployment.add_listening("dispatcher", "dispatcher-2")
+        deployment.add_worker("worker-2", "dispatcher-2")
+        await deployment.start()
+        yield Site(deployment)
+
+
+@pytest.mark.parametrize("name", ["dispatcher", "worker"])
+async def test_a_frozen_process_holds_nobody_up_and_changes_nothing_when_it_is_thawed(site: Site, name: str) -> None:
+    load, chance = site.load(f"a frozen {name}")
+    process = site.deployment[name]
+    # The first holds a lock that every dispatcher needs; the others are drawn.
+    first, *others = [*IN_THE_MIDDLE[name], ANYWHERE]
+    places = [first, *(chance.choice(others) for _ in range(max(1, KILLS // 8)))]
+    async with load.running():
+        for place in places:
+            await _freeze(site.ledger, process, place, chance)
+            for one in list(site.ledger.accepted.values()):
+                await _ends_meanwhile(load, one, place)
+            process.thaw()
+    await site.settle(load)
+
+
+async def _freeze(ledger: Ledger, process: Process, place: str, chance: random.Random) -> None:
+    if place == ANYWHERE:
+        await ledger.reaches(len(ledger.accepted) + chance.randint(1, 4))
+        process.freeze()
+    else:
+        await process.kill()
+        ledger.blows += 1
+        await process.start(f"{place}=stop*{chance.randint(0, 4)}")
+    await process.frozen()
+    ledger.blows += 1
+
+
+async def _ends_meanwhile(load: Load, one: Accepted, place: str) -> None:
+    """What was accepted before the freeze ends although the process stands still."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await load.ended(one)
+    except TimeoutError as error:
+        error.add_note(f"frozen at {place}, and {one} does not end")
+        raise
+
+
+async def _frozen_with_a_finished_task(site: Site, load: Load, **policy: Any) -> UUID:
+    """The worker's child has done the task, and the worker, which stands still, has not told."""
+    await site.deployment["worker-2"].kill()
+    gate = Gate(site.deployment.folder / f"gate-{len(site.ledger.accepted)}")
+    kind = Kind(1, {"gate": str(gate.path), "quiet": True}, outputs=1)
+    one = await load.submit(kind, lease_seconds=2, **policy)
+    task_id = run_task_id(one.run_id, 0)
+    await site.ledger.has(task_id, "began")
+    site.deployment["worker"].freeze()
+    await site.deployment["worker"].frozen()
+    site.ledger.blows += 1
+    await gate.open()
+    await site.ledger.has(task_id, "ended")
+    return task_id
+
+
+async def _becomes(site: Site, task_id: UUID, status: TaskStatus) -> list[tuple[int, Outcome | None]]:
+    """Its attempts, once it is there."""
+    await site.deployment.until(
+        "select exists (select from interlock.tasks where task_id = $1 and status = $2::text::interlock.task_status)",
+        task_id,
+        status.value,
+    )
+    async with site.deployment.client() as client:
+        page = await client.attempts(task_id)
+    return [(attempt.attempt, attempt.outcome) for attempt in page.attempts]
+
+
+async def test_the_late_report_of_a_thawed_worker_is_fenced_off_once_a_newer_attempt_has_run(site: Site) -> None:
+    load, _ = site.load("a late report that is fenced off")
+    task_id = await _frozen_with_a_finished_task(site, load)
+    await site.deployment.start("worker-2")
+    attempts = [(1, Outcome.LEASE_EXPIRED), (2, Outcome.COMPLETED)]
+    assert await _becomes(site, task_id, TaskStatus.COMPLETED) == attempts
+    worker = site.deployment["worker"]
+    worker.thaw()
+
+    def refused() -> bool:
+        lines = worker.errors.read_text().splitlines()
+        return any("worker.report_fenced" in line and str(task_id) in line for line in lines)
+
+    await eventually(refused)
+    assert await _becomes(site, task_id, TaskStatus.COMPLETED) == attempts
+    await site.settle(load)
+
+
+async def test_the_late_report_of_a_thawed_worker_counts_while_no_newer_attempt_has_started(site: Site) -> None:
+    load, _ = site.load("a late report that counts")
+    task_id = await _frozen_with_a_finished_task(site, load, backoff_seconds=600)
+    assert await _becomes(site, task_id, TaskStatus.FAILED) == [(1, Outcome.LEASE_EXPIRED)]
+    site.deployment["worker"].thaw()
+    assert await _becomes(site, task_id, TaskStatus.COMPLETED) == [(1, Outcome.COMPLETED)]
+    await site.deployment.start("worker-2")
+    await site.settle(load)
+
+
+async def test_tasks_that_a_draining_worker_is_still_given_are_given_back_unused(site: Site) -> None:
+    """The dispatcher stands still between its claim and the answer, and the worker is told to end meanwhile."""
+    load, _ = site.load("a drain during a claim")
+    dispatcher, worker = site.deployment["dispatcher"], site.deployment["worker"]
+    await site.deployment["worker-2"].kill()
+    await dispatcher.kill()
+    await dispatcher.start("claim.committed=stop")
+    one = await load.submit(Kind(1), lease_seconds=600)
+    await dispatcher.frozen()
+    worker.drain()
+    dispatcher.thaw()
+    assert await worker.ended() == 0, worker.last_words()
+    await site.deployment.start()
+    attempts = await _becomes(site, run_task_id(one.run_id, 0), TaskStatus.COMPLETED)
+    assert attempts == [(1, Outcome.RELEASED), (1, Outcome.COMPLETED)]
+    await site.settle(load)

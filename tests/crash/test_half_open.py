@@ -1,0 +1,80 @@
+"""A LISTEN connection that is dead and does not know: work goes on without it, and it is found out in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from interlock.adapters.notifications import CHECK_SECONDS, LOST_SECONDS
+from tests.crash.deployment import Deployment, deployed
+from tests.crash.ledger import Ledger
+from tests.crash.load import KINDS, Load
+from tests.crash.patience import PATIENCE
+from tests.crash.proxy import Line, Wire
+from tests.crash.seed import dice
+
+SLOW_MACHINE_SECONDS = 10.0
+"""What a busy machine may add to a limit."""
+
+
+def listening(line: Line) -> bool:
+    return line.listens
+
+
+def about_to_listen(line: Line) -> bool:
+    return line.listens and b"LISTEN" in line.sent
+
+
+def told(line: Line) -> bool:
+    """A notification has come through."""
+    return not line.silent and b"interlock_queue\0platform" in line.received
+
+
+async def _seconds_until_given_up(wire: Wire, line: Line) -> float:
+    began = asyncio.get_running_loop().time()
+    await wire.first(lambda one: one is line and one.abandoned, PATIENCE)
+    return asyncio.get_running_loop().time() - began
+
+
+@pytest.fixture(scope="module")
+async def deployment() -> AsyncIterator[Deployment]:
+    async with deployed() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def load(deployment: Deployment) -> Load:
+    return Load(deployment.client, Ledger(deployment.folder / "journal"), dice("half open"))
+
+
+@pytest.mark.parametrize(
+    ("dies", "seconds"), [(listening, LOST_SECONDS), (about_to_listen, CHECK_SECONDS)], ids=["later", "at_once"]
+)
+async def test_a_listen_connection_that_falls_silent_is_replaced_and_tasks_go_on_meanwhile(
+    deployment: Deployment, load: Load, dies: Callable[[Line], bool], seconds: float
+) -> None:
+    async with Wire(deployment.state_url).up() as wire:
+        dispatcher = deployment["dispatcher"]
+        await dispatcher.kill()
+        load.ledger.blows += 1
+        if dies is about_to_listen:
+            wire.kill(about_to_listen)
+        await dispatcher.start(state_url=wire.url)
+        await dispatcher.ready()
+        line = await wire.first(about_to_listen, PATIENCE)
+        wire.kill(listening)
+        replacing = asyncio.create_task(_seconds_until_given_up(wire, line))
+        # No notification reaches this dispatcher: neither its receivers nor its relay.
+        for kind in ("plain", "inline", "flaky"):
+            await load.ended(await load.submit(KINDS[kind]))
+        assert await replacing < seconds + SLOW_MACHINE_SECONDS
+        assert not any(map(told, wire.lines))
+        wire.mend()
+        hearing = asyncio.create_task(wire.first(told, PATIENCE))
+        async with load.running():
+            await hearing
+        await load.settle(deployment.state_url)
+        await dispatcher.kill()
+    await deployment.start()

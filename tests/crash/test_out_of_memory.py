@@ -1,0 +1,105 @@
+"""Children that are killed, by the kernel for their memory or by somebody: the attempt says which, the task goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from uuid import UUID
+
+import psutil
+import pytest
+
+from interlock.kernel.tasks import run_task_id
+from interlock.wire import Crash, Outcome
+from tests.crash.deployment import Deployment, deployed
+from tests.crash.gate import Gate
+from tests.crash.ledger import Ledger
+from tests.crash.load import Kind, Load
+from tests.crash.memory_group import MemoryGroup, NoMemoryGroup, memory_group
+from tests.crash.patience import eventually
+from tests.crash.seed import dice
+
+LIMIT_BYTES = 400 << 20
+"""Plenty for a worker and its children, as long as they do nothing with it."""
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[MemoryGroup]:
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(memory_group(LIMIT_BYTES))
+        except NoMemoryGroup as reason:
+            pytest.skip(f"the kernel cannot be made to kill for memory here: {reason}")
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def deployment() -> AsyncIterator[Deployment]:
+    async with deployed() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def load(deployment: Deployment) -> Load:
+    return Load(deployment.client, Ledger(deployment.folder / "journal"), dice("children"))
+
+
+async def test_a_child_that_the_kernel_kills_for_its_memory_is_told_from_one_that_is_killed(
+    group: MemoryGroup, deployment: Deployment, load: Load
+) -> None:
+    worker = deployment["worker"]
+    await worker.kill()
+    worker.on_start = group.add
+    await worker.start()
+    before = await _children(deployment)
+    hoard = await load.submit(Kind(1, {}, {"operator": "crash.hoard"}))
+    load.ledger.blows += 1  # the kernel's
+    await load.ended(hoard)
+    assert await _ends(deployment, run_task_id(hoard.run_id, 0)) == [
+        (Outcome.FAILED, "WorkerCrashed", Crash(signal="SIGKILL", oom=True)),
+        (Outcome.COMPLETED, None, None),
+    ]
+    # The other child was there when the first one died, and is killed by hand now.
+    survivor = (before & await _children(deployment)).pop()
+    await _kill_by_hand(deployment, load, survivor)
+    await load.settle(deployment.state_url)
+
+
+async def test_a_child_that_is_killed_costs_its_task_an_attempt_that_says_so(
+    deployment: Deployment, load: Load
+) -> None:
+    await _kill_by_hand(deployment, load, (await _children(deployment)).pop())
+    await load.settle(deployment.state_url)
+
+
+async def _children(deployment: Deployment) -> set[int]:
+    """Both children of the worker, once they are there."""
+
+    def two() -> set[int]:
+        return {child.pid for child in psutil.Process(deployment["worker"].pid).children()}
+
+    return await eventually(lambda: found if len(found := two()) == 2 else None)
+
+
+async def _kill_by_hand(deployment: Deployment, load: Load, victim: int) -> None:
+    """Both children are at a gate: the victim's task is begun and not done."""
+    gate = Gate(deployment.folder / f"gate-{victim}")
+    one = await load.submit(Kind(2, {"gate": str(gate.path)}))
+    tasks = [run_task_id(one.run_id, index) for index in range(2)]
+    for task_id in tasks:
+        await load.ledger.has(task_id, "began")
+    (killed,) = [step.task_id for step in load.ledger.steps() if step.pid == victim and step.task_id in tasks]
+    psutil.Process(victim).kill()
+    load.ledger.blows += 1
+    await gate.open()
+    await load.ended(one)
+    assert await _ends(deployment, killed) == [
+        (Outcome.FAILED, "WorkerCrashed", Crash(signal="SIGKILL", oom=False)),
+        (Outcome.COMPLETED, None, None),
+    ]
+
+
+async def _ends(deployment: Deployment, task_id: UUID) -> list[tuple[Outcome | None, str | None, Crash | None]]:
+    async with deployment.client() as client:
+        page = await client.attempts(task_id)
+    return [(attempt.outcome, attempt.error_class, attempt.crash) for attempt in page.attempts]
