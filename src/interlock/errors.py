@@ -2,6 +2,8 @@
 
     InterlockError
     ├── BadRequest 400        malformed input; says what to write instead
+    │   ├── InvalidDag        a DAG with problems; carries them all, each with its line and column
+    │   └── InvalidWhere      a `where` outside its language; knows the position
     ├── Unauthenticated 401   no credential, or one that does not verify
     ├── Forbidden 403         a good credential that does not reach this far
     ├── NotFound 404
@@ -21,6 +23,7 @@ Each knows its HTTP status and a stable `code`; nothing else in the project buil
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 
@@ -47,6 +50,22 @@ class BadRequest(InterlockError):
     status = 400
     title = "Bad request"
     default_code = "bad_request"
+
+
+class InvalidDag(BadRequest):
+    """A definition that must not be deployed. `problems` has everything that is wrong with it."""
+
+    def __init__(self, problems: Sequence[object]) -> None:
+        super().__init__("\n".join(map(str, problems)), problems=[str(problem) for problem in problems])
+        self.problems = problems
+
+
+class InvalidWhere(BadRequest):
+    """`position` counts characters from 1."""
+
+    def __init__(self, detail: str, *, position: int) -> None:
+        super().__init__(detail, position=position)
+        self.position = position
 
 
 class Unauthenticated(InterlockError):

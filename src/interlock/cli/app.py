@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from interlock import __version__
-from interlock.cli import config, demo, doctor, job, openapi, principals, processes, queue, run, task, up
+from interlock.cli import config, dag, demo, devchain, doctor, job, openapi, principals, processes, queue, run, task, up
 from interlock.cli.conventions import Panel, epilog
 from interlock.errors import InterlockError
 
@@ -20,11 +20,17 @@ _VERBOSE = "--verbose"
 app = typer.Typer(name="interlock", no_args_is_help=True, pretty_exceptions_enable=False)
 for module in (up, demo, doctor):
     app.add_typer(module.app)
-for name, group in (("job", job.app), ("run", run.app), ("task", task.app), ("queue", queue.app)):
+for name, group in (
+    ("dag", dag.app),
+    ("job", job.app),
+    ("run", run.app),
+    ("task", task.app),
+    ("queue", queue.app),
+):
     app.add_typer(group, name=name, rich_help_panel=Panel.WORK)
 for name, group in (("users", principals.users), ("keys", principals.keys)):
     app.add_typer(group, name=name, rich_help_panel=Panel.OPERATION)
-for module in (config, openapi, processes):
+for module in (config, openapi, processes, devchain):
     app.add_typer(module.app)
 
 

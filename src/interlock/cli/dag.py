@@ -1,0 +1,156 @@
+"""`interlock dag`: files of jobs and edges, checked and drawn. Needs no server."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from interlock.cli.conventions import Output, OutputOption, command, group
+from interlock.cli.output import print_json
+
+if TYPE_CHECKING:
+    from interlock.dags.definition import Dag
+    from interlock.dags.problems import Problem
+    from interlock.dags.reading import Vocabulary
+
+app = group("DAGs: files of jobs, and of what flows between them.")
+
+OperatorOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--operator",
+        metavar="NAME",
+        help="An operator that your workers register under this name; may be given several times.",
+        show_default=False,
+    ),
+]
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    SVG = "svg"
+
+
+@command(
+    app,
+    "validate",
+    example="interlock dag validate examples/dags/chain.yaml\ninterlock dag validate dags/*.yaml --output json",
+)
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML files, one DAG in each.")],
+    operator: OperatorOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Check DAG files; exit code 1 when one has a problem.
+
+    Every problem is shown, with its line and column and what to write instead. Nothing is deployed, and no server is
+    asked: runtimes are those of these settings, and a dataset that another DAG publishes is taken on trust.
+    """
+    from interlock.dags.reading import examine_file
+
+    vocabulary = _vocabulary(operator)
+    findings = [(path, *examine_file(path, vocabulary)) for path in files]
+    if output is Output.JSON:
+        print_json([_finding(*finding) for finding in findings])
+    else:
+        for path, dag, problems in findings:
+            _write("\n".join(map(str, problems)) + "\n" if dag is None else _praise(path, dag))
+    if any(dag is None for _, dag, _ in findings):
+        raise typer.Exit(1)
+
+
+@command(
+    app,
+    "graph",
+    example="interlock dag graph examples/dags/chain.yaml\n"
+    "interlock dag graph examples/dags/chain.yaml --out chain.svg",
+)
+def graph(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file of the DAG.")],
+    format_: Annotated[
+        Format | None,
+        typer.Option(
+            "--format", help="text for a terminal, svg for a browser. Default: by the name of --out, else text."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File to write. Default: standard output.", show_default=False)
+    ] = None,
+    operator: OperatorOption = None,
+) -> None:
+    """Draw a DAG: its jobs, what flows between them, its sources, and what it publishes."""
+    drawing = _draw(_valid(file, operator), format_ or _format_of(out), to_screen=out is None)
+    if out is None:
+        _write(drawing)
+    else:
+        out.write_text(drawing, encoding="utf-8")
+
+
+def _write(text: str) -> None:
+    """In UTF-8 whatever the locale says: lines and arrows, and an SVG declares no other encoding."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
+
+
+def _vocabulary(operators: list[str] | None) -> Vocabulary:
+    from interlock.dags.reading import Vocabulary
+    from interlock.settings import load
+
+    return Vocabulary.of(load(), *(operators or []))
+
+
+def _praise(path: Path, dag: Dag) -> str:
+    from interlock.dags.definition import content_hash
+
+    jobs, published = len(dag.jobs), len(dag.publish)
+    counts = f"{jobs} job{'s' * (jobs != 1)}, {published} published"
+    return f"{path}: DAG {dag.name} is valid: {counts}, sha256 {content_hash(dag)[:12]}\n"
+
+
+def _finding(path: Path, dag: Dag | None, problems: list[Problem]) -> dict[str, Any]:
+    """For programs. Any: it is JSON."""
+    from interlock.dags.definition import content_hash
+
+    return {
+        "file": str(path),
+        "valid": dag is not None,
+        "name": dag.name if dag else None,
+        "content_hash": content_hash(dag) if dag else None,
+        "problems": problems,
+    }
+
+
+def _valid(file: Path, operators: list[str] | None) -> Dag:
+    from interlock.dags.reading import examine_file
+
+    dag, problems = examine_file(file, _vocabulary(operators))
+    if dag is None:
+        print("\n".join(map(str, problems)), file=sys.stderr)
+        raise typer.Exit(1)
+    return dag
+
+
+def _format_of(out: Path | None) -> Format:
+    return Format.SVG if out is not None and out.suffix.lower() == ".svg" else Format.TEXT
+
+
+def _draw(dag: Dag, drawn_as: Format, *, to_screen: bool) -> str:
+    from interlock.dags import svg, text
+
+    if drawn_as is Format.SVG:
+        return svg.draw(dag)
+    return text.draw(dag, _columns() if to_screen else text.WIDTH)
+
+
+def _columns() -> int:
+    """The screen's, and 80 where there is none: a drawing in a file must not depend on who made it."""
+    import shutil
+
+    from interlock.dags.text import WIDTH
+
+    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH

@@ -1,0 +1,1 @@
+"""DAGs as files say them: read, checked, hashed, compared and drawn. Nothing here needs a database."""

@@ -1,0 +1,162 @@
+"""Jobs against each other, and each against itself: what no single field can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from interlock.dags.definition import Activation, Dag, Job, JobOutput, Published, Storage, UpdateStrategy
+from interlock.dags.fields import EXAMPLES
+from interlock.dags.lineage import cycles, producer
+from interlock.dags.problems import Place, Report, listing, quoted
+
+_SHOWN_OF_A_CYCLE: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ReadJob:
+    """A job with the places of its parts in the file."""
+
+    job: Job
+    place: Place
+    places: dict[str, Place]
+    """Of the values, by field."""
+    edges: list[Place]
+    """Of `from`, by input."""
+    unread: frozenset[str]
+    """Fields that stand there but could not be read: nothing is said about them again."""
+
+    def at(self, field: str) -> Place:
+        return self.places.get(field, self.place)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDag:
+    dag: Dag
+    jobs: list[ReadJob]
+    publish: dict[str, Place]
+
+
+def check(read: ReadDag, report: Report, datasets: frozenset[str] | None) -> None:
+    by_name = _by_name(read, report)
+    for found in read.jobs:
+        _check_activation(found, report)
+        _check_keys(found, report)
+        _check_edges(read, found, by_name, report, datasets)
+    for name, publication in read.dag.publish.items():
+        _check_output(publication.from_, read.publish[name], by_name, report)
+    _check_cycles(read, by_name, report)
+
+
+def _by_name(read: ReadDag, report: Report) -> dict[str, ReadJob]:
+    by_name: dict[str, ReadJob] = {}
+    for found in read.jobs:
+        first = by_name.setdefault(found.job.name, found)
+        if first is not found:
+            what = f"there is a job {quoted(found.job.name)} in line {first.place.line} already"
+            report.add(found.at("name"), what, "give this one another name")
+    return by_name
+
+
+def _check_activation(found: ReadJob, report: Report) -> None:
+    job = found.job
+    named = f"job {quoted(job.name)}"
+    if found.unread & {"activation", "source", "inputs"}:
+        return
+    if job.activation is Activation.SOURCE:
+        if job.source is None:
+            report.add(found.place, f"{named} is a source without saying of what kind", f"write {EXAMPLES['source']}")
+        if job.inputs:
+            report.add(found.at("inputs"), f"{named} is a source with inputs", "remove inputs, or activation: source")
+        return
+    if job.source is not None:
+        what = f"{named} has a source, but its activation is reactive"
+        report.add(found.at("source"), what, "write activation: source beside it")
+    elif not job.inputs:
+        what = f"{named} has no inputs: nothing would ever start it"
+        report.add(found.place, what, f"write {EXAMPLES['inputs']}, or activation: source")
+
+
+def _check_keys(found: ReadJob, report: Report) -> None:
+    """Rows that are added must be told apart, or a second attempt would add them twice."""
+    job = found.job
+    if found.unread & {"outputs", "unique_key", "update_strategy"}:
+        return
+    append = job.update_strategy is UpdateStrategy.APPEND
+    keyed = [output for output in job.outputs if append or output.storage is Storage.BUFFERED]
+    lacking = [output.name for output in keyed if not (output.unique_key or job.unique_key)]
+    if append and not job.outputs and not job.unique_key:
+        lacking = [job.name]
+    if lacking:
+        reason = "update_strategy: append" if append else "storage: buffered"
+        place = found.at("update_strategy" if append else "outputs")
+        what = f"{reason} of {quoted(lacking[0])} has no unique_key"
+        report.add(place, what, f"write the columns that tell rows apart: {EXAMPLES['unique_key']}")
+    if job.unique_key and not keyed and not append:
+        what = "unique_key has no effect with update_strategy: replace"
+        report.add(found.at("unique_key"), what, "remove it, or write update_strategy: append")
+
+
+def _check_edges(
+    read: ReadDag, found: ReadJob, by_name: dict[str, ReadJob], report: Report, datasets: frozenset[str] | None
+) -> None:
+    for edge, place in zip(found.job.inputs, found.edges, strict=True):
+        if isinstance(edge.from_, JobOutput):
+            _check_output(edge.from_, place, by_name, report)
+        else:
+            _check_dataset(edge.from_, place, read, report, datasets)
+        if (source := producer(read.dag, edge)) and source.job == found.job.name:
+            what = f"job {quoted(found.job.name)} reads what it writes itself"
+            report.add(place, what, "read from another job")
+
+
+def _check_output(edge: JobOutput, place: Place, by_name: dict[str, ReadJob], report: Report) -> None:
+    found = by_name.get(edge.job)
+    if found is None:
+        otherwise = f"the jobs are {listing(by_name)}"
+        report.add(place, f"there is no job {quoted(edge.job)}", report.suggest(edge.job, by_name, otherwise))
+    elif found.job.output(edge.output) is None and "outputs" not in found.unread:
+        names = [output.name for output in found.job.outputs]
+        otherwise = f"its outputs are {listing(names)}" if names else f"give it outputs: [{edge.output[:60]}]"
+        what = f"job {quoted(edge.job)} has no output {quoted(edge.output)}"
+        report.add(place, what, report.suggest(edge.output, names, otherwise))
+
+
+def _check_dataset(
+    edge: Published, place: Place, read: ReadDag, report: Report, datasets: frozenset[str] | None
+) -> None:
+    if datasets is None or edge.dataset in datasets or edge.dataset in read.dag.publish:
+        return
+    known = datasets | read.dag.publish.keys()
+    otherwise = f"published are {listing(known)}" if known else "deploy the DAG that publishes it first"
+    report.add(place, f"nobody publishes {quoted(edge.dataset)}", report.suggest(edge.dataset, known, otherwise))
+
+
+def _check_cycles(read: ReadDag, by_name: dict[str, ReadJob], report: Report) -> None:
+    followers: dict[str, set[str]] = {name: set() for name in by_name}
+    for found in by_name.values():
+        for name in _upstream(read, found):
+            # A job that reads from itself has been told so already.
+            if name in followers and name != found.job.name:
+                followers[name].add(found.job.name)
+    for cycle in cycles({name: sorted(targets) for name, targets in followers.items()}):
+        first = by_name[cycle[0]]
+        edges = zip(_upstream(read, first), first.edges, strict=True)
+        place = next(place for name, place in edges if name == cycle[-1])
+        report.add(place, f"jobs wait for each other in a circle: {_circle(cycle)}", "remove one of these inputs")
+
+
+def _upstream(read: ReadDag, found: ReadJob) -> Iterator[str | None]:
+    """By input, so that an edge can be traced to its place."""
+    for edge in found.job.inputs:
+        source = producer(read.dag, edge)
+        yield source.job if source else None
+
+
+def _circle(cycle: list[str]) -> str:
+    names = [*cycle, cycle[0]]
+    if len(names) > _SHOWN_OF_A_CYCLE:
+        half = _SHOWN_OF_A_CYCLE // 2
+        names = [*names[:half], f"… {len(names) - 2 * half} more …", *names[-half:]]
+    return " → ".join(name[:60] for name in names)

@@ -1,0 +1,152 @@
+"""Who feeds whom in a DAG, and what a new definition makes different."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from interlock.dags.definition import Dag, Input, Job, JobOutput, job_hash
+
+
+def producer(dag: Dag, edge: Input) -> JobOutput | None:
+    """The output of this DAG that an input reads; None for a dataset of another DAG."""
+    if isinstance(edge.from_, JobOutput):
+        return edge.from_
+    publication = dag.publish.get(edge.from_.dataset)
+    return publication.from_ if publication else None
+
+
+def upstream(dag: Dag, job: Job) -> frozenset[str]:
+    """Jobs of this DAG that a job reads from."""
+    return frozenset(found.job for edge in job.inputs if (found := producer(dag, edge)))
+
+
+def consumers(dag: Dag) -> dict[str, list[str]]:
+    """For each job, those that read one of its outputs."""
+    found: dict[str, list[str]] = {job.name: [] for job in dag.jobs}
+    for job in dag.jobs:
+        for name in sorted(upstream(dag, job)):
+            found[name].append(job.name)
+    return found
+
+
+def downstream(dag: Dag, names: Iterable[str]) -> frozenset[str]:
+    """Everything that reads, at any distance, what these jobs write. Without the jobs themselves."""
+    followers = consumers(dag)
+    start = frozenset(names)
+    seen: set[str] = set()
+    waiting = deque(sorted(start & followers.keys()))
+    while waiting:
+        for name in followers[waiting.popleft()]:
+            if name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return frozenset(seen) - start
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From one definition to the next, by names of jobs."""
+
+    added: frozenset[str]
+    changed: frozenset[str]
+    """Their own definition differs, or a published name that they read now comes from elsewhere."""
+    downstream: frozenset[str]
+    """As before themselves, behind something that is not."""
+    removed: frozenset[str]
+
+    @property
+    def rebuilt(self) -> frozenset[str]:
+        """Jobs whose datasets get a new version."""
+        return self.added | self.changed | self.downstream
+
+
+def compare(old: Dag, new: Dag) -> Change:
+    before, after = _fingerprints(old), _fingerprints(new)
+    added = frozenset(after.keys() - before.keys())
+    changed = frozenset(name for name in after.keys() & before.keys() if before[name] != after[name])
+    return Change(
+        added=added,
+        changed=changed,
+        downstream=downstream(new, added | changed),
+        removed=frozenset(before.keys() - after.keys()),
+    )
+
+
+def _fingerprints(dag: Dag) -> Mapping[str, object]:
+    """A job's own definition with the outputs that its inputs resolve to: a published name may move to another job."""
+    return {job.name: (job_hash(job), [producer(dag, edge) for edge in job.inputs]) for job in dag.jobs}
+
+
+def cycles(followers: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """One cycle of each knot of jobs that feed themselves, as its names in order; a job may be a knot by itself."""
+    found = []
+    for knot in _knots(followers):
+        start = min(knot)
+        if len(knot) > 1 or start in followers[start]:
+            found.append(_way_back(start, knot, followers))
+    return sorted(found)
+
+
+def _way_back(start: str, knot: set[str], followers: Mapping[str, Iterable[str]]) -> list[str]:
+    """The shortest way from a job back to itself, within its knot."""
+    came_from: dict[str, str] = {}
+    waiting = deque([start])
+    while start not in came_from:
+        current = waiting.popleft()
+        for name in followers[current]:
+            if name in knot and name not in came_from:
+                came_from[name] = current
+                waiting.append(name)
+    way = [start]
+    while (before := came_from[way[-1]]) != start:
+        way.append(before)
+    return [start, *reversed(way[1:])]
+
+
+def _knots(followers: Mapping[str, Iterable[str]]) -> list[set[str]]:
+    """Strongly connected components (Kosaraju), without recursion: a DAG may be deeper than Python's stack."""
+    backwards: dict[str, list[str]] = {name: [] for name in followers}
+    for name, targets in followers.items():
+        for target in targets:
+            backwards[target].append(name)
+    knots, placed = [], set[str]()
+    for name in reversed(_by_finish(followers)):
+        if name not in placed:
+            knot = _reach(name, backwards, placed)
+            placed |= knot
+            knots.append(knot)
+    return knots
+
+
+def _by_finish(followers: Mapping[str, Iterable[str]]) -> list[str]:
+    """Depth first; a name comes after all that can be reached from it."""
+    finished: list[str] = []
+    seen: set[str] = set()
+    for root in followers:
+        if root in seen:
+            continue
+        seen.add(root)
+        path = [(root, iter(followers[root]))]
+        while path:
+            name, rest = path[-1]
+            following = next((target for target in rest if target not in seen), None)
+            if following is None:
+                finished.append(name)
+                path.pop()
+            else:
+                seen.add(following)
+                path.append((following, iter(followers[following])))
+    return finished
+
+
+def _reach(start: str, edges: Mapping[str, Iterable[str]], barred: set[str]) -> set[str]:
+    reached = {start}
+    waiting = [start]
+    while waiting:
+        for name in edges[waiting.pop()]:
+            if name not in reached and name not in barred:
+                reached.add(name)
+                waiting.append(name)
+    return reached

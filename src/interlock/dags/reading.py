@@ -1,0 +1,334 @@
+"""A file becomes a DAG, or a list of everything that is wrong with it.
+
+Three steps, each of which reports and goes on: bytes to a tree with places (nodes.py), the tree to jobs (here, field by
+field with fields.py), jobs against each other (checking.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec.structs import FieldInfo
+from msgspec.structs import fields as fields_of_struct
+
+from interlock.dags import scalars, where
+from interlock.dags.checking import ReadDag, ReadJob, check
+from interlock.dags.conditions import sql
+from interlock.dags.definition import (
+    DEFAULTABLE,
+    JOB_FIELDS,
+    Dag,
+    Input,
+    JobOutput,
+    Output,
+    Publication,
+    Published,
+    Source,
+    SourceKind,
+    fields_of,
+    job_of,
+)
+from interlock.dags.fields import EXAMPLES, Converter, FieldReader, Rejected
+from interlock.dags.nodes import MAX_BYTES, Fields, Node, Scalar, plain, tree
+from interlock.dags.operators import BUILT_IN
+from interlock.dags.problems import START, Place, Problem, Report, listing
+from interlock.dags.scalars import Malformed
+from interlock.errors import InvalidDag, InvalidWhere
+from interlock.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a DAG may name without defining it."""
+
+    runtimes: frozenset[str]
+    operators: frozenset[str] = BUILT_IN
+    datasets: frozenset[str] | None = None
+    """Published names of other DAGs; None where nobody can tell."""
+
+    @classmethod
+    def of(cls, settings: Settings, *operators: str) -> Vocabulary:
+        """The runtimes of these settings, and the built-in operators with some of one's own."""
+        return cls(frozenset(settings.runtime_names), BUILT_IN | set(operators))
+
+
+def read(content: bytes, file: str, vocabulary: Vocabulary) -> Dag:
+    """The DAG of a file's content. Raises InvalidDag with every problem at once."""
+    dag, problems = examine(content, file, vocabulary)
+    if dag is None:
+        raise InvalidDag(problems)
+    return dag
+
+
+def examine(content: bytes, file: str, vocabulary: Vocabulary) -> tuple[Dag | None, list[Problem]]:
+    """The DAG and no problem, or None and at least one."""
+    report = Report(file)
+    root = tree(content, report)
+    dag = None
+    if root is not None:
+        try:
+            dag = _DagReader(report, vocabulary).dag(root)
+        except Rejected:
+            dag = None
+    return (None, report.problems()) if report or dag is None else (dag, [])
+
+
+def examine_file(path: Path, vocabulary: Vocabulary) -> tuple[Dag | None, list[Problem]]:
+    """As `examine`; a file that cannot be read is one more problem. No more of it is read than a DAG may have."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        what = f"the file cannot be read: {error.strerror or error}"
+        return None, [Problem(str(path), START.line, START.column, what, "check the path and its permissions")]
+    return examine(content, str(path), vocabulary)
+
+
+def _struct_fields(struct: Any) -> Mapping[str, FieldInfo]:
+    """By the names that a file writes. Any: msgspec has no public type for its classes of structs."""
+    return {field.encode_name: field for field in fields_of_struct(struct)}
+
+
+_DEFAULTS: Final = FieldInfo(name="defaults", encode_name="defaults", type=dict[str, Any], default_factory=dict)
+DAG_FIELDS: Final = {**_struct_fields(Dag), "defaults": _DEFAULTS}
+"""A file says `defaults` too; in a definition they have become part of its jobs."""
+
+
+class _DagReader:
+    def __init__(self, report: Report, vocabulary: Vocabulary) -> None:
+        self._report = report
+        self._fields = FieldReader(report)
+        self._jobs = _JobReader(report, self._fields, vocabulary)
+        self._vocabulary = vocabulary
+
+    def dag(self, root: Node) -> Dag:
+        entries = self._fields.mapping(root, "a DAG").entries
+        self._jobs.defaults = self._defaults(entries["defaults"].node) if "defaults" in entries else {}
+        values = self._fields.read(
+            root,
+            "the DAG",
+            DAG_FIELDS,
+            {
+                "name": self._fields.text("name", scalars.path_name),
+                "defaults": lambda node: self._fields.mapping(node, "defaults"),
+                "jobs": self._all_jobs,
+                "publish": self._publish,
+            },
+        )
+        jobs: list[ReadJob] = values.get("jobs", [])
+        publish: dict[str, tuple[Publication, Place]] = values.get("publish", {})
+        publications = {name: publication for name, (publication, _) in publish.items()}
+        dag = Dag(name=values.get("name", ""), jobs=tuple(read.job for read in jobs), publish=publications)
+        places = {name: place for name, (_, place) in publish.items()}
+        check(ReadDag(dag, jobs, places), self._report, self._vocabulary.datasets)
+        return dag
+
+    def _defaults(self, node: Node) -> dict[str, Any]:
+        """Before the jobs, wherever in the file they stand. What is no mapping is reported with the other fields."""
+        if not isinstance(node, Fields):
+            return {}
+        known = {name: JOB_FIELDS[name] for name in JOB_FIELDS if name in DEFAULTABLE}
+        return self._fields.read(node, "defaults", known, self._jobs.converters)
+
+    def _all_jobs(self, node: Node) -> list[ReadJob]:
+        nodes = self._fields.items(node, "jobs")
+        if not nodes:
+            raise Malformed("is empty", f"write {EXAMPLES['jobs']}")
+        return [job for inner in nodes if (job := self._jobs.job(inner)) is not None]
+
+    def _publish(self, node: Node) -> dict[str, tuple[Publication, Place]]:
+        found: dict[str, tuple[Publication, Place]] = {}
+        for name, entry in self._fields.mapping(node, "publish").entries.items():
+            try:
+                found[name] = (self._publication(name, entry.node), entry.node.place)
+                scalars.path_name(name)
+            except Malformed as wrong:
+                self._report.add(entry.key, f"{name!r} {wrong.what}", wrong.instead)
+            except Rejected:
+                continue
+        return found
+
+    def _publication(self, name: str, node: Node) -> Publication:
+        converters = {"from": self._jobs.job_output}
+        values = self._fields.read(node, f"published {name[:100]!r}", _struct_fields(Publication), converters)
+        if "from" not in values:
+            raise Rejected
+        return Publication(from_=values["from"])
+
+
+class _JobReader:
+    """Jobs one by one, over the defaults of the DAG."""
+
+    def __init__(self, report: Report, fields: FieldReader, vocabulary: Vocabulary) -> None:
+        self._report = report
+        self._fields = fields
+        self._vocabulary = vocabulary
+        self.defaults: dict[str, Any] = {}
+        self.converters: dict[str, Converter] = {
+            "name": fields.text("name", scalars.path_name),
+            "operator": fields.text("operator", self._operator),
+            "runtime": fields.text("runtime", self._runtime),
+            "source": self._source,
+            "inputs": self._inputs,
+            "outputs": self._outputs,
+            "config": lambda node: plain(fields.mapping(node, "config")),
+            "unique_key": self._unique_key,
+            "max_queue_age": fields.text("max_queue_age", scalars.duration),
+        }
+
+    def job(self, node: Node) -> ReadJob | None:
+        try:
+            values = self._fields.read(node, _titled(node), JOB_FIELDS, self.converters)
+        except Rejected:
+            return None
+        entries = node.entries if isinstance(node, Fields) else {}
+        places = {name: entry.node.place for name, entry in entries.items()}
+        unread = frozenset(entries.keys() - values.keys())
+        name = _text_of(entries["name"].node) if "name" in entries else None
+        if name is None:
+            return None
+        placed: list[tuple[Input, Place]] = values.pop("inputs", [])
+        whole = self.defaults | {"operator": ""} | values | {"name": name}
+        job = job_of(whole | {"inputs": tuple(edge for edge, _ in placed)})
+        return ReadJob(job, node.place, places, [place for _, place in placed], unread)
+
+    def _operator(self, text: str) -> str:
+        name = scalars.operator(text)
+        if ":" not in name and name not in self._vocabulary.operators:
+            otherwise = f"write one of {listing(self._vocabulary.operators, 20)}, or module:function of your own"
+            raise Malformed("is no operator", self._report.suggest(name, self._vocabulary.operators, otherwise))
+        return name
+
+    def _runtime(self, text: str) -> str:
+        known = self._vocabulary.runtimes
+        if text not in known:
+            raise Malformed("is no runtime", self._report.suggest(text, known, f"write one of {listing(known)}"))
+        return text
+
+    def _unique_key(self, node: Node) -> tuple[str, ...]:
+        value = plain(node)
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, list) or not all(isinstance(name, str) and 0 < len(name) <= 255 for name in names):
+            raise Malformed("must be a list of columns", f"write {EXAMPLES['unique_key']}")
+        if len(set(names)) < len(names):
+            raise Malformed("names a column twice", "name each column once")
+        if len(names) > 32:
+            raise Malformed(f"has {len(names)} columns", "write at most 32")
+        return tuple(names)
+
+    # Sources
+
+    def _source(self, node: Node) -> Source:
+        converters = {
+            "schedule": self._fields.text("schedule", scalars.schedule),
+            "timezone": self._fields.text("timezone", self._timezone),
+            "misfire_grace": self._fields.text("misfire_grace", scalars.duration),
+        }
+        values = self._fields.read(node, "source", _struct_fields(Source), converters)
+        if "kind" not in values:
+            raise Rejected
+        source = Source(**values)
+        self._suit(source, node)
+        return source
+
+    def _suit(self, source: Source, node: Node) -> None:
+        """Only what its kind can use: a schedule that nobody reads would be a surprise."""
+        entries = self._fields.mapping(node, "source").entries
+        for name, entry in entries.items():
+            if name in _struct_fields(Source) and name != "kind" and name not in fields_of(source.kind):
+                self._report.add(entry.key, f"a source of kind {source.kind} has no {name}", "remove it")
+        if source.kind is SourceKind.CRON and "schedule" not in entries:
+            self._report.add(node.place, "a source of kind cron has no schedule", f"write {EXAMPLES['schedule']}")
+
+    def _timezone(self, text: str) -> str:
+        known = scalars.time_zones()
+        if text not in known:
+            otherwise = "write a name of the time zone database, such as Europe/Paris or UTC"
+            raise Malformed("is no time zone", self._report.suggest(text, known, otherwise))
+        return text
+
+    # Edges
+
+    def _inputs(self, node: Node) -> list[tuple[Input, Place]]:
+        found = []
+        for inner in self._fields.items(node, "inputs"):
+            try:
+                found.append(self._input(inner))
+            except Rejected:
+                continue
+        return found
+
+    def _input(self, node: Node) -> tuple[Input, Place]:
+        converters = {"from": self._edge, "where": self._fields.text("where", _condition)}
+        values = self._fields.read(node, "an input", _struct_fields(Input), converters)
+        if "from" not in values:
+            raise Rejected
+        place = self._fields.mapping(node, "an input").entries["from"].node.place
+        return Input(from_=values["from"], where=values.get("where")), place
+
+    def _edge(self, node: Node) -> JobOutput | Published:
+        entries = self._fields.mapping(node, "from").entries
+        if "dataset" not in entries:
+            return self.job_output(node)
+        if "job" in entries or "output" in entries:
+            raise Malformed("names both a job and a dataset", "write { job, output } or { dataset }")
+        converters = {"dataset": self._fields.text("dataset", scalars.path_name)}
+        values = self._fields.read(node, "from", _struct_fields(Published), converters)
+        if "dataset" not in values:
+            raise Rejected
+        return Published(dataset=values["dataset"])
+
+    def job_output(self, node: Node) -> JobOutput:
+        converters = {name: self._fields.text(name, str) for name in ("job", "output")}
+        values = self._fields.read(node, "from", _struct_fields(JobOutput), converters)
+        if len(values) < 2:
+            raise Rejected
+        return JobOutput(**values)
+
+    def _outputs(self, node: Node) -> tuple[Output, ...]:
+        found: dict[str, Output] = {}
+        for inner in self._fields.items(node, "outputs"):
+            try:
+                output = self._output(inner)
+            except Malformed as wrong:
+                self._report.add(inner.place, f"output {wrong.what}", wrong.instead)
+                continue
+            except Rejected:
+                continue
+            if found.setdefault(output.name, output) is not output:
+                self._report.add(inner.place, f"output {output.name!r} stands here twice", "give it another name")
+        return tuple(found.values())
+
+    def _output(self, node: Node) -> Output:
+        name = self._fields.text("name", scalars.path_name)
+        if isinstance(node, Scalar):
+            return Output(name=name(node))
+        converters = {"name": name, "unique_key": self._unique_key}
+        values = self._fields.read(node, "an output", _struct_fields(Output), converters)
+        if "name" not in values:
+            raise Rejected
+        return Output(**values)
+
+
+def _condition(text: str) -> str:
+    try:
+        return sql(where.parse(text))
+    except InvalidWhere as error:
+        what, _, instead = error.detail.partition(": ")
+        raise Malformed(
+            f"is refused at character {error.position}: {what}", instead or f"write {where.ALLOWED}"
+        ) from None
+
+
+def _titled(node: Node) -> str:
+    """A job by its name, as far as it has one."""
+    entries = node.entries if isinstance(node, Fields) else {}
+    name = _text_of(entries["name"].node) if "name" in entries else None
+    return f"job {name[:100]!r}" if name else "a job"
+
+
+def _text_of(node: Node) -> str | None:
+    return node.value if isinstance(node, Scalar) and isinstance(node.value, str) else None
