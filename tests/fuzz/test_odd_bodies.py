@@ -57,6 +57,9 @@ ODD: dict[str, bytes] = {
     "single quotes": b"'x'",
 }
 
+SHARP = ["NUL", "half a character", "past 64 bits"]
+"""What a decoder lets through and a database does not: these go everywhere, the others where chance puts them."""
+
 REQUESTS = [(path, body) for bodies in (GATEWAY, DISPATCHER) for path, several in bodies.items() for body in several]
 
 
@@ -107,7 +110,9 @@ async def test_an_odd_value_anywhere_gets_an_orderly_answer(
         return require_orderly(reply, (path, place, name))
 
     pairs = [(place, name) for place in places(body) for name in ODD if not (place and place[-1] == "progress")]
-    chosen = random.Random(path).sample(pairs, min(len(pairs), 10 * EXAMPLES))
+    sharp = [pair for pair in pairs if pair[1] in SHARP]
+    blunt = [pair for pair in pairs if pair[1] not in SHARP]
+    chosen = sharp + random.Random(path).sample(blunt, min(len(blunt), 6 * EXAMPLES))
     groups = [chosen[n : n + 8] for n in range(0, len(chosen), 8)]
     statuses = [status for group in groups for status in await asyncio.gather(*(ask(*pair) for pair in group))]
     assert 400 in statuses

@@ -32,6 +32,22 @@ async def test_the_dispatcher_answers_everything_as_it_documents(site: Site, sta
     await require_whole(site)
 
 
+OPEN = {"GET /healthz", "GET /metrics", "GET /internal/jwks/task"}
+"""Of the dispatcher; the gateway's metrics need a key."""
+
+
+def test_what_needs_no_credential_is_told_here(site: Site) -> None:
+    """Which credential an operation documents follows from its guard: one that lost its guard would show up here."""
+    for url, known in ((site.gateway_url, {"GET /healthz"}), (site.internal_url, OPEN)):
+        paths = site.http.get(f"{url}/openapi.json").json()["paths"]
+        guarded = {f"{m.upper()} {p}": o.get("security") for p, item in paths.items() for m, o in item.items()}
+        assert {operation for operation, security in guarded.items() if not security} == known
+        for operation, security in guarded.items():
+            method, path = operation.split()
+            if security:
+                assert site.http.request(method, url + path).status_code == 401, operation
+
+
 def require_reach(found: Found) -> None:
     """Otherwise nothing was shown: every phase ran, every operation did what it is for, and refused what it should."""
     assert found.phases == {"examples", "coverage", "fuzzing", "stateful"}

@@ -23,7 +23,7 @@ from tests.forging import part
 from tests.fuzz.answers import require_orderly
 from tests.fuzz.bodies import DISPATCHER
 from tests.fuzz.driver import EXAMPLES
-from tests.fuzz.forgeries import Genuine, forgeries
+from tests.fuzz.forgeries import Genuine, drawn, listed
 from tests.fuzz.state import DATASET, VERSION
 from tests.system import System, fence
 
@@ -106,10 +106,21 @@ async def _unchanged(victim: Victim) -> AsyncIterator[None]:
 
 
 @pytest.mark.usefixtures("_unchanged")
-@settings(max_examples=25 * EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+async def test_every_attack_on_the_list_is_refused(victim: Victim) -> None:
+    attacks = [token for token in listed(victim.genuine) if token != victim.genuine.token]
+    assert len(attacks) > 400
+    for number, token in enumerate(attacks):
+        with pytest.raises(Unauthenticated):
+            await victim.system.kernel.tokens.verify(token)
+        if number % 3 == 0 and sendable(token):
+            await victim.refuses(token, TASK_PATHS[number % len(TASK_PATHS)])
+
+
+@pytest.mark.usefixtures("_unchanged")
+@settings(max_examples=10 * EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 async def test_whatever_is_drawn_from_the_attacks_is_refused(victim: Victim, data: st.DataObject) -> None:
-    token = data.draw(forgeries(victim.genuine))
+    token = data.draw(drawn(victim.genuine))
     path = data.draw(st.sampled_from(TASK_PATHS))
     with pytest.raises(Unauthenticated):
         await victim.system.kernel.tokens.verify(token)

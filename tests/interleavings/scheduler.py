@@ -38,7 +38,7 @@ _WAITS = """
     from pg_stat_activity w
     cross join lateral unnest(pg_blocking_pids(w.pid)) as pid
     join pg_stat_activity h on h.pid = pid.pid
-    where w.datname = current_database() and w.wait_event_type = 'Lock'
+    where w.datname = current_database() and w.application_name = any($1) and h.application_name = any($1)
 """
 
 
@@ -260,11 +260,10 @@ class Race:
         return True
 
     async def _who_waits(self) -> set[tuple[str, str]]:
+        """Between the operations. What a background process of the server holds, it will let go by itself."""
         named = {application: name for name, application in self.applications.items()}
-        rows = await self.watcher.fetch(_WAITS)
-        return {
-            (named[row["waiter"]], named.get(row["holder"], row["holder"])) for row in rows if row["waiter"] in named
-        }
+        rows = await self.watcher.fetch(_WAITS, list(named))
+        return {(named[row["waiter"]], named[row["holder"]]) for row in rows}
 
 
 async def stand_at(gate: str) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import pytest
-
 from tests.interleavings.arena import PAST_THE_LEASE, Arena
 from tests.interleavings.operations import cancel, complete, complete_group, heartbeat, one_pass, release
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
@@ -104,19 +102,16 @@ async def test_when_grouped_report_or_reaper_breaks_the_other_is_as_if_alone(are
     assert await ends(arena, leases[0].run_id) == [expected] * TASKS
 
 
-@pytest.mark.parametrize("expired", [0, 1, 2])
 @in_every_order(reap="reap.before_commit", beat="heartbeat.before_commit")
 async def test_reaper_and_heartbeat_of_a_part_in_every_order_keep_an_alarm_for_what_runs(
-    arena: Arena, order: Order, expired: int
+    arena: Arena, order: Order
 ) -> None:
     leases = await arena.claimed(TASKS)
     arena.clock.advance(PAST_THE_LEASE)
-    beating = [lease for n, lease in enumerate(leases) if n != expired]
-    played = await arena.play(order, reap=one_pass("reaper"), beat=heartbeat(*beating))
+    played = await arena.play(order, reap=one_pass("reaper"), beat=heartbeat(leases[0], leases[2]))
     kept = order.first == "beat"
     assert played["reap"] == (1 if kept else TASKS)
-    running = ["Failed" if lease is leases[expired] or not kept else "Running" for lease in leases]
-    assert await ends(arena, leases[0].run_id) == running
+    assert await ends(arena, leases[0].run_id) == (["Running", "Failed", "Running"] if kept else ["Failed"] * TASKS)
     # Whoever stops beating is found in time.
     arena.clock.advance(PAST_THE_LEASE)
     while await arena.do(one_pass("reaper")):

@@ -201,7 +201,7 @@ async def test_two_relays_in_every_order_send_a_message_once(arena: Arena, order
     assert len(await arena.messages()) == 1
 
 
-@in_every_order(slow=("relay.taken", "relay.sent"), time=(), other="relay.sent")
+@in_every_order(slow="relay.sent", time=(), other="relay.sent")
 async def test_a_slow_relay_and_one_that_takes_over_from_it_in_every_order_leave_one_message(
     arena: Arena, order: Order
 ) -> None:

@@ -41,8 +41,8 @@ with replaced as (
     where org_id = :org_id and dag_name is null and name = :name
     returning *
 ), freed as (
-    delete from interlock.slots s using replaced r
-    where s.job_id = r.job_id and r.max_concurrency is null and r.max_concurrency_per_key is null
+    delete from interlock.slots where job_id = any(array(
+        select job_id from replaced where max_concurrency is null and max_concurrency_per_key is null))
 )
 select * from replaced;
 

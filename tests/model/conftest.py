@@ -1,0 +1,19 @@
+"""The world that the machine drives. Its modules' assertions explain themselves like those of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_RULES = ("doors", "loops", "machine", "messages", "rows", "users", "workers")
+pytest.register_assert_rewrite(*(f"tests.model.{name}" for name in _RULES))
+
+from tests.model.world import World, opened  # noqa: E402 - what is imported before that call is not rewritten
+
+
+@pytest.fixture
+def world(state_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with opened(state_url, tmp_path, monkeypatch) as started:
+        yield started

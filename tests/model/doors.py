@@ -1,0 +1,259 @@
+"""Rules by which work comes in: jobs of a list of tasks, posts to known jobs, and tasks of no run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from interlock.kernel.submission import Submitted
+from interlock.kernel.tasks import SMALL_SHARD, enqueue, run_task_id
+from interlock.wire import JobAccepted, JobRequest
+from interlock.wiring import Kernel
+from tests.model.driving import Driven, Refused, chosen, dispatchers, often, picks, seldom
+from tests.model.parts import Definition, Job, Task
+from tests.model.world import Crashed
+
+_IDEMPOTENCY = timedelta(hours=24)
+
+definitions = st.builds(
+    Definition,
+    bulk=st.booleans(),
+    max_attempts=st.integers(1, 3),
+    backoff=st.sampled_from([0, 10]),
+    jitter=st.sampled_from([0.0, 0.5]),
+    fatal=st.sampled_from([(), ("Fatal",)]),
+    lease=st.sampled_from([20, 40]),
+    timeout=st.sampled_from([30, 90]),
+    max_concurrency=st.sampled_from([None, None, None, 1, 2]),
+    per_key=st.sampled_from([None, None, None, 1, 2]),
+    outputs=st.booleans(),
+)
+# A dispatcher runs its own tasks beside each other: with a cap, who gets the slot would be a matter of luck.
+inline_definitions = st.builds(
+    Definition,
+    runtime=st.just("dispatcher"),
+    operator=st.sampled_from(["echo", "fail"]),
+    max_attempts=st.integers(1, 2),
+    backoff=st.sampled_from([0, 10]),
+)
+items = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.sampled_from("xyz")), max_size=6)
+names = st.sampled_from([None, "north", "north", "south"])
+keys = st.sampled_from([None, None, "first", "second"])
+
+
+@dataclass(frozen=True)
+class Post:
+    """A request, kept so that it can be sent again as it was."""
+
+    definition: Definition | None
+    name: str | None
+    items: tuple[tuple[str | None, str], ...]
+    deduped: bool
+    update: bool
+    key: str | None
+
+    @property
+    def body(self) -> bytes:
+        defined: dict[str, Any] = self.definition.body() if self.definition else {}
+        more = {"name": self.name} if self.name else {}
+        if self.deduped:
+            more["dedupe_by"] = "/id"
+        tasks = [_payload(host, key) for host, key in self.items]
+        return msgspec.json.encode(defined | more | {"tasks": tasks, "update": self.update})
+
+
+def _payload(host: str | None, key: str) -> dict[str, Any]:
+    return ({"host": host} if host else {}) | {"id": key}
+
+
+@dataclass(frozen=True)
+class Remembered:
+    body: bytes
+    answer: bytes
+    until: datetime
+
+
+class Doors(Driven):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.posts: list[Post] = []
+        self.remembered: dict[str, Remembered] = {}
+
+    def begin(self, at: int, definition: Definition, listed: list[tuple[str | None, str]]) -> None:
+        self.send(at, Post(definition, None, (*listed, ("a", "x")), deduped=False, update=False, key=None))
+
+    @rule(
+        at=dispatchers,
+        definition=st.one_of(definitions, definitions, inline_definitions),
+        name=names,
+        listed=items,
+        deduped=st.booleans(),
+        update=st.booleans(),
+        key=keys,
+        crash=seldom,
+    )
+    def submit(
+        self,
+        at: int,
+        definition: Definition,
+        name: str | None,
+        listed: list[tuple[str | None, str]],
+        deduped: bool,
+        update: bool,
+        key: str | None,
+        crash: bool,
+    ) -> None:
+        definition = self._in_the_same_runtime(name, definition)
+        self.send(at, Post(definition, name, tuple(listed), deduped, update, key), crash=crash)
+
+    @rule(at=dispatchers, pick=picks, name=names, listed=items, deduped=often, key=keys)
+    def submit_more(
+        self,
+        at: int,
+        pick: int,
+        name: str | None,
+        listed: list[tuple[str | None, str]],
+        deduped: bool,
+        key: str | None,
+    ) -> None:
+        """To a job by its name; without one, an earlier request as it was."""
+        again = chosen(self.posts, pick)
+        self.send(at, again if name is None else Post(None, name, tuple(listed), deduped, update=False, key=key))
+
+    @rule(at=dispatchers, pick=picks, host=st.sampled_from(["a", "b"]))
+    def make_a_task_of_no_run(self, at: int, pick: int, host: str) -> None:
+        """What an event will do: no door makes such tasks yet, but every statement of the kernel knows them."""
+        task = self._task(self.some_job(pick), UUID(int=1000 + self.made), None, (host, "event"), deduped=False)
+        self.call(at, lambda kernel: self._insert(kernel, task))
+        self.model.tasks.append(task)
+        self.look(f"{task} of no run, {task.job}")
+
+    async def _insert(self, kernel: Kernel, task: Task) -> None:
+        async with kernel.database.transaction() as connection:
+            ids = SMALL_SHARD, task.task_id, self.world.org_id, task.job.job_id
+            await connection.execute(
+                "insert into interlock.tasks"
+                " (shard, task_id, org_id, job_id, max_attempts, priority, slot_key, payload)"
+                " values ($1, $2, $3, $4, $5, $6, $7, $8)",
+                *ids,
+                task.max_attempts,
+                int(task.bulk),
+                task.slot_key,
+                task.payload,
+            )
+            await enqueue(connection, [task.task_id], direct=kernel.settings.queue_direct)
+
+    def replenish(self) -> None:
+        self.send(0, Post(Definition(), None, (("a", "x"), ("b", "y")), deduped=False, update=False, key=None))
+
+    # The parts of a post
+
+    def send(self, at: int, post: Post, *, crash: bool = False) -> None:
+        self.clock.advance(0.001)
+        request = msgspec.json.decode(post.body, type=JobRequest)
+        place = ("submit.before_commit", "submit.committed")[len(post.items) % 2] if crash else None
+
+        def work(kernel: Kernel) -> Any:
+            return kernel.submissions.submit(request, self.world.org_id, idempotency_key=post.key, body=post.body)
+
+        try:
+            answer = self.ask(at, work, crash=place)
+        except Crashed:
+            answer = None
+            if place == "submit.committed":
+                # Accepted, and nobody was told: found by asking again, as a client without an answer must.
+                answer = self._asked_again(at, post, work)
+        if isinstance(answer, Submitted):
+            self.posts.append(post)
+        self._compare(post, answer)
+        self.look(f"submit {post}: {answer}")
+
+    def _asked_again(self, at: int, post: Post, work: Any) -> Any:
+        if post.key is not None:
+            return self.ask(at, work)
+        row = self.world.select(
+            "select * from interlock.runs where run_id <> all($1::uuid[])", [run.run_id for run in self.model.runs]
+        )[0]
+        seen = {"total": row["total"], "deduplicated": len(post.items) - row["total"], "state": row["state"]}
+        accepted = {"job_id": row["job_id"], "run_id": row["run_id"], "tasks_url": ""} | seen
+        return Submitted(msgspec.json.encode(accepted), replayed=False)
+
+    def _compare(self, post: Post, answer: Any) -> None:
+        expected = self._refusal(post)
+        if expected is not None:
+            assert answer is None or answer == expected, f"{answer}, not {expected}"
+            return
+        if answer is None:
+            return
+        assert isinstance(answer, Submitted), f"refused: {answer}"
+        known = self._known(post)
+        if known is not None:
+            assert (answer.body, answer.replayed) == (known.answer, True)
+            return
+        self._accept(post, msgspec.json.decode(answer.body, type=JobAccepted))
+        if post.key is not None:
+            self.remembered[post.key] = Remembered(post.body, answer.body, self.model.now + _IDEMPOTENCY)
+
+    def _known(self, post: Post) -> Remembered | None:
+        known = self.remembered.get(post.key or "")
+        return known if known and known.until > self.model.now else None
+
+    def _refusal(self, post: Post) -> Refused | None:
+        known = self._known(post)
+        if known is not None:
+            return Refused("idempotency_key_reused") if known.body != post.body else None
+        job = self.model.job_named(post.name)
+        if post.definition is None:
+            return Refused("not_found") if job is None else None
+        differs = job is not None and job.definition != post.definition
+        return Refused("job_differs") if differs and not post.update else None
+
+    def _accept(self, post: Post, accepted: JobAccepted) -> None:
+        job = self.model.job_named(post.name)
+        fresh = self.model.fresh_items(job, [key if post.deduped else None for _, key in post.items])
+        said, expected = (accepted.total, accepted.deduplicated), (len(fresh), len(post.items) - len(fresh))
+        assert said == expected, f"tasks made and deduplicated: {said}, not {expected}"
+        if post.definition is not None:
+            job = self.model.define(accepted.job_id, post.name, post.definition)
+        assert job is not None
+        assert job.job_id == accepted.job_id
+        tasks = [
+            self._task(job, run_task_id(accepted.run_id, index), index, post.items[index], deduped=post.deduped)
+            for index in fresh
+        ]
+        run = self.model.start_run(accepted.run_id, job, tasks, len(post.items))
+        assert accepted.state == run.state
+
+    def _task(self, job: Job, task_id: UUID, index: int | None, item: tuple[str | None, str], *, deduped: bool) -> Task:
+        host, key = item
+        definition = job.definition
+        self.made += 1
+        return Task(
+            task_id,
+            job,
+            number=self.made,
+            index=index,
+            payload=msgspec.json.encode(_payload(host, key)).decode(),
+            slot_key=host if definition.per_key is not None else None,
+            dedupe_key=key if deduped else None,
+            bulk=definition.bulk,
+            max_attempts=definition.max_attempts,
+            queued_at=self.model.now,
+        )
+
+    def _in_the_same_runtime(self, name: str | None, definition: Definition) -> Definition:
+        """An update moves no job to another queue: its messages would stay behind. Nor does it shorten leases: an alarm
+        that is set already rings at the old time."""
+        job = self.model.job_named(name)
+        if job is None:
+            return definition
+        if job.definition.queue is None:
+            definition = replace(definition, max_concurrency=None, per_key=None)
+        kept = job.definition
+        return replace(definition, runtime=kept.runtime, operator=kept.operator, lease=kept.lease, timeout=kept.timeout)

@@ -1,0 +1,42 @@
+"""What the machine has found, each as the shortest story that shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.system import System, fence
+
+
+async def test_a_failure_that_names_no_class_is_retried_beside_classes_that_are_not(still: System) -> None:
+    first, second = [await still.one(policy={"non_retryable": ["Fatal"]}) for _ in range(2)]
+    claims = [await still.claim(task_id) for task_id in (first, second)]
+    items = [fence(claims[0]) | {"status": "Failed"}, fence(claims[1]) | {"status": "Completed"}]
+    reply = await still.worker("POST", "/internal/task-complete", json={"items": items})
+    assert (reply.status_code, reply.json()["accepted"]) == (200, 2)
+    failed = await still.task(first)
+    assert (failed["status"], failed["dead"], failed["retry_at"] is not None) == ("Failed", False, True)
+    assert (await still.task(second))["status"] == "Completed"
+
+
+async def one_by_one(still: System, claim: dict[str, Any]) -> dict[str, Any]:
+    return {"items": [fence(claim) | {"status": "Completed"}]}
+
+
+async def by_index(still: System, claim: dict[str, Any]) -> dict[str, Any]:
+    lease = {"attempt": claim["attempt"], "lease_token": claim["lease_token"]}
+    return {"groups": [lease | {"run_id": claim["task"]["run_id"], "indexes": [0], "results": [None]}]}
+
+
+@pytest.mark.parametrize("form", [one_by_one, by_index])
+async def test_a_slot_is_freed_also_when_the_cap_was_taken_away_meanwhile(still: System, form: Any) -> None:
+    job = {"name": "capped", "operator": "echo"}
+    claim = await still.claim(await still.one(**job, scaling={"max_concurrency": 1}))
+    await still.submit([], **job, update=True)
+    reply = await still.worker("POST", "/internal/task-complete", json=await form(still, claim))
+    assert (reply.status_code, reply.json()["accepted"]) == (200, 1)
+    assert await still.value("select count(*) from interlock.slots") == 0
+    # The slot that is left would be missing as soon as there is a cap again.
+    again = await still.one(**job, scaling={"max_concurrency": 1}, update=True)
+    assert (await still.claim(again))["status"] == "Claimed"
