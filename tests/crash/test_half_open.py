@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from interlock.adapters.notifications import CHECK_SECONDS, LOST_SECONDS
+from interlock.wire import ReceiveRequest
 from tests.crash.deployment import Deployment, deployed
 from tests.crash.ledger import Ledger
-from tests.crash.load import KINDS, Load
+from tests.crash.load import KINDS, Kind, Load
 from tests.crash.patience import PATIENCE
 from tests.crash.proxy import Line, Wire
 from tests.crash.seed import dice
@@ -36,6 +37,22 @@ async def _seconds_until_given_up(wire: Wire, line: Line) -> float:
     began = asyncio.get_running_loop().time()
     await wire.first(lambda one: one is line and one.abandoned, PATIENCE)
     return asyncio.get_running_loop().time() - began
+
+
+async def _seconds_until_received(deployment: Deployment, load: Load) -> float:
+    """A receiver that waits already is given a new message because the dispatcher looks, far before its wait ends."""
+    me = f"here-{load.dice.getrandbits(32)}"
+    request = ReceiveRequest(queue="udf", worker_id=me, wait_seconds=3 * SLOW_MACHINE_SECONDS, visibility_seconds=600)
+    async with deployment.worker_client() as worker, deployment.client() as client:
+        receiving = asyncio.create_task(worker.receive(request))
+        await deployment.until("select exists (select from interlock.workers where worker_id = $1)", me)
+        one = await load.submit(Kind(1, {}, {"runtime": "udf"}))
+        began = asyncio.get_running_loop().time()
+        assert (await receiving).messages
+        seconds = asyncio.get_running_loop().time() - began
+        one.canceled = True
+        await client.cancel_run(one.run_id)
+    return seconds
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +84,7 @@ async def test_a_listen_connection_that_falls_silent_is_replaced_and_tasks_go_on
         wire.kill(listening)
         replacing = asyncio.create_task(_seconds_until_given_up(wire, line))
         # No notification reaches this dispatcher: neither its receivers nor its relay.
+        assert await _seconds_until_received(deployment, load) < SLOW_MACHINE_SECONDS
         for kind in ("plain", "inline", "flaky"):
             await load.ended(await load.submit(KINDS[kind]))
         assert await replacing < seconds + SLOW_MACHINE_SECONDS

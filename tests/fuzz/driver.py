@@ -20,7 +20,7 @@ from tests.fuzz.document import bent
 from tests.fuzz.site import Site
 from tests.fuzz.state import RUNNING, State, make_whole, names_of
 
-EXAMPLES = int(os.environ.get("INTERLOCK_FUZZ_EXAMPLES", "5"))
+EXAMPLES = int(os.environ.get("INTERLOCK_FUZZ_EXAMPLES", "3"))
 """Random requests per operation and phase; those that follow from the document alone come on top."""
 
 CAPABILITY = "X-Trace-Task-Capability"

@@ -128,6 +128,7 @@ def signed_by_us_but_wrong(genuine: Genuine) -> Iterator[str]:
     good_head, good_payload = genuine.text.split(".")
     heads = [_segment(_changed(genuine.header, change)) for change in _wrong(_WRONG_HEADERS)]
     payloads = [_segment(_changed(genuine.claims, change)) for change in _wrong(_WRONG_CLAIMS)]
+    payloads.append(_segment(genuine.claims | {"iat": 4102444800, "exp": 4102444900}))  # issued in the year 2100
     payloads += [_twice(genuine.claims, name) for name in genuine.claims]
     payloads += [_segment(wrong) for wrong in (None, [], "x", 7, [genuine.claims])]
     payloads += [b64(raw) for raw in (b"\xff", b"{", b"{}{}", b"[" * 5000, json.dumps(genuine.claims).encode("utf-16"))]

@@ -126,7 +126,7 @@ TASKS: dict[str, list[Expectation]] = {
     "cancel": [Bounded(2000, _SMALL | _ORG | {"task_ids": "seed.tasks('canceling', 2000)"}, pages=25)],
     "redrive": [Bounded(2000, _SMALL | _ORG | {"task_ids": "seed.tasks('dead', 2000)"}, pages=25)],
     "unpark": [
-        Bounded(1000, {"job_ids": "array[seed.id('job 2')]", "keys": "'{7}'"}, rows=110),
+        Bounded(1000, {"job_ids": "array[seed.id('job 2')]", "keys": "'{7}'"}),
         Bounded(1000, {"job_ids": "array[seed.id('job 103')]", "keys": "'{}'"}),
     ],
 }

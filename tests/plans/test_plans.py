@@ -28,8 +28,8 @@ CASES = {
     for number, case in enumerate(cases)
     if not isinstance(case, Exempt)
 }
-STATES = ("analyzed",)
-"""Of a connection's plans, all of them made before there was a row: replaced once the tables were analyzed."""
+STATES = ("grown", "analyzed")
+"""A connection plans when there is no row yet; and anew once tables have grown, and once they were analyzed."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,9 @@ async def _items(connection: Connection, case: Bounded | Live) -> int:
 async def large(postgres_url: str, template: str) -> AsyncIterator[dict[str, Measured]]:
     """By state of the plans."""
     async with copied(postgres_url, template) as url, _seeded(url, MILLION) as (database, beside):
+        grown = await _measured(database)
         await beside.execute("analyze")
-        yield {"analyzed": await _measured(database)}
+        yield {"grown": grown, "analyzed": await _measured(database)}
 
 
 @pytest.fixture(scope="module")

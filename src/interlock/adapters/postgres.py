@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hashlib
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -74,14 +75,23 @@ class _Statements(AsyncPGAdapter):
 
 
 # Statements are planned once per connection, often while a table is still empty: a plan that scans because there is
-# nothing to scan would stay when there are millions of rows. Every statement here finds its rows by key.
+# nothing to scan would stay when there are millions of rows. Every statement here finds its rows by key, and pages of
+# them by an index's own order; without statistics a bitmap and a sort look cheaper, and read a whole history.
 _PLANNER = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "jit": "off",
 }
+# An index read from end to end is no sequential scan: where a table is next to empty it may still be the plan.
+_MAGNITUDES = (
+    "select array_agg(floor(log(2, 1 + pg_relation_size(c.oid) / 8192))::int order by c.oid) from pg_class c"
+    " join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'interlock' and c.relkind = 'r'"
+)
+_MAGNITUDE_SECONDS = 1.0
+_MANY_PROCESSES = 1000
 
 
 async def _keep_as_it_is(connection: Connection) -> None:
@@ -122,6 +132,10 @@ class Database:
     def __init__(self, pool: asyncpg.Pool[Any], clock: Clock) -> None:
         self.pool = pool
         self.clock = clock
+        self._magnitudes: list[int] | None = None
+        self._planned: set[int] = set()
+        """Server processes whose plans are as young as that."""
+        self._look_again = 0.0
 
     @classmethod
     async def open(
@@ -159,6 +173,7 @@ class Database:
         try:
             async with self.pool.acquire() as connection:
                 try:
+                    await self._follow_growth(connection)
                     await self._steer(connection)
                     yield connection
                 except _BROKEN:
@@ -193,6 +208,20 @@ class Database:
         scope = self.transaction if transaction else self.connection
         async with scope() as connection:
             return await work(connection)
+
+    async def _follow_growth(self, connection: Connection) -> None:
+        """When a table has doubled, every connection plans anew; nobody waits for the next ANALYZE."""
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._look_again = now + _MAGNITUDE_SECONDS
+            magnitudes = await connection.fetchval(_MAGNITUDES)
+            if magnitudes != self._magnitudes or len(self._planned) > _MANY_PROCESSES:
+                self._magnitudes = magnitudes
+                self._planned.clear()
+        process = connection.get_server_pid()
+        if process not in self._planned:
+            await connection.execute("discard plans")
+            self._planned.add(process)
 
     async def _steer(self, connection: Connection) -> None:
         simulated = self.clock.simulated()

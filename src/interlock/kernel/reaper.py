@@ -40,8 +40,8 @@ class Reaper(Periodic):
         reaped = [row for row in rows if row["task_id"] is not None]
         for row in reaped:
             TASKS_REAPED.labels(cause="timeout" if row["timed_out"] else "lease").inc()
-        more = rows[0]["alarms"] if rows[0]["alarms"] >= _BATCH else 0
-        return len(reaped) or more
+        # Most alarms find their tasks ended. While more are due there is work, whatever these came to.
+        return len(reaped) or int(rows[0]["more"])
 
     async def _wake_parked(self, rows: list[Row]) -> None:
         """After the commit: whoever held ended tasks while it waits for parked ones could meet a cancel of both."""

@@ -268,7 +268,7 @@ with moment as materialized (
                     or (t.status = 'Queued' and t.attempt = i.attempt + 1))))
     returning t.task_id, t.org_id, t.job_id, t.run_id, t.attempt, t.lease_token, t.status, t.dead, t.retry_at,
               t.worker_id, t.started_at, t.ended_at, old.status as was, old.late_reply as late,
-              i.error_class, i.error_message, i.crash,
+              i.error_class, i.error_message, i.crash, t.slot_key,
               j.max_concurrency is not null or j.max_concurrency_per_key is not null as capped
 ), history as (
     insert into interlock.attempts (task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at,
@@ -285,7 +285,14 @@ with moment as materialized (
     where e.late and e.status = 'Completed'
       and a.task_id = e.task_id and a.attempt = e.attempt and a.lease_token = e.lease_token
 ), freed as (
-    delete from interlock.slots s using ended e where e.capped and s.task_id = e.task_id returning s.job_id, s.slot_key
+    -- By an array: a join, planned while there were hardly any slots, reads all of them for every completion.
+    delete from interlock.slots where task_id = any(array(select task_id from ended where capped))
+    returning job_id, slot_key
+), open as (
+    -- A task that was queued may have been woken for a slot: whoever waits behind it gets that.
+    select job_id, slot_key from freed
+    union all
+    select job_id, slot_key from ended where capped and was = 'Queued'
 ), counted as (
     insert into interlock.run_deltas (run_id, queued, running, completed, failed, dead, canceled)
     select run_id, -count(*) filter (where was = 'Queued'), -count(*) filter (where was = 'Running'),
@@ -295,8 +302,8 @@ with moment as materialized (
     from ended where run_id is not null group by run_id
 )
 select e.task_id, e.org_id, e.status, e.retry_at, e.attempt,
-       (select array_agg(distinct job_id) from freed) as freed_jobs,
-       (select array_agg(distinct slot_key) from freed) as freed_keys
+       (select array_agg(distinct job_id) from open) as freed_jobs,
+       (select array_agg(distinct slot_key) from open) as freed_keys
 from ended e;
 
 -- name: fence_states
@@ -338,7 +345,7 @@ with input as (
            worker_id, began, interlock.clock()
     from given_back
 ), freed as (
-    delete from interlock.slots s using given_back g where s.task_id = g.task_id returning s.job_id, s.slot_key
+    delete from interlock.slots where task_id = any(array(select task_id from given_back)) returning job_id, slot_key
 ), counted as (
     insert into interlock.run_deltas (run_id, queued, running, canceled)
     select run_id, count(*) filter (where status = 'Queued'), -count(*), count(*) filter (where status = 'Canceled')
@@ -404,7 +411,7 @@ with due as materialized (
                 else 'the worker stopped sending heartbeats' end
     from ended
 ), freed as (
-    delete from interlock.slots s using ended e where s.task_id = e.task_id returning s.job_id, s.slot_key
+    delete from interlock.slots where task_id = any(array(select task_id from ended)) returning job_id, slot_key
 ), counted as (
     insert into interlock.run_deltas (run_id, running, failed, dead, canceled)
     select run_id, -count(*), count(*) filter (where status = 'Failed'), count(*) filter (where dead),
@@ -417,10 +424,13 @@ with due as materialized (
     from running where task_id not in (select task_id from ended)
     group by alarm, run_id
 )
-select e.task_id, e.status, e.dead, e.timed_out, r.alarms, coalesce(r.reached, interlock.clock()) as reached,
+select e.task_id, e.status, e.dead, e.timed_out, d.alarms = :most or d.alarms > r.alarms as more,
+       coalesce(r.reached, interlock.clock()) as reached,
        (select array_agg(distinct job_id) from freed) as freed_jobs,
        (select array_agg(distinct slot_key) from freed) as freed_keys
-from (select count(*) as alarms, max(due_at) as reached from rung) r left join ended e on true;
+from (select count(*) as alarms from due) d
+cross join (select count(*) as alarms, max(due_at) as reached from rung) r
+left join ended e on true;
 
 -- name: requeue_due
 -- Failed tasks whose wait is over. The lease token stays: until the next claim the last holder may still report. The scan
@@ -485,10 +495,13 @@ select task_id from revived;
 
 -- name: unpark
 -- Oldest first, as many as there is room for; and of the keys a slot was freed for, however many tasks of busier keys
--- are older. One too many is parked again by its claim.
-with room as (
+-- are older. One too many is parked again by its claim. Slots are counted once, not for each task that waits.
+with used as materialized (
+    select job_id, slot_key, count(*) as n from interlock.slots where job_id = any(:job_ids::uuid[])
+    group by job_id, slot_key
+), room as materialized (
     select j.job_id, j.max_concurrency_per_key as per_key,
-           coalesce(j.max_concurrency - (select count(*) from interlock.slots s where s.job_id = j.job_id), 1000) as free
+           coalesce(j.max_concurrency - coalesce((select sum(n) from used u where u.job_id = j.job_id), 0), 1000) as free
     from interlock.jobs j where j.job_id = any(:job_ids::uuid[])
 ), waiting as (
     select t.*, r.job_id, r.free, r.per_key,
@@ -506,13 +519,16 @@ with room as (
             order by t.priority, t.queued_at limit coalesce(r.per_key, 0)
         ) k
     ) t
+    where r.free > 0
 ), eligible as (
     select w.*, row_number() over (partition by w.job_id order by w.priority, w.queued_at) as row
     from waiting w
-    where w.per_key is null or w.slot_key is null
-       or w.key_row <= w.per_key - (select count(*) from interlock.slots s
-                                    where s.job_id = w.job_id and s.slot_key = w.slot_key)
+    left join used u on u.job_id = w.job_id and u.slot_key = w.slot_key
+    where w.per_key is null or w.slot_key is null or w.key_row <= w.per_key - coalesce(u.n, 0)
+), woken as materialized (
+    select shard, task_id from eligible where row <= free
 )
-update interlock.tasks t set parked = false from eligible e
-where t.shard = e.shard and t.task_id = e.task_id and t.parked and e.row <= e.free
+update interlock.tasks t set parked = false
+where t.shard = any(array(select shard from woken)) and t.task_id = any(array(select task_id from woken))
+  and t.status = 'Queued'
 returning t.task_id;
