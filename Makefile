@@ -38,7 +38,7 @@ crash: $(INSTALLED) ## kill real processes: nothing may be lost or doubled (SEED
 	@$(if $(SEED),INTERLOCK_CRASH_SEED=$(SEED)) $(if $(KILLS),INTERLOCK_CRASH_KILLS=$(KILLS)) \
 	  $(PYTEST) -m crash $(PYTEST_ARGS) tests/crash
 
-bench: $(INSTALLED) ## measure the kernel beside bare SQL on the same server
+bench: $(INSTALLED) ## measure the kernel beside bare SQL and other queues on the same server
 	@$(BIN)/python -m bench.kernel $(BENCH_ARGS)
 
 install: $(INSTALLED) ## set up .venv from requirements.lock; the other targets do it when it is due

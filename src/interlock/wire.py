@@ -494,6 +494,10 @@ class CompletionBatch(_Internal, frozen=True, kw_only=True):
     items: Annotated[list[Completion], Meta(max_length=10_000)] = field(default_factory=list)
     groups: Annotated[list[CompletionGroup], Meta(max_length=1_000)] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if not self.items and not self.groups:
+            raise ValueError("A report needs `items` or `groups`")
+
 
 class CompletionBatchReply(_Internal, frozen=True, kw_only=True):
     accepted: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -13,6 +13,7 @@ from uuid import UUID
 from interlock.client import Client
 from interlock.wire import DatasetRef, Policy, RunView, Scaling
 from tests.crash.ledger import Accepted, Ledger, audit
+from tests.crash.patience import PATIENCE
 
 LEASE_SECONDS = 4.0
 """Heartbeats come three times as often: a busy machine is no reason to lose a lease."""
@@ -104,6 +105,10 @@ class Load:
 
     async def settle(self, state_url: str) -> None:
         """Waits until all that was accepted has ended, and holds the system to every promise."""
-        runs = [await self.ended(one) for one in list(self.ledger.accepted.values())]
+        runs = []
+        with suppress(TimeoutError):  # the audit says what has not ended
+            async with asyncio.timeout(PATIENCE):
+                for one in list(self.ledger.accepted.values()):
+                    runs.append(await self.ended(one))
         found = await audit(state_url, self.ledger, runs)
         assert not found, "\n".join(found)

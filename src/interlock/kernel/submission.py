@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -21,6 +22,7 @@ from interlock.wire import JobAccepted, JobRequest, Priority, RunState
 
 _sql = queries("jobs")
 _ENDPOINT = "POST /v1/jobs"
+_INDEX = re.compile("[0-9]{1,9}")
 # JSON that our parser takes and Postgres does not: nested too deep, or text it has no encoding for.
 _UNSTORABLE = (
     asyncpg.StatementTooComplexError,
@@ -299,7 +301,7 @@ def _pointed(index: int, value: Any, pointer: str, *, required: bool) -> str | N
     """The scalar a JSON pointer names in a payload, as text."""
     for part in pointer.split("/")[1:]:
         token = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, list) and token.isdigit() and int(token) < len(value):
+        if isinstance(value, list) and _INDEX.fullmatch(token) and int(token) < len(value):
             value = value[int(token)]
         else:
             value = value.get(token) if isinstance(value, dict) else None

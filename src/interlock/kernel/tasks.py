@@ -75,7 +75,7 @@ class Tasks:
                 task_ids=[i.task_id for i in items],
                 attempts=[i.attempt for i in items],
                 leases=[i.lease_token for i in items],
-                progresses=[i.progress for i in items],
+                progresses=[_progress(i.progress) for i in items],
                 texts=[clean(i.progress_text) for i in items],
             )
             await failpoint("heartbeat.before_commit")
@@ -392,6 +392,11 @@ def _refusal(task_id: UUID, error: InterlockError) -> Refusal:
 
 def _raised(refusal: Refusal) -> Fenced:
     return Fenced(refusal.detail, stale=refusal.stale or "task")
+
+
+def _progress(fraction: float | None) -> float | None:
+    # Postgres refuses what its four bytes can only show as 0.
+    return 0.0 if fraction is not None and fraction < 1e-30 else fraction
 
 
 def _is_utf8(raw: Raw) -> bool:
