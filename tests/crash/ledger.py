@@ -18,7 +18,7 @@ from uuid import UUID
 import asyncpg
 
 from interlock.wire import RunState, RunView
-from tests.crash.patience import answered, eventually
+from tests.crash.patience import PATIENCE, answered, eventually
 
 _ENDED: Final = (RunState.COMPLETED, RunState.CANCELED)
 
@@ -63,7 +63,7 @@ class Ledger:
             return known
 
     async def reaches(self, count: int) -> None:
-        async with self.changed:
+        async with asyncio.timeout(2 * PATIENCE), self.changed:
             await self.changed.wait_for(lambda: len(self.accepted) >= count)
 
     def steps(self) -> Iterator[Step]:
@@ -169,8 +169,8 @@ def _accepted_and_ended(ledger: Ledger, runs: list[RunView], known: set[UUID]) -
     promised = {one.run_id: one for one in ledger.accepted.values()}
     if known != set(promised):
         yield f"runs that nobody was told of: {known - set(promised)}; that are gone: {set(promised) - known}"
-    if ended := {run.run_id for run in runs} ^ set(promised):
-        yield f"runs that have not ended: {ended}"
+    if unended := set(promised) - {run.run_id for run in runs}:
+        yield f"runs that have not ended: {unended}"
     for run in runs:
         one = promised[run.run_id]
         ended = run.counts.Completed + (run.counts.Canceled if one.canceled else 0)

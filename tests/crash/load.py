@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
+from uuid import uuid4
 
 from interlock.client import Client
 from interlock.wire import DatasetRef, Policy, RunView, Scaling
 from tests.crash.ledger import Accepted, Ledger, audit
 from tests.crash.patience import PATIENCE
+from tests.crash.seed import dice
 
 LEASE_SECONDS = 4.0
 """Heartbeats come three times as often: a busy machine is no reason to lose a lease."""
@@ -40,30 +42,26 @@ KINDS = {
 
 @dataclass
 class Load:
-    """`connect` makes a client of the gateway, which may have moved."""
+    """`connect` makes a client of the gateway, which may have moved; `purpose` tells this load from others."""
 
     connect: Callable[[], Client]
     ledger: Ledger
-    dice: random.Random
+    purpose: str
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    async def submit(self, kind: Kind, key: str | None = None, **policy: Any) -> Accepted:
+    async def submit(self, kind: Kind, **policy: Any) -> Accepted:
         """The same key until there is an answer."""
-        key = key or f"{self.dice.getrandbits(64):x}"
+        key = f"{self.purpose} {next(self._numbers)}"
         settings: dict[str, Any] = {"max_attempts": 50, "backoff_seconds": 0.05, "lease_seconds": LEASE_SECONDS}
         options = {"operator": "crash.work", "config": {"journal": str(self.ledger.journal)}} | kind.options
         options["policy"] = Policy(**settings | policy)
-        options["outputs"] = [
-            DatasetRef(dataset_uuid=self._uuid(), dataset_version=self._uuid()) for _ in range(kind.outputs)
-        ]
+        options["outputs"] = [DatasetRef(dataset_uuid=uuid4(), dataset_version=uuid4()) for _ in range(kind.outputs)]
         blows = self.ledger.blows
         async with self.connect() as client:
             payloads = [kind.payload | {"host": "ab"[n % 2]} for n in range(kind.tasks)]
             job = await client.submit(payloads, idempotency_key=key, **options)
         failures = kind.payload.get("failures", 0)
         return await self.ledger.note(key, job.run_id, job.total, blows=blows, failures=failures)
-
-    def _uuid(self) -> UUID:
-        return UUID(int=self.dice.getrandbits(128), version=4)
 
     async def ended(self, one: Accepted) -> RunView:
         async with self.connect() as client:
@@ -72,11 +70,11 @@ class Load:
             one.blows_after = self.ledger.blows
         return run
 
-    async def _keep_busy(self, stop: asyncio.Event) -> None:
+    async def _keep_busy(self, chance: random.Random, stop: asyncio.Event) -> None:
         """Ends between two submissions: one that was sent is asked about until there is an answer."""
         kinds = list(KINDS)
         while not stop.is_set():
-            self.dice.shuffle(kinds)
+            chance.shuffle(kinds)
             for name in kinds:
                 if not stop.is_set():
                     await self._unless(stop, self.ended(await self.submit(KINDS[name])))
@@ -93,11 +91,15 @@ class Load:
     async def running(self, clients: int = 3) -> AsyncIterator[None]:
         """Clients that have one submission each under way, until the block ends."""
         stop = asyncio.Event()
-        busy = [asyncio.create_task(self._keep_busy(stop)) for _ in range(clients)]
+        busy = [asyncio.create_task(self._keep_busy(dice(f"{self.purpose}, {n}"), stop)) for n in range(clients)]
         try:
             yield
             stop.set()
             await asyncio.gather(*busy)
+        except BaseException as error:
+            for client in filter(asyncio.Task.done, busy):
+                error.add_note(f"before that, a client failed: {client.exception()!r}")
+            raise
         finally:
             for client in busy:
                 client.cancel()
@@ -105,10 +107,10 @@ class Load:
 
     async def settle(self, state_url: str) -> None:
         """Waits until all that was accepted has ended, and holds the system to every promise."""
-        runs = []
+        runs: list[RunView] = []
         with suppress(TimeoutError):  # the audit says what has not ended
             async with asyncio.timeout(PATIENCE):
                 for one in list(self.ledger.accepted.values()):
-                    runs.append(await self.ended(one))
+                    runs += [await self.ended(one)]
         found = await audit(state_url, self.ledger, runs)
         assert not found, "\n".join(found)

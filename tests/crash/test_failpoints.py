@@ -232,6 +232,7 @@ async def _(scene: Scene) -> None:
 @dies("dispatcher", "retention.before_commit")
 async def _(scene: Scene) -> None:
     """It reaches the failpoint in the middle of an old run, and only there; the audit finds the run whole."""
+    await scene.up()
     await scene.deployment.until("select exists (select from interlock.runs where ended_at < now())")
     await scene.arm("retention.before_commit", retention_days="0.000001")
     await scene.death()
@@ -315,8 +316,8 @@ async def test_a_kill_at_every_failpoint_loses_nothing_and_commits_nothing_twice
     site: tuple[Deployment, Ledger], process: str
 ) -> None:
     deployment, ledger = site
-    chance = dice(f"failpoints of the {process}")
-    load = Load(deployment.client, ledger, chance)
+    chance = dice(f"deaths of the {process}")
+    load = Load(deployment.client, ledger, f"failpoints of the {process}")
     scene = Scene(deployment, load, ledger, chance, deployment[process])
     order = [failpoint for place, failpoint in sorted(CASES) if place == process] * ROUNDS
     chance.shuffle(order)

@@ -36,9 +36,8 @@ class Site:
         self.deployment = deployment
         self.ledger = Ledger(deployment.folder / "journal")
 
-    def load(self, purpose: str) -> tuple[Load, random.Random]:
-        chance = dice(purpose)
-        return Load(self.deployment.client, self.ledger, chance), chance
+    def load(self, purpose: str) -> Load:
+        return Load(self.deployment.client, self.ledger, purpose)
 
     async def settle(self, load: Load) -> None:
         await load.settle(self.deployment.state_url)
@@ -55,7 +54,7 @@ async def site() -> AsyncIterator[Site]:
 
 @pytest.mark.parametrize("name", ["dispatcher", "worker"])
 async def test_a_frozen_process_holds_nobody_up_and_changes_nothing_when_it_is_thawed(site: Site, name: str) -> None:
-    load, chance = site.load(f"a frozen {name}")
+    load, chance = site.load(f"a frozen {name}"), dice(f"where the {name} freezes")
     process = site.deployment[name]
     # The first holds a lock that every dispatcher needs; the others are drawn.
     first, *others = [*IN_THE_MIDDLE[name], ANYWHERE]
@@ -120,7 +119,7 @@ async def _becomes(site: Site, task_id: UUID, status: TaskStatus) -> list[tuple[
 
 
 async def test_the_late_report_of_a_thawed_worker_is_fenced_off_once_a_newer_attempt_has_run(site: Site) -> None:
-    load, _ = site.load("a late report that is fenced off")
+    load = site.load("a late report that is fenced off")
     task_id = await _frozen_with_a_finished_task(site, load)
     await site.deployment.start("worker-2")
     attempts = [(1, Outcome.LEASE_EXPIRED), (2, Outcome.COMPLETED)]
@@ -138,7 +137,7 @@ async def test_the_late_report_of_a_thawed_worker_is_fenced_off_once_a_newer_att
 
 
 async def test_the_late_report_of_a_thawed_worker_counts_while_no_newer_attempt_has_started(site: Site) -> None:
-    load, _ = site.load("a late report that counts")
+    load = site.load("a late report that counts")
     task_id = await _frozen_with_a_finished_task(site, load, backoff_seconds=600)
     assert await _becomes(site, task_id, TaskStatus.FAILED) == [(1, Outcome.LEASE_EXPIRED)]
     site.deployment["worker"].thaw()
@@ -149,7 +148,7 @@ async def test_the_late_report_of_a_thawed_worker_counts_while_no_newer_attempt_
 
 async def test_tasks_that_a_draining_worker_is_still_given_are_given_back_unused(site: Site) -> None:
     """The dispatcher stands still between its claim and the answer, and the worker is told to end meanwhile."""
-    load, _ = site.load("a drain during a claim")
+    load = site.load("a drain during a claim")
     dispatcher, worker = site.deployment["dispatcher"], site.deployment["worker"]
     await site.deployment["worker-2"].kill()
     await dispatcher.kill()

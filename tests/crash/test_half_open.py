@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from uuid import uuid4
 
 import pytest
 
@@ -14,7 +15,6 @@ from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load
 from tests.crash.patience import PATIENCE
 from tests.crash.proxy import Line, Wire
-from tests.crash.seed import dice
 
 SLOW_MACHINE_SECONDS = 10.0
 """What a busy machine may add to a limit."""
@@ -41,7 +41,7 @@ async def _seconds_until_given_up(wire: Wire, line: Line) -> float:
 
 async def _seconds_until_received(deployment: Deployment, load: Load) -> float:
     """A receiver that waits already is given a new message because the dispatcher looks, far before its wait ends."""
-    me = f"here-{load.dice.getrandbits(32)}"
+    me = f"here-{uuid4()}"
     request = ReceiveRequest(queue="udf", worker_id=me, wait_seconds=3 * SLOW_MACHINE_SECONDS, visibility_seconds=600)
     async with deployment.worker_client() as worker, deployment.client() as client:
         receiving = asyncio.create_task(worker.receive(request))
@@ -63,7 +63,7 @@ async def deployment() -> AsyncIterator[Deployment]:
 
 @pytest.fixture(scope="module")
 def load(deployment: Deployment) -> Load:
-    return Load(deployment.client, Ledger(deployment.folder / "journal"), dice("half open"))
+    return Load(deployment.client, Ledger(deployment.folder / "journal"), "half open")
 
 
 @pytest.mark.parametrize(

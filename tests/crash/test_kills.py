@@ -47,10 +47,10 @@ BLOWS: dict[str, Callable[[Installation], Awaitable[None]]] = {
 
 
 async def test_nothing_accepted_is_lost_or_done_twice_while_processes_are_killed_at_random() -> None:
-    chance = dice("kills")
+    chance = dice("blows")
     async with installation() as here:
         ledger = Ledger(here.folder / "journal")
-        load = Load(here.client, ledger, chance)
+        load = Load(here.client, ledger, "kills")
         blows = [*BLOWS, *(chance.choice(list(BLOWS)) for _ in range(KILLS - len(BLOWS)))]
         chance.shuffle(blows)
         async with load.running(clients=4):

@@ -17,7 +17,6 @@ from tests.crash.ledger import Ledger
 from tests.crash.load import Kind, Load
 from tests.crash.memory_group import MemoryGroup, NoMemoryGroup, memory_group
 from tests.crash.patience import eventually
-from tests.crash.seed import dice
 
 LIMIT_BYTES = 400 << 20
 """Plenty for a worker and its children, as long as they do nothing with it."""
@@ -41,7 +40,7 @@ async def deployment() -> AsyncIterator[Deployment]:
 
 @pytest.fixture(scope="module")
 def load(deployment: Deployment) -> Load:
-    return Load(deployment.client, Ledger(deployment.folder / "journal"), dice("children"))
+    return Load(deployment.client, Ledger(deployment.folder / "journal"), "children")
 
 
 async def test_a_child_that_the_kernel_kills_for_its_memory_is_told_from_one_that_is_killed(

@@ -9,13 +9,13 @@ from tests.crash.seed import KILLS, dice
 
 
 async def test_two_dispatchers_killed_in_turn_lose_nothing_and_work_goes_on_meanwhile() -> None:
-    chance = dice("two dispatchers")
+    chance = dice("deaths of two dispatchers")
     async with deployed() as deployment:
         first = deployment["dispatcher"]
         second = deployment.add_listening("dispatcher", "dispatcher-2", listener=first.listener)
         await second.start()
         ledger = Ledger(deployment.folder / "journal")
-        load = Load(deployment.client, ledger, chance)
+        load = Load(deployment.client, ledger, "two dispatchers")
         async with load.running():
             for number in range(KILLS // 2):
                 victim = (first, second)[number % 2]

@@ -98,17 +98,20 @@ END) STORED
 )
 PARTITION BY LIST (shard);
 CREATE VIEW interlock.attempt_history AS
- SELECT attempts.task_id,
-    attempts.attempt,
-    attempts.lease_token,
-    attempts.outcome,
-    attempts.worker_id,
-    attempts.started_at,
-    attempts.ended_at,
-    attempts.error_class,
-    attempts.error_message,
-    attempts.crash
-   FROM interlock.attempts
+ SELECT a.task_id,
+    a.attempt,
+    a.lease_token,
+    a.outcome,
+    a.worker_id,
+    a.started_at,
+    a.ended_at,
+    a.error_class,
+    a.error_message,
+    a.crash
+   FROM interlock.attempts a
+  WHERE (NOT (EXISTS ( SELECT 1
+           FROM interlock.tasks t
+          WHERE ((t.task_id = a.task_id) AND (t.status = 'Completed'::interlock.task_status) AND (t.attempt = a.attempt) AND (t.lease_token = a.lease_token)))))
 UNION ALL
  SELECT tasks.task_id,
     tasks.attempt,

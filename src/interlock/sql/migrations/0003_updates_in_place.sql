@@ -37,3 +37,17 @@ create index runs_busy on interlock.runs (job_id) where running <> 0;
 
 -- The place within the run or job that a sweep has come to.
 alter table interlock.sweeps add column position bigint, add column task_id uuid;
+
+-- A late report takes back what the reaper wrote of its attempt. It cannot see that row if it had begun before the reaper
+-- was done and waited for it; what the task's own row says then counts.
+create or replace view interlock.attempt_history as
+    select task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at, error_class, error_message, crash
+    from interlock.attempts a
+    where not exists (select 1 from interlock.tasks t
+                      where t.task_id = a.task_id and t.status = 'Completed' and t.attempt = a.attempt
+                        and t.lease_token = a.lease_token)
+    union all
+    select task_id, attempt, lease_token, case status when 'Completed' then 'Completed'::interlock.outcome end,
+           worker_id, started_at, ended_at, null, null, null
+    from interlock.tasks
+    where status in ('Running', 'Completed') and started_at is not null;
