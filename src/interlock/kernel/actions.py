@@ -92,7 +92,7 @@ class Actions:
 
     async def _cancel_ids(self, ids: list[UUID], org_id: UUID) -> int:
         async def work(connection: Connection) -> list[Row]:
-            rows: list[Row] = await _sql.cancel(connection, shard=SMALL_SHARD, task_ids=sorted(ids), org_id=org_id)
+            rows: list[Row] = await _sql.cancel(connection, shard=SMALL_SHARD, task_ids=ids, org_id=org_id)
             await failpoint("cancel.before_commit")
             return rows
 
@@ -115,7 +115,7 @@ class Actions:
     async def _redrive_ids(self, ids: list[UUID], org_id: UUID) -> int:
         async def work(connection: Connection) -> int:
             await _runs_sql.lock_runs_of(connection, task_ids=ids, org_id=org_id)
-            rows = await _sql.redrive(connection, shard=SMALL_SHARD, task_ids=sorted(ids), org_id=org_id)
+            rows = await _sql.redrive(connection, shard=SMALL_SHARD, task_ids=ids, org_id=org_id)
             if rows:
                 await enqueue(connection, [r["task_id"] for r in rows], direct=self._settings.queue_direct)
             await failpoint("redrive.before_commit")

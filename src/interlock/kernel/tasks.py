@@ -325,12 +325,12 @@ F = TypeVar("F", Heartbeat, Completion, Release)
 
 
 def _first_of_each(items: Sequence[F]) -> list[F]:
-    """One item per task, in id order: two batches that overlap lock rows in the same order."""
+    """One item per task."""
     unique: dict[int, F] = {}
     for item in items:
         # By int: a UUID's own hash is Python code, and this is the hot path.
         unique.setdefault(item.task_id.int, item)
-    return [unique[key] for key in sorted(unique)]
+    return list(unique.values())
 
 
 def _one_by_one(groups: Sequence[CompletionGroup]) -> list[Completion]:

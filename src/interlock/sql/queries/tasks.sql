@@ -1,7 +1,8 @@
 -- The task lifecycle: every statement that moves a task from one status to another.
 --
 -- Each is one set-based statement that decides by the row it locks, never by what a caller read before. Whoever waits
--- for a row sees its new state and leaves it alone. Background loops and claims of a part skip locked rows.
+-- for a row sees its new state and leaves it alone. Background loops and claims of a part skip locked rows; all others
+-- lock in the order of (run_id, task_index, task_id), so that two of them never wait for each other in a ring.
 -- Every change of status writes its run's delta in the same statement, every claim its lease's alarm. All tasks of one
 -- claim share its lease token: a fence is a task, an attempt and a lease, and nobody may use one without the worker's
 -- token or the attempt's own.
@@ -13,14 +14,18 @@
 -- Jobs with a concurrency cap are left out here and below: claim_capped takes their job's lock first.
 with moment as materialized (
     select interlock.clock() as now, gen_random_uuid() as lease_token
+), asked as materialized (
+    select task_id from interlock.tasks
+    where shard = :shard and task_id = any(:task_ids::uuid[]) and status = 'Queued'
+    order by run_id, task_index, task_id
 ), claimed as (
     update interlock.tasks t
     set status = 'Running', lease_token = m.lease_token, worker_id = :worker_id, started_at = m.now,
         ended_at = null, parked = false, late_reply = false, progress = null, progress_text = null,
         timeout_at = m.now + make_interval(secs => j.timeout_seconds),
         lease_expires_at = m.now + make_interval(secs => least(j.lease_seconds, j.timeout_seconds))
-    from moment m, interlock.jobs j
-    where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.status = 'Queued' and j.job_id = t.job_id
+    from moment m, asked a, interlock.jobs j
+    where t.shard = :shard and t.task_id = a.task_id and t.status = 'Queued' and j.job_id = t.job_id
       and j.max_concurrency is null and j.max_concurrency_per_key is null
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
     returning t.task_id, t.org_id, t.job_id, j.xmin::text as job_version, t.run_id, t.task_index, t.attempt, t.lease_token,
@@ -47,6 +52,7 @@ with moment as materialized (
     join interlock.jobs j on j.job_id = u.job_id
     where j.max_concurrency is null and j.max_concurrency_per_key is null
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
+    order by r.run_id, r.first
 ), claimed as (
     update interlock.tasks t
     set status = 'Running', lease_token = m.lease_token, worker_id = :worker_id, started_at = m.now,
@@ -195,10 +201,12 @@ where t.shard = :shard and t.task_id = :task_id
 -- The lease never reaches past the hard timeout: an attempt that still heartbeats then ends like any expired one.
 with moment as materialized (
     select interlock.clock() as now
-), input as (
-    select * from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[], :progresses::float8[], :texts::text[])
+), input as materialized (
+    select i.* from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[], :progresses::float8[], :texts::text[])
         as i(task_id, attempt, lease_token, progress, progress_text)
+    join interlock.tasks t on t.shard = :shard and t.task_id = i.task_id
     where i.attempt between 1 and 2147483647
+    order by t.run_id, t.task_index, t.task_id
 )
 update interlock.tasks t
 set lease_expires_at = least(t.timeout_at, m.now + make_interval(secs => j.lease_seconds)),
@@ -224,6 +232,7 @@ with moment as materialized (
     cross join lateral unnest((:indexes::bigint[])[g.first : g.last], (:results::text[])[g.first : g.last])
         as i(task_index, result)
     where i.task_index between 0 and 4611686018427387904
+    order by g.run_id, i.task_index
 ), ended as (
     update interlock.tasks t
     set status = 'Completed', ended_at = m.now, lease_expires_at = null, result = i.result::json
@@ -244,10 +253,12 @@ select coalesce(sum(tasks), 0)::bigint as tasks from per_run;
 with moment as materialized (
     select interlock.clock() as now
 ), input as materialized (
-    select * from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[], :statuses::text[],
-                         :error_classes::text[], :error_messages::text[], :results::text[], :crashes::text[])
+    select i.* from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[], :statuses::text[],
+                           :error_classes::text[], :error_messages::text[], :results::text[], :crashes::text[])
         as i(task_id, attempt, lease_token, status, error_class, error_message, result, crash)
+    join interlock.tasks t on t.shard = :shard and t.task_id = i.task_id
     where i.attempt between 1 and 2147483647
+    order by t.run_id, t.task_index, t.task_id
 ), ended as (
     update interlock.tasks t
     set status = case when i.status = 'Failed' and t.cancel_requested then 'Canceled'
@@ -255,7 +266,7 @@ with moment as materialized (
         attempt = i.attempt, ended_at = m.now, lease_expires_at = null, late_reply = false, parked = false,
         result = i.result::json,
         dead = i.status = 'Failed' and not t.cancel_requested
-               and (i.attempt >= t.max_attempts or i.error_class = any(j.non_retryable)),
+               and (i.attempt >= t.max_attempts or coalesce(i.error_class = any(j.non_retryable), false)),
         retry_at = case when i.status = 'Failed' and not t.cancel_requested and i.attempt < t.max_attempts
                              and not coalesce(i.error_class = any(j.non_retryable), false)
                         then m.now + interlock.backoff(i.attempt, j.backoff_seconds, j.backoff_factor,
@@ -326,9 +337,11 @@ where t.shard = :shard and t.task_id = any(:task_ids::uuid[]);
 
 -- name: release
 -- A drain gives attempts back: the same attempt number runs again under another lease.
-with input as (
-    select * from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[]) as i(task_id, attempt, lease_token)
+with input as materialized (
+    select i.* from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[]) as i(task_id, attempt, lease_token)
+    join interlock.tasks t on t.shard = :shard and t.task_id = i.task_id
     where i.attempt between 1 and 2147483647
+    order by t.run_id, t.task_index, t.task_id
 ), given_back as (
     update interlock.tasks t
     set status = case when t.cancel_requested then 'Canceled'::interlock.task_status else 'Queued' end,
@@ -456,12 +469,16 @@ from (select coalesce(max(was_due_at), interlock.clock()) as reached from requeu
 
 -- name: cancel
 -- Waiting tasks end now; running ones are asked to, and their attempt learns of it in its next heartbeat.
-with ended as (
+with asked as materialized (
+    select task_id from interlock.tasks where shard = :shard and task_id = any(:task_ids::uuid[])
+    order by run_id, task_index, task_id
+), ended as (
     update interlock.tasks t
     set cancel_requested = true, parked = false, retry_at = null, late_reply = false,
         status = case when t.status = 'Running' then t.status else 'Canceled' end,
         ended_at = case when t.status = 'Running' then null else interlock.clock() end
-    where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.org_id = :org_id
+    from asked a
+    where t.shard = :shard and t.task_id = a.task_id and t.org_id = :org_id
       and (t.status in ('Queued', 'Running') or (t.status = 'Failed' and not t.dead))
       and not t.cancel_requested
     returning t.task_id, t.run_id, t.status, old.status as was
@@ -474,13 +491,16 @@ select task_id, status from ended;
 
 -- name: redrive
 -- Failed tasks queued again: a waiting one at once, a dead letter with a fresh set of attempts.
-with revived as (
+with asked as materialized (
+    select task_id from interlock.tasks where shard = :shard and task_id = any(:task_ids::uuid[])
+    order by run_id, task_index, task_id
+), revived as (
     update interlock.tasks t
     set status = 'Queued', attempt = t.attempt + 1, dead = false, retry_at = null, ended_at = null,
         late_reply = false, queued_at = interlock.clock(),
         max_attempts = case when t.dead then t.attempt + j.max_attempts else t.max_attempts end
-    from interlock.jobs j
-    where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.org_id = :org_id and j.job_id = t.job_id
+    from asked a, interlock.jobs j
+    where t.shard = :shard and t.task_id = a.task_id and t.org_id = :org_id and j.job_id = t.job_id
       and t.status = 'Failed'
     returning t.task_id, t.run_id, old.dead as was_dead
 ), counted as (
@@ -508,13 +528,13 @@ with used as materialized (
            row_number() over (partition by r.job_id, t.slot_key order by t.priority, t.queued_at) as key_row
     from room r
     cross join lateral (
-        (select t.shard, t.task_id, t.slot_key, t.priority, t.queued_at from interlock.tasks t
+        (select t.shard, t.task_id, t.run_id, t.task_index, t.slot_key, t.priority, t.queued_at from interlock.tasks t
          where t.job_id = r.job_id and t.parked
          order by t.priority, t.queued_at limit 1000)
         union
         select k.* from unnest(:keys::text[]) as key
         cross join lateral (
-            select t.shard, t.task_id, t.slot_key, t.priority, t.queued_at from interlock.tasks t
+            select t.shard, t.task_id, t.run_id, t.task_index, t.slot_key, t.priority, t.queued_at from interlock.tasks t
             where t.job_id = r.job_id and t.parked and t.slot_key = key
             order by t.priority, t.queued_at limit coalesce(r.per_key, 0)
         ) k
@@ -527,8 +547,9 @@ with used as materialized (
     where w.per_key is null or w.slot_key is null or w.key_row <= w.per_key - coalesce(u.n, 0)
 ), woken as materialized (
     select shard, task_id from eligible where row <= free
+    order by run_id, task_index, task_id
 )
 update interlock.tasks t set parked = false
-where t.shard = any(array(select shard from woken)) and t.task_id = any(array(select task_id from woken))
-  and t.status = 'Queued'
+from woken w
+where t.shard = w.shard and t.task_id = w.task_id and t.status = 'Queued'
 returning t.task_id;
