@@ -87,7 +87,8 @@ class Settings(BaseSettings):
     database_timeout_seconds: float = Field(
         30.0,
         gt=0,
-        description="A statement of the control plane that takes longer is ended and answered with 503.",
+        description="A statement of the control plane that takes longer, or a transaction that stands still longer, is "
+        "ended and answered with 503.",
     )
 
     # Listeners

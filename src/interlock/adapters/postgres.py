@@ -44,11 +44,18 @@ _AWAY = (
     asyncpg.TooManyConnectionsError,
     asyncpg.DiskFullError,
     asyncpg.QueryCanceledError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
     TimeoutError,
 )
 # Postgres text has no NUL, and a surrogate of its own is no character.
 _NOT_TEXT = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
-_BROKEN = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+_BROKEN = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+)
 _GRACE_SECONDS = 5.0
 _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
@@ -156,7 +163,10 @@ class Database:
                 # own limit is for a server that says nothing any more.
                 command_timeout=timeout + _GRACE_SECONDS,
                 timeout=min(timeout, 10.0),
-                server_settings=_PLANNER | {"application_name": name, "statement_timeout": str(int(timeout * 1000))},
+                # Nor does it hold locks for a process that stands still between two statements.
+                server_settings=_PLANNER
+                | {"application_name": name}
+                | dict.fromkeys(("statement_timeout", "idle_in_transaction_session_timeout"), str(int(timeout * 1000))),
                 reset=_keep_as_it_is,
             )
         return cls(pool, clock or SystemClock())
