@@ -227,12 +227,13 @@ class Model:
             chosen = self._within_caps(job, waiting)
             self.woken[job.job_id] = Counter(task.rank() for task in chosen)
 
-    def with_slots(self) -> list[Task]:
-        return [task for task in self.tasks if task.slot]
+    def with_slots(self) -> list[tuple[Task, bool]]:
+        """Tasks that have a slot; and those that have none yet, and may have been woken for one."""
+        return [(task, task.slot) for task in self.tasks if task.slot or (task.job.capped and task.status == "Queued")]
 
-    def wake_after(self, before: Iterable[Task]) -> None:
-        """Of the tasks that had slots before, some may have none now."""
-        freed = [task.job for task in before if not task.slot]
+    def wake_after(self, before: Iterable[tuple[Task, bool]]) -> None:
+        """Of the tasks that had slots before, or waited for one, some may not any more."""
+        freed = [task.job for task, slot in before if (not task.slot if slot else task.status != "Queued")]
         self.wake(job for job in self.jobs if job in freed)
 
     # What users do
