@@ -1,6 +1,7 @@
 """The kernel beside bare SQL on the same server, in one run: `make bench`.
 
-The limit is one connection that claims and completes known rows in batches of 100, in a table with nothing but a key.
+The limit is one connection that claims and completes known rows in batches of 100, in a table with nothing but a key;
+with creation, it has inserted them in batches of 1,000 before.
 What is ours goes through HTTP, a gateway process, a dispatcher process and a worker process. Every round also measures
 other queues, which speak to the server directly: see `bench.peers`.
 """
@@ -29,17 +30,23 @@ from interlock.client import Client, Fence, TaskClient, WorkerClient
 from interlock.wire import ClaimReply, ClaimRequest, Completion, CompletionBatch, JobRequest
 
 BATCH = 100
+CREATED = 1000
+"""Tasks that are created at once."""
 console = Console(stderr=True)
 
 
-async def bare_sql(connection: asyncpg.Connection[Any], count: int) -> float:
-    """Tasks per second: claim and complete, nothing else."""
+async def bare_sql(connection: asyncpg.Connection[Any], count: int) -> tuple[float, float]:
+    """Tasks per second: create, claim and complete; and claim and complete alone."""
     await connection.execute(
         "drop table if exists bare; create table bare (id uuid primary key, status text not null default 'Queued',"
         " leased_at timestamptz, payload json)"
     )
     ids = [uuid4() for _ in range(count)]
-    await connection.execute("insert into bare (id, payload) select i, '{\"n\": 1}' from unnest($1::uuid[]) i", ids)
+    begun = time.perf_counter()
+    for at in range(0, count, CREATED):
+        await connection.execute(
+            "insert into bare (id, payload) select i, '{\"n\": 1}' from unnest($1::uuid[]) i", ids[at : at + CREATED]
+        )
     started = time.perf_counter()
     for at in range(0, count, BATCH):
         batch = ids[at : at + BATCH]
@@ -51,11 +58,12 @@ async def bare_sql(connection: asyncpg.Connection[Any], count: int) -> float:
         await connection.fetch(
             "update bare set status = 'Completed' where id = any($1) and status = 'Running' returning id", batch
         )
-    return count / (time.perf_counter() - started)
+    ended = time.perf_counter()
+    return count / (ended - begun), count / (ended - started)
 
 
 async def submit(client: Client, count: int, **job: Any) -> list[UUID]:
-    """Runs of 1,000 tasks, four requests in flight."""
+    """Runs of 1,000 tasks each, four requests in flight."""
     gate = asyncio.Semaphore(4)
 
     async def one(size: int) -> UUID:
@@ -63,7 +71,7 @@ async def submit(client: Client, count: int, **job: Any) -> list[UUID]:
             request = JobRequest(name="bench", operator="echo", tasks=[Raw(b'{"n":1}')] * size, **job)
             return (await client.submit_request(request)).run_id
 
-    sizes = [min(1000, count - at) for at in range(0, count, 1000)]
+    sizes = [min(CREATED, count - at) for at in range(0, count, CREATED)]
     return list(await asyncio.gather(*(one(size) for size in sizes)))
 
 
@@ -226,7 +234,8 @@ async def run(tasks: int, rows: int, rounds: int, peers: Sequence[str]) -> dict[
             drains.append(drain)
             await measured(f"peers, round {n + 1}", lambda: measure_peers(here.info["state_url"], tasks, beside, peers))
         limits.append(await measured("bare SQL, again", lambda: bare_sql(connection, tasks)))
-        figures |= {"limit": limits, "whole": wholes, "drain": drains, "peers": beside}
+        created, claimed = zip(*limits, strict=True)
+        figures |= {"limit_created": created, "limit": claimed, "whole": wholes, "drain": drains, "peers": beside}
         figures["latency_ms"] = await measured("created to claimed at 100/s", lambda: latency(here, 10))
         await here.stop_workers()
         figures["singles"] = await measured("one at a time, 32 in flight", lambda: one_at_a_time(here, tasks // 20))
@@ -238,14 +247,19 @@ async def run(tasks: int, rows: int, rounds: int, peers: Sequence[str]) -> dict[
 
 
 def report(figures: dict[str, Any]) -> None:
-    limit, whole, drain = (statistics.median(figures[name]) for name in ("limit", "whole", "drain"))
+    names = ("limit_created", "limit", "whole", "drain")
+    created, limit, whole, drain = (statistics.median(figures[name]) for name in names)
     p50, p99 = figures["latency_ms"]
     table = Table(title=f"bench/kernel: {figures['tasks']:,} no-op tasks; {figures['machine']}")
     for column in ("measure", "figure", "beside the limit", "bar"):
         table.add_column(column)
     table.add_row("bare SQL, claim + complete, tasks/s", spread(figures["limit"]), "1.00", "")
+    table.add_row("bare SQL, create + claim + complete, tasks/s", spread(figures["limit_created"]), "", "")
     table.add_row(
-        "create + claim + complete through HTTP, tasks/s", spread(figures["whole"]), f"{whole / limit:.2f}", "0.70"
+        "create + claim + complete through HTTP, tasks/s",
+        spread(figures["whole"]),
+        f"{whole / limit:.2f}; {whole / created:.2f} with creation",
+        "0.70",
     )
     table.add_row("claim + complete through HTTP, tasks/s", spread(figures["drain"]), f"{drain / limit:.2f}", "0.70")
     table.add_row(
