@@ -26,6 +26,7 @@ ATTEMPTS_ENDED = Counter(
 )
 TASKS_REAPED = Counter("interlock_tasks_reaped", "Attempts ended by the reaper.", ["cause"], registry=REGISTRY)
 TASKS_REQUEUED = Counter("interlock_tasks_requeued", "Failed tasks queued for their next attempt.", registry=REGISTRY)
+TASKS_ROUTED = Counter("interlock_tasks_routed", "Tasks made for changes of datasets.", ["by"], registry=REGISTRY)
 LOOP_PASSES = Counter("interlock_loop_passes", "Passes of background loops.", ["loop", "result"], registry=REGISTRY)
 LOOP_SECONDS = Histogram("interlock_loop_seconds", "Time of one pass.", ["loop"], registry=REGISTRY)
 REQUESTS = Counter("interlock_http_requests", "Requests answered.", ["listener", "route", "status"], registry=REGISTRY)

@@ -22,7 +22,7 @@ JsonPointer = Annotated[str, Meta(pattern=r"^(/[^/]*)+$(?!\n)", max_length=500)]
 Seconds = Annotated[float, Meta(gt=0, le=7 * 86_400)]
 Attempt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Index = Annotated[int, Meta(ge=0, le=2**62)]
-Position = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Position = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Text = Annotated[str, Meta(max_length=10_000)]
 
 

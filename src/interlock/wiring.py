@@ -16,6 +16,7 @@ from interlock.adapters.postgres import Database, require_schema
 from interlock.adapters.queue import Queue
 from interlock.adapters.valkey import Coordination
 from interlock.clock import Clock, SystemClock
+from interlock.dags.routing import Router, ScopeReconciler
 from interlock.errors import ConfigurationError
 from interlock.kernel.actions import Actions
 from interlock.kernel.claims import Claims
@@ -71,6 +72,8 @@ class Kernel:
             RunCancels(database, settings, self.actions),
             Reconciler(database, settings),
             Retention(database, settings, self.keyring),
+            Router(database, settings, self.wakeups),
+            ScopeReconciler(database, settings),
         ]
 
 

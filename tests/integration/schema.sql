@@ -1,4 +1,11 @@
 CREATE SCHEMA interlock;
+CREATE TYPE interlock.dag_state AS ENUM (
+    'Building',
+    'Current',
+    'Retired',
+    'Abandoned',
+    'Purged'
+);
 CREATE TYPE interlock.outcome AS ENUM (
     'Completed',
     'Failed',
@@ -146,6 +153,34 @@ CREATE TABLE interlock.capabilities (
     grants json NOT NULL,
     expires_at timestamp with time zone NOT NULL
 );
+CREATE SEQUENCE interlock.commits
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+CREATE TABLE interlock.dag_version_jobs (
+    dag_version uuid NOT NULL,
+    job_id uuid NOT NULL
+);
+CREATE TABLE interlock.dag_versions (
+    dag_version uuid DEFAULT uuidv7() NOT NULL,
+    dag_id uuid NOT NULL,
+    org_id uuid NOT NULL,
+    content_hash text NOT NULL,
+    document json NOT NULL,
+    state interlock.dag_state NOT NULL,
+    deployed_by text NOT NULL,
+    deployed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    current_at timestamp with time zone,
+    retired_at timestamp with time zone
+);
+CREATE TABLE interlock.dags (
+    dag_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    name text NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
 CREATE TABLE interlock.dataset_events (
     event_id bigint NOT NULL,
     org_id uuid NOT NULL,
@@ -158,7 +193,8 @@ CREATE TABLE interlock.dataset_events (
     range_end bigint,
     task_id uuid NOT NULL,
     attempt integer NOT NULL,
-    accepted_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+    accepted_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    commit_id bigint DEFAULT 0 NOT NULL
 );
 ALTER TABLE interlock.dataset_events ALTER COLUMN event_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME interlock.dataset_events_event_id_seq
@@ -168,11 +204,41 @@ ALTER TABLE interlock.dataset_events ALTER COLUMN event_id ADD GENERATED ALWAYS 
     NO MAXVALUE
     CACHE 1
 );
+CREATE TABLE interlock.dataset_versions (
+    dataset_version uuid NOT NULL,
+    dataset_uuid uuid NOT NULL,
+    org_id uuid NOT NULL,
+    job_id uuid,
+    output_index integer DEFAULT 0 NOT NULL,
+    storage text DEFAULT 'parquet'::text NOT NULL,
+    unique_key text[] DEFAULT '{}'::text[] NOT NULL,
+    schema_hash text,
+    schema json,
+    progress text,
+    cursor bigint,
+    commit_id bigint DEFAULT 0 NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    purged_at timestamp with time zone
+);
 CREATE TABLE interlock.datasets (
     dataset_uuid uuid NOT NULL,
     org_id uuid NOT NULL,
     current_version uuid NOT NULL,
-    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    dag_name text,
+    job_name text,
+    output_name text
+);
+CREATE TABLE interlock.edges (
+    job_id uuid NOT NULL,
+    input_index integer NOT NULL,
+    org_id uuid NOT NULL,
+    dataset_uuid uuid NOT NULL,
+    dataset_version uuid NOT NULL,
+    floating boolean NOT NULL,
+    condition text,
+    active boolean DEFAULT true NOT NULL,
+    reconciled_to bigint DEFAULT 0 NOT NULL
 );
 CREATE TABLE interlock.idempotency_keys (
     org_id uuid NOT NULL,
@@ -182,6 +248,13 @@ CREATE TABLE interlock.idempotency_keys (
     status integer,
     response json,
     expires_at timestamp with time zone NOT NULL
+);
+CREATE TABLE interlock.job_cursors (
+    job_id uuid NOT NULL,
+    input_index integer NOT NULL,
+    committed bigint DEFAULT '-1'::integer NOT NULL,
+    upto bigint,
+    task_id uuid
 );
 CREATE TABLE interlock.jobs (
     job_id uuid DEFAULT uuidv7() NOT NULL,
@@ -206,7 +279,15 @@ CREATE TABLE interlock.jobs (
     max_concurrency_per_key integer,
     outputs jsonb NOT NULL,
     definition_hash bytea NOT NULL,
-    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    current boolean DEFAULT true NOT NULL,
+    active boolean DEFAULT true NOT NULL,
+    inputs jsonb DEFAULT '[]'::jsonb NOT NULL,
+    wait_for_all boolean DEFAULT true NOT NULL,
+    per_update boolean DEFAULT false NOT NULL,
+    max_queue_depth integer,
+    max_queue_age double precision,
+    source jsonb
 );
 CREATE TABLE interlock.lease_alarms (
     due_at timestamp with time zone NOT NULL,
@@ -217,6 +298,22 @@ CREATE TABLE interlock.lease_alarms (
     task_ids uuid[]
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
+CREATE TABLE interlock.materialisations (
+    job_id uuid NOT NULL,
+    input_index integer NOT NULL,
+    range_start bigint NOT NULL,
+    range_end bigint NOT NULL,
+    input_commit bigint NOT NULL,
+    done_commit bigint,
+    task_id uuid NOT NULL
+)
+WITH (fillfactor='80');
+CREATE TABLE interlock.operator_state (
+    job_id uuid NOT NULL,
+    name text NOT NULL,
+    state json NOT NULL,
+    updated_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
 CREATE TABLE interlock.orgs (
     org_id uuid DEFAULT uuidv7() NOT NULL,
     name text NOT NULL,
@@ -250,6 +347,36 @@ CREATE TABLE interlock.output_commits (
     attempt integer NOT NULL,
     body json NOT NULL,
     committed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+CREATE TABLE interlock.partitions (
+    dataset_version uuid NOT NULL,
+    range_start bigint NOT NULL,
+    range_end bigint NOT NULL,
+    commit_id bigint NOT NULL,
+    input_commit bigint DEFAULT 0 NOT NULL,
+    task_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    location text,
+    row_count bigint,
+    bytes bigint,
+    schema_hash text,
+    committed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+)
+WITH (fillfactor='80');
+CREATE TABLE interlock.pauses (
+    job_id uuid NOT NULL,
+    cause_id uuid NOT NULL,
+    bulk boolean NOT NULL,
+    path uuid[] NOT NULL,
+    reason text NOT NULL,
+    since timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+CREATE TABLE interlock.publications (
+    org_id uuid NOT NULL,
+    name text NOT NULL,
+    dataset_uuid uuid NOT NULL,
+    dag_id uuid NOT NULL,
+    read_roles interlock.role[] DEFAULT '{reader,writer,admin}'::interlock.role[] NOT NULL
 );
 CREATE TABLE interlock.queue_messages (
     message_id bigint NOT NULL,
@@ -360,6 +487,22 @@ CASE
 END) STORED
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', fillfactor='35');
+CREATE TABLE interlock.triggers (
+    trigger_id bigint NOT NULL,
+    org_id uuid NOT NULL,
+    job_id uuid NOT NULL,
+    dedupe_key text,
+    payload json NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+ALTER TABLE interlock.triggers ALTER COLUMN trigger_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME interlock.triggers_trigger_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 CREATE TABLE interlock.worker_tokens (
     token_id text NOT NULL,
     name text NOT NULL,
@@ -391,14 +534,34 @@ ALTER TABLE ONLY interlock.buffer_publishes
     ADD CONSTRAINT buffer_publishes_task_id_attempt_dataset_uuid_batch_uri_key UNIQUE (task_id, attempt, dataset_uuid, batch_uri);
 ALTER TABLE ONLY interlock.capabilities
     ADD CONSTRAINT capabilities_pkey PRIMARY KEY (capability_id);
+ALTER TABLE ONLY interlock.dag_version_jobs
+    ADD CONSTRAINT dag_version_jobs_pkey PRIMARY KEY (dag_version, job_id);
+ALTER TABLE ONLY interlock.dag_versions
+    ADD CONSTRAINT dag_versions_dag_id_content_hash_key UNIQUE (dag_id, content_hash);
+ALTER TABLE ONLY interlock.dag_versions
+    ADD CONSTRAINT dag_versions_pkey PRIMARY KEY (dag_version);
+ALTER TABLE ONLY interlock.dags
+    ADD CONSTRAINT dags_org_id_name_key UNIQUE (org_id, name);
+ALTER TABLE ONLY interlock.dags
+    ADD CONSTRAINT dags_pkey PRIMARY KEY (dag_id);
 ALTER TABLE ONLY interlock.dataset_events
     ADD CONSTRAINT dataset_events_pkey PRIMARY KEY (event_id);
+ALTER TABLE ONLY interlock.dataset_versions
+    ADD CONSTRAINT dataset_versions_pkey PRIMARY KEY (dataset_version);
 ALTER TABLE ONLY interlock.datasets
     ADD CONSTRAINT datasets_pkey PRIMARY KEY (dataset_uuid);
+ALTER TABLE ONLY interlock.edges
+    ADD CONSTRAINT edges_pkey PRIMARY KEY (job_id, input_index);
 ALTER TABLE ONLY interlock.idempotency_keys
     ADD CONSTRAINT idempotency_keys_pkey PRIMARY KEY (org_id, endpoint, key);
+ALTER TABLE ONLY interlock.job_cursors
+    ADD CONSTRAINT job_cursors_pkey PRIMARY KEY (job_id, input_index);
 ALTER TABLE ONLY interlock.jobs
     ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id);
+ALTER TABLE ONLY interlock.materialisations
+    ADD CONSTRAINT materialisations_pkey PRIMARY KEY (job_id, input_index, range_start, range_end);
+ALTER TABLE ONLY interlock.operator_state
+    ADD CONSTRAINT operator_state_pkey PRIMARY KEY (job_id, name);
 ALTER TABLE ONLY interlock.orgs
     ADD CONSTRAINT orgs_name_key UNIQUE (name);
 ALTER TABLE ONLY interlock.orgs
@@ -407,6 +570,12 @@ ALTER TABLE ONLY interlock.outbox
     ADD CONSTRAINT outbox_pkey PRIMARY KEY (outbox_id);
 ALTER TABLE ONLY interlock.output_commits
     ADD CONSTRAINT output_commits_pkey PRIMARY KEY (task_id, output_index, dataset_uuid);
+ALTER TABLE ONLY interlock.partitions
+    ADD CONSTRAINT partitions_pkey PRIMARY KEY (dataset_version, range_start);
+ALTER TABLE ONLY interlock.pauses
+    ADD CONSTRAINT pauses_pkey PRIMARY KEY (job_id, cause_id);
+ALTER TABLE ONLY interlock.publications
+    ADD CONSTRAINT publications_pkey PRIMARY KEY (org_id, name);
 ALTER TABLE ONLY interlock.queue_messages
     ADD CONSTRAINT queue_messages_pkey PRIMARY KEY (message_id);
 ALTER TABLE ONLY interlock.runs
@@ -419,6 +588,8 @@ ALTER TABLE ONLY interlock.sweeps
     ADD CONSTRAINT sweeps_pkey PRIMARY KEY (name);
 ALTER TABLE ONLY interlock.tasks_0
     ADD CONSTRAINT tasks_0_pkey PRIMARY KEY (task_id);
+ALTER TABLE ONLY interlock.triggers
+    ADD CONSTRAINT triggers_pkey PRIMARY KEY (trigger_id);
 ALTER TABLE ONLY interlock.worker_tokens
     ADD CONSTRAINT worker_tokens_pkey PRIMARY KEY (token_id);
 ALTER TABLE ONLY interlock.workers
@@ -427,13 +598,34 @@ ALTER TABLE ONLY public.interlock_migrations
     ADD CONSTRAINT interlock_migrations_pkey PRIMARY KEY (version);
 CREATE INDEX api_keys_by_org ON interlock.api_keys USING btree (org_id, created_at);
 CREATE INDEX capabilities_expiry ON interlock.capabilities USING btree (expires_at);
+CREATE INDEX dag_version_jobs_by_job ON interlock.dag_version_jobs USING btree (job_id);
+CREATE UNIQUE INDEX dag_versions_building ON interlock.dag_versions USING btree (dag_id) WHERE (state = 'Building'::interlock.dag_state);
+CREATE INDEX dag_versions_by_dag ON interlock.dag_versions USING btree (dag_id, dag_version);
+CREATE UNIQUE INDEX dag_versions_current ON interlock.dag_versions USING btree (dag_id) WHERE (state = 'Current'::interlock.dag_state);
+CREATE INDEX dag_versions_in_work ON interlock.dag_versions USING btree (dag_version) WHERE (state = 'Building'::interlock.dag_state);
 CREATE UNIQUE INDEX dataset_events_once ON interlock.dataset_events USING btree (task_id, dataset_uuid, dataset_version, scope);
+CREATE INDEX dataset_versions_by_dataset ON interlock.dataset_versions USING btree (dataset_uuid, created_at);
+CREATE INDEX dataset_versions_by_job ON interlock.dataset_versions USING btree (job_id, output_index);
+CREATE INDEX datasets_by_org ON interlock.datasets USING btree (org_id, dataset_uuid);
+CREATE UNIQUE INDEX datasets_by_output ON interlock.datasets USING btree (org_id, dag_name, job_name, output_name) WHERE (dag_name IS NOT NULL);
+CREATE INDEX edges_active ON interlock.edges USING btree (job_id, input_index) WHERE active;
+CREATE INDEX edges_by_dataset ON interlock.edges USING btree (dataset_uuid) WHERE active;
+CREATE INDEX edges_by_version ON interlock.edges USING btree (dataset_version, job_id) WHERE active;
 CREATE INDEX idempotency_keys_expiry ON interlock.idempotency_keys USING btree (expires_at);
-CREATE UNIQUE INDEX jobs_by_name ON interlock.jobs USING btree (org_id, COALESCE(dag_name, ''::text), name) WHERE (name IS NOT NULL);
+CREATE INDEX job_cursors_by_task ON interlock.job_cursors USING btree (task_id) WHERE (task_id IS NOT NULL);
+CREATE UNIQUE INDEX jobs_by_name ON interlock.jobs USING btree (org_id, COALESCE(dag_name, ''::text), name) WHERE ((name IS NOT NULL) AND current);
 CREATE INDEX jobs_by_org ON interlock.jobs USING btree (org_id, job_id);
+CREATE INDEX jobs_limited ON interlock.jobs USING btree (job_id) WHERE (active AND ((max_queue_depth IS NOT NULL) OR (max_queue_age IS NOT NULL)));
+CREATE INDEX jobs_sources ON interlock.jobs USING btree (((source ->> 'kind'::text)), job_id) WHERE ((source IS NOT NULL) AND active);
 CREATE INDEX lease_alarms_due ON interlock.lease_alarms USING btree (due_at);
+CREATE INDEX materialisations_by_task ON interlock.materialisations USING btree (task_id);
+CREATE INDEX materialisations_undone ON interlock.materialisations USING btree (job_id) WHERE ((done_commit IS NULL) OR (done_commit < input_commit));
 CREATE INDEX outbox_by_key ON interlock.outbox USING btree (dedupe_key) WHERE (dedupe_key IS NOT NULL);
 CREATE INDEX outbox_due ON interlock.outbox USING btree (due_at);
+CREATE INDEX partitions_by_commit ON interlock.partitions USING btree (dataset_version, commit_id);
+CREATE INDEX pauses_by_cause ON interlock.pauses USING btree (cause_id);
+CREATE INDEX publications_by_dag ON interlock.publications USING btree (dag_id);
+CREATE INDEX publications_by_dataset ON interlock.publications USING btree (dataset_uuid);
 CREATE INDEX queue_messages_dead ON interlock.queue_messages USING btree (queue, message_id) WHERE (dead_at IS NOT NULL);
 CREATE UNIQUE INDEX queue_messages_once ON interlock.queue_messages USING btree (queue, dedupe_key) WHERE (dedupe_key IS NOT NULL);
 CREATE INDEX queue_messages_ready ON interlock.queue_messages USING btree (queue, priority, visible_at) WHERE (dead_at IS NULL);
@@ -451,12 +643,33 @@ CREATE UNIQUE INDEX tasks_0_dedupe ON interlock.tasks_0 USING btree (job_id, ded
 CREATE INDEX tasks_0_parked ON interlock.tasks_0 USING btree (job_id, priority, queued_at) WHERE parked;
 CREATE INDEX tasks_0_parked_by_key ON interlock.tasks_0 USING btree (job_id, slot_key, priority, queued_at) WHERE parked;
 CREATE INDEX tasks_0_retries ON interlock.tasks_0 USING btree (retry_at) WHERE (retry_at IS NOT NULL);
+CREATE INDEX triggers_by_job ON interlock.triggers USING btree (job_id, trigger_id);
 CREATE INDEX workers_by_queue ON interlock.workers USING btree (queue, last_seen_at);
 ALTER TABLE ONLY interlock.api_keys
     ADD CONSTRAINT api_keys_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.dag_version_jobs
+    ADD CONSTRAINT dag_version_jobs_dag_version_fkey FOREIGN KEY (dag_version) REFERENCES interlock.dag_versions(dag_version);
+ALTER TABLE ONLY interlock.dag_version_jobs
+    ADD CONSTRAINT dag_version_jobs_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);
+ALTER TABLE ONLY interlock.dag_versions
+    ADD CONSTRAINT dag_versions_dag_id_fkey FOREIGN KEY (dag_id) REFERENCES interlock.dags(dag_id);
+ALTER TABLE ONLY interlock.dags
+    ADD CONSTRAINT dags_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.dataset_versions
+    ADD CONSTRAINT dataset_versions_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
+ALTER TABLE ONLY interlock.dataset_versions
+    ADD CONSTRAINT dataset_versions_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);
 ALTER TABLE ONLY interlock.datasets
     ADD CONSTRAINT datasets_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.edges
+    ADD CONSTRAINT edges_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
+ALTER TABLE ONLY interlock.edges
+    ADD CONSTRAINT edges_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);
 ALTER TABLE ONLY interlock.jobs
     ADD CONSTRAINT jobs_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.publications
+    ADD CONSTRAINT publications_dag_id_fkey FOREIGN KEY (dag_id) REFERENCES interlock.dags(dag_id);
+ALTER TABLE ONLY interlock.publications
+    ADD CONSTRAINT publications_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
 ALTER TABLE ONLY interlock.runs
     ADD CONSTRAINT runs_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);

@@ -1,8 +1,7 @@
-"""What an attempt causes beyond its own status: dataset events, committed outputs, published batches."""
+"""What a running attempt causes beyond its own status: dataset events and published batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -10,98 +9,15 @@ import msgspec
 
 from interlock.access.tokens import write_grants
 from interlock.adapters.postgres import Connection, Database, Row, queries
-from interlock.errors import BadRequest, Forbidden
+from interlock.errors import Forbidden
 from interlock.failpoints import failpoint
+from interlock.kernel import changes
+from interlock.kernel.changes import Change
 from interlock.settings import BUFFER_QUEUE, Settings
-from interlock.wire import (
-    BufferPublish,
-    BufferPublished,
-    Completion,
-    DatasetRef,
-    Event,
-    EventBatch,
-    EventsAccepted,
-    Output,
-)
+from interlock.wire import BufferPublish, BufferPublished, DatasetRef, EventBatch, EventsAccepted
 
 _sql = queries("effects")
 _tasks_sql = queries("tasks")
-
-
-def check_effects(events: Sequence[Event], outputs: Sequence[Output], granted: Sequence[DatasetRef]) -> None:
-    """An attempt speaks only for the outputs of its own job, and in scopes that make sense."""
-    for event in events:
-        _check_scope(event)
-        _check_granted(event.dataset_uuid, event.dataset_version, granted)
-    slots = [(output.output_index, output.dataset_uuid) for output in outputs]
-    if len(set(slots)) != len(slots):
-        raise BadRequest("Two outputs have the same output_index and dataset_uuid.", code="duplicate_output")
-    for output in outputs:
-        _check_granted(output.dataset_uuid, output.dataset_version, granted)
-        if output.partition_key is not None or output.start is not None or output.end is not None:
-            _check_partition(output.partition_key, output.start, output.end)
-
-
-def _check_granted(dataset: UUID, version: UUID, granted: Sequence[DatasetRef]) -> None:
-    if not any(ref.dataset_uuid == dataset and ref.dataset_version == version for ref in granted):
-        raise Forbidden(
-            f"Dataset {dataset} version {version} is not an output of this job; declare it under `outputs`.",
-            code="dataset_not_granted",
-        )
-
-
-def _check_scope(event: Event) -> None:
-    partitioned = event.partition_key is not None or event.start is not None or event.end is not None
-    if partitioned == (event.cursor is not None):
-        raise BadRequest(
-            "An event carries either `cursor`, or `partition_key` with `start` and `end`.",
-            code="bad_event_scope",
-        )
-    if partitioned:
-        _check_partition(event.partition_key, event.start, event.end)
-
-
-def _check_partition(key: str | None, start: int | None, end: int | None) -> None:
-    if start is None or end is None or start > end or key not in (None, f"{start}-{end}"):
-        raise BadRequest(
-            "A partition needs `start` <= `end`, both inclusive, and `partition_key` equal to '{start}-{end}'.",
-            code="bad_partition",
-        )
-
-
-async def write_effects(connection: Connection, item: Completion, org_id: UUID) -> None:
-    """Written in the transaction that completes the task: visible together or not at all."""
-    if item.outputs:
-        await _sql.insert_outputs(
-            connection,
-            task_id=item.task_id,
-            org_id=org_id,
-            attempt=item.attempt,
-            indexes=[o.output_index for o in item.outputs],
-            uuids=[o.dataset_uuid for o in item.outputs],
-            versions=[o.dataset_version for o in item.outputs],
-            bodies=[msgspec.json.encode(o).decode() for o in item.outputs],
-        )
-    if item.events:
-        await _insert_events(connection, item.events, item.task_id, item.attempt, org_id)
-
-
-async def _insert_events(
-    connection: Connection, events: Sequence[Event], task_id: UUID, attempt: int, org_id: UUID
-) -> int:
-    rows = await _sql.insert_events(
-        connection,
-        org_id=org_id,
-        task_id=task_id,
-        attempt=attempt,
-        uuids=[e.dataset_uuid for e in events],
-        versions=[e.dataset_version for e in events],
-        cursors=[e.cursor for e in events],
-        keys=[None if e.cursor is not None else f"{e.start}-{e.end}" for e in events],
-        starts=[e.start for e in events],
-        ends=[e.end for e in events],
-    )
-    return len(rows)
 
 
 class Effects:
@@ -113,14 +29,23 @@ class Effects:
 
     async def emit(self, batch: EventBatch) -> EventsAccepted | None:
         """None when the attempt does not hold the task."""
-        async with self._database.transaction() as connection:
-            row = await _locked(connection, batch)
-            if row is None:
+
+        async def work(connection: Connection) -> EventsAccepted | None:
+            known = await _tasks_sql.outputs_of(connection, shard=0, task_ids=[batch.task_id])
+            if not known:
                 return None
-            check_effects(batch.events, [], _outputs(row))
-            accepted = await _insert_events(connection, batch.events, batch.task_id, batch.attempt, row["org_id"])
+            changes.check(batch.events, [], _outputs(known[0]))
+            change = Change(batch.task_id, batch.attempt, known[0]["org_id"], batch.events)
+            admitted = await changes.admit(connection, [change])
+            if await _locked(connection, batch) is None:
+                return None
+            if batch.task_id in admitted.refused:
+                raise admitted.refused[batch.task_id]
+            accepted = await changes.write(connection, [change], admitted)
             await failpoint("events.before_commit")
-        return EventsAccepted(accepted=accepted, duplicates=len(batch.events) - accepted)
+            return EventsAccepted(accepted=accepted, duplicates=len(batch.events) - accepted)
+
+        return await self._database.run(work)
 
     async def publish(self, publish: BufferPublish) -> BufferPublished | None:
         """The record and its queue message are one transaction. None when the attempt does not hold the task."""
@@ -146,7 +71,7 @@ class Effects:
         return BufferPublished(publish_id=inserted["publish_id"])
 
     def _check_batch(self, publish: BufferPublish, row: Row) -> None:
-        _check_granted(publish.dataset_uuid, publish.dataset_version, _outputs(row))
+        changes.check_granted(publish.dataset_uuid, publish.dataset_version, _outputs(row))
         grants = write_grants(self._settings.objects_root, publish.task_id, publish.attempt, _outputs(row))
         prefixes = [g.buffer_prefix for g in grants if g.dataset_uuid == publish.dataset_uuid]
         if not any(_lies_under(publish.batch_uri, prefix) for prefix in prefixes):

@@ -217,9 +217,15 @@ class Submissions:
             uuids = [o.dataset_uuid for o in request.outputs]
             versions = [o.dataset_version for o in request.outputs]
             await _sql.register_datasets(connection, org_id=org_id, uuids=uuids, versions=versions)
-            foreign = await _sql.foreign_datasets(connection, org_id=org_id, uuids=uuids)
+            await _sql.register_versions(connection, org_id=org_id, uuids=uuids, versions=versions)
+            foreign = await _sql.foreign_datasets(connection, org_id=org_id, uuids=uuids, versions=versions)
+            if foreign and foreign[0]["own"] and foreign[0]["dag_name"]:
+                raise Conflict(
+                    f"Dataset {foreign[0]['dataset_uuid']} is written by DAG {foreign[0]['dag_name']!r} only.",
+                    code="dataset_of_a_dag",
+                )
             if foreign:
-                raise NotFound(f"There is no dataset {foreign[0]['dataset_uuid']} in this org.")
+                raise NotFound(f"There is no dataset {foreign[0]['dataset_uuid']} with that version in this org.")
 
     def _definition(self, request: JobRequest, org_id: UUID) -> dict[str, Any]:
         runtime = self._runtime(request.runtime)

@@ -16,7 +16,8 @@ from interlock.access.tokens import CapabilityTokens, Grant, write_grants
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, Fenced, Forbidden, InterlockError, TooLarge
 from interlock.failpoints import armed, failpoint
-from interlock.kernel.effects import check_effects, write_effects
+from interlock.kernel import changes
+from interlock.kernel.changes import Admitted, Change
 from interlock.settings import Settings
 from interlock.telemetry import ATTEMPTS_ENDED
 from interlock.wire import (
@@ -195,12 +196,13 @@ class Tasks:
         with_effects = [item for item in sane if item.events or item.outputs]
 
         async def work(connection: Connection) -> list[Row]:
-            allowed = await self._with_allowed_effects(connection, with_effects, sane, outcome)
+            said, admitted = await self._admit(connection, with_effects, outcome) if with_effects else ([], None)
+            allowed = [item for item in sane if item.task_id not in outcome.refused]
             rows: list[Row] = await _sql.complete(connection, **_completion_arrays(allowed)) if allowed else []
-            orgs = {row["task_id"]: row["org_id"] for row in rows} if with_effects else {}
-            for item in with_effects:
-                if item.task_id in orgs and item.status == "Completed":
-                    await write_effects(connection, item, orgs[item.task_id])
+            ended = {row["task_id"] for row in rows} if said else ()
+            said = [change for change in said if change.task_id in ended]
+            if said and admitted:
+                await changes.write(connection, said, admitted)
             await failpoint("complete.before_commit")
             return rows
 
@@ -228,25 +230,27 @@ class Tasks:
             outcome.refused[item.task_id] = BadRequest("The result is not JSON in UTF-8.", code="bad_result")
         return item.task_id not in outcome.refused
 
-    async def _with_allowed_effects(
-        self,
-        connection: Connection,
-        with_effects: list[Completion],
-        items: list[Completion],
-        outcome: _Outcome,
-    ) -> list[Completion]:
-        if not with_effects:
-            return items
-        ids = [item.task_id for item in with_effects]
-        rows = await _sql.outputs_of(connection, shard=SMALL_SHARD, task_ids=ids)
-        granted = {row["task_id"]: outputs_of(row) for row in rows}
-        for item in with_effects:
-            if item.task_id in granted:
-                try:
-                    check_effects(item.events, item.outputs, granted[item.task_id])
-                except (BadRequest, Forbidden) as error:
-                    outcome.refused[item.task_id] = error
-        return [item for item in items if item.task_id not in outcome.refused]
+    async def _admit(
+        self, connection: Connection, items: list[Completion], outcome: _Outcome
+    ) -> tuple[list[Change], Admitted]:
+        """What successes say about datasets, as far as it fits; the others are refused, each by itself."""
+        ids = [item.task_id for item in items]
+        rows = {row["task_id"]: row for row in await _sql.outputs_of(connection, shard=SMALL_SHARD, task_ids=ids)}
+        said = []
+        for item in items:
+            row = rows.get(item.task_id)
+            if row is None:
+                continue
+            try:
+                changes.check(item.events, item.outputs, outputs_of(row))
+            except (BadRequest, Forbidden) as error:
+                outcome.refused[item.task_id] = error
+            else:
+                if item.status == "Completed":
+                    said.append(Change(item.task_id, item.attempt, row["org_id"], item.events, item.outputs))
+        admitted = await changes.admit(connection, said)
+        outcome.refused |= admitted.refused
+        return [change for change in said if change.task_id not in admitted.refused], admitted
 
     async def _wake_parked(self, rows: list[Row]) -> None:
         """After the commit: a wake-up that a crash loses here is found again by the reconciler."""
@@ -256,13 +260,14 @@ class Tasks:
             await self._database.run(lambda c: wake_parked(c, jobs, keys, direct=self._settings.queue_direct))
 
     async def _explain_refusals(self, items: list[Completion], outcome: _Outcome) -> None:
-        pending = [item for item in items if item.task_id not in outcome.refused]
-        states = await self._fence_states([item.task_id for item in pending])
-        for item in pending:
+        """What was said before, and counted, does not have to fit once more."""
+        states = await self._fence_states([item.task_id for item in items])
+        for item in items:
             state = states.get(item.task_id)
             if state is not None and _already_said(state, item):
+                outcome.refused.pop(item.task_id, None)
                 outcome.repeated.append(state)
-            else:
+            elif item.task_id not in outcome.refused:
                 outcome.refused[item.task_id] = _fenced(state, item)
 
     # Give back

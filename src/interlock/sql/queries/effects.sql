@@ -1,21 +1,10 @@
 -- What attempts cause besides their own status: events, committed outputs, published batches, owed side effects.
 
--- name: insert_events
-insert into interlock.dataset_events (org_id, dataset_uuid, dataset_version, scope, cursor, partition_key, range_start,
-                                      range_end, task_id, attempt)
-select :org_id, e.dataset_uuid, e.dataset_version,
-       case when e.partition_key is null then 'c:' || e.cursor else 'p:' || e.partition_key end,
-       e.cursor, e.partition_key, e.range_start, e.range_end, :task_id, :attempt
-from unnest(:uuids::uuid[], :versions::uuid[], :cursors::bigint[], :keys::text[], :starts::bigint[], :ends::bigint[])
-    as e(dataset_uuid, dataset_version, cursor, partition_key, range_start, range_end)
-on conflict (task_id, dataset_uuid, dataset_version, scope) do nothing
-returning event_id;
-
 -- name: insert_outputs!
 insert into interlock.output_commits (task_id, output_index, dataset_uuid, dataset_version, org_id, attempt, body)
-select :task_id, o.output_index, o.dataset_uuid, o.dataset_version, :org_id, :attempt, o.body::json
-from unnest(:indexes::int[], :uuids::uuid[], :versions::uuid[], :bodies::text[])
-    as o(output_index, dataset_uuid, dataset_version, body);
+select o.task_id, o.output_index, o.dataset_uuid, o.dataset_version, o.org_id, o.attempt, o.body::json
+from unnest(:task_ids::uuid[], :attempts::int[], :org_ids::uuid[], :indexes::int[], :uuids::uuid[], :versions::uuid[],
+            :bodies::text[]) as o(task_id, attempt, org_id, output_index, dataset_uuid, dataset_version, body);
 
 -- name: insert_publish^
 insert into interlock.buffer_publishes (org_id, task_id, attempt, dataset_uuid, dataset_version, batch_uri, record_count)

@@ -25,7 +25,7 @@ insert into interlock.jobs (org_id, name, operator, runtime, queue, config, prio
 values (:org_id, :name, :operator, :runtime, :queue, :config::text::json, :priority, :max_attempts, :backoff_seconds,
         :backoff_factor, :backoff_cap_seconds, :jitter, :non_retryable, :lease_seconds, :timeout_seconds,
         :max_concurrency, :concurrency_key, :max_concurrency_per_key, :outputs::text::jsonb, :definition_hash)
-on conflict (org_id, coalesce(dag_name, ''), name) where name is not null do nothing
+on conflict (org_id, coalesce(dag_name, ''), name) where name is not null and current do nothing
 returning *;
 
 -- name: replace_job^
@@ -47,7 +47,7 @@ with replaced as (
 select * from replaced;
 
 -- name: job_by_name^
-select * from interlock.jobs where org_id = :org_id and coalesce(dag_name, '') = '' and name = :name;
+select * from interlock.jobs where org_id = :org_id and coalesce(dag_name, '') = '' and name = :name and current;
 
 -- name: register_datasets!
 -- Datasets nobody owns yet. In one order, so that two submissions wait for each other one way only.
@@ -57,9 +57,21 @@ from unnest(:uuids::uuid[], :versions::uuid[]) as d(dataset_uuid, dataset_versio
 order by d.dataset_uuid
 on conflict (dataset_uuid) do nothing;
 
+-- name: register_versions!
+insert into interlock.dataset_versions (dataset_version, dataset_uuid, org_id)
+select distinct on (d.dataset_version) d.dataset_version, d.dataset_uuid, :org_id
+from unnest(:uuids::uuid[], :versions::uuid[]) as d(dataset_uuid, dataset_version)
+order by d.dataset_version
+on conflict (dataset_version) do nothing;
+
 -- name: foreign_datasets
--- A statement of its own, after the one above: what that waited for is visible only to the next.
-select dataset_uuid from interlock.datasets where dataset_uuid = any(:uuids::uuid[]) and org_id <> :org_id;
+-- A statement of its own, after the ones above: what they waited for is visible only to the next.
+select d.dataset_uuid, d.dag_name, d.org_id = :org_id as own
+from unnest(:uuids::uuid[], :versions::uuid[]) as o(dataset_uuid, dataset_version)
+join interlock.datasets d on d.dataset_uuid = o.dataset_uuid
+join interlock.dataset_versions v on v.dataset_version = o.dataset_version
+where d.org_id <> :org_id or v.dataset_uuid <> o.dataset_uuid or d.dag_name is not null
+order by own limit 1;
 
 -- name: insert_run^
 -- With a total that is known from the start the run is latched at once; else latch_run does it.

@@ -219,7 +219,8 @@ returning t.task_id, t.org_id, t.attempt, t.lease_expires_at, t.cancel_requested
 
 -- name: complete_by_index$
 -- The usual end, for tasks of runs: completed, held, nothing else to write. The count tells the caller whether that was
--- true of all; what it was not true of goes through complete. Capped jobs do: their slots are freed there.
+-- true of all; what it was not true of goes through complete. Capped jobs and those of DAGs do: their slots are freed,
+-- and their scopes done, there.
 with moment as materialized (
     select interlock.clock() as now
 ), groups as materialized (
@@ -227,6 +228,7 @@ with moment as materialized (
         as g(run_id, attempt, lease_token, first, last)
     join interlock.runs u on u.run_id = g.run_id
     join interlock.jobs j on j.job_id = u.job_id and j.max_concurrency is null and j.max_concurrency_per_key is null
+         and j.dag_name is null
 ), input as materialized (
     select g.run_id, g.attempt, g.lease_token, i.* from groups g
     cross join lateral unnest((:indexes::bigint[])[g.first : g.last], (:results::text[])[g.first : g.last])
@@ -280,7 +282,8 @@ with moment as materialized (
     returning t.task_id, t.org_id, t.job_id, t.run_id, t.attempt, t.lease_token, t.status, t.dead, t.retry_at,
               t.worker_id, t.started_at, t.ended_at, old.status as was, old.late_reply as late,
               i.error_class, i.error_message, i.crash, t.slot_key,
-              j.max_concurrency is not null or j.max_concurrency_per_key is not null as capped
+              j.max_concurrency is not null or j.max_concurrency_per_key is not null as capped,
+              j.dag_name is not null and t.status = 'Completed' as scoped
 ), history as (
     insert into interlock.attempts (task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at,
                                     error_class, error_message, crash)
@@ -311,8 +314,22 @@ with moment as materialized (
            count(*) filter (where status = 'Failed') - count(*) filter (where was = 'Failed'),
            count(*) filter (where dead), count(*) filter (where status = 'Canceled')
     from ended where run_id is not null group by run_id
+), scopes as (
+    update interlock.materialisations set done_commit = input_commit
+    where task_id = any(array(select task_id from ended where scoped))
+), streams as (
+    -- A stream goes on from where this task has read to.
+    update interlock.job_cursors set committed = upto, upto = null, task_id = null
+    where task_id = any(array(select task_id from ended where scoped))
+    returning job_id
+), routed as (
+    insert into interlock.outbox (kind, target, body)
+    select 'route', '', json_build_object('jobs', array_agg(distinct job_id)) from streams having count(*) > 0
+    returning 1
+), told as (
+    select pg_notify('interlock_outbox', '') from routed
 )
-select e.task_id, e.org_id, e.status, e.retry_at, e.attempt,
+select e.task_id, e.org_id, e.status, e.retry_at, e.attempt, (select count(*) from told) as told,
        (select array_agg(distinct job_id) from open) as freed_jobs,
        (select array_agg(distinct slot_key) from open) as freed_keys
 from ended e;
@@ -332,7 +349,7 @@ where t.shard = :shard and t.task_id = :task_id and t.attempt = :attempt and t.l
 for no key update of t;
 
 -- name: outputs_of
-select t.task_id, j.outputs from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
+select t.task_id, t.org_id, j.outputs from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
 where t.shard = :shard and t.task_id = any(:task_ids::uuid[]);
 
 -- name: release

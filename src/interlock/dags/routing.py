@@ -1,0 +1,163 @@
+"""From "this dataset changed" to exactly the right tasks.
+
+The router follows accepted events, through the outbox. The reconciler follows the registry: it walks the changes of
+every input that a job reads, so it finds what an event was lost for, what was held back, and what a new generation of a
+job has yet to build. Both give scopes by the same statement; see routing.sql.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct, field
+
+from interlock.adapters.lowwater import low_water
+from interlock.adapters.notifications import Wakeups
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.failpoints import failpoint
+from interlock.kernel.loop import Periodic
+from interlock.settings import Settings
+from interlock.telemetry import TASKS_ROUTED
+
+_sql = queries("routing")
+_runs_sql = queries("runs")
+_effects_sql = queries("effects")
+_ROUTES: Final = 100
+"""Accepted requests that are routed at once, each of any number of events."""
+_EDGES: Final = 1000
+_CHANGES: Final = 1000
+"""Of one input in one pass: what was held back comes bit by bit."""
+_FIRST: Final = (UUID(int=0), -1)
+
+
+class _Route(Struct):
+    """What an outbox row says: events that were accepted, or jobs that have come further in their streams."""
+
+    events: list[int] = field(default_factory=list)
+    versions: list[UUID] = field(default_factory=list)
+    jobs: list[UUID] = field(default_factory=list)
+
+
+_route = msgspec.json.Decoder(_Route)
+
+
+class Scopes:
+    """Gives scopes to the jobs that read them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._direct = settings.queue_direct
+
+    async def give(self, connection: Connection, changed: Sequence[Row], job_id: UUID | None = None, **more: Any) -> int:
+        """`changed`: rows with dataset_version, range_start, range_end and commit_id. How many tasks were made."""
+        if not changed:
+            return 0
+        (row,) = await _sql.give_scopes(
+            connection,
+            versions=[more.get("version") or row["dataset_version"] for row in changed],
+            starts=[row["range_start"] for row in changed],
+            ends=[row["range_end"] for row in changed],
+            commits=[row["commit_id"] for row in changed],
+            job_id=job_id,
+            direct=self._direct,
+        )
+        return int(row["tasks"])
+
+    async def follow(self, connection: Connection, job_ids: Iterable[UUID]) -> int:
+        """Jobs whose streams have moved, or who have come to the end of what they were given."""
+        ids = sorted(set(job_ids))
+        if not ids:
+            return 0
+        (row,) = await _sql.start_streams(connection, job_ids=ids, direct=self._direct)
+        return int(row["tasks"])
+
+
+class Router:
+    name = "router"
+
+    def __init__(self, database: Database, settings: Settings, wakeups: Wakeups) -> None:
+        self.seconds = settings.relay_seconds
+        self._database = database
+        self._wakeups = wakeups
+        self._scopes = Scopes(settings)
+        self._water = low_water()
+
+    async def idle(self, seconds: float) -> None:
+        await self._wakeups.wait("outbox", seconds)
+
+    async def run_once(self) -> int:
+        async def work(connection: Connection) -> tuple[int, int]:
+            rows = await _sql.take_routes(connection, most=_ROUTES, since=look.since)
+            look.reached = max((row["due_at"] for row in rows), default=None) or await _effects_sql.clock(connection)
+            made = await self._route(connection, [_route.decode(row["body"]) for row in rows]) if rows else 0
+            await failpoint("route.before_commit")
+            return len(rows), made
+
+        with self._water.look() as look:
+            taken, made = await self._database.run(work)
+        if made:
+            TASKS_ROUTED.labels(by=self.name).inc(made)
+        return taken
+
+    async def _route(self, connection: Connection, routes: Sequence[_Route]) -> int:
+        events = [event for route in routes for event in route.events]
+        versions = {version for route in routes for version in route.versions}
+        jobs = {job for route in routes for job in route.jobs}
+        changed = await _sql.changed_scopes(connection, event_ids=events) if events else []
+        made = await self._scopes.give(connection, changed)
+        if versions:
+            jobs |= {row["job_id"] for row in await _sql.readers_of(connection, versions=list(versions))}
+        return made + await self._scopes.follow(connection, jobs)
+
+
+class ScopeReconciler(Periodic):
+    """A page of all inputs in a pass; it goes round."""
+
+    name = "scopes"
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.seconds = settings.reconcile_seconds
+        self._database = database
+        self._scopes = Scopes(settings)
+        self._place = _FIRST
+
+    async def run_once(self) -> int:
+        made, end = await self._database.run(self._pass)
+        self._place = end
+        if made:
+            TASKS_ROUTED.labels(by=self.name).inc(made)
+        return made
+
+    async def _pass(self, connection: Connection) -> tuple[int, tuple[UUID, int]]:
+        if not await _runs_sql.only_one(connection, name=self.name):
+            return 0, _FIRST
+        await _sql.keep_pauses(connection)
+        job_id, input_index = self._place
+        edges = await _sql.edges_behind(connection, job_id=job_id, input_index=input_index, most=_EDGES)
+        made = 0
+        for edge in edges:
+            if edge["behind"] and edge["progress"] == "partition" and not edge["paused"]:
+                made += await self._catch_up(connection, edge)
+        streams = [edge["job_id"] for edge in edges if edge["progress"] == "cursor" and not edge["paused"]]
+        made += await self._scopes.follow(connection, streams)
+        await failpoint("scopes.before_commit")
+        whole = len(edges) == _EDGES
+        return made, (edges[-1]["job_id"], edges[-1]["input_index"]) if whole else _FIRST
+
+    async def _catch_up(self, connection: Connection, edge: Row) -> int:
+        version = edge["dataset_version"]
+        changes = await _sql.changes_since(
+            connection, dataset_version=version, since=edge["reconciled_to"], most=_CHANGES
+        )
+        made = await self._scopes.give(connection, changes, edge["job_id"], version=version)
+        if changes:
+            await _sql.set_reconciled(
+                connection,
+                job_id=edge["job_id"],
+                input_index=edge["input_index"],
+                dataset_version=version,
+                reconciled_to=changes[-1]["commit_id"],
+            )
+        return made

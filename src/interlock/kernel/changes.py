@@ -1,0 +1,250 @@
+"""What attempts say about datasets: checked against what is there, written with the events that it owes.
+
+Whoever writes a change locks the dataset versions first and his tasks afterwards: `admit`, then the task, then `write`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from interlock.adapters.postgres import Connection, Row, queries
+from interlock.errors import BadRequest, Conflict, Forbidden, InterlockError
+from interlock.wire import DatasetRef, Event, Output
+
+_sql = queries("datasets")
+_effects_sql = queries("effects")
+
+PARTITION: Final = "partition"
+CURSOR: Final = "cursor"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """By one attempt."""
+
+    task_id: UUID
+    attempt: int
+    org_id: UUID
+    events: Sequence[Event]
+    outputs: Sequence[Output] = ()
+
+    def versions(self) -> Iterator[UUID]:
+        yield from (item.dataset_version for item in (*self.events, *self.outputs))
+
+    def scopes(self) -> Iterator[_Scope]:
+        for item in (*self.events, *self.outputs):
+            if item.start is not None and item.end is not None:
+                yield _Scope(self.task_id, item.dataset_version, item.start, item.end)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    task_id: UUID
+    dataset_version: UUID
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}"
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    commit_id: int
+    partitioned: frozenset[UUID]
+    """Versions that are made of partitions; the others are streams."""
+    refused: dict[UUID, InterlockError]
+    """By task: all that it said."""
+
+
+class _Clash(Struct, frozen=True):
+    n: int
+    start: int
+    end: int
+
+
+_clashes = msgspec.json.Decoder(list[_Clash])
+
+
+def check(events: Sequence[Event], outputs: Sequence[Output], granted: Sequence[DatasetRef]) -> None:
+    """An attempt speaks only for the outputs of its own job, and in scopes that make sense."""
+    for event in events:
+        check_scope(event.cursor, event.partition_key, event.start, event.end)
+        check_granted(event.dataset_uuid, event.dataset_version, granted)
+    slots = [(output.output_index, output.dataset_uuid) for output in outputs]
+    if len(set(slots)) != len(slots):
+        raise BadRequest("Two outputs have the same output_index and dataset_uuid.", code="duplicate_output")
+    for output in outputs:
+        check_granted(output.dataset_uuid, output.dataset_version, granted)
+        if output.cursor is not None or _partitioned(output.partition_key, output.start, output.end):
+            check_scope(output.cursor, output.partition_key, output.start, output.end)
+
+
+def check_granted(dataset: UUID, version: UUID, granted: Sequence[DatasetRef]) -> None:
+    if not any(ref.dataset_uuid == dataset and ref.dataset_version == version for ref in granted):
+        raise Forbidden(
+            f"Dataset {dataset} version {version} is not an output of this job; declare it under `outputs`.",
+            code="dataset_not_granted",
+        )
+
+
+def check_scope(cursor: int | None, key: str | None, start: int | None, end: int | None) -> None:
+    if _partitioned(key, start, end) == (cursor is not None):
+        raise BadRequest(
+            "A scope is either `cursor`, or `partition_key` with `start` and `end`.",
+            code="bad_event_scope",
+        )
+    if cursor is None:
+        _check_partition(key, start, end)
+    elif cursor < 0:
+        raise BadRequest("A cursor counts from 0.", code="bad_event_scope")
+
+
+def _partitioned(key: str | None, start: int | None, end: int | None) -> bool:
+    return key is not None or start is not None or end is not None
+
+
+def _check_partition(key: str | None, start: int | None, end: int | None) -> None:
+    if start is None or end is None or start > end or key not in (None, f"{start}-{end}"):
+        raise BadRequest(
+            "A partition needs `start` <= `end`, both inclusive, and `partition_key` equal to '{start}-{end}'.",
+            code="bad_partition",
+        )
+
+
+async def admit(connection: Connection, changes: Sequence[Change]) -> Admitted:
+    """Locks the versions, and tells whose change does not fit to what they hold."""
+    versions = sorted({version for change in changes for version in change.versions()})
+    rows = {row["dataset_version"]: row for row in await _sql.lock_versions(connection, versions=versions)}
+    streams = _streams(changes, rows)
+    refused: dict[UUID, InterlockError] = {}
+    for change in changes:
+        try:
+            _check_progress(change, rows, streams)
+        except InterlockError as error:
+            refused[change.task_id] = error
+    fitting = [change for change in changes if change.task_id not in refused]
+    scopes = [scope for change in fitting for scope in change.scopes() if scope.dataset_version not in streams]
+    examined = await _sql.examine_scopes(
+        connection,
+        versions=[scope.dataset_version for scope in scopes],
+        starts=[scope.start for scope in scopes],
+        ends=[scope.end for scope in scopes],
+    )
+    for clash in _clashes.decode(examined["clashing"] or "[]"):
+        scope = scopes[clash.n - 1]
+        refused.setdefault(scope.task_id, _overlap(scope, f"{clash.start}-{clash.end}"))
+    for scope, other in _overlaps([scope for scope in scopes if scope.task_id not in refused]):
+        refused.setdefault(scope.task_id, _overlap(scope, str(other)))
+    return Admitted(examined["commit_id"], frozenset(versions) - streams.keys(), refused)
+
+
+def _streams(changes: Sequence[Change], rows: dict[UUID, Row]) -> dict[UUID, int]:
+    """Versions that are streams, or become one now, and how far they are then."""
+    streams = {version: row["cursor"] for version, row in rows.items() if row["progress"] == CURSOR}
+    for change in changes:
+        for item in (*change.events, *change.outputs):
+            known = rows.get(item.dataset_version)
+            if item.cursor is not None and (known is None or known["progress"] != PARTITION):
+                streams[item.dataset_version] = max(streams.get(item.dataset_version, 0), item.cursor)
+    return streams
+
+
+def _check_progress(change: Change, rows: dict[UUID, Row], streams: dict[UUID, int]) -> None:
+    for item in (*change.events, *change.outputs):
+        version = item.dataset_version
+        if item.cursor is not None and version not in streams:
+            raise Conflict(
+                f"Dataset version {version} is made of partitions; report `partition_key`, `start` and `end`.",
+                code="scope_kind",
+            )
+        if item.end is not None and version in streams and item.end > streams[version]:
+            raise Conflict(
+                f"Dataset version {version} is a stream that is complete up to {streams[version]}; a range that was "
+                f"rewritten ends there at most, and {item.start}-{item.end} does not. Report the cursor first.",
+                code="scope_kind",
+            )
+    for output in change.outputs:
+        known = rows.get(output.dataset_version)
+        if output.cursor is not None and known is not None and output.cursor < (known["cursor"] or 0):
+            raise Conflict(
+                f"Dataset version {output.dataset_version} is complete up to {known['cursor']}; a cursor does not go "
+                f"back to {output.cursor}. Report a range that was rewritten as a partition.",
+                code="cursor_backwards",
+            )
+
+
+def _overlaps(scopes: Sequence[_Scope]) -> Iterator[tuple[_Scope, _Scope]]:
+    """Among themselves: a scope with the one before it that it runs into. The same scope twice is one."""
+    by_version: defaultdict[UUID, list[_Scope]] = defaultdict(list)
+    for scope in scopes:
+        by_version[scope.dataset_version].append(scope)
+    for found in by_version.values():
+        found.sort(key=lambda scope: (scope.start, scope.end))
+        reaching = found[0]
+        for scope in found[1:]:
+            if scope.start <= reaching.end and (scope.start, scope.end) != (reaching.start, reaching.end):
+                yield scope, reaching
+            if scope.end > reaching.end:
+                reaching = scope
+
+
+def _overlap(scope: _Scope, other: str) -> Conflict:
+    return Conflict(
+        f"Partition {scope} of dataset version {scope.dataset_version} overlaps {other}. Partitions of a version are "
+        "disjoint: report the same bounds to replace one.",
+        code="partition_overlap",
+    )
+
+
+async def write(connection: Connection, changes: Sequence[Change], admitted: Admitted) -> int:
+    """How many of the events are new."""
+    if any(change.outputs for change in changes):
+        await _effects_sql.insert_outputs(connection, **_output_bodies(changes))
+    events = [(change, event) for change in changes for event in change.events]
+    outputs = [(change, output) for change in changes for output in change.outputs]
+    row = await _sql.write_changes(
+        connection,
+        commit_id=admitted.commit_id,
+        partitioned_versions=list(admitted.partitioned),
+        task_ids=[change.task_id for change, _ in events],
+        attempts=[change.attempt for change, _ in events],
+        org_ids=[change.org_id for change, _ in events],
+        uuids=[event.dataset_uuid for _, event in events],
+        versions=[event.dataset_version for _, event in events],
+        cursors=[event.cursor for _, event in events],
+        starts=[event.start for _, event in events],
+        ends=[event.end for _, event in events],
+        o_task_ids=[change.task_id for change, _ in outputs],
+        o_attempts=[change.attempt for change, _ in outputs],
+        o_versions=[output.dataset_version for _, output in outputs],
+        o_cursors=[output.cursor for _, output in outputs],
+        o_starts=[output.start for _, output in outputs],
+        o_ends=[output.end for _, output in outputs],
+        o_locations=[output.location for _, output in outputs],
+        o_row_counts=[output.row_count for _, output in outputs],
+        o_bytes=[output.bytes for _, output in outputs],
+        o_schema_hashes=[output.schema_hash for _, output in outputs],
+    )
+    accepted: int = row["accepted"]
+    return accepted
+
+
+def _output_bodies(changes: Sequence[Change]) -> dict[str, Any]:
+    outputs = [(change, output) for change in changes for output in change.outputs]
+    return {
+        "task_ids": [change.task_id for change, _ in outputs],
+        "attempts": [change.attempt for change, _ in outputs],
+        "org_ids": [change.org_id for change, _ in outputs],
+        "indexes": [output.output_index for _, output in outputs],
+        "uuids": [output.dataset_uuid for _, output in outputs],
+        "versions": [output.dataset_version for _, output in outputs],
+        "bodies": [msgspec.json.encode(output).decode() for _, output in outputs],
+    }
