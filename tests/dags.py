@@ -25,6 +25,7 @@ from interlock.dags.conditions import (
 from interlock.dags.definition import Dag
 from interlock.dags.problems import Problem
 from interlock.dags.reading import Vocabulary, examine
+from tests.system import System
 
 VOCABULARY = Vocabulary(frozenset({"platform", "spark", "udf", "dispatcher"}))
 
@@ -150,6 +151,11 @@ _sources = st.one_of(
 )
 
 
+_roles: st.SearchStrategy[dict[str, list[str]]] = st.sampled_from(
+    [{}, {"read_roles": ["admin"]}, {"read_roles": ["writer", "reader"]}]
+)
+
+
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     """A valid DAG as a file would hold it. Each job reads only from those before it."""
@@ -158,7 +164,9 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
         jobs.append(draw(_jobs(name, jobs)))
     offered = [(job["name"], _output_name(output)) for job in jobs for output in job["outputs"]]
     published = draw(st.dictionaries(names, st.sampled_from(offered), max_size=3)) if offered else {}
-    publish = {name: {"from": {"job": job, "output": output}} for name, (job, output) in published.items()}
+    publish = {
+        name: {"from": {"job": job, "output": output}} | draw(_roles) for name, (job, output) in published.items()
+    }
     return {"name": draw(names), "jobs": draw(st.permutations(jobs)), "publish": publish}
 
 
@@ -183,3 +191,16 @@ def _jobs(draw: st.DrawFn, name: str, before: list[dict[str, Any]]) -> dict[str,
 _filters: st.SearchStrategy[dict[str, str]] = st.sampled_from(
     [{}, {"where": "a = 1 AND b IS NULL"}, {"where": "NOT (x IN ('y', 'z') OR d > DATE '2024-01-31')"}]
 )
+
+
+# Deployed ones
+
+
+async def deploy(system: System, text: str | bytes, **query: Any) -> dict[str, Any]:
+    """Through the gateway; what it answered."""
+    reply = await system.user(
+        "POST", "/v1/dags", content=text, params=query, headers={"Content-Type": "application/yaml"}
+    )
+    assert reply.status_code == 200, reply.text
+    deployed: dict[str, Any] = reply.json()
+    return deployed

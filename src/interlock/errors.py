@@ -24,7 +24,7 @@ Each knows its HTTP status and a stable `code`; nothing else in the project buil
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 
 class InterlockError(Exception):
@@ -52,11 +52,27 @@ class BadRequest(InterlockError):
     default_code = "bad_request"
 
 
+class FileProblem(Protocol):
+    """What is wrong with a file, where, and what to write instead."""
+
+    @property
+    def line(self) -> int: ...
+    @property
+    def column(self) -> int: ...
+    @property
+    def what(self) -> str: ...
+    @property
+    def instead(self) -> str: ...
+
+
 class InvalidDag(BadRequest):
     """A definition that must not be deployed. `problems` has everything that is wrong with it."""
 
-    def __init__(self, problems: Sequence[object]) -> None:
-        super().__init__("\n".join(map(str, problems)), problems=[str(problem) for problem in problems])
+    default_code = "invalid_dag"
+
+    def __init__(self, problems: Sequence[FileProblem]) -> None:
+        listed = [{"line": p.line, "column": p.column, "message": p.what, "suggestion": p.instead} for p in problems]
+        super().__init__("\n".join(map(str, problems)), problems=listed)
         self.problems = problems
 
 

@@ -131,7 +131,11 @@ class Settings(BaseSettings):
     result_limit_bytes: int = Field(65_536, ge=0, description="Largest result kept with a task.")
     payload_limit_bytes: int = Field(262_144, ge=1024, description="Largest payload of one task.")
     idempotency_hours: float = Field(24.0, gt=0, description="How long an Idempotency-Key is remembered.")
-    retention_days: float = Field(14.0, gt=0, description="Ended runs and their tasks are deleted after this.")
+    retention_days: float = Field(
+        14.0,
+        gt=0,
+        description="Ended runs and their tasks, ended tasks of DAGs, and events of datasets are deleted after this.",
+    )
     runtimes: dict[str, Runtime] = Field(
         default_factory=dict, description="Added to, or replacing, the built-in runtimes."
     )
@@ -154,6 +158,16 @@ class Settings(BaseSettings):
     reconcile_seconds: float = Field(30.0, gt=0, description="Queued tasks without a message.")
     reconcile_grace_seconds: float = Field(60.0, ge=0, description="A queued task younger than this is left alone.")
     retention_seconds: float = Field(60.0, gt=0, description="Retention of runs, keys and idempotency records.")
+    source_seconds: float = Field(1.0, gt=0, description="Sources that are always on.")
+    schedule_seconds: float = Field(1.0, gt=0, description="Cron schedules, in `interlock scheduler`.")
+    pressure_seconds: float = Field(1.0, gt=0, description="Queues against their max_queue_depth and max_queue_age.")
+    backfill_seconds: float = Field(0.5, gt=0, description="Tasks of backfills.")
+    backpressure_escalate_seconds: float = Field(
+        5.0,
+        ge=0,
+        description="How long only bulk work is held back for a queue past its limit, before everything upstream is; "
+        "0: everything at once.",
+    )
 
     # Workers
     worker_concurrency: int = Field(0, ge=0, le=1000, description="Child processes of a worker; 0: one per core.")

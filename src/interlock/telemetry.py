@@ -27,6 +27,9 @@ ATTEMPTS_ENDED = Counter(
 TASKS_REAPED = Counter("interlock_tasks_reaped", "Attempts ended by the reaper.", ["cause"], registry=REGISTRY)
 TASKS_REQUEUED = Counter("interlock_tasks_requeued", "Failed tasks queued for their next attempt.", registry=REGISTRY)
 TASKS_ROUTED = Counter("interlock_tasks_routed", "Tasks made for changes of datasets.", ["by"], registry=REGISTRY)
+SOURCE_RESTARTS = Counter(
+    "interlock_source_restarts", "Restarts of sources that are always on.", ["cause"], registry=REGISTRY
+)
 LOOP_PASSES = Counter("interlock_loop_passes", "Passes of background loops.", ["loop", "result"], registry=REGISTRY)
 LOOP_SECONDS = Histogram("interlock_loop_seconds", "Time of one pass.", ["loop"], registry=REGISTRY)
 REQUESTS = Counter("interlock_http_requests", "Requests answered.", ["listener", "route", "status"], registry=REGISTRY)
@@ -45,6 +48,9 @@ QUEUE_OLDEST = Gauge(
 QUEUE_DEAD = Gauge("interlock_queue_dead_letters", "Dead letters.", ["queue"], registry=REGISTRY)
 IN_FLIGHT = Gauge("interlock_tasks_in_flight", "Attempts running now.", ["operator", "runtime"], registry=REGISTRY)
 OUTBOX_ROWS = Gauge("interlock_outbox_rows", "Side effects owed, counted up to 100,000.", registry=REGISTRY)
+JOBS_HELD_BACK = Gauge(
+    "interlock_jobs_held_back", "Jobs that get no new tasks: only bulk ones, or all.", ["level"], registry=REGISTRY
+)
 LOG_LINES_LOST = Counter("interlock_log_lines_lost", "Log lines that could not be written.", registry=REGISTRY)
 
 

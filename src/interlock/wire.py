@@ -325,6 +325,26 @@ class WriteGrant(Struct, frozen=True):
     buffer_prefix: str
 
 
+class TaskInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An input of the job with the scope that this task is about. One without a scope has no part in this task."""
+
+    input_index: int
+    dataset_uuid: UUID
+    dataset_version: UUID
+    storage: str
+    read_prefix: str
+    """Of files; which of them count is what the registry says."""
+    where: str | None = None
+    partition_key: str | None = None
+    start: int | None = None
+    end: int | None = None
+    cursor: int | None = None
+    """How far the stream is complete, when it is one that is read from where the last task ended."""
+    changed_start: int | None = None
+    """The part of the scope that was rewritten, when it is given again."""
+    changed_end: int | None = None
+
+
 class TaskPayload(Struct, frozen=True, kw_only=True):
     task_id: UUID
     attempt: int
@@ -332,7 +352,7 @@ class TaskPayload(Struct, frozen=True, kw_only=True):
     job: JobRef
     operator: str
     config: Raw
-    inputs: list[Raw]
+    inputs: list[TaskInput]
     payload: Raw
     org_id: UUID
     run_id: UUID | None
@@ -407,6 +427,8 @@ class HeartbeatReply(_Internal, frozen=True, kw_only=True):
     lease_expires_at: datetime
     cancel_requested: bool
     capability_token: str | None = None
+    paused: bool = False
+    """Of a source: make nothing new for now, since those downstream are behind."""
 
 
 class Refusal(_Internal, frozen=True, kw_only=True):
@@ -436,6 +458,8 @@ class Event(_Internal, frozen=True, kw_only=True):
     partition_key: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
     start: Position | None = None
     end: Position | None = None
+    sequence: Index | None = None
+    """Tells several changes of one scope by one producer apart. Without it they are one event, reported again."""
 
 
 class Output(_Internal, frozen=True, kw_only=True):
@@ -613,6 +637,106 @@ class DeadMessagePage(_Reply, frozen=True, kw_only=True):
     messages: list[DeadMessage]
 
 
+# Sources
+
+
+class SourceState(StrEnum):
+    """Of an always_on source what its task does; others are `ready` unless they are held back."""
+
+    STARTING = "starting"
+    QUEUED = "queued"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    PAUSED = "paused"
+    READY = "ready"
+
+
+class SourceOutput(_Reply, frozen=True, kw_only=True):
+    output: str | None
+    dataset_uuid: UUID
+    dataset_version: UUID
+    cursor: int | None
+    """How far a stream is complete."""
+    last_scope: str | None
+    """Of its newest event: a cursor, or a partition."""
+    last_at: datetime | None
+
+
+class SourceView(_Reply, frozen=True, kw_only=True):
+    job: str
+    job_id: UUID
+    current: bool
+    """False for one that is being built beside the current one."""
+    kind: str
+    state: SourceState
+    since: datetime | None
+    paused: str | None
+    """Why it is held back."""
+    task_id: UUID | None
+    """Of always_on alone: the same through all restarts."""
+    attempt: int | None
+    restarts: int
+    """In a row, each soon after the last."""
+    worker_id: str | None
+    last_error: str | None
+    last_error_at: datetime | None
+    next_at: datetime | None
+    """When a schedule starts it next."""
+    waiting: int
+    """Triggers that are not tasks yet, counted up to 1,000."""
+    hook: str | None
+    """Path of a webhook, once it has a secret."""
+    outputs: list[SourceOutput]
+
+
+class SourceList(_Reply, frozen=True, kw_only=True):
+    sources: list[SourceView]
+
+
+class SourceEvent(_Request, frozen=True, kw_only=True):
+    """A scope of an output that has changed, or a payload for a task."""
+
+    output: Name | None = None
+    """May be left out by a job with one output."""
+    cursor: Position | None = None
+    start: Position | None = None
+    end: Position | None = None
+    payload: Raw | UnsetType = UNSET
+
+
+class SourceEvents(_Request, frozen=True, kw_only=True):
+    events: Annotated[list[SourceEvent], Meta(min_length=1, max_length=1_000)]
+
+
+class SourceEventsAccepted(_Reply, frozen=True, kw_only=True):
+    events: int
+    """Scopes that are written."""
+    triggers: int
+    """Payloads that become tasks."""
+
+
+class SecretRequest(_Request, frozen=True, kw_only=True):
+    rotate: bool = False
+    """Replace the secret that is there; it is good for another hour."""
+
+
+class HookSecret(_Reply, frozen=True, kw_only=True):
+    hook_id: str
+    path: str
+    auth: str
+    """`hmac` or `token`: how a call proves itself."""
+    secret: str
+    """The only time it is shown."""
+    previous_until: datetime | None
+    """How long the secret before this one is good."""
+
+
+class HookAccepted(_Reply, frozen=True, kw_only=True):
+    accepted: bool = True
+    duplicate: bool = False
+    """The same call was accepted before, and is not carried out again."""
+
+
 # Principals
 
 
@@ -713,6 +837,7 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     stale: str | None = None
     retry_after_ms: int | None = None
     errors: list[str] | None = None
+    problems: list[DagProblem] | None = None
 
 
 class SigningKeyView(_Reply, frozen=True, kw_only=True):
@@ -720,3 +845,437 @@ class SigningKeyView(_Reply, frozen=True, kw_only=True):
     created_at: datetime
     retired_at: datetime | None
     verify_until: datetime | None
+
+
+# Datasets
+
+
+class VersionState(StrEnum):
+    """`Building`: made beside the current one, by a DAG version that has not taken over yet."""
+
+    CURRENT = "Current"
+    BUILDING = "Building"
+    RETIRED = "Retired"
+    PURGED = "Purged"
+
+
+class DatasetSummary(_Reply, frozen=True, kw_only=True):
+    """Outputs of jobs outside DAGs have no name but their uuid."""
+
+    dataset_uuid: UUID
+    names: list[str]
+    """Published ones."""
+    dag: str | None
+    job: str | None
+    output: str | None
+    storage: str
+    current_version: UUID
+    progress: Literal["cursor", "partition"] | None
+    """A stream, or partitions; null until the first change says which."""
+    cursor: int | None
+    """How far a stream is complete."""
+
+
+class DatasetPage(_Reply, frozen=True, kw_only=True):
+    datasets: list[DatasetSummary]
+    next_cursor: str | None
+
+
+class DatasetVersionView(_Reply, frozen=True, kw_only=True):
+    dataset_version: UUID
+    state: VersionState
+    job_id: UUID | None
+    storage: str
+    unique_key: list[str]
+    schema_hash: str | None
+    columns: Raw
+    """The schema as its writer gave it; JSON null until there is one."""
+    progress: Literal["cursor", "partition"] | None
+    cursor: int | None
+    start: int | None
+    """Of the first partition."""
+    end: int | None
+    """Of the last partition."""
+    partitions: int
+    more_partitions: bool
+    """There are more than were counted."""
+    created_at: datetime
+
+
+class DatasetView(_Reply, frozen=True, kw_only=True):
+    dataset_uuid: UUID
+    names: list[str]
+    dag: str | None
+    job: str | None
+    output: str | None
+    current_version: UUID
+    read_roles: list[Role]
+    """Whose keys may read it."""
+    versions: list[DatasetVersionView]
+    """The newest ones, and the current one."""
+
+
+class PartitionView(_Reply, frozen=True, kw_only=True):
+    partition_key: str
+    start: int
+    end: int
+    commit: int
+    task_id: UUID
+    attempt: int
+    location: str | None
+    row_count: int | None
+    bytes: int | None
+    schema_hash: str | None
+    committed_at: datetime
+
+
+class PartitionPage(_Reply, frozen=True, kw_only=True):
+    dataset_version: UUID
+    partitions: list[PartitionView]
+    next_cursor: str | None
+
+
+class DatasetEventView(_Reply, frozen=True, kw_only=True):
+    event_id: int
+    dataset_version: UUID
+    cursor: int | None
+    partition_key: str | None
+    start: int | None
+    end: int | None
+    commit: int
+    task_id: UUID
+    attempt: int
+    accepted_at: datetime
+
+
+class DatasetEventPage(_Reply, frozen=True, kw_only=True):
+    events: list[DatasetEventView]
+    next_cursor: str | None
+
+
+class Direction(StrEnum):
+    UP = "up"
+    DOWN = "down"
+    BOTH = "both"
+
+
+class LineageJob(_Reply, frozen=True, kw_only=True):
+    job_id: UUID
+    dag: str | None
+    job: str | None
+    depth: int
+    """Jobs between it and the dataset in question, itself included; negative upstream."""
+
+
+class LineageDataset(_Reply, frozen=True, kw_only=True):
+    dataset_uuid: UUID
+    names: list[str]
+    dag: str | None
+    job: str | None
+    output: str | None
+    depth: int
+
+
+class LineageEdge(_Reply, frozen=True, kw_only=True):
+    job_id: UUID
+    dataset_uuid: UUID
+    kind: Literal["reads", "writes"]
+    where: str | None = None
+
+
+class Lineage(_Reply, frozen=True, kw_only=True):
+    """Who makes a dataset of what, and who makes what of it: generations that are current, across DAGs."""
+
+    dataset_uuid: UUID
+    jobs: list[LineageJob]
+    datasets: list[LineageDataset]
+    edges: list[LineageEdge]
+    truncated: bool
+    """There is more than is shown, deeper or beside."""
+
+
+class InvalidateRequest(_Request, frozen=True, kw_only=True):
+    """Have an inclusive range made again. `dry_run` only counts."""
+
+    start: Position
+    end: Position
+    reason: Annotated[str, Meta(min_length=1, max_length=2_000)]
+    dry_run: bool = False
+
+
+class Invalidated(_Reply, frozen=True, kw_only=True):
+    scopes: int
+    """Scopes that are made again, or would be; those that follow from them downstream are not counted."""
+    dry_run: bool
+    invalidation_id: UUID | None
+    """Null when nothing was written."""
+
+
+class ScopeExplanation(_Reply, frozen=True, kw_only=True):
+    """Why a job has, or has not, done a scope: a stable `reason`, a sentence, and the facts behind it."""
+
+    job_id: UUID
+    start: int
+    end: int
+    reason: str
+    detail: str
+    task_id: UUID | None
+    facts: dict[str, Any]
+
+
+# DAGs
+
+
+class DagState(StrEnum):
+    """Of a DAG version. `Building`: made beside the current one, which it will replace when it is complete."""
+
+    BUILDING = "Building"
+    CURRENT = "Current"
+    RETIRED = "Retired"
+    ABANDONED = "Abandoned"
+    PURGED = "Purged"
+
+
+class JobChange(StrEnum):
+    """What a new version of a DAG means for one of its jobs."""
+
+    ADDED = "added"
+    CHANGED = "changed"
+    """It makes something else than before, or of something else."""
+    DOWNSTREAM = "downstream"
+    """As before itself, behind a job that is not."""
+    TUNED = "tuned"
+    """Run in another way, and makes the same: changed in place."""
+    REMOVED = "removed"
+    KEPT = "kept"
+
+
+class DagRequest(_Request, frozen=True, kw_only=True):
+    """A DAG file, where a body of JSON is handier than one of YAML."""
+
+    yaml: Annotated[str, Meta(max_length=1_000_000)]
+
+
+class DagProblem(Struct, frozen=True):
+    """What is wrong with a DAG file, where, and what to write instead. Lines and columns count from 1."""
+
+    line: int
+    column: int
+    message: str
+    suggestion: str
+
+
+class PlannedInput(_Reply, frozen=True, kw_only=True):
+    """What there is to read now, so that a reader can tell how much will be built."""
+
+    input: str
+    """`job.output`, or a published name."""
+    partitions: int
+    more: bool
+    """There are more than were counted."""
+    cursor: int | None
+    """How far it is, where it is a stream."""
+
+
+class PlannedJob(_Reply, frozen=True, kw_only=True):
+    name: str
+    change: JobChange
+    new_versions: list[str]
+    """Outputs that get a new dataset version."""
+    inputs: list[PlannedInput]
+    """Of a job that is built."""
+
+
+class DagDeployed(_Reply, frozen=True, kw_only=True):
+    dag: str
+    dag_version: UUID | None
+    """Null when it was only asked what would happen."""
+    content_hash: str
+    state: DagState | None
+    dry_run: bool
+    plan: list[PlannedJob]
+
+
+class DagVersionView(_Reply, frozen=True, kw_only=True):
+    dag_version: UUID
+    content_hash: str
+    state: DagState
+    deployed_by: str
+    deployed_at: datetime
+    current_at: datetime | None
+    """When it last became current."""
+    retired_at: datetime | None
+
+
+class DagVersionPage(_Reply, frozen=True, kw_only=True):
+    versions: list[DagVersionView]
+    next_cursor: str | None
+
+
+class BuildProgress(_Reply, frozen=True, kw_only=True):
+    """What a job of a version that is being built has yet to do. Counts end at 10,000."""
+
+    job_id: UUID
+    name: str
+    complete: bool
+    undone: int
+    """Scopes that it was given and has not done."""
+    dead: int
+    """Of these, scopes whose task has failed for good: the version waits for somebody to retry it."""
+    behind: int
+    """Changes of its inputs that it was not given yet."""
+    unread: int
+    """Positions of its streams that it has not read."""
+    catching_up: bool
+    """A source that has not come as far as the one it replaces."""
+
+
+class DagOutput(_Reply, frozen=True, kw_only=True):
+    name: str
+    dataset_uuid: UUID
+    dataset_version: UUID
+
+
+class DagJobView(_Reply, frozen=True, kw_only=True):
+    job_id: UUID
+    name: str
+    operator: str
+    runtime: str
+    source: str | None
+    """Its kind, where it is a source."""
+    paused: bool
+    outputs: list[DagOutput]
+
+
+class DagSummary(_Reply, frozen=True, kw_only=True):
+    name: str
+    created_at: datetime
+    current: DagVersionView | None
+    building: DagVersionView | None
+
+
+class DagPage(_Reply, frozen=True, kw_only=True):
+    dags: list[DagSummary]
+    next_cursor: str | None
+
+
+class DagView(_Reply, frozen=True, kw_only=True):
+    name: str
+    created_at: datetime
+    current: DagVersionView | None
+    building: DagVersionView | None
+    jobs: list[DagJobView]
+    """Of the current version."""
+    publish: list[str]
+    progress: list[BuildProgress]
+    """Of the jobs that are being built."""
+
+
+class DagDocument(_Reply, frozen=True, kw_only=True):
+    """A deployed version in canonical form: a file with this content deploys the same."""
+
+    dag_version: UUID
+    content_hash: str
+    document: Raw
+
+
+class RollbackRequest(_Request, frozen=True, kw_only=True):
+    """Without `to`, the version that was current before."""
+
+    to: Annotated[str, Meta(min_length=4, max_length=64, pattern=r"^[0-9a-f]+$(?!\n)")] | None = None
+
+
+class PurgeRequest(_Request, frozen=True, kw_only=True):
+    """By the beginning of its content hash."""
+
+    version: Annotated[str, Meta(min_length=4, max_length=64, pattern=r"^[0-9a-f]+$(?!\n)")]
+
+
+# Backpressure and backfills
+
+
+class PauseLevel(StrEnum):
+    BULK = "bulk"
+    """Only bulk work is held back."""
+    ALL = "all"
+
+
+class PauseView(_Reply, frozen=True, kw_only=True):
+    """A job that gets no new tasks, because a queue downstream of it is past its limit."""
+
+    job_id: UUID
+    job: JobRef
+    cause_id: UUID
+    cause: JobRef
+    """Whose queue it is."""
+    level: PauseLevel
+    path: list[str]
+    """Jobs from the one that is held back down to the cause, in the direction of the data."""
+    reason: str
+    since: datetime
+
+
+class PausePage(_Reply, frozen=True, kw_only=True):
+    pauses: list[PauseView]
+    next_cursor: str | None
+
+
+class BackfillState(StrEnum):
+    """Of the making of its tasks; `run_state` tells how they fare."""
+
+    RUNNING = "Running"
+    PAUSED = "Paused"
+    DONE = "Done"
+    CANCELED = "Canceled"
+
+
+class BackfillRequest(_Request, frozen=True, kw_only=True):
+    """Which scopes of a job to compute again: all that have a position from `start` to `end`."""
+
+    start: Position
+    end: Position
+    priority: Priority = Priority.BULK
+    reason: Annotated[str, Meta(max_length=1_000)] | None = None
+    dry_run: bool = False
+
+
+class BackfillScope(_Reply, frozen=True, kw_only=True):
+    input_index: int
+    start: int
+    end: int
+
+
+class BackfillView(_Reply, frozen=True, kw_only=True):
+    run_id: UUID
+    job_id: UUID
+    job: JobRef
+    start: int
+    end: int
+    priority: Priority
+    reason: str | None
+    requested_by: str
+    state: BackfillState
+    made: int
+    """Tasks so far."""
+    total: int | None
+    """Tasks that it will have, as counted at the start; null when there were too many to count."""
+    counts: Counts
+    run_state: RunState
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class BackfillAnswer(_Reply, frozen=True, kw_only=True):
+    """How much there is to compute, and, unless that was all that was asked, the backfill that does it."""
+
+    scopes: int
+    more: bool
+    """There are more than were counted."""
+    first: list[BackfillScope]
+    dry_run: bool
+    backfill: BackfillView | None = None
+
+
+class BackfillPage(_Reply, frozen=True, kw_only=True):
+    backfills: list[BackfillView]
+    next_cursor: str | None

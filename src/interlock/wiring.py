@@ -16,13 +16,29 @@ from interlock.adapters.postgres import Database, require_schema
 from interlock.adapters.queue import Queue
 from interlock.adapters.valkey import Coordination
 from interlock.clock import Clock, SystemClock
+from interlock.dags import ranges
+from interlock.dags.backfills import Backfills, BackfillTasks
+from interlock.dags.cutover import CutOver
+from interlock.dags.dataset_lineage import DatasetLineage
+from interlock.dags.deploying import Deployments
+from interlock.dags.hooks import Hooks
+from interlock.dags.invalidation import Invalidations
+from interlock.dags.manual import ManualEvents
+from interlock.dags.pressure import Pauses, Pressure
+from interlock.dags.reasons import ScopeExplanations
+from interlock.dags.registry import Registry
+from interlock.dags.retirement import Retirement
 from interlock.dags.routing import Router, ScopeReconciler
+from interlock.dags.scheduler import Scheduler
+from interlock.dags.sources import AlwaysOn, Sources
+from interlock.dags.triggers import Triggers
+from interlock.dags.versions import DagReads
 from interlock.errors import ConfigurationError
 from interlock.kernel.actions import Actions
 from interlock.kernel.claims import Claims
 from interlock.kernel.effects import Effects
 from interlock.kernel.explain import Explanations
-from interlock.kernel.inline import InlineRunner
+from interlock.kernel.inline import OPERATORS, InlineRunner
 from interlock.kernel.loop import Service
 from interlock.kernel.presence import Presence
 from interlock.kernel.reads import Reads
@@ -59,7 +75,18 @@ class Kernel:
     actions: Actions
     explanations: Explanations
     inline: InlineRunner
+    pauses: Pauses
+    backfills: Backfills
     presence: Presence
+    sources: Sources
+    manual_events: ManualEvents
+    hooks: Hooks
+    deployments: Deployments
+    dags: DagReads
+    registry: Registry
+    dataset_lineage: DatasetLineage
+    invalidations: Invalidations
+    scope_explanations: ScopeExplanations
 
     def services(self) -> list[Service]:
         """The background loops of a dispatcher; any number of dispatchers may run them at once."""
@@ -73,7 +100,13 @@ class Kernel:
             Reconciler(database, settings),
             Retention(database, settings, self.keyring),
             Router(database, settings, self.wakeups),
-            ScopeReconciler(database, settings),
+            Triggers(database, settings, self.wakeups),
+            AlwaysOn(database, settings),
+            ScopeReconciler(database, settings, self.wakeups),
+            CutOver(database, settings),
+            Retirement(database, settings, self.actions),
+            Pressure(database, settings, self.wakeups),
+            BackfillTasks(database, settings),
         ]
 
 
@@ -87,7 +120,10 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     )
     claims = Claims(database, settings, queue, tokens)
     tasks = Tasks(database, settings, tokens)
+    effects = Effects(database, settings)
     reads = Reads(database)
+    registry = Registry(database)
+    actions = Actions(database, settings, reads)
     return Kernel(
         settings=settings,
         clock=clock,
@@ -101,35 +137,33 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         principals=Principals(database, clock),
         claims=claims,
         tasks=tasks,
-        effects=Effects(database, settings),
+        effects=effects,
         submissions=Submissions(database, settings),
         reads=reads,
-        actions=Actions(database, settings, reads),
+        actions=actions,
         explanations=Explanations(database),
-        inline=InlineRunner(claims, tasks),
+        inline=InlineRunner(database, claims, tasks, effects, OPERATORS | ranges.OPERATORS),
+        pauses=Pauses(database),
+        backfills=Backfills(database, settings, actions),
         presence=Presence(database),
+        sources=Sources(database),
+        manual_events=ManualEvents(database, settings),
+        hooks=Hooks(database, settings, clock),
+        deployments=Deployments(database, settings),
+        dags=DagReads(database),
+        registry=registry,
+        dataset_lineage=DatasetLineage(database, registry),
+        invalidations=Invalidations(database, settings, registry),
+        scope_explanations=ScopeExplanations(database),
     )
 
 
 @asynccontextmanager
 async def kernel(settings: Settings, *, process: str, clock: Clock | None = None) -> AsyncIterator[Kernel]:
     """Opens the stores named in the settings, checks the schema, and closes everything at the end."""
-    if settings.state_url is None:
-        raise ConfigurationError(
-            "state_url is not set. `interlock up` starts an embedded database and sets it for its processes; "
-            "a process of its own needs INTERLOCK_STATE_URL."
-        )
-    url = settings.state_url.get_secret_value()
-    await require_schema(url)
+    url = _state_url(settings)
     async with AsyncExitStack() as stack:
-        database = await Database.open(
-            url,
-            size=settings.database_connections,
-            timeout=settings.database_timeout_seconds,
-            clock=clock or SystemClock(),
-            name=f"interlock-{process}",
-        )
-        stack.push_async_callback(database.close)
+        database = await stack.enter_async_context(_state_database(settings, process, clock))
         coordination = None
         if settings.valkey_url is not None:
             coordination = Coordination(settings.valkey_url.get_secret_value())
@@ -139,6 +173,39 @@ async def kernel(settings: Settings, *, process: str, clock: Clock | None = None
         listening = asyncio.create_task(parts.listener.run(), name="listener")
         stack.push_async_callback(_stop, listening)
         yield parts
+
+
+@asynccontextmanager
+async def scheduler(settings: Settings, *, clock: Clock | None = None) -> AsyncIterator[Service]:
+    """The loop of a scheduler, which needs the state database and nothing else."""
+    async with _state_database(settings, "scheduler", clock) as database:
+        yield Scheduler(database, settings)
+
+
+@asynccontextmanager
+async def _state_database(settings: Settings, process: str, clock: Clock | None) -> AsyncIterator[Database]:
+    url = _state_url(settings)
+    await require_schema(url)
+    database = await Database.open(
+        url,
+        size=settings.database_connections,
+        timeout=settings.database_timeout_seconds,
+        clock=clock or SystemClock(),
+        name=f"interlock-{process}",
+    )
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+def _state_url(settings: Settings) -> str:
+    if settings.state_url is None:
+        raise ConfigurationError(
+            "state_url is not set. `interlock up` starts an embedded database and sets it for its processes; "
+            "a process of its own needs INTERLOCK_STATE_URL."
+        )
+    return settings.state_url.get_secret_value()
 
 
 async def _stop(task: asyncio.Task[None]) -> None:

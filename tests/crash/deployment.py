@@ -213,6 +213,9 @@ class Deployment:
         door = listener or bind("127.0.0.1:0", setting=kind)
         return self._add(kind, name, [], {"state_url": self.state_url} | settings, door)
 
+    def add_scheduler(self, name: str, **settings: str) -> Process:
+        return self._add("scheduler", name, [], {"state_url": self.state_url} | settings, None)
+
     def add_worker(self, name: str, dispatcher: str = "dispatcher", **settings: str) -> Process:
         arguments = ["--import", "crash_operators", "--concurrency", "2", "--id", name]
         secrets = {"internal_url": self[dispatcher].url, "worker_token": self.credentials.worker_token}

@@ -12,13 +12,25 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import asyncpg
 import pytest
+from msgspec import Raw
 
 from interlock.client import Fence, TaskClient
 from interlock.errors import ServerUnreachable
 from interlock.failpoints import NAMES
 from interlock.kernel.tasks import run_task_id
-from interlock.wire import ClaimRequest, Event, Output
+from interlock.wire import (
+    BackfillRequest,
+    BackfillState,
+    ClaimRequest,
+    DagState,
+    Event,
+    InvalidateRequest,
+    Output,
+    SourceEvent,
+)
+from tests.crash import test_pipeline
 from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load
@@ -92,6 +104,7 @@ _under_load("dispatcher", "complete.committed", 6)
 _under_load("dispatcher", "wake.before_commit", 4)
 _under_load("dispatcher", "events.before_commit", 4)
 _under_load("dispatcher", "settle.before_commit", 6)
+_under_load("dispatcher", "pressure.before_commit", 2)
 _under_load("worker", "worker.received", 3)
 _under_load("worker", "worker.claimed", 3)
 _under_load("worker", "worker.before_complete", 3)
@@ -156,6 +169,129 @@ async def _(scene: Scene) -> None:
         await scene.death()
         await scene.victim.start()
         await client.rotate_signing_key()
+
+
+_PARTITION = """
+with dataset as (
+    insert into interlock.datasets (dataset_uuid, org_id, current_version)
+    select gen_random_uuid(), org_id, gen_random_uuid() from interlock.api_keys limit 1
+    returning *
+), version as (
+    insert into interlock.dataset_versions (dataset_version, dataset_uuid, org_id, progress)
+    select current_version, dataset_uuid, org_id, 'partition' from dataset
+), partition as (
+    insert into interlock.partitions (dataset_version, range_start, range_end, commit_id, task_id, attempt)
+    select current_version, 0, 9, nextval('interlock.commits'), gen_random_uuid(), 1 from dataset
+)
+select dataset_uuid from dataset
+"""
+
+
+@dies("gateway", "invalidate.before_commit")
+async def _(scene: Scene) -> None:
+    connection = await asyncpg.connect(scene.deployment.state_url)
+    dataset = await connection.fetchval(_PARTITION)
+    await scene.arm("invalidate.before_commit")
+    async with scene.deployment.client() as client:
+        request = InvalidateRequest(start=0, end=0, reason="a test")
+        with suppress(ServerUnreachable):
+            await client.datasets.invalidate(dataset, request)
+        await scene.death()
+        await scene.victim.start()
+        assert (await client.datasets.invalidate(dataset, request)).scopes == 1
+    kept = "select count(*) from interlock.invalidations where dataset_uuid = $1"
+    assert await connection.fetchval(kept, dataset) == 1
+    await connection.close()
+
+
+_DAG = """
+name: {name}
+jobs:
+  - {{name: follow, operator: echo, activation: source, source: {{kind: manual}}, outputs: [blocks]}}
+  - {{name: derive, operator: echo, inputs: [{{from: {{job: follow, output: blocks}}}}], config: {{n: {n}}}}}
+"""
+_REPORTED = """
+with version as (
+    update interlock.dataset_versions v set progress = 'partition', commit_id = nextval('interlock.commits')
+    from interlock.datasets d where d.current_version = v.dataset_version and d.dag_name = $1
+    returning v.dataset_version, v.commit_id
+)
+insert into interlock.partitions (dataset_version, range_start, range_end, commit_id, task_id, attempt)
+select dataset_version, 0, 9, commit_id, gen_random_uuid(), 1 from version
+returning true
+"""
+
+
+@dies("gateway", "deploy.before_commit")
+async def _(scene: Scene) -> None:
+    name = f"dag{scene.dice.getrandbits(40)}"
+    await scene.arm("deploy.before_commit")
+    async with scene.deployment.client() as client:
+        deploying = asyncio.create_task(client.dags.deploy(_DAG.format(name=name, n=1)))
+        await scene.death()
+        await scene.victim.start()
+        deployed = await deploying
+        versions = (await client.dags.versions(name)).versions
+    assert [version.dag_version for version in versions] == [deployed.dag_version]
+
+
+@dies("dispatcher", "cutover.before_commit")
+async def _(scene: Scene) -> None:
+    """A version that is being built is complete as soon as its one task is done."""
+    name = f"dag{scene.dice.getrandbits(40)}"
+    await scene.down()
+    async with scene.deployment.client() as client:
+        await client.dags.deploy(_DAG.format(name=name, n=1))
+        assert await scene.deployment.ask(_REPORTED, name)
+        deployed = await client.dags.deploy(_DAG.format(name=name, n=2))
+        assert deployed.state is DagState.BUILDING
+        await scene.arm("cutover.before_commit")
+        await scene.death()
+        assert (await client.dags.dag(name)).building is not None
+        await scene.victim.start()
+        current = "select state = 'Current' from interlock.dag_versions where dag_version = $1"
+        await scene.deployment.until(current, deployed.dag_version)
+
+
+@dies("dispatcher", "retirement.before_commit")
+async def _(scene: Scene) -> None:
+    """A version was abandoned: what it has built is dropped."""
+    name = f"dag{scene.dice.getrandbits(40)}"
+    await scene.down()
+    async with scene.deployment.client() as client:
+        await client.dags.deploy(_DAG.format(name=name, n=1))
+        assert await scene.deployment.ask(_REPORTED, name)
+        for number in (2, 3):
+            await client.dags.deploy(_DAG.format(name=name, n=number))
+    await scene.arm("retirement.before_commit")
+    await scene.death()
+    await scene.victim.start()
+    left = """select not exists (
+        select from interlock.dag_versions v join interlock.dags d on d.dag_id = v.dag_id and d.name = $1
+        join interlock.dag_version_jobs m on m.dag_version = v.dag_version
+        join interlock.edges e on e.job_id = m.job_id where v.state = 'Abandoned')"""
+    await scene.deployment.until(left, name)
+
+
+@dies("dispatcher", "backfill.before_commit")
+async def _(scene: Scene) -> None:
+    """The chunk that was being made is made again, with the same tasks."""
+    name = f"dag{scene.dice.getrandbits(40)}"
+    await scene.down()
+    async with scene.deployment.client() as client:
+        await client.dags.deploy(_DAG.format(name=name, n=1))
+        assert await scene.deployment.ask(_REPORTED, name)
+        answer = await client.backfills.start(name, "derive", BackfillRequest(start=0, end=9))
+        assert answer.backfill is not None
+        run_id = answer.backfill.run_id
+        await scene.arm("backfill.before_commit")
+        await scene.death()
+        assert (await client.backfills.show(run_id)).made == 0
+        await scene.victim.start()
+        ended = "select ended_at is not null from interlock.runs where run_id = $1"
+        await scene.deployment.until(ended, run_id)
+        found = await client.backfills.show(run_id)
+    assert (found.state, found.made, found.counts.Completed) == (BackfillState.DONE, 1, 1)
 
 
 # Loops of the dispatcher: there is work for them before it starts
@@ -300,18 +436,109 @@ async def _(scene: Scene) -> None:
         await attempt.complete("Completed", outputs=[output], events=[final])
 
 
+# Sources
+
+
+_SOURCE_DAG = """
+name: {name}
+jobs:
+  - {{name: source, operator: echo, runtime: {runtime}, activation: source, source: {{{source}}}}}
+"""
+
+
+async def _source(scene: Scene, source: str, runtime: str = "platform") -> str:
+    """Deploys a DAG of one source; its name."""
+    name = f"dag{scene.dice.getrandbits(40)}"
+    async with scene.deployment.client() as client:
+        await client.dags.deploy(_SOURCE_DAG.format(name=name, source=source, runtime=runtime))
+    return name
+
+
+async def _retire(scene: Scene, name: str) -> None:
+    """It starts nothing more, and what it has made ends."""
+    await scene.deployment.ask("update interlock.jobs set active = false where dag_name = $1", name)
+    ended = """select not exists (
+        select from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
+        where j.dag_name = $1 and t.status not in ('Completed', 'Canceled'))"""
+    await scene.deployment.until(ended, name)
+
+
+_TASKS = """select count(*) from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
+            where j.dag_name = $1 and t.status = 'Completed'"""
+
+
+@dies("gateway", "trigger.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.up()
+    name = await _source(scene, "kind: manual")
+    await scene.arm("trigger.before_commit")
+    async with scene.deployment.client() as client:
+        sending = asyncio.create_task(client.sources.send(name, "source", [SourceEvent(payload=Raw(b"1"))]))
+        await scene.death()
+        await scene.victim.start()
+        assert (await sending).triggers == 1
+    await scene.deployment.until(f"select ({_TASKS}) = 1", name)
+    await _retire(scene, name)
+
+
+@dies("dispatcher", "triggers.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.down()
+    name = await _source(scene, "kind: manual")
+    async with scene.deployment.client() as client:
+        await client.sources.send(name, "source", [SourceEvent(payload=Raw(b"1")), SourceEvent(payload=Raw(b"2"))])
+    await scene.arm("triggers.before_commit")
+    await scene.death()
+    await scene.victim.start()
+    await scene.deployment.until(f"select ({_TASKS}) = 2", name)
+    await _retire(scene, name)
+
+
+@dies("dispatcher", "sources.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.down()
+    name = await _source(scene, "kind: always_on", runtime="udf")
+    await scene.arm("sources.before_commit")
+    await scene.death()
+    await scene.victim.start()
+    queued = """select count(*) = 1 from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
+                join interlock.queue_messages m on m.dedupe_key = t.task_id::text where j.dag_name = $1"""
+    await scene.deployment.until(queued, name)
+    await _retire(scene, name)
+
+
+@dies("scheduler", "schedule.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.down()
+    name = await _source(scene, "kind: cron, schedule: '* * * * *', catch_up: all")
+    follow = """insert into interlock.cron_state (job_id, source, last_at, next_at)
+                select job_id, source, date_trunc('minute', now()) - interval '10 minutes', now()
+                from interlock.jobs where dag_name = $1"""
+    await scene.deployment.ask(follow, name)
+    await scene.arm("schedule.before_commit")
+    await scene.death()
+    await scene.victim.start()
+    await scene.deployment.until(f"select ({_TASKS}) >= 10", name)
+    twice = """select count(*) = count(distinct t.payload ->> 'scheduled_at') from interlock.tasks t
+               join interlock.jobs j on j.job_id = t.job_id where j.dag_name = $1"""
+    assert (await scene.deployment.ask(twice, name))[0][0]
+    await _retire(scene, name)
+
+
 def test_every_failpoint_has_a_case() -> None:
     """A new one has to be died at, too."""
-    assert {failpoint for _, failpoint in CASES} == NAMES
+    assert {failpoint for _, failpoint in (*CASES, *test_pipeline.CASES)} == NAMES
 
 
 @pytest.fixture(scope="module")
 async def site() -> AsyncIterator[tuple[Deployment, Ledger]]:
     async with deployed() as deployment:
+        deployment.add_scheduler("scheduler")
+        await deployment.start()
         yield deployment, Ledger(deployment.folder / "journal")
 
 
-@pytest.mark.parametrize("process", ["gateway", "worker", "dispatcher"])
+@pytest.mark.parametrize("process", ["gateway", "worker", "dispatcher", "scheduler"])
 async def test_a_kill_at_every_failpoint_loses_nothing_and_commits_nothing_twice(
     site: tuple[Deployment, Ledger], process: str
 ) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from interlock.dags.conditions import columns
-from interlock.dags.definition import DEFAULTABLE, JOB_FIELDS, Input, JobOutput, Output, Published, Source
+from interlock.dags.definition import DEFAULTABLE, JOB_FIELDS, Input, JobOutput, Output, Publication, Published, Source
 from interlock.dags.fields import EXAMPLES
 from interlock.dags.reading import DAG_FIELDS
 from interlock.dags.where import parse
@@ -22,7 +22,7 @@ PARTS: dict[str, Mapping[str, object]] = {
     "job": JOB_FIELDS,
     **{
         struct.__name__: {field.encode_name: field for field in msgspec.structs.fields(struct)}
-        for struct in (Source, Input, JobOutput, Published, Output, Scaling)
+        for struct in (Source, Input, JobOutput, Published, Output, Publication, Scaling)
     },
 }
 

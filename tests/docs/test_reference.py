@@ -17,6 +17,7 @@ from interlock.kernel.relay import Relay
 from interlock.settings import Settings
 from interlock.telemetry import REGISTRY
 from interlock.wire import (
+    BackfillRequest,
     BufferPublish,
     CancelRequest,
     ClaimGroup,
@@ -25,6 +26,7 @@ from interlock.wire import (
     Completion,
     Event,
     Heartbeat,
+    InvalidateRequest,
     JobRequest,
     KeyRequest,
     OrgRequest,
@@ -36,6 +38,7 @@ from interlock.wire import (
     RedriveRequest,
     RunState,
     Scaling,
+    TaskInput,
     TaskPayload,
     TaskStatus,
     WorkerTokenRequest,
@@ -119,6 +122,7 @@ def test_every_documented_route_exists() -> None:
 
 BODIES = [JobRequest, Policy, Scaling, CancelRequest, RedriveRequest, KeyRequest, WorkerTokenRequest, OrgRequest]
 BODIES += [
+    BackfillRequest,
     ClaimRequest,
     ClaimGroup,
     TaskPayload,
@@ -128,13 +132,15 @@ BODIES += [
     Output,
     Event,
     BufferPublish,
+    InvalidateRequest,
     Problem,
+    TaskInput,
 ]
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_every_field_that_is_sent_is_documented(body: Any) -> None:
-    page = read("docs/http-api.md") + read("docs/workers.md")
+    page = read("docs/http-api.md") + read("docs/workers.md") + read("docs/datasets.md")
     words = set(re.findall(r"\w+", page))
     assert {field.encode_name for field in msgspec.structs.fields(body)} - words == set()
 

@@ -5,7 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from tests.fuzz.site import ORG
-from tests.fuzz.state import BATCH, DATASET, HELD_RUN, JOB, LEASE, MESSAGE, QUEUED, RECEIPT, RUN, RUNNING, VERSION
+from tests.fuzz.state import (
+    BATCH,
+    DATASET,
+    HELD_RUN,
+    JOB,
+    LEASE,
+    MESSAGE,
+    QUEUED,
+    RECEIPT,
+    RETIRED_VERSION,
+    RUN,
+    RUNNING,
+    VERSION,
+    dag_text,
+)
 
 Body = dict[str, Any]
 
@@ -71,6 +85,24 @@ GATEWAY: dict[str, list[Body]] = {
     "/v1/keys": [{"user": "odd", "role": "reader", "scopes": ["jobs:read"], "expires_in_days": 1, "org": ORG}],
     "/v1/worker-tokens": [{"name": "odd", "runtimes": ["platform"], "expires_in_days": 1}],
     "/v1/orgs": [{"name": "another"}],
+    "/v1/dags": [{"yaml": dag_text("odd")}],
+    "/v1/dags/{dag}/rollback": [{"to": None}, {"to": RETIRED_VERSION}],
+    "/v1/dags/{dag}/purge": [{"version": RETIRED_VERSION[:8]}],
+    "/v1/dags/{dag}/jobs/{job}/backfills": [
+        {"start": 0, "end": 9, "priority": "normal", "reason": "odd", "dry_run": True},
+        {"start": -9, "end": 2**62, "priority": "bulk", "reason": "odder", "dry_run": False},
+    ],
+    "/v1/dags/{dag}/jobs/{job}/events": [
+        {"events": [{"output": "out", "start": 0, "end": 9}, {"output": None, "start": 10, "end": 19}]},
+        {"events": [{"payload": {"n": 1}}]},
+        {"events": [{"cursor": 5}]},
+    ],
+    "/v1/dags/{dag}/jobs/{job}/secret": [{"rotate": True}],
+    "/v1/hooks/{hook_id}": [{"n": 1}],
+    "/v1/datasets/{dataset}/invalidate": [
+        {"start": 0, "end": 9, "reason": "odd", "dry_run": True},
+        {"start": -9, "end": 2**62, "reason": "odder", "dry_run": False},
+    ],
 }
 DISPATCHER: dict[str, list[Body]] = {
     "/internal/task-claim": [

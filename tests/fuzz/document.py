@@ -8,12 +8,19 @@ from tests.fuzz.bodies import DISPATCHER, GATEWAY
 from tests.fuzz.site import ORG
 from tests.fuzz.state import (
     BATCH,
+    BUILDING_DAG,
+    BY_HAND,
     CAPPED_JOB,
     CURSOR,
+    DAG,
+    DAG_JOB,
     DATASET,
     FOREIGN_JOB_ID,
     FOREIGN_RUN,
     HELD_RUN,
+    HOOK,
+    HOOK_TOKEN,
+    HOOKED,
     JOB,
     JOB_ID,
     KEY,
@@ -22,11 +29,15 @@ from tests.fuzz.state import (
     NEW_KEY,
     QUEUES,
     RECEIPT,
+    RETIRED_DAG,
+    RETIRED_VERSION,
     RUN,
     RUNNING,
+    SOURCES_DAG,
     TASKS,
     TOKEN,
     VERSION,
+    dag_text,
 )
 
 Schema = dict[str, Any]
@@ -35,7 +46,12 @@ PARAMETERS: dict[str, list[Any]] = {
     "task_id": TASKS,
     "run_id": [RUN, FOREIGN_RUN],
     "run": [RUN, FOREIGN_RUN],
-    "job": [JOB, CAPPED_JOB, JOB_ID, FOREIGN_JOB_ID],
+    "job": [JOB, CAPPED_JOB, JOB_ID, FOREIGN_JOB_ID, DAG_JOB],
+    "dag": [DAG, BUILDING_DAG, RETIRED_DAG],
+    "dataset": [DATASET, "doubled", f"{DAG}:feed:blocks"],
+    "version": [None, VERSION],
+    "start": [0],
+    "end": [9],
     "queue": QUEUES,
     "key_id": [KEY],
     "token_id": [TOKEN],
@@ -73,6 +89,9 @@ PROPERTIES: dict[str, dict[str, list[Any]]] = {
         "dedupe_by": [None, "/n"],
     },
     "Scaling": {"key": [None, "/n"], "max_concurrency_per_key": [None]},
+    "DagRequest": {"yaml": [dag_text("posted"), dag_text("posted", 1), dag_text(RETIRED_DAG, 3)]},
+    "RollbackRequest": {"to": [None]},
+    "PurgeRequest": {"version": [RETIRED_VERSION, RETIRED_VERSION[:8]]},
     "CancelRequest": _FILTER,
     "RedriveRequest": _FILTER,
     "KeyRequest": {"org": [None, ORG], "scopes": [["jobs:read"], ["jobs:read", "admin"]]},
@@ -80,14 +99,28 @@ PROPERTIES: dict[str, dict[str, list[Any]]] = {
 }
 
 
+_HOOKED: dict[str, list[Any]] = {"dag": [SOURCES_DAG], "job": [HOOKED]}
+BY_PATH: dict[str, dict[str, list[Any]]] = {
+    "/v1/dags/{dag}/sources": {"dag": [SOURCES_DAG]},
+    "/v1/dags/{dag}/jobs/{job}/events": {"dag": [SOURCES_DAG], "job": [BY_HAND, HOOKED]},
+    "/v1/dags/{dag}/jobs/{job}/secret": _HOOKED,
+    "/v1/hooks/{hook_id}": {"hook_id": [HOOK], "X-Interlock-Token": [HOOK_TOKEN]},
+}
+"""Parameters that make sense only together."""
+
+
 def bent(document: Schema) -> Schema:
     for path, item in document["paths"].items():
         for operation in item.values():
             for parameter in operation.get("parameters", []):
-                parameter["schema"] = _or(PARAMETERS.get(parameter["name"], []), parameter["schema"])
+                known = PARAMETERS | BY_PATH.get(path, {})
+                parameter["schema"] = _or(known.get(parameter["name"], []), parameter["schema"])
             if "requestBody" in operation:
                 examples = {str(n): {"value": body} for n, body in enumerate((GATEWAY | DISPATCHER)[path])}
-                operation["requestBody"]["content"]["application/json"]["examples"] = examples
+                content = operation["requestBody"]["content"]
+                content["application/json"]["examples"] = examples
+                if "text/plain" in content:
+                    content["text/plain"]["examples"] = {"0": {"value": dag_text("plain")}}
     for name, properties in PROPERTIES.items():
         known = document["components"]["schemas"].get(name, {}).get("properties", {})
         for field, values in properties.items():

@@ -20,6 +20,8 @@ from interlock.api.listener import bind, url_of
 from interlock.settings import Settings
 from interlock.wire import KeyRequest, Role, WorkerTokenRequest
 from interlock.wiring import kernel
+from tests.dags import valid
+from tests.datasets import CHAIN
 
 ORG = "fuzzed"
 RIVAL = "rival"
@@ -100,6 +102,7 @@ async def _founded(settings: Settings, state_url: str, folder: Path) -> Site:
         root = KeyRequest(user="root", role=Role.ADMIN)
         keys = [await parts.principals.create_key(root, o.org_id, granted_by=None) for o in (org, rival)]
         token = await parts.principals.create_worker_token(WorkerTokenRequest(name="test"))
+        await parts.deployments.deploy(valid(CHAIN), org.org_id, "root")
     return Site(state_url, folder, keys[0].key, keys[1].key, token.token)
 
 

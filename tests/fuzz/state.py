@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
+from interlock.dags.definition import content_hash
 from interlock.kernel.tasks import run_task_id
+from tests.dags import valid
 from tests.fuzz.site import Site
 from tests.system import fence
 
@@ -31,14 +33,41 @@ BATCH = "s3://stand-in/batch"
 KEY, TOKEN = "5eed000000000001", "5eed000000000002"
 CURSOR = "5eedC"
 NEW_KEY = "an-idempotency-key"
+BUILDING_DAG = "building-dag"
+HOOK, HOOK_TOKEN = "a-hook", "a-token-of-a-hook"
 
 # These are real as they are: the test chooses them.
 JOB, CAPPED_JOB = "fuzzed-job", "capped-job"
 DATASET, VERSION = _id(21), _id(22)
+DAG, DAG_JOB = "chain", "double"
+RETIRED_DAG = "retired-dag"
+SOURCES_DAG, BY_HAND, HOOKED = "sources-dag", "by-hand", "hooked"
 QUEUES = ["platform", "udf"]
 
 _MANY, _FEW, _REAL = 100, 5, 3
 _OUTPUTS = [{"dataset_uuid": DATASET, "dataset_version": VERSION}]
+
+
+def dag_text(name: str, number: int = 0) -> str:
+    """Each number is another version of it."""
+    return f"""
+name: {name}
+jobs:
+  - {{name: feed, operator: echo, activation: source, source: {{kind: manual}}, outputs: [blocks]}}
+  - {{name: derive, operator: echo, inputs: [{{from: {{job: feed, output: blocks}}}}], config: {{n: {number}}}}}
+"""
+
+
+_SOURCES = f"""
+name: {SOURCES_DAG}
+jobs:
+  - {{name: {BY_HAND}, operator: echo, runtime: udf, activation: source, source: {{kind: manual}}, outputs: [out]}}
+  - {{name: {HOOKED}, operator: echo, runtime: udf, activation: source, source: {{kind: webhook}}}}
+  - {{name: called, operator: echo, runtime: udf, activation: source, source: {{kind: webhook, auth: token}}}}
+  - {{name: always, operator: echo, runtime: udf, activation: source, source: {{kind: always_on}}}}
+"""
+
+RETIRED_VERSION = content_hash(valid(dag_text(RETIRED_DAG)))
 
 
 class State:
@@ -64,8 +93,13 @@ class State:
             NEW_KEY: lambda: [str(uuid4())],
             KEY: lambda: [self._key()["view"]["key_id"] for _ in range(_FEW)],
             TOKEN: lambda: [self._token()["view"]["token_id"] for _ in range(_FEW)],
+            BUILDING_DAG: lambda: [self._building() for _ in range(_FEW)],
+            HOOK: lambda: [self._hook["hook_id"]] * _MANY,
+            HOOK_TOKEN: lambda: [self._hook["secret"]] * _MANY,
             CURSOR: lambda: [site.user("GET", "/v1/tasks?limit=1")["next_cursor"]] * _MANY,
         }
+        self._deployed(RETIRED_DAG, 2)
+        self._hook = self._sources()
         self._submitted(_FEW, name=JOB)
         self._submitted(_MANY, name=CAPPED_JOB, scaling={"max_concurrency": 3})
         self.held = self.take(RUNNING)
@@ -146,6 +180,24 @@ class State:
         wanted = {"queue": "platform", "worker_id": "fuzz", "wait_seconds": 5, "max": 20, "visibility_seconds": 600}
         messages: list[Any] = self._site.worker("/internal/queue/receive", wanted)["messages"]
         return messages
+
+    def _deployed(self, name: str, versions: int) -> None:
+        for number in range(versions):
+            self._site.user("POST", "/v1/dags", json={"yaml": dag_text(name, number)})
+
+    def _building(self) -> str:
+        """A DAG with a current version, a retired one, and one that waits for a worker that nobody starts."""
+        name = f"dag-{uuid4()}"
+        self._deployed(name, 2)
+        told = {"events": [{"start": 0, "end": 9}]}
+        self._site.user("POST", f"/v1/dags/{name}/jobs/feed/events", json=told)
+        self._site.user("POST", "/v1/dags", json={"yaml": dag_text(name, 2)})
+        return name
+
+    def _sources(self) -> Any:
+        """A DAG of sources; the secret of a hook that nobody changes."""
+        self._site.user("POST", "/v1/dags", json={"yaml": _SOURCES})
+        return self._site.user("POST", f"/v1/dags/{SOURCES_DAG}/jobs/called/secret", json={})
 
     def _key(self) -> Any:
         return self._site.user("POST", "/v1/keys", json={"user": "spare"})

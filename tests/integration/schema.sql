@@ -1,4 +1,10 @@
 CREATE SCHEMA interlock;
+CREATE TYPE interlock.backfill_state AS ENUM (
+    'Running',
+    'Paused',
+    'Done',
+    'Canceled'
+);
 CREATE TYPE interlock.dag_state AS ENUM (
     'Building',
     'Current',
@@ -44,6 +50,21 @@ CREATE FUNCTION interlock.clock() RETURNS timestamp with time zone
 CREATE FUNCTION interlock.run_task_id(run_id uuid, task_index bigint) RETURNS uuid
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$ select encode(substring(sha256((run_id::text || ':' || task_index::text)::bytea) for 16), 'hex')::uuid $$;
+CREATE FUNCTION interlock.source_task_id(job_id uuid) RETURNS uuid
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select encode(substring(sha256(('source:' || job_id::text)::bytea) for 16), 'hex')::uuid $$;
+CREATE FUNCTION interlock.waiting_tasks(asked_job uuid, most bigint) RETURNS bigint
+    LANGUAGE sql STABLE
+    AS $$ select least(most,
+       (select count(*) from (select from interlock.tasks
+                              where shard = 0 and run_id is null and listed_status = 'Queued' and job_id = asked_job
+                              limit most) queued)
+       + (select count(*) from (select from interlock.tasks
+                                where shard = 0 and run_id is null and retry_at is not null and job_id = asked_job
+                                limit most) retrying)
+       + (select coalesce(sum(queued + failed - dead), 0)::bigint
+          from (select queued, failed, dead from interlock.runs where job_id = asked_job and ended_at is null
+                limit 1000) live)) $$;
 CREATE TABLE interlock.api_keys (
     key_id text NOT NULL,
     org_id uuid NOT NULL,
@@ -135,6 +156,24 @@ UNION ALL
     NULL::json AS crash
    FROM interlock.tasks
   WHERE ((tasks.status = ANY (ARRAY['Running'::interlock.task_status, 'Completed'::interlock.task_status])) AND (tasks.started_at IS NOT NULL));
+CREATE TABLE interlock.backfills (
+    run_id uuid NOT NULL,
+    org_id uuid NOT NULL,
+    job_id uuid NOT NULL,
+    range_start bigint NOT NULL,
+    range_end bigint NOT NULL,
+    priority smallint NOT NULL,
+    reason text,
+    requested_by text NOT NULL,
+    state interlock.backfill_state DEFAULT 'Running'::interlock.backfill_state NOT NULL,
+    place_input integer DEFAULT '-1'::integer NOT NULL,
+    place_start bigint DEFAULT 0 NOT NULL,
+    place_end bigint DEFAULT 0 NOT NULL,
+    made bigint DEFAULT 0 NOT NULL,
+    total bigint,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    ended_at timestamp with time zone
+);
 CREATE TABLE interlock.buffer_publishes (
     publish_id uuid DEFAULT uuidv7() NOT NULL,
     org_id uuid NOT NULL,
@@ -159,6 +198,12 @@ CREATE SEQUENCE interlock.commits
     NO MINVALUE
     NO MAXVALUE
     CACHE 1;
+CREATE TABLE interlock.cron_state (
+    job_id uuid NOT NULL,
+    source jsonb NOT NULL,
+    last_at timestamp with time zone NOT NULL,
+    next_at timestamp with time zone
+);
 CREATE TABLE interlock.dag_version_jobs (
     dag_version uuid NOT NULL,
     job_id uuid NOT NULL
@@ -173,6 +218,8 @@ CREATE TABLE interlock.dag_versions (
     deployed_by text NOT NULL,
     deployed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     current_at timestamp with time zone,
+    build_mark bigint,
+    build_round integer DEFAULT 0 NOT NULL,
     retired_at timestamp with time zone
 );
 CREATE TABLE interlock.dags (
@@ -238,7 +285,21 @@ CREATE TABLE interlock.edges (
     floating boolean NOT NULL,
     condition text,
     active boolean DEFAULT true NOT NULL,
-    reconciled_to bigint DEFAULT 0 NOT NULL
+    reconciled_to bigint DEFAULT 0 NOT NULL,
+    pointed_at bigint DEFAULT 0 NOT NULL
+);
+CREATE TABLE interlock.hooks (
+    hook_id text NOT NULL,
+    org_id uuid NOT NULL,
+    dag_name text NOT NULL,
+    job_name text NOT NULL,
+    secret_hash bytea NOT NULL,
+    secret text,
+    previous_hash bytea,
+    previous_secret text,
+    previous_until timestamp with time zone,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    rotated_at timestamp with time zone
 );
 CREATE TABLE interlock.idempotency_keys (
     org_id uuid NOT NULL,
@@ -249,11 +310,25 @@ CREATE TABLE interlock.idempotency_keys (
     response json,
     expires_at timestamp with time zone NOT NULL
 );
+CREATE TABLE interlock.invalidations (
+    invalidation_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    dataset_uuid uuid NOT NULL,
+    dataset_version uuid NOT NULL,
+    range_start bigint NOT NULL,
+    range_end bigint NOT NULL,
+    reason text NOT NULL,
+    asked_by text NOT NULL,
+    scopes integer NOT NULL,
+    commit_id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
 CREATE TABLE interlock.job_cursors (
     job_id uuid NOT NULL,
     input_index integer NOT NULL,
     committed bigint DEFAULT '-1'::integer NOT NULL,
     upto bigint,
+    input_commit bigint,
     task_id uuid
 );
 CREATE TABLE interlock.jobs (
@@ -287,7 +362,8 @@ CREATE TABLE interlock.jobs (
     per_update boolean DEFAULT false NOT NULL,
     max_queue_depth integer,
     max_queue_age double precision,
-    source jsonb
+    source jsonb,
+    swapped_at timestamp with time zone
 );
 CREATE TABLE interlock.lease_alarms (
     due_at timestamp with time zone NOT NULL,
@@ -305,6 +381,9 @@ CREATE TABLE interlock.materialisations (
     range_end bigint NOT NULL,
     input_commit bigint NOT NULL,
     done_commit bigint,
+    undone_since bigint DEFAULT 0 NOT NULL,
+    changed_start bigint,
+    changed_end bigint,
     task_id uuid NOT NULL
 )
 WITH (fillfactor='80');
@@ -312,7 +391,8 @@ CREATE TABLE interlock.operator_state (
     job_id uuid NOT NULL,
     name text NOT NULL,
     state json NOT NULL,
-    updated_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+    updated_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    version bigint DEFAULT 1 NOT NULL
 );
 CREATE TABLE interlock.orgs (
     org_id uuid DEFAULT uuidv7() NOT NULL,
@@ -444,6 +524,12 @@ CREATE TABLE interlock.slots (
     slot_key text
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
+CREATE TABLE interlock.source_tasks (
+    job_id uuid NOT NULL,
+    task_id uuid NOT NULL,
+    restarts integer DEFAULT 0 NOT NULL,
+    started_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
 CREATE TABLE interlock.sweeps (
     name text NOT NULL,
     cursor uuid,
@@ -491,10 +577,11 @@ CREATE TABLE interlock.triggers (
     trigger_id bigint NOT NULL,
     org_id uuid NOT NULL,
     job_id uuid NOT NULL,
-    dedupe_key text,
+    dedupe_key text NOT NULL,
     payload json NOT NULL,
     created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
-);
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
 ALTER TABLE interlock.triggers ALTER COLUMN trigger_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME interlock.triggers_trigger_id_seq
     START WITH 1
@@ -528,16 +615,18 @@ ALTER TABLE ONLY interlock.api_keys
     ADD CONSTRAINT api_keys_pkey PRIMARY KEY (key_id);
 ALTER TABLE ONLY interlock.attempts
     ADD CONSTRAINT attempts_pkey PRIMARY KEY (task_id, attempt, lease_token);
+ALTER TABLE ONLY interlock.backfills
+    ADD CONSTRAINT backfills_pkey PRIMARY KEY (run_id);
 ALTER TABLE ONLY interlock.buffer_publishes
     ADD CONSTRAINT buffer_publishes_pkey PRIMARY KEY (publish_id);
 ALTER TABLE ONLY interlock.buffer_publishes
     ADD CONSTRAINT buffer_publishes_task_id_attempt_dataset_uuid_batch_uri_key UNIQUE (task_id, attempt, dataset_uuid, batch_uri);
 ALTER TABLE ONLY interlock.capabilities
     ADD CONSTRAINT capabilities_pkey PRIMARY KEY (capability_id);
+ALTER TABLE ONLY interlock.cron_state
+    ADD CONSTRAINT cron_state_pkey PRIMARY KEY (job_id);
 ALTER TABLE ONLY interlock.dag_version_jobs
     ADD CONSTRAINT dag_version_jobs_pkey PRIMARY KEY (dag_version, job_id);
-ALTER TABLE ONLY interlock.dag_versions
-    ADD CONSTRAINT dag_versions_dag_id_content_hash_key UNIQUE (dag_id, content_hash);
 ALTER TABLE ONLY interlock.dag_versions
     ADD CONSTRAINT dag_versions_pkey PRIMARY KEY (dag_version);
 ALTER TABLE ONLY interlock.dags
@@ -552,8 +641,14 @@ ALTER TABLE ONLY interlock.datasets
     ADD CONSTRAINT datasets_pkey PRIMARY KEY (dataset_uuid);
 ALTER TABLE ONLY interlock.edges
     ADD CONSTRAINT edges_pkey PRIMARY KEY (job_id, input_index);
+ALTER TABLE ONLY interlock.hooks
+    ADD CONSTRAINT hooks_org_id_dag_name_job_name_key UNIQUE (org_id, dag_name, job_name);
+ALTER TABLE ONLY interlock.hooks
+    ADD CONSTRAINT hooks_pkey PRIMARY KEY (hook_id);
 ALTER TABLE ONLY interlock.idempotency_keys
     ADD CONSTRAINT idempotency_keys_pkey PRIMARY KEY (org_id, endpoint, key);
+ALTER TABLE ONLY interlock.invalidations
+    ADD CONSTRAINT invalidations_pkey PRIMARY KEY (invalidation_id);
 ALTER TABLE ONLY interlock.job_cursors
     ADD CONSTRAINT job_cursors_pkey PRIMARY KEY (job_id, input_index);
 ALTER TABLE ONLY interlock.jobs
@@ -584,6 +679,8 @@ ALTER TABLE ONLY interlock.signing_keys
     ADD CONSTRAINT signing_keys_pkey PRIMARY KEY (kid);
 ALTER TABLE ONLY interlock.slots
     ADD CONSTRAINT slots_pkey PRIMARY KEY (task_id);
+ALTER TABLE ONLY interlock.source_tasks
+    ADD CONSTRAINT source_tasks_pkey PRIMARY KEY (job_id);
 ALTER TABLE ONLY interlock.sweeps
     ADD CONSTRAINT sweeps_pkey PRIMARY KEY (name);
 ALTER TABLE ONLY interlock.tasks_0
@@ -597,12 +694,20 @@ ALTER TABLE ONLY interlock.workers
 ALTER TABLE ONLY public.interlock_migrations
     ADD CONSTRAINT interlock_migrations_pkey PRIMARY KEY (version);
 CREATE INDEX api_keys_by_org ON interlock.api_keys USING btree (org_id, created_at);
+CREATE INDEX backfills_by_org ON interlock.backfills USING btree (org_id, run_id);
+CREATE INDEX backfills_making ON interlock.backfills USING btree (run_id) WHERE (state = 'Running'::interlock.backfill_state);
+CREATE INDEX backfills_shedding ON interlock.backfills USING btree (job_id) WHERE ((state = 'Running'::interlock.backfill_state) AND (priority = 1));
 CREATE INDEX capabilities_expiry ON interlock.capabilities USING btree (expires_at);
+CREATE INDEX cron_state_due ON interlock.cron_state USING btree (next_at);
 CREATE INDEX dag_version_jobs_by_job ON interlock.dag_version_jobs USING btree (job_id);
 CREATE UNIQUE INDEX dag_versions_building ON interlock.dag_versions USING btree (dag_id) WHERE (state = 'Building'::interlock.dag_state);
 CREATE INDEX dag_versions_by_dag ON interlock.dag_versions USING btree (dag_id, dag_version);
+CREATE UNIQUE INDEX dag_versions_by_hash ON interlock.dag_versions USING btree (dag_id, content_hash) WHERE (state = ANY (ARRAY['Building'::interlock.dag_state, 'Current'::interlock.dag_state, 'Retired'::interlock.dag_state]));
+CREATE INDEX dag_versions_by_prefix ON interlock.dag_versions USING btree (dag_id, content_hash COLLATE "C");
 CREATE UNIQUE INDEX dag_versions_current ON interlock.dag_versions USING btree (dag_id) WHERE (state = 'Current'::interlock.dag_state);
 CREATE INDEX dag_versions_in_work ON interlock.dag_versions USING btree (dag_version) WHERE (state = 'Building'::interlock.dag_state);
+CREATE INDEX dag_versions_retired ON interlock.dag_versions USING btree (dag_id, retired_at) WHERE (state = 'Retired'::interlock.dag_state);
+CREATE INDEX dataset_events_by_dataset ON interlock.dataset_events USING btree (dataset_uuid, event_id);
 CREATE UNIQUE INDEX dataset_events_once ON interlock.dataset_events USING btree (task_id, dataset_uuid, dataset_version, scope);
 CREATE INDEX dataset_versions_by_dataset ON interlock.dataset_versions USING btree (dataset_uuid, created_at);
 CREATE INDEX dataset_versions_by_job ON interlock.dataset_versions USING btree (job_id, output_index);
@@ -612,11 +717,15 @@ CREATE INDEX edges_active ON interlock.edges USING btree (job_id, input_index) W
 CREATE INDEX edges_by_dataset ON interlock.edges USING btree (dataset_uuid) WHERE active;
 CREATE INDEX edges_by_version ON interlock.edges USING btree (dataset_version, job_id) WHERE active;
 CREATE INDEX idempotency_keys_expiry ON interlock.idempotency_keys USING btree (expires_at);
+CREATE INDEX invalidations_by_dataset ON interlock.invalidations USING btree (dataset_uuid, invalidation_id);
 CREATE INDEX job_cursors_by_task ON interlock.job_cursors USING btree (task_id) WHERE (task_id IS NOT NULL);
 CREATE UNIQUE INDEX jobs_by_name ON interlock.jobs USING btree (org_id, COALESCE(dag_name, ''::text), name) WHERE ((name IS NOT NULL) AND current);
 CREATE INDEX jobs_by_org ON interlock.jobs USING btree (org_id, job_id);
+CREATE INDEX jobs_in_dags ON interlock.jobs USING btree (job_id) WHERE (dag_name IS NOT NULL);
 CREATE INDEX jobs_limited ON interlock.jobs USING btree (job_id) WHERE (active AND ((max_queue_depth IS NOT NULL) OR (max_queue_age IS NOT NULL)));
+CREATE INDEX jobs_of_dag ON interlock.jobs USING btree (org_id, dag_name, name) WHERE (active AND (dag_name IS NOT NULL));
 CREATE INDEX jobs_sources ON interlock.jobs USING btree (((source ->> 'kind'::text)), job_id) WHERE ((source IS NOT NULL) AND active);
+CREATE INDEX jobs_swapped ON interlock.jobs USING btree (job_id) WHERE (swapped_at IS NOT NULL);
 CREATE INDEX lease_alarms_due ON interlock.lease_alarms USING btree (due_at);
 CREATE INDEX materialisations_by_task ON interlock.materialisations USING btree (task_id);
 CREATE INDEX materialisations_undone ON interlock.materialisations USING btree (job_id) WHERE ((done_commit IS NULL) OR (done_commit < input_commit));
@@ -634,6 +743,7 @@ CREATE INDEX runs_by_job ON interlock.runs USING btree (job_id, run_id);
 CREATE INDEX runs_canceling ON interlock.runs USING btree (run_id) WHERE (cancel_requested AND (ended_at IS NULL) AND (cancel_index <= last_index));
 CREATE INDEX runs_ended ON interlock.runs USING btree (ended_at) WHERE (ended_at IS NOT NULL);
 CREATE INDEX runs_live ON interlock.runs USING btree (run_id) WHERE (ended_at IS NULL);
+CREATE INDEX runs_live_by_job ON interlock.runs USING btree (job_id) WHERE (ended_at IS NULL);
 CREATE UNIQUE INDEX signing_keys_active ON interlock.signing_keys USING btree ((true)) WHERE (retired_at IS NULL);
 CREATE INDEX slots_by_job ON interlock.slots USING btree (job_id, slot_key);
 CREATE INDEX tasks_0_by_job ON interlock.tasks_0 USING btree (listed_status, job_id, task_id) WHERE (run_id IS NULL);
@@ -643,10 +753,14 @@ CREATE UNIQUE INDEX tasks_0_dedupe ON interlock.tasks_0 USING btree (job_id, ded
 CREATE INDEX tasks_0_parked ON interlock.tasks_0 USING btree (job_id, priority, queued_at) WHERE parked;
 CREATE INDEX tasks_0_parked_by_key ON interlock.tasks_0 USING btree (job_id, slot_key, priority, queued_at) WHERE parked;
 CREATE INDEX tasks_0_retries ON interlock.tasks_0 USING btree (retry_at) WHERE (retry_at IS NOT NULL);
+CREATE INDEX tasks_0_retrying ON interlock.tasks_0 USING btree (job_id) WHERE ((retry_at IS NOT NULL) AND (run_id IS NULL));
 CREATE INDEX triggers_by_job ON interlock.triggers USING btree (job_id, trigger_id);
+CREATE UNIQUE INDEX triggers_once ON interlock.triggers USING btree (job_id, dedupe_key);
 CREATE INDEX workers_by_queue ON interlock.workers USING btree (queue, last_seen_at);
 ALTER TABLE ONLY interlock.api_keys
     ADD CONSTRAINT api_keys_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.backfills
+    ADD CONSTRAINT backfills_run_id_fkey FOREIGN KEY (run_id) REFERENCES interlock.runs(run_id) ON DELETE CASCADE;
 ALTER TABLE ONLY interlock.dag_version_jobs
     ADD CONSTRAINT dag_version_jobs_dag_version_fkey FOREIGN KEY (dag_version) REFERENCES interlock.dag_versions(dag_version);
 ALTER TABLE ONLY interlock.dag_version_jobs
@@ -665,6 +779,8 @@ ALTER TABLE ONLY interlock.edges
     ADD CONSTRAINT edges_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
 ALTER TABLE ONLY interlock.edges
     ADD CONSTRAINT edges_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);
+ALTER TABLE ONLY interlock.invalidations
+    ADD CONSTRAINT invalidations_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
 ALTER TABLE ONLY interlock.jobs
     ADD CONSTRAINT jobs_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.publications

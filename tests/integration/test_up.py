@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -130,6 +131,10 @@ def _end_stray_servers(folder: Path) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(strays, timeout=PATIENCE)
+
+
+async def _runs(up: Up, names: set[str]) -> bool:
+    return set(await asyncio.to_thread(up.children)) == names
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -317,7 +322,7 @@ async def test_a_hurried_drain_gives_work_back_and_a_restart_resumes_it(fresh: U
     after = fresh.start("--no-workers")
     assert (after["admin_key"], after["worker_token"]) == (before["admin_key"], before["worker_token"])
     assert (after["state_url"], after["data_url"]) == (before["state_url"], before["data_url"])
-    assert set(fresh.children()) == {"gateway", "dispatcher"}
+    await until(lambda: _runs(fresh, {"gateway", "dispatcher", "scheduler"}))
     async with fresh.client() as client:
         task = (await client.task_page(run=accepted.run_id)).tasks[0]
         attempts = (await client.attempts(task.task_id)).attempts

@@ -42,7 +42,8 @@ _EMPTY = """
     delete from interlock.tasks; delete from interlock.slots; delete from interlock.lease_alarms;
     delete from interlock.attempts; delete from interlock.output_commits; delete from interlock.dataset_events;
     delete from interlock.buffer_publishes;
-    delete from interlock.runs; delete from interlock.jobs; delete from interlock.datasets;
+    delete from interlock.runs; delete from interlock.dataset_versions; delete from interlock.jobs;
+    delete from interlock.datasets;
     delete from interlock.idempotency_keys; delete from interlock.workers; delete from interlock.sweeps;
     delete from interlock.capabilities; delete from interlock.signing_keys where retired_at is not null;
     select setval('public.ids', 1, false)"""

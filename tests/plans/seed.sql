@@ -172,3 +172,166 @@ from generate_series(0, 5200 + seed.mass() / 20) n;
 insert into interlock.workers (worker_id, queue, last_seen_at)
 select 'worker ' || n, case when n % 2 = 0 then 'platform' else 'other' end, now() - interval '1 second' * (n % 50)
 from generate_series(1, 200) n;
+
+-- Sources: a hundred of each kind in one DAG, a few of them not seen to yet; and the long list of one that is held back.
+insert into interlock.jobs (job_id, org_id, dag_name, name, operator, runtime, queue, config, priority, max_attempts,
+    backoff_seconds, backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds, timeout_seconds, outputs,
+    definition_hash, source)
+select seed.id(kind || ' ' || n), seed.id('org 0'), 'feeds ' || kind, kind || ' ' || n, 'echo', 'platform', 'platform',
+       '{}', 0, 3, 1, 2, 60, 0.1, '{}', 60, 3600, '[]', sha256('definition'),
+       json_build_object('kind', kind, 'schedule', '@daily', 'misfire_grace', '60s', 'auth', 'hmac')
+from unnest('{always_on,cron,webhook,manual}'::text[]) kind cross join generate_series(0, 99) n;
+
+insert into interlock.tasks (task_id, org_id, job_id, status, max_attempts, priority, ended_at, payload)
+select interlock.source_task_id(seed.id('always_on ' || n)), seed.id('org 0'), seed.id('always_on ' || n),
+       (case when n < 10 then 'Completed' else 'Queued' end)::interlock.task_status, 3, 0,
+       case when n < 10 then now() - interval '1 day' end, '{}'
+from generate_series(0, 89) n;
+
+insert into interlock.source_tasks (job_id, task_id)
+select seed.id('always_on ' || n), interlock.source_task_id(seed.id('always_on ' || n)) from generate_series(0, 89) n;
+
+insert into interlock.cron_state (job_id, source, last_at, next_at)
+select job_id, source, now(), now() + interval '1 minute' * (row_number() over () - 10)
+from interlock.jobs where dag_name = 'feeds cron' and name <> 'cron 7';
+
+insert into interlock.triggers (org_id, job_id, dedupe_key, payload)
+select seed.id('org 0'), seed.id('manual ' || n), 'key ' || i, '{}'::json from generate_series(0, 9) n, generate_series(1, 200) i
+union all
+select seed.id('org 0'), seed.id('webhook 0'), 'key ' || i, '{}'::json from generate_series(1, 1200 + seed.mass() / 20) i;
+insert into interlock.pauses (job_id, cause_id, bulk, path, reason)
+values (seed.id('webhook 0'), seed.id('job 0'), false, '{}', 'full');
+
+insert into interlock.hooks (hook_id, org_id, dag_name, job_name, secret_hash)
+select 'hook ' || n, seed.id('org 0'), 'feeds webhook', 'webhook ' || n, sha256('secret') from generate_series(0, 99) n;
+
+-- Datasets of DAGs. Those of number 0 are measured: a dataset with many versions, a version with many partitions, a job
+-- that was given as many scopes and is one of a hundred that read it.
+insert into interlock.dags (dag_id, org_id, name) select seed.id('dag 0'), seed.id('org 0'), 'dag 0';
+
+insert into interlock.jobs (job_id, org_id, dag_name, name, operator, runtime, queue, config, priority, max_attempts,
+    backoff_seconds, backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds, timeout_seconds, inputs,
+    outputs, definition_hash)
+select seed.id('dag job ' || n), seed.id('org 0'), 'dag 0', 'dag job ' || n, 'echo', 'platform', 'platform', '{}', 0, 3,
+       1, 2, 60, 0.1, '{}', 60, 3600, '[{}]', '[]', sha256('definition')
+from generate_series(0, 199 + seed.mass() / 100) n;
+
+insert into interlock.dataset_versions (dataset_version, dataset_uuid, org_id, job_id, progress)
+select current_version, dataset_uuid, org_id,
+       case when dataset_uuid = seed.id('dataset 0') then seed.id('dag job 0') else seed.id('dag job 150') end, 'partition'
+from interlock.datasets;
+insert into interlock.dataset_versions (dataset_version, dataset_uuid, org_id, progress)
+select seed.id('old version ' || n), seed.id('dataset 0'), seed.id('org 0'), 'partition' from generate_series(1, 300) n;
+
+insert into interlock.publications (org_id, name, dataset_uuid, dag_id)
+select seed.id('org 0'), 'name ' || n, seed.id('dataset ' || n), seed.id('dag 0')
+from generate_series(0, 99 + seed.mass() / 100) n;
+
+insert into interlock.partitions (dataset_version, range_start, range_end, commit_id, task_id, attempt)
+select seed.id('version ' || v), n * 10, n * 10 + 9, n, seed.id('task ' || n), 1
+from generate_series(0, 3) v cross join generate_series(0, 4999 + seed.mass() / 20) n;
+
+insert into interlock.edges (job_id, input_index, org_id, dataset_uuid, dataset_version, floating)
+select seed.id('dag job ' || n), 0, seed.id('org 0'), seed.id('dataset ' || case when n < 100 then 0 else n end),
+       seed.id('version ' || case when n < 100 then 0 else n end), false
+from generate_series(0, 99 + seed.mass() / 100) n;
+
+insert into interlock.materialisations (job_id, input_index, range_start, range_end, input_commit, done_commit, task_id)
+select seed.id('dag job ' || j), 0, n * 10, n * 10 + 9, n, n, seed.id('given ' || j || ' ' || n)
+from generate_series(0, 3) j cross join generate_series(0, 4999 + seed.mass() / 20) n;
+
+-- A chain of three jobs in a DAG of its own, of which the last has a limit and the middle one reads many partitions; and
+-- jobs with limits that nobody is behind with.
+insert into interlock.jobs (job_id, org_id, dag_name, name, operator, runtime, queue, config, priority, max_attempts,
+    backoff_seconds, backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds, timeout_seconds, outputs,
+    definition_hash, inputs, max_queue_depth, max_queue_age)
+select seed.id('pipe ' || n), seed.id('org 0'), 'pipe', 'pipe ' || n, 'echo', 'platform', 'platform', '{}', 0, 3, 1, 2, 60,
+       0.1, '{}', 60, 3600, '[]', sha256('definition'), case when n between 1 and 2 then '[{}]'::jsonb else '[]' end,
+       case when n >= 2 then 1000 end, case when n >= 2 then 600 end
+from generate_series(0, 999) n;
+
+insert into interlock.datasets (dataset_uuid, org_id, current_version)
+select seed.id('pipe dataset ' || n), seed.id('org 0'), seed.id('pipe version ' || n) from generate_series(0, 2) n;
+insert into interlock.dataset_versions (dataset_version, dataset_uuid, org_id, job_id, progress, commit_id)
+select seed.id('pipe version ' || n), seed.id('pipe dataset ' || n), seed.id('org 0'), seed.id('pipe ' || n), 'partition', 9
+from generate_series(0, 2) n;
+insert into interlock.edges (job_id, input_index, org_id, dataset_uuid, dataset_version, floating)
+select seed.id('pipe ' || n), 0, seed.id('org 0'), seed.id('pipe dataset ' || n - 1), seed.id('pipe version ' || n - 1), false
+from generate_series(1, 2) n;
+insert into interlock.partitions (dataset_version, range_start, range_end, commit_id, task_id, attempt)
+select seed.id('pipe version 0'), n * 10, n * 10 + 9, n + 1, seed.id('none'), 1
+from generate_series(0, 20000 + seed.mass() / 20) n;
+insert into interlock.materialisations (job_id, input_index, range_start, range_end, input_commit, done_commit, task_id)
+select seed.id('pipe 1'), 0, n * 10, n * 10 + 9, n + 1, n + 1, seed.id('none') from generate_series(0, 20000 + seed.mass() / 20) n;
+
+insert into interlock.tasks (task_id, org_id, job_id, max_attempts, priority, payload)
+select seed.id('piped ' || n), seed.id('org 0'), seed.id('pipe 2'), 3, 0, '{}'
+from generate_series(1, 2000 + seed.mass() / 100) n;
+insert into interlock.pauses (job_id, cause_id, bulk, path, reason)
+select seed.id('pipe ' || n), seed.id('pipe 2'), true, array[seed.id('pipe 2')], 'full' from generate_series(0, 1) n;
+
+insert into interlock.runs (run_id, org_id, job_id, state, last_index, range_size, latched, ended_at)
+select seed.id('pipe run ' || n), seed.id('org 0'), seed.id('pipe 1'), 'Running', -1, 100, false, case when n > 9 then now() end
+from generate_series(0, 99 + seed.mass() / 100) n;
+insert into interlock.backfills (run_id, org_id, job_id, range_start, range_end, priority, requested_by, state, place_input)
+select seed.id('pipe run ' || n), seed.id('org 0'), seed.id('pipe 1'), 0, 100000, 1, 'user',
+       (case when n > 9 then 'Done' else 'Running' end)::interlock.backfill_state, -1
+from generate_series(0, 99 + seed.mass() / 100) n;
+insert into interlock.operator_state (job_id, name, state)
+select seed.id('pipe ' || n), 'range_aggregator', '{}' from generate_series(0, 999) n;
+
+-- A stream that a hundred jobs have read nearly all of, one of them beside partitions; and events that wait to be routed.
+insert into interlock.datasets (dataset_uuid, org_id, current_version)
+values (seed.id('stream'), seed.id('org 0'), seed.id('stream version'));
+insert into interlock.dataset_versions (dataset_version, dataset_uuid, org_id, progress, cursor, commit_id)
+values (seed.id('stream version'), seed.id('stream'), seed.id('org 0'), 'cursor', 1000000, 9);
+insert into interlock.jobs (job_id, org_id, dag_name, name, operator, runtime, queue, config, priority, max_attempts,
+    backoff_seconds, backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds, timeout_seconds, outputs,
+    definition_hash, inputs)
+select seed.id('reader ' || n), seed.id('org 0'), 'streams', 'reader ' || n, 'echo', 'platform', 'platform', '{}', 0, 3, 1,
+       2, 60, 0.1, '{}', 60, 3600, '[]', sha256('definition'), case n when 0 then '[{}, {}]'::jsonb else '[{}]' end
+from generate_series(0, 99) n;
+insert into interlock.edges (job_id, input_index, org_id, dataset_uuid, dataset_version, floating, reconciled_to)
+select seed.id('reader ' || n), 0, seed.id('org 0'), seed.id('stream'), seed.id('stream version'), false, 40000
+from generate_series(0, 99) n
+union all
+select seed.id('reader 0'), 1, seed.id('org 0'), seed.id('pipe dataset 0'), seed.id('pipe version 0'), false, 0;
+insert into interlock.job_cursors (job_id, input_index, committed)
+select seed.id('reader ' || n), 0, 999990 from generate_series(1, 99) n;
+insert into interlock.materialisations (job_id, input_index, range_start, range_end, input_commit, done_commit, task_id)
+select seed.id('reader 1'), 0, n * 10, n * 10 + 9, n + 1, n + 1, seed.id('none') from generate_series(0, 20000 + seed.mass() / 20) n;
+insert into interlock.outbox (kind, target, body)
+select 'route', '', json_build_object('events', array[n]) from generate_series(1, 1000) n;
+
+-- A DAG with a long history of versions, one of which is current and one being built: of ten jobs that read what is there,
+-- have been given all of it and done nearly all. And generations that were swapped, the first of which has much to do.
+insert into interlock.dags (dag_id, org_id, name)
+select seed.id('deployed ' || n), seed.id('org 0'), 'deployed ' || n from generate_series(0, 199 + seed.mass() / 1000) n;
+insert into interlock.dag_versions (dag_version, dag_id, org_id, content_hash, document, state, deployed_by, retired_at)
+select seed.id('deploy ' || n), seed.id('deployed 0'), seed.id('org 0'), encode(sha256(n::text::bytea), 'hex'), '{}',
+       (case n when 0 then 'Current' when 1 then 'Building' else 'Retired' end)::interlock.dag_state, 'user',
+       case when n > 1 then now() - n * interval '1 second' end
+from generate_series(0, 299 + seed.mass() / 100) n;
+insert into interlock.jobs (job_id, org_id, dag_name, name, operator, runtime, queue, config, priority, max_attempts,
+    backoff_seconds, backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds, timeout_seconds, inputs,
+    outputs, definition_hash, current, active, swapped_at)
+select seed.id('built ' || n), seed.id('org 0'), 'deployed 0', 'built ' || n, 'echo', 'platform', 'platform', '{}', 0, 3, 1,
+       2, 60, 0.1, '{}', 60, 3600, '[{}]', '[]', sha256('definition'), false, n < 10, case when n >= 10 then now() end
+from generate_series(0, 29) n;
+insert into interlock.dag_version_jobs (dag_version, job_id)
+select seed.id('deploy 1'), seed.id('built ' || n) from generate_series(0, 9) n
+union all
+select seed.id('deploy ' || v), seed.id('built ' || n)
+from generate_series(2, 99) v cross join generate_series(10, 29) n;
+insert into interlock.edges (job_id, input_index, org_id, dataset_uuid, dataset_version, floating, active, reconciled_to)
+select seed.id('built ' || n), 0, seed.id('org 0'), seed.id('dataset 1'), seed.id('version 1'), false, n < 10,
+       4990 + seed.mass() / 20
+from generate_series(0, 29) n;
+insert into interlock.materialisations (job_id, input_index, range_start, range_end, input_commit, done_commit, task_id)
+select seed.id('built ' || j), 0, n * 10, n * 10 + 9, n, case when n > 20 then n end, seed.id('built task ' || n)
+from (values (0), (10)) b(j) cross join generate_series(0, 4999 + seed.mass() / 20) n;
+insert into interlock.tasks (task_id, org_id, job_id, max_attempts, priority, payload)
+select seed.id('left ' || n), seed.id('org 0'), seed.id('built 10'), 3, 0, '{}'
+from generate_series(1, 3000 + seed.mass() / 100) n;
+insert into interlock.job_cursors (job_id, input_index, committed)
+select seed.id('dag job ' || n), 0, 9 from generate_series(0, 199 + seed.mass() / 100) n;

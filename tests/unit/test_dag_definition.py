@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.dags.definition import canonical, content_hash, job_hash
+from interlock.dags.definition import Dag, canonical, content_hash, dag_of, job_hash
 from interlock.dags.lineage import compare, consumers, cycles, downstream, upstream
 from tests.dags import block, documents, problems_of, valid
 from tests.unit.test_dag_reading import SOURCE, reactive, with_jobs
@@ -168,3 +169,51 @@ def test_a_file_is_refused_for_its_circles_exactly_when_it_has_some(graph: tuple
     found = problems_of(block({"name": "d", "jobs": jobs}))
     assert bool(found) == any(name in reach[name] for name in reach)
     assert all("circle" in problem.what or "itself" in problem.what for problem in found)
+
+
+# Back from the canonical form, and what a change means
+
+
+@given(documents())
+@settings(deadline=None, max_examples=60)
+def test_the_canonical_form_gives_the_definition_back(written: dict[str, Any]) -> None:
+    dag = valid(block(written))
+    again = dag_of(canonical(dag))
+    assert canonical(again) == canonical(dag)
+    assert {job.name: job for job in again.jobs} == {job.name: job for job in dag.jobs}
+    assert compare(dag, again).rebuilt | compare(dag, again).tuned == frozenset()
+
+
+TUNED = ["priority: bulk", "max_attempts: 9", "max_queue_depth: 7", "max_queue_age: 3m", "timeout_seconds: 5"]
+TUNED += ["scaling: {max_concurrency: 2}", "heartbeat_timeout_seconds: 9", "non_retryable: [Oops]", "jitter: 0.5"]
+REBUILT = ["config: {a: 1}", "wait_for: any", "execution_strategy: PerUpdate", "runtime: spark", "outputs: [x, y]"]
+REBUILT += ["update_strategy: append, unique_key: [a]"]
+
+
+def _with(more: str) -> Dag:
+    source = "{name: s, operator: echo, activation: source, source: {kind: manual}, outputs: [o]}"
+    job = f"{{name: j, operator: echo, inputs: [{{from: {{job: s, output: o}}}}]{more}}}"
+    return valid(f"name: d\njobs: [{source}, {job}]")
+
+
+@pytest.mark.parametrize("field", TUNED)
+def test_how_tasks_are_run_is_tuning(field: str) -> None:
+    change = compare(_with(""), _with(f", {field}"))
+    assert change.tuned == {"j"}
+    assert not change.rebuilt
+
+
+@pytest.mark.parametrize("field", REBUILT)
+def test_what_tasks_make_is_built_anew(field: str) -> None:
+    change = compare(_with(""), _with(f", {field}"))
+    assert change.changed == {"j"}
+    assert not change.tuned
+
+
+def test_of_a_source_only_its_kind_is_more_than_tuning() -> None:
+    cron = "name: d\njobs: [{name: s, operator: echo, activation: source, source: {kind: cron, schedule: '%s'}}]"
+    change = compare(valid(cron % "@daily"), valid(cron % "@hourly"))
+    assert change.tuned == {"s"}
+    assert not change.rebuilt
+    manual = valid("name: d\njobs: [{name: s, operator: echo, activation: source, source: {kind: manual}}]")
+    assert compare(valid(cron % "@daily"), manual).changed == {"s"}

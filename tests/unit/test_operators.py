@@ -34,6 +34,9 @@ class Recorded:
     def canceled(self, slot: int) -> bool:
         return self._canceled
 
+    def paused(self, slot: int) -> bool:
+        return False
+
 
 def context(link: Recorded | None = None, *, attempt: int = 1, config: bytes = b"{}") -> TaskContext:
     work = Work(

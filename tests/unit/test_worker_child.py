@@ -44,6 +44,14 @@ def stubborn(payload, ctx):
         except TaskCanceled:
             pass
 
+def source(payload, ctx):
+    ctx.progress(0.1)
+    for wanted in (True, False):
+        while ctx.paused is not wanted:
+            time.sleep(0.01)
+        ctx.progress(0.5, f"paused: {wanted}")
+    return "made"
+
 def tidy(payload, ctx):
     try:
         ctx.progress(0.5)
@@ -167,7 +175,8 @@ def held(slot: int, operator: str, payload: Any = None) -> Held:
 @pytest.fixture
 def operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "own_operators.py").write_text(textwrap.dedent(OPERATORS))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    paths = filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("INTERLOCK_WORKER_TOKEN", "a-worker-token")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-cloud-secret")
     monkeypatch.setenv("WANTED", "this one")
@@ -182,6 +191,18 @@ async def harness(operators: str) -> AsyncIterator[Harness]:
     made.child.kill("drain")
     if made.child.alive:
         await made.child.ended()
+
+
+async def test_a_source_hears_that_it_is_to_hold_still_and_that_it_may_go_on(harness: Harness) -> None:
+    one = held(1, "own_operators:source")
+    harness.child.assign([one])
+    await harness.begun(1)
+    for paused in (True, False):
+        one.paused = paused
+        harness.child.pause(one)
+        text = f"paused: {paused}"
+        await harness.until(lambda text=text: any(m.text == text for m in harness.of(protocol.Progressed, 1)))  # type: ignore[misc]
+    assert await harness.result(1) == "made"
 
 
 async def test_a_child_runs_its_tasks_in_order_and_returns_their_results(harness: Harness) -> None:

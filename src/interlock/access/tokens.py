@@ -23,7 +23,7 @@ from interlock.access.keyring import Keyring
 from interlock.adapters.postgres import Database, queries
 from interlock.clock import Clock
 from interlock.errors import Forbidden, Unauthenticated
-from interlock.wire import Attempt, DatasetRef, WriteGrant
+from interlock.wire import Attempt, DatasetRef, TaskInput, WriteGrant
 
 AUDIENCE: Final = "trace.task"
 ALGORITHM: Final = "ES256"
@@ -31,6 +31,9 @@ MAX_TOKEN_BYTES: Final = 8192
 MAX_PRESENTED_BYTES: Final = 2 * MAX_TOKEN_BYTES
 _CACHED: Final = 10_000
 _SKEW_SECONDS: Final = 60
+_FILES: Final = "parquet"
+"""The storage that is read as files; of others a token names the dataset alone."""
+_GLOB: Final = "**/*.parquet"
 
 # One spelling per token. 64 bytes of signature leave four bits of the last character unused: they must be zero.
 _COMPACT: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{85}[AQgw]")
@@ -88,6 +91,11 @@ class Grant:
     task_id: UUID
     attempt: int
     outputs: Sequence[WriteGrant]
+    inputs: Sequence[TaskInput] = ()
+
+
+def read_prefix(root: str, dataset: UUID, version: UUID) -> str:
+    return f"{root}/dataset/{dataset}/version/{version}/"
 
 
 def write_grants(root: str, task_id: UUID, attempt: int, outputs: Sequence[DatasetRef]) -> list[WriteGrant]:
@@ -97,8 +105,8 @@ def write_grants(root: str, task_id: UUID, attempt: int, outputs: Sequence[Datas
             output_index=index,
             dataset_uuid=output.dataset_uuid,
             dataset_version=output.dataset_version,
-            write_prefix=f"{root}/dataset/{output.dataset_uuid}/version/{output.dataset_version}"
-            f"/_attempts/{task_id}/{attempt}/",
+            write_prefix=read_prefix(root, output.dataset_uuid, output.dataset_version)
+            + f"_attempts/{task_id}/{attempt}/",
             buffer_prefix=f"{root}/buffers/{output.dataset_uuid}/{task_id}/{attempt}/",
         )
         for index, output in enumerate(outputs)
@@ -116,7 +124,11 @@ class CapabilityTokens:
 
     async def issue(self, grant: Grant, kid: str) -> str:
         prefixes = [prefix for output in grant.outputs for prefix in (output.write_prefix, output.buffer_prefix)]
-        claims = self._claims(grant, Prefixes(read_prefixes=[], write_prefixes=prefixes))
+        # The same dataset under two conditions is one grant: a condition narrows what is read, not what may be.
+        read = {each.dataset_version: each for each in grant.inputs}.values()
+        files = [each.read_prefix for each in read if each.storage == _FILES]
+        claims = self._claims(grant, Prefixes(read_prefixes=files, write_prefixes=prefixes))
+        claims = msgspec.structs.replace(claims, datasets=[_dataset_claim(each) for each in read])
         token = self._sign(claims, kid)
         if len(token) <= MAX_TOKEN_BYTES:
             return token
@@ -198,6 +210,22 @@ class CapabilityTokens:
             raise _refused()
         grants = msgspec.json.decode(row["grants"])
         return msgspec.structs.replace(claims, datasets=grants["datasets"], s3=msgspec.convert(grants["s3"], Prefixes))
+
+
+def _dataset_claim(granted: TaskInput) -> dict[str, Any]:
+    claim: dict[str, Any] = {
+        "dataset_uuid": str(granted.dataset_uuid),
+        "dataset_version": str(granted.dataset_version),
+    }
+    return claim | {"storage_ref": _storage_ref(granted.read_prefix)} if granted.storage == _FILES else claim
+
+
+def _storage_ref(url: str) -> dict[str, str]:
+    scheme, _, rest = url.partition("://")
+    if scheme == "file":
+        return {"scheme": scheme, "prefix": rest, "glob": _GLOB}
+    bucket, _, prefix = rest.partition("/")
+    return {"scheme": scheme, "bucket": bucket, "prefix": prefix, "glob": _GLOB}
 
 
 def require_binding(claims: Claims, task_id: UUID, attempt: int) -> None:

@@ -112,5 +112,5 @@ class Listener:
     def _on_queue(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         self._wakeups.wake(f"queue:{payload}")
 
-    def _on_outbox(self, _connection: object, _pid: int, _channel: str, _payload: object) -> None:
-        self._wakeups.wake("outbox")
+    def _on_outbox(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        self._wakeups.wake("trigger" if payload == "trigger" else "outbox")

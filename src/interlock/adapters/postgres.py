@@ -111,9 +111,9 @@ async def _keep_as_it_is(connection: Connection) -> None:
 
 
 @functools.cache
-def queries(area: str) -> Any:
-    """The named statements of `sql/queries/{area}.sql`. Any: aiosql builds the methods from the file."""
-    with resources.as_file(_SQL / "queries" / f"{area}.sql") as path:
+def queries(area: str, folder: str = "queries") -> Any:
+    """The named statements of `sql/{folder}/{area}.sql`. Any: aiosql builds the methods from the file."""
+    with resources.as_file(_SQL / folder / f"{area}.sql") as path:
         return aiosql.from_path(path, _Statements, mandatory_parameters=False)
 
 

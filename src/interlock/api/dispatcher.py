@@ -23,6 +23,7 @@ from interlock.errors import Forbidden
 from interlock.settings import RuntimeKind
 from interlock.telemetry import (
     IN_FLIGHT,
+    JOBS_HELD_BACK,
     OUTBOX_ROWS,
     QUEUE_DEAD,
     QUEUE_DEPTH,
@@ -233,6 +234,8 @@ async def _refresh_gauges(kernel: Kernel) -> None:
     for row in in_flight:
         IN_FLIGHT.labels(operator=row["operator"], runtime=row["runtime"]).set(row["n"])
     OUTBOX_ROWS.set(owed)
+    for level, jobs in (await kernel.pauses.levels()).items():
+        JOBS_HELD_BACK.labels(level=level).set(jobs)
 
 
 def _fence(data: EventBatch | BufferPublish) -> Release:

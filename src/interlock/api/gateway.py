@@ -13,6 +13,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter, RawBody
 
 from interlock.access.principals import PLATFORM
+from interlock.api import backfills, dags, datasets, sources
 from interlock.api.application import application
 from interlock.api.auth import kernel_of, principal_of, user_guard
 from interlock.errors import BadRequest, NotFound
@@ -426,8 +427,12 @@ HANDLERS = [
     create_org,
     list_signing_keys,
     rotate_signing_key,
+    *dags.HANDLERS,
+    *backfills.HANDLERS,
     health,
     metrics,
+    *datasets.HANDLERS,
+    *sources.HANDLERS,
 ]
 
 

@@ -58,6 +58,7 @@ def problem_document(error: InterlockError, request_id: str) -> bytes:
         stale=error.extra.get("stale"),
         retry_after_ms=error.extra.get("retry_after_ms"),
         errors=error.extra.get("errors"),
+        problems=error.extra.get("problems"),
     )
     return msgspec.json.encode(problem)
 

@@ -10,7 +10,25 @@ from typing import Annotated
 import typer
 
 from interlock import __version__
-from interlock.cli import config, dag, demo, devchain, doctor, job, openapi, principals, processes, queue, run, task, up
+from interlock.cli import (
+    backfill,
+    config,
+    dag,
+    dataset,
+    demo,
+    devchain,
+    doctor,
+    job,
+    openapi,
+    principals,
+    processes,
+    queue,
+    run,
+    scheduler,
+    source,
+    task,
+    up,
+)
 from interlock.cli.conventions import Panel, epilog
 from interlock.errors import InterlockError
 
@@ -22,6 +40,9 @@ for module in (up, demo, doctor):
     app.add_typer(module.app)
 for name, group in (
     ("dag", dag.app),
+    ("dataset", dataset.app),
+    ("backfill", backfill.app),
+    ("source", source.app),
     ("job", job.app),
     ("run", run.app),
     ("task", task.app),
@@ -30,7 +51,7 @@ for name, group in (
     app.add_typer(group, name=name, rich_help_panel=Panel.WORK)
 for name, group in (("users", principals.users), ("keys", principals.keys)):
     app.add_typer(group, name=name, rich_help_panel=Panel.OPERATION)
-for module in (config, openapi, processes, devchain):
+for module in (config, openapi, processes, scheduler, devchain):
     app.add_typer(module.app)
 
 

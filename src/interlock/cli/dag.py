@@ -1,4 +1,4 @@
-"""`interlock dag`: files of jobs and edges, checked and drawn. Needs no server."""
+"""`interlock dag`: files of jobs and edges, checked and drawn without a server; deployed.py has what needs one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interlock.cli.conventions import Output, OutputOption, command, group
+from interlock.cli.connection import ask
+from interlock.cli.conventions import FolderOption, Output, OutputOption, command, group
+from interlock.cli.deployed import OperatorOption, register
 from interlock.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -18,16 +20,6 @@ if TYPE_CHECKING:
     from interlock.dags.reading import Vocabulary
 
 app = group("DAGs: files of jobs, and of what flows between them.")
-
-OperatorOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--operator",
-        metavar="NAME",
-        help="An operator that your workers register under this name; may be given several times.",
-        show_default=False,
-    ),
-]
 
 
 class Format(StrEnum):
@@ -67,10 +59,11 @@ def validate(
     app,
     "graph",
     example="interlock dag graph examples/dags/chain.yaml\n"
-    "interlock dag graph examples/dags/chain.yaml --out chain.svg",
+    "interlock dag graph examples/dags/chain.yaml --out chain.svg\n"
+    "interlock dag graph chain",
 )
 def graph(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file of the DAG.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file of the DAG, or the name of a deployed one.")],
     format_: Annotated[
         Format | None,
         typer.Option(
@@ -81,13 +74,31 @@ def graph(
         Path | None, typer.Option("--out", help="File to write. Default: standard output.", show_default=False)
     ] = None,
     operator: OperatorOption = None,
+    folder: FolderOption = None,
 ) -> None:
-    """Draw a DAG: its jobs, what flows between them, its sources, and what it publishes."""
-    drawing = _draw(_valid(file, operator), format_ or _format_of(out), to_screen=out is None)
+    """Draw a DAG: its jobs, what flows between them, its sources, and what it publishes.
+
+    What is no file, and has neither a folder nor an ending, is the name of a deployed DAG.
+    """
+    named = not file.exists() and not file.suffix and file.parent == Path()
+    drawing = _draw(
+        _deployed(file.name, folder) if named else _valid(file, operator),
+        format_ or _format_of(out),
+        to_screen=out is None,
+    )
     if out is None:
         _write(drawing)
     else:
         out.write_text(drawing, encoding="utf-8")
+
+
+register(app)
+
+
+def _deployed(name: str, folder: Path | None) -> Dag:
+    from interlock.dags.definition import dag_of
+
+    return dag_of(bytes(ask(folder, lambda client: client.dags.document(name)).document))
 
 
 def _write(text: str) -> None:

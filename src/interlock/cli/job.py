@@ -220,9 +220,13 @@ def list_jobs(
     present(ask(folder, work), output, _jobs)
 
 
+def _name(job: JobView) -> str | None:
+    return f"{job.dag_name}/{job.name}" if job.dag_name else job.name
+
+
 def _jobs(page: JobPage) -> RenderableType:
     rows = [
-        (job.job_id, job.name, job.operator, job.runtime, job.state, job.run and job.run.total, job.created_at)
+        (job.job_id, _name(job), job.operator, job.runtime, job.state, job.run and job.run.total, job.created_at)
         for job in page.jobs
     ]
     columns = ("job", "name", "operator", "runtime", "newest run", "tasks", "created")

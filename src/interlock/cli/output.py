@@ -35,6 +35,8 @@ _STYLES: Final = {
     "TimedOut": "red",
     "LeaseExpired": "red",
     "Released": "cyan",
+    "Building": "blue",
+    "Current": "green",
     "ok": "green",
     "warn": "yellow",
     "fail": "bold red",

@@ -35,12 +35,12 @@ def gateway(
     handover: Handover = None,
 ) -> None:
     """Run one public gateway. It needs INTERLOCK_STATE_URL."""
-    _join(parent)
+    join(parent)
     from interlock.api.run import run_gateway
 
-    inherited = _take_over(handover)
-    settings = _configured("gateway", log_file, dir=folder, gateway=address)
-    _serve(run_gateway(settings, descriptor=inherited or descriptor))
+    inherited = take_over(handover)
+    settings = configured("gateway", log_file, dir=folder, gateway=address)
+    run_process(run_gateway(settings, descriptor=inherited or descriptor))
 
 
 @command(app, "dispatcher", panel=Panel.PROCESSES, example="INTERLOCK_STATE_URL=postgresql://… interlock dispatcher")
@@ -53,12 +53,12 @@ def dispatcher(
     handover: Handover = None,
 ) -> None:
     """Run one dispatcher, with the background loops. It needs INTERLOCK_STATE_URL; any number may run."""
-    _join(parent)
+    join(parent)
     from interlock.api.run import run_dispatcher
 
-    inherited = _take_over(handover)
-    settings = _configured("dispatcher", log_file, dir=folder, internal=address)
-    _serve(run_dispatcher(settings, descriptor=inherited or descriptor))
+    inherited = take_over(handover)
+    settings = configured("dispatcher", log_file, dir=folder, internal=address)
+    run_process(run_dispatcher(settings, descriptor=inherited or descriptor))
 
 
 @command(
@@ -91,32 +91,32 @@ def worker(
 
     A module is importable when it is installed, in the working directory, or on PYTHONPATH.
     """
-    _join(parent)
+    join(parent)
     from interlock.workers import main
 
-    _take_over(handover)
-    settings = _configured(f"worker-{runtime}", log_file, dir=folder)
-    _serve(main(settings, runtime, name, concurrency, modules=modules or (), environment=environment or ()))
+    take_over(handover)
+    settings = configured(f"worker-{runtime}", log_file, dir=folder)
+    run_process(main(settings, runtime, name, concurrency, modules=modules or (), environment=environment or ()))
 
 
-def _join(parent: int | None) -> None:
+def join(parent: int | None) -> None:
     if parent is not None:
         from interlock.supervisor.lifeline import die_with
 
         die_with(parent)
 
 
-def _take_over(channel: int | None) -> int | None:
+def take_over(channel: int | None) -> int | None:
     """After the caller has loaded its modules: the supervisor may not have much to say before that."""
     if channel is None:
         return None
 
-    from interlock.supervisor.lifeline import take_over
+    from interlock.supervisor.lifeline import take_over as listen
 
-    return take_over(channel)
+    return listen(channel)
 
 
-def _configured(process: str, log_file: Path | None, **overrides: Any) -> Settings:
+def configured(process: str, log_file: Path | None, **overrides: Any) -> Settings:
     from interlock.failpoints import arm_from_environment
     from interlock.settings import load
     from interlock.telemetry import configure
@@ -127,7 +127,7 @@ def _configured(process: str, log_file: Path | None, **overrides: Any) -> Settin
     return settings
 
 
-def _serve(process: Coroutine[Any, Any, None]) -> None:
+def run_process(process: Coroutine[Any, Any, None]) -> None:
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -2,31 +2,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from msgspec import Struct
 
 from interlock.cli.asking import confirm
-from interlock.cli.connection import ask
+from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import FolderOption, LimitOption, Output, OutputOption, YesOption, command, group
 from interlock.cli.output import present, seconds_since, table
+from interlock.wire import PauseLevel, PauseView, QueueList, QueueView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from interlock.wire import DeadMessagePage, QueueList, WorkerList
+    from interlock.client import Client
+    from interlock.wire import DeadMessagePage, WorkerList
 
 app = group("Queues of wake-ups, their dead letters, and the workers on them.")
+
+_MOST_PAUSES: Final = 1_000
+_HELD: Final = {PauseLevel.BULK: "bulk", PauseLevel.ALL: "all work"}
 
 QueueName = Annotated[str, typer.Argument(help="Queue; a runtime's queue bears its name.", metavar="QUEUE")]
 
 
 @command(app, "list", example="interlock queue list")
-@command(app, "status", example="interlock queue status --output json")
 def list_queues(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
     """Show depth, age and dead letters of every queue."""
 
     present(ask(folder, lambda client: client.queues()), output, _queues)
+
+
+class QueueStatus(Struct, frozen=True, kw_only=True):
+    queues: list[QueueView]
+    pauses: list[PauseView]
+
+
+@command(app, "status", example="interlock queue status --output json")
+def status(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show every queue, and the jobs that are held back: why, since when, along which path."""
+
+    async def read(client: Client) -> QueueStatus:
+        pauses, _ = await collect(client.pause_page, lambda page: page.pauses, None, _MOST_PAUSES)
+        return QueueStatus(queues=(await client.queues()).queues, pauses=pauses)
+
+    present(ask(folder, read), output, _status)
+
+
+def _status(found: QueueStatus) -> RenderableType:
+    from rich.console import Group
+
+    queues = _queues(QueueList(queues=found.queues))
+    return Group(queues, "", _pauses(found.pauses)) if found.pauses else queues
+
+
+def _pauses(pauses: list[PauseView]) -> RenderableType:
+    rows = [(" → ".join(p.path), _HELD[p.level], p.since, seconds_since(p.since), p.reason) for p in pauses]
+    return table(("held back, for whom", "what", "since", "", "why"), rows, empty="Nobody is held back.")
 
 
 def _queues(found: QueueList) -> RenderableType:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from interlock.client import Client
-    from interlock.wire import RunView, TaskView
+    from interlock.wire import BackfillView, Counts, RunView, TaskView
 
 _LOOK_SECONDS: Final = 0.2
 _LINE_SECONDS: Final = 5.0
@@ -23,7 +23,7 @@ _DIGITS: Final = 8
 
 def ended(run: RunView) -> int:
     """Tasks that will not change any more."""
-    return run.counts.Completed + run.counts.Canceled + run.counts.dead
+    return _ended(run.counts)
 
 
 async def watch_run(client: Client, run_id: UUID, *, quiet: bool = False, label: str | None = None) -> RunView:
@@ -71,6 +71,43 @@ def _bar() -> Progress:
         TimeRemainingColumn(),
         console=console(),
     )
+
+
+async def watch_backfill(client: Client, run_id: UUID, *, quiet: bool = False) -> BackfillView:
+    """Until its last task has ended: how many are made, and how many of these are done."""
+    name = f"backfill {str(run_id)[:_DIGITS]}"
+    if quiet:
+        return await client.backfills.wait(run_id)
+    if console().is_terminal:
+        return await _backfill_with_bar(client, run_id, name)
+    said = ""
+
+    def show(found: BackfillView) -> None:
+        nonlocal said
+        line = f"{name}: {found.state}, {found.made} tasks made, {_ended(found.counts)} done"
+        if line != said:
+            console().print(line)
+            said = line
+
+    return await client.backfills.wait(run_id, show, poll_seconds=_LINE_SECONDS / 5)
+
+
+async def _backfill_with_bar(client: Client, run_id: UUID, label: str) -> BackfillView:
+    with _bar() as bar:
+        row = bar.add_task(label, total=None, failed="", rate="")
+        start = time.monotonic()
+
+        def show(found: BackfillView) -> None:
+            done = _ended(found.counts)
+            failed = f"[red]{found.counts.dead} failed[/]" if found.counts.dead else ""
+            rate = f"{found.state}, {done / max(time.monotonic() - start, 0.001):,.0f}/s"
+            bar.update(row, total=found.total, completed=done, failed=failed, rate=rate)
+
+        return await client.backfills.wait(run_id, show, poll_seconds=_LOOK_SECONDS)
+
+
+def _ended(counts: Counts) -> int:
+    return counts.Completed + counts.Canceled + counts.dead
 
 
 class _Lines:

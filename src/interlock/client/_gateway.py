@@ -11,8 +11,12 @@ from uuid import UUID, uuid4
 import msgspec
 from msgspec import Raw
 
+from interlock.client._backfills import BackfillCalls
 from interlock.client._caller import Caller, path, query
+from interlock.client._dags import DagCalls
+from interlock.client._datasets import DatasetCalls
 from interlock.client._http import refuse_line_breaks
+from interlock.client._sources import SourceCalls
 from interlock.wire import (
     AttemptPage,
     CancelRequest,
@@ -31,6 +35,7 @@ from interlock.wire import (
     KeyView,
     OrgRequest,
     OrgView,
+    PausePage,
     Policy,
     Priority,
     QueueList,
@@ -114,6 +119,10 @@ class Client:
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"}
         self._caller = Caller(url, headers, verify=verify, patience=patience)
+        self.dags = DagCalls(self._caller)
+        self.datasets = DatasetCalls(self._caller)
+        self.backfills = BackfillCalls(self._caller)
+        self.sources = SourceCalls(self._caller)
 
     async def __aenter__(self) -> Client:
         return self
@@ -254,6 +263,10 @@ class Client:
 
     async def redrive_queue(self, queue: str) -> Changed:
         return await self._post(path("v1", "queues", queue, "redrive"), _changed, repeatable=False)
+
+    async def pause_page(self, cursor: str | None = None, limit: int = PAGE) -> PausePage:
+        """Jobs that are held back by a queue downstream."""
+        return await self._get(query("/v1/pauses", cursor=cursor, limit=limit), msgspec.json.Decoder(PausePage))
 
     async def workers(self) -> WorkerList:
         return await self._get("/v1/workers", msgspec.json.Decoder(WorkerList))

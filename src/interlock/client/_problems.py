@@ -44,7 +44,12 @@ def _error(reply: Reply, problem: Problem) -> InterlockError:
 
 
 def _members(problem: Problem) -> dict[str, object]:
-    members = {"request_id": problem.request_id or None, "errors": problem.errors, "stale": problem.stale}
+    members = {
+        "request_id": problem.request_id or None,
+        "errors": problem.errors,
+        "stale": problem.stale,
+        "problems": problem.problems,
+    }
     return {name: value for name, value in members.items() if value is not None}
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from interlock.dags.definition import Activation, Dag, Job, JobOutput, Published, Storage, UpdateStrategy
 from interlock.dags.fields import EXAMPLES
 from interlock.dags.lineage import cycles, producer
+from interlock.dags.operators import AGGREGATOR, RANGES, SPLITTER, range_problem
 from interlock.dags.problems import Place, Report, listing, quoted
 
 _SHOWN_OF_A_CYCLE: Final = 100
+_RANGE_CONFIGS: Final = {
+    SPLITTER: "write config: { size: 1000 }",
+    AGGREGATOR: "write config: { size: 1000, start: 0 }; start may be left out",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +43,18 @@ class ReadDag:
     publish: dict[str, Place]
 
 
-def check(read: ReadDag, report: Report, datasets: frozenset[str] | None) -> None:
+def check(read: ReadDag, report: Report, datasets: frozenset[str] | None, taken: Mapping[str, str]) -> None:
     by_name = _by_name(read, report)
     for found in read.jobs:
         _check_activation(found, report)
         _check_keys(found, report)
+        _check_ranges(found, report)
         _check_edges(read, found, by_name, report, datasets)
     for name, publication in read.dag.publish.items():
         _check_output(publication.from_, read.publish[name], by_name, report)
+        if name in taken:
+            what = f"DAG {quoted(taken[name])} publishes {quoted(name)} already"
+            report.add(read.publish[name], what, "publish it under another name")
     _check_cycles(read, by_name, report)
 
 
@@ -96,6 +105,23 @@ def _check_keys(found: ReadJob, report: Report) -> None:
     if job.unique_key and not keyed and not append:
         what = "unique_key has no effect with update_strategy: replace"
         report.add(found.at("unique_key"), what, "remove it, or write update_strategy: append")
+
+
+def _check_ranges(found: ReadJob, report: Report) -> None:
+    """The operators that turn ranges into ranges run in the dispatcher, and say what became of them by one output."""
+    job = found.job
+    if job.operator not in RANGES:
+        return
+    named = f"operator {job.operator} of job {quoted(job.name)}"
+    wrong = None if "config" in found.unread else range_problem(job.operator, job.config)
+    if wrong:
+        report.add(found.at("config"), wrong, _RANGE_CONFIGS[job.operator])
+    if job.runtime != "dispatcher" and "runtime" not in found.unread:
+        report.add(found.at("runtime"), f"{named} runs in the dispatcher only", "write runtime: dispatcher")
+    if len(job.outputs) != 1 and "outputs" not in found.unread:
+        report.add(found.at("outputs"), f"{named} has one output", "write outputs: [ranges]")
+    if len(job.inputs) > 1 and "inputs" not in found.unread:
+        report.add(found.at("inputs"), f"{named} has one input", "give each input a job of its own")
 
 
 def _check_edges(

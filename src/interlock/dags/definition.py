@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct, field
 
-from interlock.wire import OperatorName, Policy, Priority, Scaling
+from interlock.wire import OperatorName, Policy, Priority, Role, Scaling
 
 PATH_NAME: Final = r"^[A-Za-z0-9](?!.*\.\.)[A-Za-z0-9._-]*$(?!\n)"
 PathName = Annotated[str, Meta(min_length=1, max_length=100, pattern=PATH_NAME)]
@@ -147,6 +147,8 @@ class Job(_Part, frozen=True, kw_only=True):
 
 class Publication(_Part, frozen=True, kw_only=True):
     from_: JobOutput = field(name="from")
+    read_roles: tuple[Role, ...] = tuple(Role)
+    """Whose keys may read it, in the order that roles have."""
 
 
 class Dag(_Part, frozen=True, kw_only=True):
@@ -195,11 +197,11 @@ def _job_document(job: Job) -> dict[str, Any]:
     if job.source is None:
         del written["source"]
     else:
-        written["source"] = _source_document(job.source)
+        written["source"] = source_document(job.source)
     return written
 
 
-def _source_document(source: Source) -> dict[str, Any]:
+def source_document(source: Source) -> dict[str, Any]:
     """Without what does not belong to its kind: that has no say in what the job does."""
     written: dict[str, Any] = msgspec.to_builtins(source)
     written["misfire_grace"] = f"{source.misfire_grace}s"
@@ -223,3 +225,57 @@ def content_hash(dag: Dag) -> str:
 def job_hash(job: Job) -> str:
     """Of the job's own definition: what stands upstream of it has no part in it."""
     return hashlib.sha256(msgspec.json.encode(_job_document(job), order="sorted")).hexdigest()
+
+
+TUNING: Final = frozenset({"max_queue_depth", "max_queue_age", "priority", "scaling", *POLICY_FIELDS})
+"""How a job's tasks are run, not what they make: changed in place, and nothing is built anew for it."""
+
+
+def build_hash(job: Job) -> str:
+    """Of what decides about the job's outputs: its definition without tuning, and of a source only its kind."""
+    written = {name: value for name, value in _job_document(job).items() if name not in TUNING}
+    if job.source is not None:
+        written["source"] = job.source.kind
+    return hashlib.sha256(msgspec.json.encode(written, order="sorted")).hexdigest()
+
+
+# Back from the canonical form
+
+
+def dag_of(content: bytes | str) -> Dag:
+    """The DAG of a canonical document. It was checked when it was written: nothing is checked again."""
+    written = msgspec.json.decode(content)
+    return Dag(
+        name=written["name"],
+        jobs=tuple(_job_of(job) for job in written["jobs"]),
+        publish=msgspec.convert(written["publish"], dict[str, Publication]),
+    )
+
+
+_PLAIN: Final = {each.name: each.type for each in msgspec.structs.fields(Job) if each.name not in ("inputs", "policy")}
+
+
+def _job_of(written: dict[str, Any]) -> Job:
+    values = {name: written[name] for name in _PLAIN if name in written}
+    values["max_queue_age"] = _seconds(written["max_queue_age"])
+    if source := written.get("source"):
+        grace = {"misfire_grace": _seconds(source["misfire_grace"])} if "misfire_grace" in source else {}
+        values["source"] = source | grace
+    policy = {each.name: written[name] for name, each in POLICY_FIELDS.items()}
+    return Job(
+        **{name: msgspec.convert(value, _PLAIN[name]) for name, value in values.items()},
+        inputs=tuple(_input_of(edge) for edge in written["inputs"]),
+        policy=msgspec.convert(policy, Policy),
+    )
+
+
+def _input_of(written: dict[str, Any]) -> Input:
+    edge = written["from"]
+    source = (
+        Published(dataset=edge["dataset"]) if "dataset" in edge else JobOutput(job=edge["job"], output=edge["output"])
+    )
+    return Input(from_=source, where=written["where"])
+
+
+def _seconds(text: str | None) -> int | None:
+    return None if text is None else int(text.removesuffix("s"))

@@ -49,6 +49,7 @@ EXAMPLES: Final = {
     "outputs": "outputs: [blocks, logs]",
     "priority": "priority: normal",
     "publish": "publish: { transfers: { from: { job: transfers, output: transfers } } }",
+    "read_roles": "read_roles: [admin]",
     "runtime": "runtime: platform",
     "scaling": "scaling: { max_concurrency: 4 }",
     "schedule": 'schedule: "0 6 * * *"',

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from interlock.dags.definition import Dag, Input, Job, JobOutput, job_hash
+from interlock.dags.definition import Dag, Input, Job, JobOutput, build_hash, job_hash
 
 
 def producer(dag: Dag, edge: Input) -> JobOutput | None:
@@ -45,16 +45,28 @@ def downstream(dag: Dag, names: Iterable[str]) -> frozenset[str]:
     return frozenset(seen) - start
 
 
+def depth(dag: Dag, names: Collection[str]) -> int:
+    """How many of these jobs stand behind each other at most."""
+    followers = consumers(dag)
+    deepest: dict[str, int] = {}
+    for name in _by_finish(followers):
+        below = max((deepest[follower] for follower in followers[name]), default=0)
+        deepest[name] = below + (name in names)
+    return max(deepest.values(), default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """From one definition to the next, by names of jobs."""
 
     added: frozenset[str]
     changed: frozenset[str]
-    """Their own definition differs, or a published name that they read now comes from elsewhere."""
+    """What they make differs, or a published name that they read now comes from elsewhere."""
     downstream: frozenset[str]
     """As before themselves, behind something that is not."""
     removed: frozenset[str]
+    tuned: frozenset[str] = frozenset()
+    """Run in another way from now on, and make the same."""
 
     @property
     def rebuilt(self) -> frozenset[str]:
@@ -66,17 +78,21 @@ def compare(old: Dag, new: Dag) -> Change:
     before, after = _fingerprints(old), _fingerprints(new)
     added = frozenset(after.keys() - before.keys())
     changed = frozenset(name for name in after.keys() & before.keys() if before[name] != after[name])
+    behind = downstream(new, added | changed)
+    hashes = {job.name: job_hash(job) for job in old.jobs}
+    differing = {job.name for job in new.jobs if hashes.get(job.name, job_hash(job)) != job_hash(job)}
     return Change(
         added=added,
         changed=changed,
-        downstream=downstream(new, added | changed),
+        downstream=behind,
         removed=frozenset(before.keys() - after.keys()),
+        tuned=frozenset(differing - added - changed - behind),
     )
 
 
 def _fingerprints(dag: Dag) -> Mapping[str, object]:
     """A job's own definition with the outputs that its inputs resolve to: a published name may move to another job."""
-    return {job.name: (job_hash(job), [producer(dag, edge) for edge in job.inputs]) for job in dag.jobs}
+    return {job.name: (build_hash(job), [producer(dag, edge) for edge in job.inputs]) for job in dag.jobs}
 
 
 def cycles(followers: Mapping[str, Iterable[str]]) -> list[list[str]]:

@@ -7,7 +7,7 @@ field with fields.py), jobs against each other (checking.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from interlock.dags.problems import START, Place, Problem, Report, listing
 from interlock.dags.scalars import Malformed
 from interlock.errors import InvalidDag, InvalidWhere
 from interlock.settings import Settings
+from interlock.wire import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class Vocabulary:
     operators: frozenset[str] = BUILT_IN
     datasets: frozenset[str] | None = None
     """Published names of other DAGs; None where nobody can tell."""
+    taken: Mapping[str, str] = field(default_factory=dict)
+    """Names that this DAG must not publish, with the DAG that does."""
 
     @classmethod
     def of(cls, settings: Settings, *operators: str) -> Vocabulary:
@@ -123,7 +126,7 @@ class _DagReader:
         publications = {name: publication for name, (publication, _) in publish.items()}
         dag = Dag(name=values.get("name", ""), jobs=tuple(read.job for read in jobs), publish=publications)
         places = {name: place for name, (_, place) in publish.items()}
-        check(ReadDag(dag, jobs, places), self._report, self._vocabulary.datasets)
+        check(ReadDag(dag, jobs, places), self._report, self._vocabulary.datasets, self._vocabulary.taken)
         return dag
 
     def _defaults(self, node: Node) -> dict[str, Any]:
@@ -152,11 +155,18 @@ class _DagReader:
         return found
 
     def _publication(self, name: str, node: Node) -> Publication:
-        converters = {"from": self._jobs.job_output}
+        converters = {"from": self._jobs.job_output, "read_roles": self._read_roles}
         values = self._fields.read(node, f"published {name[:100]!r}", _struct_fields(Publication), converters)
         if "from" not in values:
             raise Rejected
-        return Publication(from_=values["from"])
+        return Publication(**{"from_" if field == "from" else field: value for field, value in values.items()})
+
+    def _read_roles(self, node: Node) -> tuple[Role, ...]:
+        named = plain(node)
+        known = [str(role) for role in Role]
+        if not isinstance(named, list) or not named or not all(role in known for role in named):
+            raise Malformed(f"must be a list of {listing(known)}", f"write {EXAMPLES['read_roles']}")
+        return tuple(role for role in Role if role in named)
 
 
 class _JobReader:

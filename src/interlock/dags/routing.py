@@ -7,6 +7,8 @@ job has yet to build. Both give scopes by the same statement; see routing.sql.
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from uuid import UUID
@@ -27,9 +29,12 @@ _runs_sql = queries("runs")
 _effects_sql = queries("effects")
 _ROUTES: Final = 100
 """Accepted requests that are routed at once, each of any number of events."""
+_AT_ONCE: Final = 2000
+"""Changes in one statement."""
 _EDGES: Final = 1000
 _CHANGES: Final = 1000
 """Of one input in one pass: what was held back comes bit by bit."""
+_CROWDED_SECONDS: Final = 1.0
 _FIRST: Final = (UUID(int=0), -1)
 
 
@@ -50,20 +55,24 @@ class Scopes:
     def __init__(self, settings: Settings) -> None:
         self._direct = settings.queue_direct
 
-    async def give(self, connection: Connection, changed: Sequence[Row], job_id: UUID | None = None, **more: Any) -> int:
+    async def give(
+        self, connection: Connection, changed: Sequence[Row], job_id: UUID | None = None, **more: Any
+    ) -> int:
         """`changed`: rows with dataset_version, range_start, range_end and commit_id. How many tasks were made."""
-        if not changed:
-            return 0
-        (row,) = await _sql.give_scopes(
-            connection,
-            versions=[more.get("version") or row["dataset_version"] for row in changed],
-            starts=[row["range_start"] for row in changed],
-            ends=[row["range_end"] for row in changed],
-            commits=[row["commit_id"] for row in changed],
-            job_id=job_id,
-            direct=self._direct,
-        )
-        return int(row["tasks"])
+        made = 0
+        for at in range(0, len(changed), _AT_ONCE):
+            part = changed[at : at + _AT_ONCE]
+            (row,) = await _sql.give_scopes(
+                connection,
+                versions=[more.get("version") or row["dataset_version"] for row in part],
+                starts=[row["range_start"] for row in part],
+                ends=[row["range_end"] for row in part],
+                commits=[row["commit_id"] for row in part],
+                job_id=job_id,
+                direct=self._direct,
+            )
+            made += int(row["tasks"])
+        return made
 
     async def follow(self, connection: Connection, job_ids: Iterable[UUID]) -> int:
         """Jobs whose streams have moved, or who have come to the end of what they were given."""
@@ -71,7 +80,25 @@ class Scopes:
         if not ids:
             return 0
         (row,) = await _sql.start_streams(connection, job_ids=ids, direct=self._direct)
-        return int(row["tasks"])
+        return int(row["tasks"]) + await self._open_gates(connection, ids)
+
+    async def _open_gates(self, connection: Connection, job_ids: list[UUID]) -> int:
+        """Partitions that a job has had, and that a stream beside them has come to the end of just now."""
+        rows = await _sql.open_gates(connection, job_ids=job_ids, most=_CHANGES)
+        if not rows:
+            return 0
+        made = await self.give(connection, [row for row in rows if row["range_start"] is not None])
+        found: defaultdict[tuple[UUID, int, UUID], list[Row]] = defaultdict(list)
+        for row in rows:
+            found[row["job_id"], row["input_index"], row["stream"]].append(row)
+        await _sql.set_gates(
+            connection,
+            job_ids=[job_id for job_id, _, _ in found],
+            input_indexes=[index for _, index, _ in found],
+            streams=[stream for _, _, stream in found],
+            positions=[_looked_to(gate) + 1 for gate in found.values()],
+        )
+        return made
 
 
 class Router:
@@ -117,40 +144,60 @@ class ScopeReconciler(Periodic):
 
     name = "scopes"
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, wakeups: Wakeups) -> None:
         self.seconds = settings.reconcile_seconds
         self._database = database
+        self._wakeups = wakeups
         self._scopes = Scopes(settings)
         self._place = _FIRST
+        self._crowded = False
+
+    async def idle(self, seconds: float) -> None:
+        """A release wakes it; and while a queue has no room for what it is behind with, it looks again soon."""
+        await self._wakeups.wait("scopes", min(seconds, _CROWDED_SECONDS) if self._crowded else seconds)
 
     async def run_once(self) -> int:
-        made, end = await self._database.run(self._pass)
+        made, walked, end = await self._database.run(self._pass)
         self._place = end
         if made:
             TASKS_ROUTED.labels(by=self.name).inc(made)
-        return made
+        return made + walked
 
-    async def _pass(self, connection: Connection) -> tuple[int, tuple[UUID, int]]:
+    async def _pass(self, connection: Connection) -> tuple[int, int, tuple[UUID, int]]:
+        """Tasks made, changes looked at, and where to go on."""
         if not await _runs_sql.only_one(connection, name=self.name):
-            return 0, _FIRST
+            return 0, 0, _FIRST
         await _sql.keep_pauses(connection)
         job_id, input_index = self._place
         edges = await _sql.edges_behind(connection, job_id=job_id, input_index=input_index, most=_EDGES)
-        made = 0
-        for edge in edges:
-            if edge["behind"] and edge["progress"] == "partition" and not edge["paused"]:
-                made += await self._catch_up(connection, edge)
+        behind = [edge for edge in edges if edge["behind"] and edge["progress"] == "partition" and not edge["paused"]]
+        room = {row["job_id"]: row["room"] for row in await _sql.room_of(connection, job_ids=_limited(behind))}
+        made = walked = 0
+        for edge in behind:
+            given, looked_at = await self._catch_up(connection, edge, room.get(edge["job_id"], _CHANGES))
+            if edge["job_id"] in room:
+                room[edge["job_id"]] -= given
+            made, walked = made + given, walked + looked_at
+        self._crowded = min(room.values(), default=1) <= 0
         streams = [edge["job_id"] for edge in edges if edge["progress"] == "cursor" and not edge["paused"]]
         made += await self._scopes.follow(connection, streams)
         await failpoint("scopes.before_commit")
         whole = len(edges) == _EDGES
-        return made, (edges[-1]["job_id"], edges[-1]["input_index"]) if whole else _FIRST
+        return made, walked, (edges[-1]["job_id"], edges[-1]["input_index"]) if whole else _FIRST
 
-    async def _catch_up(self, connection: Connection, edge: Row) -> int:
+    async def _catch_up(self, connection: Connection, edge: Row, room: int) -> tuple[int, int]:
+        """Tasks made, and changes looked at."""
         version = edge["dataset_version"]
         changes = await _sql.changes_since(
-            connection, dataset_version=version, since=edge["reconciled_to"], most=_CHANGES
+            connection,
+            job_id=edge["job_id"],
+            input_index=edge["given_as"],
+            dataset_version=version,
+            since=edge["reconciled_to"],
+            pointed_at=edge["pointed_at"],
+            most=_CHANGES,
         )
+        changes = _fitting(changes, room)
         made = await self._scopes.give(connection, changes, edge["job_id"], version=version)
         if changes:
             await _sql.set_reconciled(
@@ -160,4 +207,37 @@ class ScopeReconciler(Periodic):
                 dataset_version=version,
                 reconciled_to=changes[-1]["commit_id"],
             )
-        return made
+        return made, len(changes)
+
+
+def _fitting(changes: Sequence[Row], room: int) -> list[Row]:
+    """As many as there is room for, and those that have their task already.
+
+    Changes of one commit stay together. One that is larger than a whole queue must come through some time: the first is
+    taken wherever there is any room.
+    """
+    fitting: list[Row] = []
+    taken = 0
+    for _, group in itertools.groupby(changes, key=lambda change: change["commit_id"]):
+        together = list(group)
+        missing = sum(change["missing"] for change in together)
+        if missing and taken + missing > room and (taken or room <= 0):
+            break
+        fitting += together
+        taken += missing
+    return fitting
+
+
+def _looked_to(rows: Sequence[Row]) -> int:
+    """The stream's cursor, unless an input had more partitions up to there than were asked for."""
+    reached: int = rows[0]["cursor"]
+    for _, group in itertools.groupby(rows, key=lambda row: row["dataset_version"]):
+        ends = [row["range_end"] for row in group]
+        if len(ends) == _CHANGES:
+            reached = min(reached, max(ends))
+    return reached
+
+
+def _limited(edges: Iterable[Row]) -> list[UUID]:
+    """Jobs that are to have only so much waiting."""
+    return sorted({edge["job_id"] for edge in edges if edge["limited"]})

@@ -33,7 +33,7 @@ class Actions:
 
     async def cancel(self, task_id: UUID, org_id: UUID) -> TaskView:
         """In every state: a waiting task ends, a running one is asked to, an ended one stays as it is."""
-        await self._cancel_ids([task_id], org_id)
+        await self.cancel_ids([task_id], org_id)
         return await self._reads.task(task_id, org_id)
 
     async def cancel_run(self, run_id: UUID, org_id: UUID) -> Changed:
@@ -52,7 +52,7 @@ class Actions:
         span = {"first": first, "last": first + _STRETCH - 1}
         async with self._database.connection() as connection:
             rows = await _runs_sql.cancelable_of_run(connection, run_id=run_id, **span)
-        matched = await self._cancel_ids([row["task_id"] for row in rows], run["org_id"])
+        matched = await self.cancel_ids([row["task_id"] for row in rows], run["org_id"])
         walked = {"walked_from": first, "walked_to": first + _STRETCH}
         async with self._database.connection() as connection:
             await _runs_sql.cancel_walked(connection, run_id=run_id, **walked)
@@ -66,7 +66,7 @@ class Actions:
             return Changed(matched=await self._count(request.job, request.run, statuses, org_id), dry_run=True)
         matched = 0
         async for ids in self._matching(request.job, request.run, statuses, org_id, dead=False, error_class=None):
-            matched += await self._cancel_ids(ids, org_id)
+            matched += await self.cancel_ids(ids, org_id)
         return Changed(matched=matched)
 
     async def retry(self, task_id: UUID, org_id: UUID) -> TaskView:
@@ -90,7 +90,9 @@ class Actions:
                 return Changed(matched=matched, remaining=True)
         return Changed(matched=matched)
 
-    async def _cancel_ids(self, ids: list[UUID], org_id: UUID) -> int:
+    async def cancel_ids(self, ids: list[UUID], org_id: UUID) -> int:
+        """How many of them had not ended."""
+
         async def work(connection: Connection) -> list[Row]:
             rows: list[Row] = await _sql.cancel(connection, shard=SMALL_SHARD, task_ids=ids, org_id=org_id)
             await failpoint("cancel.before_commit")

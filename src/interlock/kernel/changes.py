@@ -35,11 +35,15 @@ class Change:
     events: Sequence[Event]
     outputs: Sequence[Output] = ()
 
+    def said(self) -> Iterator[Event | Output]:
+        yield from self.events
+        yield from self.outputs
+
     def versions(self) -> Iterator[UUID]:
-        yield from (item.dataset_version for item in (*self.events, *self.outputs))
+        yield from (item.dataset_version for item in self.said())
 
     def scopes(self) -> Iterator[_Scope]:
-        for item in (*self.events, *self.outputs):
+        for item in self.said():
             if item.start is not None and item.end is not None:
                 yield _Scope(self.task_id, item.dataset_version, item.start, item.end)
 
@@ -150,7 +154,7 @@ def _streams(changes: Sequence[Change], rows: dict[UUID, Row]) -> dict[UUID, int
     """Versions that are streams, or become one now, and how far they are then."""
     streams = {version: row["cursor"] for version, row in rows.items() if row["progress"] == CURSOR}
     for change in changes:
-        for item in (*change.events, *change.outputs):
+        for item in change.said():
             known = rows.get(item.dataset_version)
             if item.cursor is not None and (known is None or known["progress"] != PARTITION):
                 streams[item.dataset_version] = max(streams.get(item.dataset_version, 0), item.cursor)
@@ -158,7 +162,7 @@ def _streams(changes: Sequence[Change], rows: dict[UUID, Row]) -> dict[UUID, int
 
 
 def _check_progress(change: Change, rows: dict[UUID, Row], streams: dict[UUID, int]) -> None:
-    for item in (*change.events, *change.outputs):
+    for item in change.said():
         version = item.dataset_version
         if item.cursor is not None and version not in streams:
             raise Conflict(
@@ -222,6 +226,7 @@ async def write(connection: Connection, changes: Sequence[Change], admitted: Adm
         cursors=[event.cursor for _, event in events],
         starts=[event.start for _, event in events],
         ends=[event.end for _, event in events],
+        sequences=[event.sequence for _, event in events],
         o_task_ids=[change.task_id for change, _ in outputs],
         o_attempts=[change.attempt for change, _ in outputs],
         o_versions=[output.dataset_version for _, output in outputs],

@@ -18,7 +18,7 @@ from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.adapters.queue import Handle, Queue
 from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import armed, failpoint
-from interlock.kernel.tasks import SMALL_SHARD, clean, outputs_of, run_task_id
+from interlock.kernel.tasks import SMALL_SHARD, clean, inputs_of, outputs_of, run_task_id
 from interlock.settings import Settings
 from interlock.telemetry import TASKS_CLAIMED
 from interlock.wire import (
@@ -32,6 +32,7 @@ from interlock.wire import (
     GroupedTask,
     JobRef,
     Receipt,
+    TaskInput,
     TaskPayload,
     TaskStatus,
 )
@@ -62,6 +63,39 @@ class _Job:
     operator: str
     config: Raw
     outputs: list[DatasetRef]
+    inputs: list[TaskInput]
+    together: bool
+    """A task is about the same scope of all inputs, not of one of them."""
+
+    def inputs_for(self, payload: Raw) -> list[TaskInput]:
+        try:
+            scope = _scope.decode(payload)
+        except msgspec.MsgspecError:
+            return self.inputs
+        return [
+            msgspec.structs.replace(each, **scope.fields())
+            if self.together or each.input_index == scope.input_index
+            else each
+            for each in self.inputs
+        ]
+
+
+class _Scope(Struct, frozen=True):
+    """Of a task's payload, what says which part of its inputs it is about."""
+
+    start: int
+    end: int
+    input_index: int = 0
+    partition_key: str | None = None
+    cursor: int | None = None
+    changed_start: int | None = None
+    changed_end: int | None = None
+
+    def fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name != "input_index"}
+
+
+_scope = msgspec.json.Decoder(_Scope)
 
 
 class _Owner(Struct, frozen=True):
@@ -116,7 +150,7 @@ class Claims:
         together, claims = [], []
         for group in groups:
             job = jobs[group.lease.job_id]
-            if request.grouped and not request.tokens and not job.outputs:
+            if request.grouped and not request.tokens and not job.outputs and not job.inputs:
                 together.append(_claim_group(group, job))
             else:
                 claims += await self._claims(group, job, tokens=request.tokens)
@@ -192,7 +226,7 @@ class Claims:
             token = None
             if tokens:
                 token = await self._tokens.issue(
-                    Grant(lease.org_id, one.task_id, group.attempt, task.outputs), lease.kid
+                    Grant(lease.org_id, one.task_id, group.attempt, task.outputs, job.inputs), lease.kid
                 )
             replies.append(
                 ClaimReply(
@@ -215,11 +249,16 @@ class Claims:
                 self._known_jobs.clear()
             async with self._database.connection() as connection:
                 found = await _sql.claimed_jobs(connection, job_ids=[job_id for job_id, _ in missing])
-            self._known_jobs |= {(row["job_id"], row["version"]): _job(row) for row in found}
+                inputs = await self._inputs(connection, found)
             # A definition replaced since the claim: the newer one is as good.
-            newest = {row["job_id"]: _job(row) for row in found}
+            newest = {row["job_id"]: _job(row, inputs) for row in found}
+            self._known_jobs |= {(row["job_id"], row["version"]): newest[row["job_id"]] for row in found}
             return {job_id: self._known_jobs.get((job_id, version)) or newest[job_id] for job_id, version in wanted}
         return {key[0]: self._known_jobs[key] for key in wanted}
+
+    async def _inputs(self, connection: Connection, jobs: Sequence[Row]) -> dict[UUID, list[TaskInput]]:
+        reading = [row["job_id"] for row in jobs if row["inputs"]]
+        return await inputs_of(connection, reading, self._objects_root) if reading else {}
 
     def _payload(self, task: GroupedTask, attempt: int, owner: _Owner, job: _Job) -> TaskPayload:
         outputs = write_grants(self._objects_root, task.task_id, attempt, job.outputs) if job.outputs else []
@@ -230,7 +269,7 @@ class Claims:
             job=job.ref,
             operator=job.operator,
             config=job.config,
-            inputs=[],
+            inputs=job.inputs_for(task.payload) if job.inputs else [],
             payload=task.payload,
             org_id=owner.org_id,
             run_id=owner.run_id,
@@ -242,12 +281,13 @@ class Claims:
     async def fetch(self, task_id: UUID, worker: WorkerIdentity) -> FetchReply:
         async with self._database.connection() as connection:
             row = await _sql.fetch_task(connection, shard=SMALL_SHARD, task_id=task_id, runtimes=self._reach(worker))
-        if row is None:
-            raise NotFound(f"There is no task {task_id}.")
+            if row is None:
+                raise NotFound(f"There is no task {task_id}.")
+            job = _job(row, await self._inputs(connection, [row]))
         status = TaskStatus.CANCELED if row["cancel_requested"] else TaskStatus(row["status"])
         task = GroupedTask(row["task_id"], row["task_index"], Raw(row["payload"]))
         owner = _Owner(row["job_id"], row["org_id"], row["run_id"], row["timeout_at"])
-        return FetchReply(status=status, task=self._payload(task, row["attempt"], owner, _job(row)))
+        return FetchReply(status=status, task=self._payload(task, row["attempt"], owner, job))
 
 
 def _wanted(request: ClaimRequest) -> _Wanted:
@@ -297,9 +337,11 @@ def _ids_of_empty(ranges: Sequence[ClaimRange], groups: list[_Group]) -> list[UU
     ]
 
 
-def _job(row: Row) -> _Job:
+def _job(row: Row, inputs: dict[UUID, list[TaskInput]]) -> _Job:
     ref = JobRef(dag_name=row["dag_name"], name=row["name"])
-    return _Job(ref, row["operator"], Raw(row["config"]), outputs_of(row))
+    read = inputs.get(row["job_id"], [])
+    together = row["wait_for_all"] or len(read) == 1
+    return _Job(ref, row["operator"], Raw(row["config"]), outputs_of(row), read, together)
 
 
 def _by_range(rows: list[Row]) -> list[_Group]:

@@ -9,10 +9,11 @@ import msgspec
 
 from interlock.access.tokens import write_grants
 from interlock.adapters.postgres import Connection, Database, Row, queries
-from interlock.errors import Forbidden
+from interlock.errors import Forbidden, InterlockError
 from interlock.failpoints import failpoint
 from interlock.kernel import changes
 from interlock.kernel.changes import Change
+from interlock.kernel.operator_state import OperatorState, keep_state
 from interlock.settings import BUFFER_QUEUE, Settings
 from interlock.wire import BufferPublish, BufferPublished, DatasetRef, EventBatch, EventsAccepted
 
@@ -27,14 +28,20 @@ class Effects:
         self._database = database
         self._settings = settings
 
-    async def emit(self, batch: EventBatch) -> EventsAccepted | None:
-        """None when the attempt does not hold the task."""
+    async def emit(self, batch: EventBatch, state: OperatorState | None = None) -> EventsAccepted | None:
+        """None when the attempt does not hold the task. A state is kept exactly when the events are."""
 
         async def work(connection: Connection) -> EventsAccepted | None:
             known = await _tasks_sql.outputs_of(connection, shard=0, task_ids=[batch.task_id])
             if not known:
                 return None
-            changes.check(batch.events, [], _outputs(known[0]))
+            try:
+                changes.check(batch.events, [], _outputs(known[0]))
+            except InterlockError:
+                # An attempt that is over hears that, and nothing about what it says.
+                if await _locked(connection, batch) is None:
+                    return None
+                raise
             change = Change(batch.task_id, batch.attempt, known[0]["org_id"], batch.events)
             admitted = await changes.admit(connection, [change])
             if await _locked(connection, batch) is None:
@@ -42,6 +49,8 @@ class Effects:
             if batch.task_id in admitted.refused:
                 raise admitted.refused[batch.task_id]
             accepted = await changes.write(connection, [change], admitted)
+            if state is not None:
+                await keep_state(connection, state)
             await failpoint("events.before_commit")
             return EventsAccepted(accepted=accepted, duplicates=len(batch.events) - accepted)
 

@@ -23,9 +23,18 @@ class Explanations:
         if row is None:
             raise NotFound(f"There is no task {task_id} in this org.")
         reason, detail = _BY_STATUS[row["status"]](row)
+        detail = f"{detail}{_held_back(row)}"
         return Explanation(
             task_id=task_id, status=TaskStatus(row["status"]), reason=reason, detail=detail, facts=_facts(row)
         )
+
+
+def _held_back(row: Row) -> str:
+    """Backpressure stops the making of tasks, not those that are made; who asks about one wants to know both."""
+    if row["paused_since"] is None or row["status"] in ("Completed", "Canceled"):
+        return ""
+    path = " <- ".join(row["pause_path"])
+    return f" Its job gets no further tasks since {_at(row['paused_since'])}: {row['pause_reason']} ({path})."
 
 
 def _queued(row: Row) -> tuple[str, str]:
@@ -144,6 +153,9 @@ _FACTS = (
     "cancel_requested",
     "progress",
     "progress_text",
+    "paused_since",
+    "pause_reason",
+    "pause_path",
     "error_class",
     "error_message",
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -14,15 +15,64 @@ import msgspec
 import structlog
 
 from interlock.access.principals import WorkerIdentity
-from interlock.errors import Fenced, InterlockError, TooLarge, Unavailable
+from interlock.adapters.postgres import Database
+from interlock.errors import BadRequest, Conflict, Fenced, Forbidden, InterlockError, TooLarge, Unavailable
 from interlock.kernel.claims import Claims
+from interlock.kernel.effects import Effects
+from interlock.kernel.operator_state import OperatorState, read_state
 from interlock.kernel.tasks import Tasks
-from interlock.wire import ClaimReply, ClaimRequest, Completion, Heartbeat, Release
+from interlock.wire import (
+    ClaimReply,
+    ClaimRequest,
+    Completion,
+    Event,
+    EventBatch,
+    Heartbeat,
+    Release,
+    TaskPayload,
+    WriteGrant,
+)
 
 log = structlog.get_logger()
 
-InlineOperator = Callable[[Any, dict[str, Any]], Awaitable[Any]]
-"""Payload and config in, result out."""
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an operator gets."""
+
+    payload: Any
+    config: dict[str, Any]
+    outputs: Sequence[WriteGrant]
+    state: Any
+    """What the job's last task kept; None when there is nothing yet, or the operator keeps none."""
+    place: Any
+    """Where the last step of this attempt ended; None in the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """What an operator gives back: one step of the task, or all of it."""
+
+    result: Any
+    events: Sequence[Event] = ()
+    state: Any = None
+    """Kept in the transaction that writes the events; None leaves it as it is."""
+    place: Any = None
+    """Unless None the task goes on from there: this step is written, and the operator called again."""
+
+
+@dataclass(frozen=True, slots=True)
+class InlineOperator:
+    react: Callable[[Call], Awaitable[Reaction]]
+    stateful: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The last step, ready to be reported."""
+
+    reaction: Reaction
+    state: OperatorState | None
 
 
 class OperatorFailed(Exception):
@@ -33,30 +83,47 @@ class OperatorFailed(Exception):
         self.error_class = error_class
 
 
-async def _echo(payload: Any, _config: dict[str, Any]) -> Any:
-    return payload
+async def _echo(call: Call) -> Reaction:
+    return Reaction(call.payload)
 
 
-async def _sleep(payload: Any, _config: dict[str, Any]) -> Any:
-    seconds = payload.get("seconds", 0) if isinstance(payload, dict) else 0
+async def _sleep(call: Call) -> Reaction:
+    seconds = call.payload.get("seconds", 0) if isinstance(call.payload, dict) else 0
     await asyncio.sleep(min(float(seconds), 60.0))
-    return {"slept": seconds}
+    return Reaction({"slept": seconds})
 
 
-async def _fail(payload: Any, _config: dict[str, Any]) -> Any:
-    told = payload if isinstance(payload, dict) else {}
+async def _fail(call: Call) -> Reaction:
+    told = call.payload if isinstance(call.payload, dict) else {}
     raise OperatorFailed(str(told.get("error_class", "Failed")), str(told.get("message", "asked to fail")))
 
 
-OPERATORS: Final[dict[str, InlineOperator]] = {"echo": _echo, "sleep": _sleep, "fail": _fail}
+OPERATORS: Final[dict[str, InlineOperator]] = {
+    "echo": InlineOperator(_echo),
+    "sleep": InlineOperator(_sleep),
+    "fail": InlineOperator(_fail),
+}
+"""Those that need nothing of DAGs; the others are given to the runner by whoever puts it together."""
 
 
 class InlineRunner:
     """Takes the lease like any worker, so a dispatcher that dies leaves the task to the reaper."""
 
-    def __init__(self, claims: Claims, tasks: Tasks, *, most: int = 64) -> None:
+    def __init__(
+        self,
+        database: Database,
+        claims: Claims,
+        tasks: Tasks,
+        effects: Effects,
+        operators: Mapping[str, InlineOperator] = OPERATORS,
+        *,
+        most: int = 64,
+    ) -> None:
+        self._database = database
         self._claims = claims
         self._tasks = tasks
+        self._effects = effects
+        self._operators = operators
         self._most = most
         self._running: dict[asyncio.Task[None], ClaimReply] = {}
         self._worker_id = f"dispatcher:{socket.gethostname()}:{os.getpid()}"
@@ -91,32 +158,65 @@ class InlineRunner:
 
     async def _run(self, claim: ClaimReply) -> None:
         try:
-            await self._report(claim, await self._execute(claim))
+            await self._report(claim, *await self._execute(claim))
         except Fenced as error:
             log.warning("inline.fenced", task_id=str(claim.task_id), stale=error.stale)
         except InterlockError as error:
             # The lease runs out and the task is tried again.
             log.warning("inline.not_reported", task_id=str(claim.task_id), reason=error.detail)
 
-    async def _report(self, claim: ClaimReply, completion: Completion) -> None:
+    async def _report(self, claim: ClaimReply, completion: Completion, state: OperatorState | None) -> None:
         try:
-            await self._tasks.complete_one(completion)
+            await self._tasks.complete_one(completion, state)
+        except Fenced:
+            raise
         except TooLarge as error:
-            failure = _completion(claim, "Failed", error_class="ResultTooLarge", error_message=error.detail)
-            await self._tasks.complete_one(failure)
+            await self._tasks.complete_one(_failure(claim, "ResultTooLarge", error.detail))
+        except (BadRequest, Forbidden, Conflict) as error:
+            # What it said does not fit to what is there: a failed attempt, not one that nobody hears of.
+            await self._tasks.complete_one(_failure(claim, error.code, error.detail))
 
-    async def _execute(self, claim: ClaimReply) -> Completion:
-        work = asyncio.ensure_future(_call(claim))
+    async def _execute(self, claim: ClaimReply) -> tuple[Completion, OperatorState | None]:
+        work = asyncio.ensure_future(self._call(claim))
         beat = asyncio.ensure_future(self._beat(claim))
         try:
             done, _ = await asyncio.wait({work, beat}, return_when=asyncio.FIRST_COMPLETED)
             if work in done:
                 return _outcome(claim, work)
             beat.result()  # raises when the lease is lost
-            return _completion(claim, "Canceled")
+            return _completion(claim, "Canceled"), None
         finally:
             beat.cancel()
             work.cancel()
+
+    async def _call(self, claim: ClaimReply) -> _Ended:
+        """Step by step; each but the last is written as soon as it is there."""
+        task: TaskPayload = _given(claim.task)
+        operator = self._operators.get(task.operator)
+        if operator is None:
+            known = ", ".join(sorted(self._operators))
+            raise OperatorFailed(
+                "OperatorNotFound", f"The dispatcher runtime has no operator {task.operator!r}; it has: {known}."
+            )
+        state = OperatorState(task.job_id, task.operator, None, 0)
+        if operator.stateful:
+            state = await read_state(self._database, task.job_id, task.operator)
+        payload, config = msgspec.json.decode(task.payload), msgspec.json.decode(task.config)
+        place = None
+        while True:
+            reaction = await operator.react(Call(payload, config, task.outputs, state.value, place))
+            kept = None if reaction.state is None else replace(state, value=reaction.state)
+            if reaction.place is None:
+                return _Ended(reaction, kept)
+            await self._write_step(claim, reaction, kept)
+            place = reaction.place
+            if kept is not None:
+                state = replace(kept, version=kept.version + 1)
+
+    async def _write_step(self, claim: ClaimReply, step: Reaction, state: OperatorState | None) -> None:
+        batch = EventBatch(events=list(step.events), **_fence(claim))
+        if await self._effects.emit(batch, state) is None:
+            raise await self._tasks.fenced(Release(**_fence(claim)))
 
     async def _beat(self, claim: ClaimReply) -> None:
         """Returns when the task was asked to cancel; raises when the lease is lost."""
@@ -134,25 +234,29 @@ class InlineRunner:
             expires = reply.lease_expires_at
 
 
-async def _call(claim: ClaimReply) -> msgspec.Raw:
-    task = _given(claim.task)
-    operator = OPERATORS.get(task.operator)
-    if operator is None:
-        known = ", ".join(sorted(OPERATORS))
-        raise OperatorFailed(
-            "OperatorNotFound", f"The dispatcher runtime has no operator {task.operator!r}; it has: {known}."
-        )
-    result = await operator(msgspec.json.decode(task.payload), msgspec.json.decode(task.config))
-    return msgspec.Raw(msgspec.json.encode(result))
-
-
-def _outcome(claim: ClaimReply, work: asyncio.Future[msgspec.Raw]) -> Completion:
-    """Whatever an operator raises is a failed attempt."""
+def _outcome(claim: ClaimReply, work: asyncio.Future[_Ended]) -> tuple[Completion, OperatorState | None]:
+    """Whatever an operator raises is a failed attempt; only a lost lease is not for it to report."""
     error = work.exception()
-    if error is None:
-        return _completion(claim, "Completed", result=work.result())
-    error_class = error.error_class if isinstance(error, OperatorFailed) else type(error).__name__
-    return _completion(claim, "Failed", error_class=error_class, error_message=str(error))
+    if isinstance(error, Fenced):
+        raise error
+    if error is not None:
+        return _failure(claim, _class_of(error), str(error)), None
+    ended = work.result()
+    try:
+        result = msgspec.Raw(msgspec.json.encode(ended.reaction.result))
+    except (TypeError, ValueError) as unwritable:
+        return _failure(claim, type(unwritable).__name__, str(unwritable)), None
+    return _completion(claim, "Completed", events=list(ended.reaction.events), result=result), ended.state
+
+
+def _class_of(error: BaseException) -> str:
+    if isinstance(error, OperatorFailed):
+        return error.error_class
+    return error.code if isinstance(error, InterlockError) else type(error).__name__
+
+
+def _failure(claim: ClaimReply, error_class: str, message: str) -> Completion:
+    return _completion(claim, "Failed", error_class=error_class, error_message=message)
 
 
 def _completion(claim: ClaimReply, status: Any, **more: Any) -> Completion:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
+from uuid import UUID
 
 from interlock.access.keyring import Keyring
-from interlock.adapters.lowwater import Look, low_water
+from interlock.adapters.lowwater import Look, LowWater, low_water
 from interlock.adapters.postgres import Connection, Database, queries
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
@@ -13,7 +14,10 @@ from interlock.settings import Settings
 
 _sql = queries("runs")
 _principals_sql = queries("principals")
+_dags_sql = queries("retention")
 _BATCH = 5000
+_JOBS = 1000
+_NO_JOB = UUID(int=0)
 
 
 class Retention(Periodic):
@@ -25,9 +29,11 @@ class Retention(Periodic):
         self._keyring = keyring
         self._age_seconds = settings.retention_days * 86_400
         self._water = low_water()
+        self._event_water: LowWater[int] = LowWater(0, lambda event_id: event_id - _BATCH)
+        self._job = _NO_JOB
 
     async def run_once(self) -> int:
-        done = await self._runs()
+        done = await self._runs() + await self._tasks_of_dags() + await self._events()
         async with self._database.connection() as connection:
             done += len(await _sql.delete_expired_requests(connection, most=_BATCH))
             done += len(await _principals_sql.delete_expired_capabilities(connection, most=_BATCH))
@@ -54,3 +60,35 @@ class Retention(Periodic):
             await _sql.delete_nameless_job(connection, job_id=run["job_id"])
         await failpoint("retention.before_commit")
         return len(tasks) + 1
+
+    async def _tasks_of_dags(self) -> int:
+        """Ended tasks of no run, of a page of jobs. It goes round, and stays where there is more than a batch."""
+        deleted, self._job = await self._database.run(self._page_of_jobs)
+        return deleted
+
+    async def _page_of_jobs(self, connection: Connection) -> tuple[int, UUID]:
+        jobs = await _dags_sql.dag_jobs_after(connection, after=self._job, most=_JOBS)
+        ids = [row["job_id"] for row in jobs]
+        tasks = await _dags_sql.delete_ended_tasks(
+            connection, job_ids=ids, made_before=self._made_before(), age_seconds=self._age_seconds, most=_BATCH
+        )
+        if tasks:
+            await _sql.delete_task_traces(connection, task_ids=[row["task_id"] for row in tasks])
+            await failpoint("retention.before_commit")
+        if len(tasks) == _BATCH:
+            return len(tasks), self._job
+        return len(tasks), ids[-1] if len(ids) == _JOBS else _NO_JOB
+
+    def _made_before(self) -> UUID:
+        """The first id of that moment, as uuidv7 counts. It narrows the search; when a task ended is what decides."""
+        moment = self._database.clock.now() - timedelta(seconds=self._age_seconds)
+        return UUID(int=int(moment.timestamp() * 1000) << 80)
+
+    async def _events(self) -> int:
+        with self._event_water.look() as look:
+            async with self._database.connection() as connection:
+                rows = await _dags_sql.delete_old_events(
+                    connection, since=look.since, age_seconds=self._age_seconds, most=_BATCH
+                )
+            look.reached = max((row["event_id"] for row in rows), default=None)
+        return len(rows)

@@ -15,10 +15,11 @@ from msgspec import Raw
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
 from interlock.failpoints import failpoint
+from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
 from interlock.kernel.tasks import enqueue, run_task_id
-from interlock.settings import Runtime, RuntimeKind, Settings
+from interlock.settings import Settings
 from interlock.telemetry import TASKS_CREATED
-from interlock.wire import JobAccepted, JobRequest, Priority, RunState
+from interlock.wire import JobAccepted, JobRequest, RunState
 
 _sql = queries("jobs")
 _ENDPOINT = "POST /v1/jobs"
@@ -228,43 +229,15 @@ class Submissions:
                 raise NotFound(f"There is no dataset {foreign[0]['dataset_uuid']} with that version in this org.")
 
     def _definition(self, request: JobRequest, org_id: UUID) -> dict[str, Any]:
-        runtime = self._runtime(request.runtime)
-        policy, scaling = request.policy, request.scaling
-        if scaling.max_concurrency_per_key is not None and scaling.key is None:
-            raise BadRequest("scaling.max_concurrency_per_key needs scaling.key, a pointer into the payload.")
-        timeout = policy.timeout_seconds or runtime.timeout_seconds
+        runtime = runtime_of(self._settings, request.runtime)
         definition = {
             "name": request.name,
-            "operator": request.operator,
-            "runtime": request.runtime,
-            "queue": runtime.queue if runtime.kind is RuntimeKind.QUEUE else None,
-            "config": msgspec.json.encode(request.config, order="sorted").decode(),
-            "priority": 1 if request.priority is Priority.BULK else 0,
-            "max_attempts": policy.max_attempts,
-            "backoff_seconds": policy.backoff_seconds,
-            "backoff_factor": policy.backoff_factor,
-            "backoff_cap_seconds": policy.backoff_cap_seconds,
-            "jitter": policy.jitter,
-            "non_retryable": policy.non_retryable,
-            "lease_seconds": min(policy.lease_seconds or runtime.lease_seconds, timeout),
-            "timeout_seconds": timeout,
-            "max_concurrency": scaling.max_concurrency,
-            "concurrency_key": scaling.key,
-            "max_concurrency_per_key": scaling.max_concurrency_per_key,
+            **work_columns(runtime, name=request.runtime, operator=request.operator, config=request.config),
+            **policy_columns(runtime, request.policy, request.scaling, request.priority),
             "outputs": msgspec.json.encode(request.outputs).decode(),
         }
         digest = hashlib.sha256(msgspec.json.encode(definition, order="sorted")).digest()
         return definition | {"org_id": org_id, "definition_hash": digest}
-
-    def _runtime(self, name: str) -> Runtime:
-        try:
-            runtime = self._settings.runtime(name)
-        except KeyError:
-            known = ", ".join(self._settings.runtime_names)
-            raise BadRequest(f"There is no runtime {name!r}; choose one of: {known}.", code="unknown_runtime") from None
-        if runtime.kind is RuntimeKind.INVOKE:
-            raise BadRequest(f"Runtime {name!r} has no runner in this installation.", code="runtime_without_runner")
-        return runtime
 
 
 def _check_name(name: str | None) -> None:

@@ -12,12 +12,13 @@ from uuid import UUID
 import msgspec
 from msgspec import Raw
 
-from interlock.access.tokens import CapabilityTokens, Grant, write_grants
+from interlock.access.tokens import CapabilityTokens, Grant, read_prefix, write_grants
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, Fenced, Forbidden, InterlockError, TooLarge
 from interlock.failpoints import armed, failpoint
 from interlock.kernel import changes
 from interlock.kernel.changes import Admitted, Change
+from interlock.kernel.operator_state import OperatorState, keep_state
 from interlock.settings import Settings
 from interlock.telemetry import ATTEMPTS_ENDED
 from interlock.wire import (
@@ -31,6 +32,7 @@ from interlock.wire import (
     HeartbeatReply,
     Refusal,
     Release,
+    TaskInput,
     TaskStatus,
 )
 
@@ -102,14 +104,23 @@ class Tasks:
         token = None
         if item.token:
             outputs = write_grants(self._objects_root, item.task_id, item.attempt, outputs_of(row))
-            token = await self._tokens.issue(Grant(row["org_id"], item.task_id, item.attempt, outputs), kid)
+            grant = Grant(row["org_id"], item.task_id, item.attempt, outputs, await self._inputs(item.task_id))
+            token = await self._tokens.issue(grant, kid)
         return HeartbeatReply(
             status="Running",
             task_id=item.task_id,
             lease_expires_at=row["lease_expires_at"],
             cancel_requested=row["cancel_requested"],
+            paused=row["paused"],
             capability_token=token,
         )
+
+    async def _inputs(self, task_id: UUID) -> Sequence[TaskInput]:
+        async with self._database.connection() as connection:
+            rows = await _sql.readers_among(connection, shard=SMALL_SHARD, task_ids=[task_id])
+            jobs = [row["job_id"] for row in rows]
+            inputs = await inputs_of(connection, jobs, self._objects_root) if jobs else {}
+        return [each for found in inputs.values() for each in found]
 
     async def active_kid(self) -> str:
         async with self._database.connection() as connection:
@@ -179,8 +190,9 @@ class Tasks:
         limit = self._settings.result_limit_bytes
         return any(len(result) > limit for group in groups for result in group.results)
 
-    async def complete_one(self, item: Completion) -> CompletionReply:
-        outcome = await self._complete([item])
+    async def complete_one(self, item: Completion, state: OperatorState | None = None) -> CompletionReply:
+        """A state is kept exactly when the attempt has ended with this report."""
+        outcome = await self._complete([item], state)
         if outcome.refused:
             raise outcome.refused[item.task_id]
         if outcome.repeated:
@@ -189,7 +201,7 @@ class Tasks:
         row = outcome.rows[0]
         return CompletionReply(task_id=item.task_id, status=TaskStatus(row["status"]), retry_at=row["retry_at"])
 
-    async def _complete(self, items: Sequence[Completion]) -> _Outcome:
+    async def _complete(self, items: Sequence[Completion], state: OperatorState | None = None) -> _Outcome:
         outcome = _Outcome()
         unique = _first_of_each(items)
         sane = [item for item in unique if self._acceptable(item, outcome)]
@@ -203,11 +215,13 @@ class Tasks:
             said = [change for change in said if change.task_id in ended]
             if said and admitted:
                 await changes.write(connection, said, admitted)
+            if state is not None and rows:
+                await keep_state(connection, state)
             await failpoint("complete.before_commit")
             return rows
 
         # One statement is a transaction of its own; only effects need an explicit one.
-        explicit = bool(with_effects) or armed("complete.before_commit")
+        explicit = bool(with_effects) or state is not None or armed("complete.before_commit")
         rows = await self._database.run(work, transaction=explicit)
         await failpoint("complete.committed")
         await self._wake_parked(rows)
@@ -323,6 +337,23 @@ async def wake_parked(connection: Connection, jobs: Sequence[UUID], keys: Sequen
 def outputs_of(job: Row) -> list[DatasetRef]:
     outputs: list[DatasetRef] = msgspec.json.decode(job["outputs"], type=list[DatasetRef])
     return outputs
+
+
+async def inputs_of(connection: Connection, jobs: Sequence[UUID], root: str) -> dict[UUID, list[TaskInput]]:
+    """By job: what its tasks read, each input without a scope yet."""
+    found: dict[UUID, list[TaskInput]] = {}
+    for row in await _sql.inputs_of_jobs(connection, job_ids=list(jobs)):
+        found.setdefault(row["job_id"], []).append(
+            TaskInput(
+                input_index=row["input_index"],
+                dataset_uuid=row["dataset_uuid"],
+                dataset_version=row["dataset_version"],
+                storage=row["storage"],
+                read_prefix=read_prefix(root, row["dataset_uuid"], row["dataset_version"]),
+                where=row["condition"],
+            )
+        )
+    return found
 
 
 Fence = Heartbeat | Completion | Release

@@ -1,8 +1,8 @@
 """Everything of one folder, started in order, kept alive, and put away in the opposite order.
 
-    lock the folder ─► sockets ─► servers ─► schema ─► credentials ─► gateway, dispatcher ─► workers
-                                                                                               │
-    unlock ◄────────────────────── servers ◄────── gateway, dispatcher ◄────── workers ◄──── drain
+    lock the folder ─► sockets ─► servers ─► schema ─► credentials ─► gateway, dispatcher ─► scheduler, workers
+                                                                                                    │
+    unlock ◄────────────────────── servers ◄────── gateway, dispatcher, scheduler ◄────── workers ◄ drain
 
 The listening sockets belong to this process and are handed down: a gateway that dies costs its open requests, and the
 next one answers those that came in meanwhile.
@@ -71,7 +71,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run beside the servers, the gateway and the dispatcher."""
+    """What to run beside the servers, the gateway, the dispatcher and the scheduler."""
 
     workers: Sequence[str] = WORKER_RUNTIMES
     modules: Sequence[str] = ()
@@ -88,6 +88,7 @@ class Supervisor:
     folder: Folder
     plan: Plan
     doors: list[Child] = field(default_factory=list)
+    schedulers: list[Child] = field(default_factory=list)
     workers: list[Child] = field(default_factory=list)
     _foundation: Foundation | None = None
     _laid: asyncio.Event = field(default_factory=asyncio.Event)
@@ -105,7 +106,8 @@ class Supervisor:
             await self._wait_until_ready(door)
         # Not sooner: on a small machine a worker's start would only slow down theirs, and it could not work yet.
         self.workers = [self._worker(runtime) for runtime in self.plan.workers]
-        self._keep_alive(self.workers)
+        self.schedulers = [self._scheduler()]
+        self._keep_alive([*self.schedulers, *self.workers])
         started = self._started(foundation)
         self._write_endpoints(started)
         return started
@@ -173,6 +175,12 @@ class Supervisor:
 
         return self._child(name, [name], hand_over, _LISTENER_GRACE_SECONDS)
 
+    def _scheduler(self) -> Child:
+        async def hand_over() -> Handover:
+            return Handover({"INTERLOCK_STATE_URL": self._laid_foundation.servers.urls.state})
+
+        return self._child("scheduler", ["scheduler"], hand_over, _LISTENER_GRACE_SECONDS)
+
     def _worker(self, runtime: str) -> Child:
         async def hand_over() -> Handover:
             foundation = self._laid_foundation
@@ -180,6 +188,8 @@ class Supervisor:
                 "INTERLOCK_INTERNAL_URL": foundation.url("internal"),
                 "INTERLOCK_WORKER_TOKEN": foundation.credentials.worker_token,
             }
+            if runtime == "platform":
+                settings["INTERLOCK_DATA_URL"] = foundation.servers.urls.data
             return Handover(settings)
 
         modules = [part for module in self.plan.modules for part in ("--import", module)]
@@ -227,10 +237,10 @@ class Supervisor:
     async def _look_at_servers(self) -> None:
         try:
             if await self._laid_foundation.servers.revive():
-                log.warning("server.moved", effect="gateway and dispatcher start again with its new address")
+                log.warning("server.moved", effect="what uses it starts again with its new address")
                 self._write_endpoints(self._started(self._laid_foundation))
-                for door in self.doors:
-                    door.restart()
+                for child in (*self.doors, *self.schedulers, *self.workers):
+                    child.restart()
         except InterlockError as error:
             log.warning("server.not_revived", reason=error.detail, effect="tried again")
 
@@ -239,7 +249,7 @@ class Supervisor:
     async def stop(self, hurry: asyncio.Event) -> None:
         """Workers give back what they hold while the dispatcher still listens; the stores go last."""
         await asyncio.gather(*(worker.stop(hurry) for worker in self.workers))
-        await asyncio.gather(*(door.stop(hurry) for door in self.doors))
+        await asyncio.gather(*(child.stop(hurry) for child in (*self.doors, *self.schedulers)))
         for outcome in await asyncio.gather(*self._loops, return_exceptions=True):
             if isinstance(outcome, Exception):
                 log.error("child.loop_died", exc_info=outcome)

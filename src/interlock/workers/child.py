@@ -55,6 +55,7 @@ class Child:
         self._waiting: deque[tuple[protocol.Work, protocol.Assignment]] = deque()
         self._answers: dict[int, protocol.EmitAnswered] = {}
         self._canceled: set[int] = set()
+        self._paused: set[int] = set()
         self._running: int | None = None
         """The slot whose operator may be interrupted now."""
         self.slot = 0
@@ -87,6 +88,7 @@ class Child:
             outcome = protocol.Stopped(task.slot)
         self._running = None
         self._canceled.discard(task.slot)
+        self._paused.discard(task.slot)
         sys.stdout.flush()
         sys.stderr.flush()
         self.report(outcome)
@@ -139,6 +141,9 @@ class Child:
 
     def canceled(self, slot: int) -> bool:
         return slot in self._canceled
+
+    def paused(self, slot: int) -> bool:
+        return slot in self._paused
 
     # Pipes
 
@@ -201,10 +206,15 @@ class Child:
             if not record:
                 return
             kind, slot = protocol.CONTROL.unpack(record)
-            if kind == protocol.CANCEL:
-                self._canceled.add(slot)
-            else:
-                self._give_back()
+            match kind:
+                case protocol.CANCEL:
+                    self._canceled.add(slot)
+                case protocol.PAUSE:
+                    self._paused.add(slot)
+                case protocol.RESUME:
+                    self._paused.discard(slot)
+                case protocol.RECALL:
+                    self._give_back()
 
     def _give_back(self) -> None:
         while select.select([self._work], [], [], 0)[0]:

@@ -41,6 +41,8 @@ class Link(Protocol):
 
     def canceled(self, slot: int) -> bool: ...
 
+    def paused(self, slot: int) -> bool: ...
+
 
 class TaskContext:
     """One attempt of one task, as its operator sees it."""
@@ -87,6 +89,17 @@ class TaskContext:
         """Where this attempt may write, one entry per output of the job."""
         return self._work.outputs
 
+    @property
+    def data_url(self) -> str:
+        """The data database, for operators of the platform itself: others are not given it."""
+        if self._work.data_url is None:
+            raise TaskFailed(
+                f"Operator {self.operator!r} works on the data database, whose address this worker does not have: "
+                "set INTERLOCK_DATA_URL for a worker of the platform runtime, and name the operator as it is built in.",
+                "DataDatabaseRefused",
+            )
+        return self._work.data_url
+
     @cached_property
     def config(self) -> dict[str, Any]:
         config: dict[str, Any] = _json.decode(self._work.config)
@@ -100,6 +113,11 @@ class TaskContext:
     def canceled(self) -> bool:
         """True once the task was canceled: for code that cannot be interrupted, such as a thread."""
         return self._link.canceled(self._assignment.slot)
+
+    @property
+    def paused(self) -> bool:
+        """True while a source is to make nothing new, since those downstream are behind. Look again now and then."""
+        return self._link.paused(self._assignment.slot)
 
     def progress(self, fraction: float, text: str | None = None) -> None:
         """Tell how far the attempt is, from 0 to 1. Cheap: the newest word goes out with the next heartbeat."""

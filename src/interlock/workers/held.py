@@ -9,10 +9,12 @@ from datetime import UTC, datetime
 from math import inf
 from uuid import UUID
 
+import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from interlock.client import Fence, TaskClient
 from interlock.wire import ClaimGroup, Completion, Crash, Event, Heartbeat, Output, Release, TaskPayload
+from interlock.workers.operators import PLATFORM
 from interlock.workers.pace import Kind
 from interlock.workers.protocol import Assignment, Work
 
@@ -42,11 +44,12 @@ def lease_of(group: ClaimGroup) -> Lease:
     return Lease(group.attempt, group.lease_token, group.lease_expires_at, group.timeout_at, group.job_id, work)
 
 
-def lease_alone(task: TaskPayload, token: UUID, expires_at: datetime) -> Lease:
+def lease_alone(task: TaskPayload, token: UUID, expires_at: datetime, data_url: str | None = None) -> Lease:
     """Of a task that shares nothing: what it may write names the task itself."""
     job = (task.job.dag_name, task.job.name)
-    inputs = [bytes(one) for one in task.inputs]
-    work = Work(task.operator, job, task.run_id, task.attempt, bytes(task.config), inputs, task.outputs)
+    inputs = [msgspec.json.encode(one) for one in task.inputs]
+    told = data_url if task.operator in PLATFORM else None
+    work = Work(task.operator, job, task.run_id, task.attempt, bytes(task.config), inputs, task.outputs, told)
     return Lease(task.attempt, token, expires_at, task.timeout_at, task.job_id, work)
 
 
@@ -67,6 +70,7 @@ class Held:
     ended: bool = False
     """Answered, canceled or lost while it still stood in a queue."""
     stop_asked_at: float = 0.0
+    paused: bool = False
     progress: float | None = None
     progress_text: str | None = None
     client: TaskClient | None = None

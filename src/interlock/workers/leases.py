@@ -53,5 +53,7 @@ class Leases:
             held.leased_until(item.lease_expires_at, self._usual_lease)
             if item.cancel_requested:
                 self._pool.cancel(held)
+            elif item.paused != held.paused:
+                self._pool.pause(held, item.paused)
         for refusal in reply.refused:
             self._pool.lose(by_id[refusal.task_id])

@@ -12,12 +12,15 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
 
 Operator = Callable[[Any, TaskContext], Any]
 F = TypeVar("F", bound=Operator)
+
+PLATFORM: Final = {"block_follower": "interlock.pipeline.follower.operator:block_follower"}
+"""Operators of the platform that work on the data database. They are loaded when a task names them."""
 
 _registered: dict[str, Operator] = {}
 _imported: dict[str, Operator] = {}
@@ -46,7 +49,7 @@ def operator(function_or_name: Any, /) -> Any:
 
 def _register(name: str, function: F) -> F:
     _refuse_coroutines(name, function)
-    if _registered.setdefault(name, function) is not function:
+    if name in PLATFORM or _registered.setdefault(name, function) is not function:
         raise ValueError(f"operator {name!r} exists already: give this one another name")
     return function
 
@@ -61,8 +64,10 @@ def resolve(name: str) -> Operator:
     found = _registered.get(name) or _imported.get(name)
     if found is not None:
         return found
+    if name in PLATFORM:
+        return _imported.setdefault(name, _import(PLATFORM[name]))
     if ":" not in name:
-        known = ", ".join(sorted(_registered))
+        known = ", ".join(sorted({*_registered, *PLATFORM}))
         raise OperatorNotFound(
             f"no operator {name!r} in this worker: it knows {known}; name a function as module:function, "
             "or let the worker import the module that registers it"

@@ -104,7 +104,7 @@ class Pool:
             task, token, expires_at = claim.task, claim.lease_token, claim.lease_expires_at
             if task is not None and token is not None and expires_at is not None:
                 alone = GroupedTask(task.task_id, task.index, task.payload)
-                taken += self._hold(lease_alone(task, token, expires_at), [alone])
+                taken += self._hold(lease_alone(task, token, expires_at, self._launch.data_url), [alone])
         if self._draining.is_set():
             self._release(taken)
             return len(taken)
@@ -210,6 +210,8 @@ class Pool:
                 self._drop(held)
                 self._end(held, held.canceled())
         live = [held for held in returned if not held.ended]
+        for held in live:
+            held.paused = False  # the next child has not been told
         if self._draining.is_set():
             self._release(live)
             return
@@ -253,6 +255,13 @@ class Pool:
             self._drop(held)
             self._end(held, held.canceled())
 
+    def pause(self, held: Held, paused: bool) -> None:
+        """A source is to hold still, or may go on. One that is in no child yet hears of it with a later heartbeat."""
+        child = self._child_of(held)
+        if held.paused != paused and child is not None:
+            held.paused = paused
+            child.pause(held)
+
     def lose(self, held: Held) -> None:
         """It was fenced off: stop it and say no more about it."""
         if held.lost or held.ended:
@@ -263,10 +272,13 @@ class Pool:
             self._drop(held)
 
     def _stop_in_child(self, held: Held) -> bool:
-        child = next((child for child in self.children if held in child.assigned), None)
+        child = self._child_of(held)
         if child is not None:
             child.cancel(held)
         return child is not None
+
+    def _child_of(self, held: Held) -> ChildProcess | None:
+        return next((child for child in self.children if held in child.assigned), None)
 
     def release_queue(self) -> None:
         """Give back what waits here, so that another worker may have it."""

@@ -70,6 +70,8 @@ class Launch:
     """Imported at the start, so that they register their operators."""
     environment: tuple[str, ...] = ()
     """Names of further variables that operators may see."""
+    data_url: str | None = field(default=None, repr=False)
+    """Told with a task of an operator of the platform's own, and never through the environment."""
     kernel_kills: crash.KernelKills = field(default_factory=crash.KernelKills)
     """Of all children together: the kernel counts them in one."""
 
@@ -168,6 +170,10 @@ class ChildProcess:
     def cancel(self, held: Held) -> None:
         """Raise TaskCanceled in the operator, or keep it from starting."""
         self._order(protocol.CANCEL, held.slot)
+
+    def pause(self, held: Held) -> None:
+        """Let the operator know whether it is to hold still."""
+        self._order(protocol.PAUSE if held.paused else protocol.RESUME, held.slot)
 
     def recall(self) -> None:
         """Ask for all that is not started; a GivenBack answers."""

@@ -1,7 +1,7 @@
 """What the wrapper and a child process say to each other, over three pipes.
 
     wrapper ── work ────► child     Assign, EmitAnswered: frames
-    wrapper ── control ─► child     cancel and recall: 9-byte records, followed by SIGUSR1
+    wrapper ── control ─► child     cancel, recall, pause: 9-byte records, followed by SIGUSR1
     wrapper ◄─ reports ── child     everything else: frames, each written at once, so that a crash loses none
 
 A frame is a length of four bytes and a msgpack message. Payloads, configs and results travel as the JSON bytes
@@ -31,6 +31,8 @@ class Work(Struct, array_like=True, frozen=True):
     config: bytes
     inputs: list[bytes]
     outputs: list[WriteGrant]
+    data_url: str | None = None
+    """Of the data database: for operators of the platform itself."""
 
 
 class Assignment(Struct, array_like=True, frozen=True):
@@ -150,4 +152,6 @@ def for_wrapper() -> Frames[ToWrapper]:
 
 CANCEL = 1
 RECALL = 2
+PAUSE = 3
+RESUME = 4
 CONTROL = struct.Struct(">BQ")

@@ -68,6 +68,7 @@ class Worker:
             result_limit=settings.result_limit_bytes,
             modules=tuple(modules),
             environment=tuple(environment),
+            data_url=_data_url(settings, self._runtime),
         )
         self._cancel_grace = cancel_grace
         self._draining = asyncio.Event()
@@ -155,6 +156,13 @@ def _queue_runtime(settings: Settings, name: str) -> Runtime:
     if runtime.kind is not RuntimeKind.QUEUE:
         raise ConfigurationError(f"Runtime {name!r} has no queue, so it needs no worker: {runtime.kind} runs it.")
     return runtime
+
+
+def _data_url(settings: Settings, runtime: Runtime) -> str | None:
+    """Only the platform's own runtime is trusted with it."""
+    if settings.data_url is None or runtime.queue != settings.runtime("platform").queue:
+        return None
+    return settings.data_url.get_secret_value()
 
 
 def _default_id() -> str:

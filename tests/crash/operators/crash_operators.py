@@ -54,3 +54,15 @@ def hoard(payload: dict[str, Any], ctx: TaskContext) -> dict[str, int]:
         taken.append(bytearray(b"x") * (1 << 20))
     _note(ctx, "ended")
     return {"attempt": ctx.attempt}
+
+
+@operator("crash.scope")
+def scope(payload: dict[str, Any], ctx: TaskContext) -> dict[str, int]:
+    """A job of a DAG: commits its scope of every output, and says so."""
+    _note(ctx, "began")
+    span: dict[str, Any] = {"start": payload["start"], "end": payload["end"]}
+    for grant in ctx.outputs:
+        names: dict[str, Any] = {"dataset_uuid": grant.dataset_uuid, "dataset_version": grant.dataset_version}
+        ctx.commit([Output(location=f"{grant.write_prefix}part", **names, **span)], [Event(**names, **span)])
+    _note(ctx, "ended")
+    return {"attempt": ctx.attempt}

@@ -24,13 +24,14 @@ select nextval('interlock.commits') as commit_id, (
 -- again by the same producer is the same event. What was made of older inputs does not replace what was made of newer.
 with events as materialized (
     select * from unnest(:task_ids::uuid[], :attempts::int[], :org_ids::uuid[], :uuids::uuid[], :versions::uuid[],
-                         :cursors::bigint[], :starts::bigint[], :ends::bigint[])
-        as e(task_id, attempt, org_id, dataset_uuid, dataset_version, cursor, range_start, range_end)
+                         :cursors::bigint[], :starts::bigint[], :ends::bigint[], :sequences::bigint[])
+        as e(task_id, attempt, org_id, dataset_uuid, dataset_version, cursor, range_start, range_end, sequence)
 ), fresh as (
     insert into interlock.dataset_events (org_id, dataset_uuid, dataset_version, scope, cursor, partition_key, range_start,
                                           range_end, task_id, attempt, commit_id)
     select org_id, dataset_uuid, dataset_version,
-           case when range_start is null then 'c:' || cursor else 'p:' || range_start || '-' || range_end end,
+           case when range_start is null then 'c:' || cursor else 'p:' || range_start || '-' || range_end end
+           || coalesce('#' || sequence, ''),
            cursor, range_start || '-' || range_end, range_start, range_end, task_id, attempt, :commit_id
     from events
     on conflict (task_id, dataset_uuid, dataset_version, scope) do nothing

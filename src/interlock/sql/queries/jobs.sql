@@ -38,7 +38,7 @@ with replaced as (
         lease_seconds = :lease_seconds, timeout_seconds = :timeout_seconds, max_concurrency = :max_concurrency,
         concurrency_key = :concurrency_key, max_concurrency_per_key = :max_concurrency_per_key,
         outputs = :outputs::text::jsonb, definition_hash = :definition_hash
-    where org_id = :org_id and dag_name is null and name = :name
+    where org_id = :org_id and coalesce(dag_name, '') = '' and name = :name and current
     returning *
 ), freed as (
     delete from interlock.slots where job_id = any(array(

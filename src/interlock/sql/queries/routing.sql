@@ -23,21 +23,26 @@ group by dataset_version, range_start, range_end;
 -- name: give_scopes
 -- Scopes of dataset versions have changed: every job that reads them is given them, if all it waits for is there.
 -- Of a stream, a changed range is the scopes that a job has made of it. A task that has not begun since takes a newer
--- change in with it; its row is locked, so that it does not begin before that is written.
+-- change in with it; its row is locked, so that it does not begin before that is written. One that had begun before does
+-- not: what it has said of its outputs already, it would not say again. Nor does one of a backfill, which may be canceled.
 with changed as materialized (
     select c.* from unnest(:versions::uuid[], :starts::bigint[], :ends::bigint[], :commits::bigint[])
         as c(dataset_version, range_start, range_end, commit_id)
     where c.range_start between -4611686018427387904 and 4611686018427387904
 ), readers as materialized (
-    select c.*, j.job_id, j.wait_for_all, j.per_update, jsonb_array_length(j.inputs) as inputs, v.progress,
+    -- To one who was turned to this version only lately, all of it is as new as that.
+    select c.dataset_version, c.range_start, c.range_end, greatest(c.commit_id, g.pointed_at) as commit_id,
+           j.job_id, j.wait_for_all, j.per_update, jsonb_array_length(j.inputs) as inputs, v.progress,
            case when j.wait_for_all then 0 else g.input_index end as input_index
     from changed c
     join interlock.dataset_versions v on v.dataset_version = c.dataset_version
     join interlock.edges g on g.dataset_version = c.dataset_version and g.active
     join interlock.jobs j on j.job_id = g.job_id
     where (:job_id::uuid is null or j.job_id = :job_id)
-      and not exists (select 1 from interlock.pauses p where p.job_id = j.job_id and (not p.bulk or j.priority = 1))
-), wanted as (
+      -- A rewritten part of a stream stands in no registry to be found later: that is given in a pause, too.
+      and (v.progress = 'cursor'
+           or not exists (select 1 from interlock.pauses p where p.job_id = j.job_id and (not p.bulk or j.priority = 1)))
+), wanted as materialized (
     select r.job_id, r.input_index, r.range_start, r.range_end, r.per_update, null::bigint as from_, null::bigint as upto,
            case when r.wait_for_all and r.inputs > 1 then (
                -- Null unless every input has it.
@@ -74,33 +79,46 @@ with changed as materialized (
     join interlock.materialisations m on m.job_id = a.job_id and m.input_index = a.input_index
          and m.range_start = a.range_start and m.range_end = a.range_end and m.input_commit < a.commit_id
     join interlock.tasks t on t.shard = 0 and t.task_id = m.task_id
-    where not a.per_update and t.status in ('Queued', 'Failed') and not t.dead and not t.cancel_requested
+    where not a.per_update and t.status = 'Queued' and t.attempt = 1 and not t.cancel_requested and t.run_id is null
+      and not exists (select 1 from interlock.attempts b where b.task_id = t.task_id)
     for no key update of t skip locked
 ), given as (
-    insert into interlock.materialisations (job_id, input_index, range_start, range_end, input_commit, task_id)
-    select job_id, input_index, range_start, range_end, commit_id, uuidv7() from asked
+    insert into interlock.materialisations as m (job_id, input_index, range_start, range_end, input_commit, undone_since,
+                                                 changed_start, changed_end, task_id)
+    select job_id, input_index, range_start, range_end, commit_id, commit_id, from_, upto, uuidv7() from asked
     order by job_id, input_index, range_start, range_end
     on conflict (job_id, input_index, range_start, range_end) do update
         set input_commit = excluded.input_commit,
-            task_id = case when interlock.materialisations.task_id = any(array(select task_id from waiting))
-                           then interlock.materialisations.task_id else excluded.task_id end
-        where interlock.materialisations.input_commit < excluded.input_commit
-    returning job_id, input_index, range_start, range_end, input_commit, new.task_id,
+            undone_since = case when m.done_commit >= m.input_commit then excluded.input_commit else m.undone_since end,
+            (changed_start, changed_end, task_id) = (
+                select case when w.waits then case when m.changed_start is not null
+                                                   then least(m.changed_start, excluded.changed_start) end
+                            else excluded.changed_start end,
+                       case when w.waits then case when m.changed_end is not null
+                                                   then greatest(m.changed_end, excluded.changed_end) end
+                            else excluded.changed_end end,
+                       case when w.waits then m.task_id else excluded.task_id end
+                from (select m.task_id = any(array(select task_id from waiting)) as waits) w)
+        where m.input_commit < excluded.input_commit
+    returning job_id, input_index, range_start, range_end, input_commit, changed_start, changed_end, new.task_id,
               old.task_id is distinct from new.task_id as fresh
 ), tasks as materialized (
     select g.task_id, j.org_id, j.job_id, j.max_attempts, j.priority, j.queue, j.runtime, j.concurrency_key,
-           g.range_start || '-' || g.range_end || '@' || g.input_commit as dedupe_key,
            json_build_object('input_index', g.input_index, 'partition_key', g.range_start || '-' || g.range_end,
-                             'start', g.range_start, 'end', g.range_end, 'changed_start', a.from_, 'changed_end', a.upto,
-                             'commit', g.input_commit) as payload
+                             'start', g.range_start, 'end', g.range_end, 'changed_start', g.changed_start,
+                             'changed_end', g.changed_end, 'commit', g.input_commit) as payload
     from given g
-    join asked a on a.job_id = g.job_id and a.input_index = g.input_index and a.range_start = g.range_start
-                 and a.range_end = g.range_end
     join interlock.jobs j on j.job_id = g.job_id
     where g.fresh
+), widened as (
+    -- A task for a part of its scope that was rewritten takes the other part in.
+    update interlock.tasks t
+    set payload = (t.payload::jsonb || jsonb_build_object('changed_start', g.changed_start, 'changed_end', g.changed_end))::json
+    from given g
+    where not g.fresh and t.shard = 0 and t.task_id = g.task_id and t.payload ->> 'changed_start' is not null
 ), made as (
-    insert into interlock.tasks (task_id, org_id, job_id, max_attempts, priority, dedupe_key, slot_key, payload)
-    select task_id, org_id, job_id, max_attempts, priority, dedupe_key,
+    insert into interlock.tasks (task_id, org_id, job_id, max_attempts, priority, slot_key, payload)
+    select task_id, org_id, job_id, max_attempts, priority,
            payload::jsonb #>> string_to_array(substr(concurrency_key, 2), '/'), payload
     from tasks
 ), direct as (
@@ -140,30 +158,29 @@ with streams as materialized (
     group by j.job_id, 2
     having bool_and(v.progress = 'cursor') and min(v.cursor) is not null and count(v.cursor) = count(*)
 ), started as (
-    insert into interlock.job_cursors (job_id, input_index, upto, task_id)
-    select job_id, input_index, upto, uuidv7() from streams order by job_id, input_index
-    on conflict (job_id, input_index) do update set upto = excluded.upto, task_id = excluded.task_id
+    insert into interlock.job_cursors (job_id, input_index, upto, input_commit, task_id)
+    select job_id, input_index, upto, commit_id, uuidv7() from streams order by job_id, input_index
+    on conflict (job_id, input_index) do update
+        set upto = excluded.upto, input_commit = excluded.input_commit, task_id = excluded.task_id
         where interlock.job_cursors.committed < excluded.upto
           and not exists (select 1 from interlock.tasks t where t.shard = 0 and t.task_id = interlock.job_cursors.task_id
                           and t.status in ('Queued', 'Running', 'Failed'))
-    returning job_id, input_index, committed + 1 as range_start, upto as range_end, task_id
+    returning job_id, input_index, committed + 1 as range_start, upto as range_end, input_commit, task_id
 ), given as (
-    insert into interlock.materialisations (job_id, input_index, range_start, range_end, input_commit, task_id)
-    select s.job_id, s.input_index, s.range_start, s.range_end, m.commit_id, s.task_id
-    from started s join streams m on m.job_id = s.job_id and m.input_index = s.input_index
+    insert into interlock.materialisations (job_id, input_index, range_start, range_end, input_commit, undone_since, task_id)
+    select job_id, input_index, range_start, range_end, input_commit, input_commit, task_id from started
     on conflict (job_id, input_index, range_start, range_end) do update
         set task_id = excluded.task_id, input_commit = excluded.input_commit
     returning job_id, input_index, range_start, range_end, task_id, input_commit
 ), tasks as materialized (
     select g.task_id, j.org_id, j.job_id, j.max_attempts, j.priority, j.queue, j.runtime, j.concurrency_key,
-           g.range_start || '-' || g.range_end || '@' || g.input_commit as dedupe_key,
            json_build_object('input_index', g.input_index, 'partition_key', g.range_start || '-' || g.range_end,
                              'start', g.range_start, 'end', g.range_end, 'cursor', g.range_end,
                              'commit', g.input_commit) as payload
     from given g join interlock.jobs j on j.job_id = g.job_id
 ), made as (
-    insert into interlock.tasks (task_id, org_id, job_id, max_attempts, priority, dedupe_key, slot_key, payload)
-    select task_id, org_id, job_id, max_attempts, priority, dedupe_key,
+    insert into interlock.tasks (task_id, org_id, job_id, max_attempts, priority, slot_key, payload)
+    select task_id, org_id, job_id, max_attempts, priority,
            payload::jsonb #>> string_to_array(substr(concurrency_key, 2), '/'), payload
     from tasks
 ), direct as (
@@ -182,24 +199,66 @@ with streams as materialized (
 )
 select (select count(*) from tasks) as tasks, (select count(*) from told) as told;
 
+-- name: open_gates
+-- A stream beside partitions: those that it has come to the end of since. For a stream's edge `reconciled_to` is the next
+-- position that none has been looked for at. A row without a partition says that there are none.
+select g.job_id, g.input_index, g.dataset_version as stream, v.cursor, p.dataset_version, p.range_start, p.range_end,
+       p.commit_id
+from interlock.edges g
+join interlock.jobs j on j.job_id = g.job_id and j.wait_for_all and jsonb_array_length(j.inputs) > 1
+join interlock.dataset_versions v on v.dataset_version = g.dataset_version and v.progress = 'cursor'
+                                 and v.cursor >= g.reconciled_to
+join interlock.edges o on o.job_id = g.job_id
+join interlock.dataset_versions w on w.dataset_version = o.dataset_version and w.progress = 'partition'
+left join lateral (
+    select * from interlock.partitions p
+    where p.dataset_version = o.dataset_version and p.range_end between g.reconciled_to and v.cursor
+      and p.range_start between coalesce((select max(q.range_start) from interlock.partitions q
+                                          where q.dataset_version = o.dataset_version and q.range_start < g.reconciled_to),
+                                         g.reconciled_to) and v.cursor
+    order by p.range_start limit :most
+) p on true
+where g.job_id = any(:job_ids::uuid[]) and g.active
+  and not exists (select 1 from interlock.pauses h where h.job_id = j.job_id and (not h.bulk or j.priority = 1));
+
+-- name: set_gates!
+update interlock.edges e set reconciled_to = g.position
+from unnest(:job_ids::uuid[], :input_indexes::int[], :streams::uuid[], :positions::bigint[])
+    as g(job_id, input_index, dataset_version, position)
+where e.job_id = g.job_id and e.input_index = g.input_index and e.dataset_version = g.dataset_version;
+
 -- name: edges_behind
 -- Inputs with changes that nobody has checked for tasks yet, a page of all.
 select g.job_id, g.input_index, g.dataset_version, g.reconciled_to, v.progress, v.commit_id > g.reconciled_to as behind,
-       exists (select 1 from interlock.pauses p join interlock.jobs j on j.job_id = p.job_id
-               where p.job_id = g.job_id and (not p.bulk or j.priority = 1)) as paused
+       g.pointed_at, case when j.wait_for_all then 0 else g.input_index end as given_as,
+       j.max_queue_depth is not null as limited,
+       exists (select 1 from interlock.pauses p where p.job_id = g.job_id and (not p.bulk or j.priority = 1)) as paused
 from (select * from interlock.edges where active and (job_id, input_index) > (:job_id::uuid, :input_index::int)
       order by job_id, input_index limit :most) g
 join interlock.dataset_versions v on v.dataset_version = g.dataset_version
+join interlock.jobs j on j.job_id = g.job_id
 order by g.job_id, g.input_index;
+
+-- name: room_of
+-- How many tasks more may wait. What was held back is made no faster than that: a release is no stampede.
+select job_id, max_queue_depth - interlock.waiting_tasks(job_id, max_queue_depth) as room
+from interlock.jobs where job_id = any(:job_ids::uuid[]) and max_queue_depth is not null;
 
 -- name: keep_pauses
 -- While a pass that remembers its place goes on, no pause comes or goes; see pressure.sql.
 select pg_advisory_xact_lock_shared(hashtextextended('interlock:pauses', 0));
 
 -- name: changes_since
-select range_start, range_end, commit_id from interlock.partitions
-where dataset_version = :dataset_version and commit_id > :since::bigint
-order by commit_id fetch first :most rows with ties;
+-- `missing` are those that no task was made for yet, as far as one can tell without the other inputs.
+select p.range_start, p.range_end, p.commit_id,
+       not exists (select 1 from interlock.materialisations m
+                   where m.job_id = :job_id and m.input_index = :input_index and m.range_start = p.range_start
+                     and m.range_end = p.range_end
+                     and m.input_commit >= greatest(p.commit_id, :pointed_at::bigint)) as missing
+from (select range_start, range_end, commit_id from interlock.partitions
+      where dataset_version = :dataset_version and commit_id > :since::bigint
+      order by commit_id fetch first :most rows with ties) p
+order by p.commit_id;
 
 -- name: set_reconciled!
 update interlock.edges set reconciled_to = :reconciled_to

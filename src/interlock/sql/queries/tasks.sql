@@ -187,11 +187,29 @@ join interlock.jobs j on j.job_id = t.job_id
 where t.shard = :shard and t.task_id = any(:task_ids::uuid[]);
 
 -- name: claimed_jobs
-select job_id, xmin::text as version, dag_name, name, operator, config, outputs from interlock.jobs where job_id = any(:job_ids::uuid[]);
+select job_id, xmin::text as version, dag_name, name, operator, config, outputs, wait_for_all,
+       jsonb_array_length(inputs) as inputs
+from interlock.jobs where job_id = any(:job_ids::uuid[]);
+
+-- name: inputs_of_jobs
+-- What a task may read: the versions that the edges of its job stand at.
+select g.job_id, g.input_index, g.dataset_uuid, g.dataset_version, g.condition, v.storage
+from interlock.edges g
+join interlock.dataset_versions v on v.dataset_version = g.dataset_version
+where g.job_id = any(:job_ids::uuid[])
+order by g.job_id, g.input_index;
+
+-- name: readers_among
+-- Those of these tasks whose jobs have inputs.
+select t.task_id, t.job_id
+from interlock.tasks t
+join interlock.jobs j on j.job_id = t.job_id
+where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and j.inputs <> '[]';
 
 -- name: fetch_task^
 select t.task_id, t.org_id, t.job_id, t.run_id, t.task_index, t.attempt, t.payload, t.status, t.timeout_at,
-       t.cancel_requested, j.dag_name, j.name, j.operator, j.config, j.outputs
+       t.cancel_requested, j.dag_name, j.name, j.operator, j.config, j.outputs, j.wait_for_all,
+       jsonb_array_length(j.inputs) as inputs
 from interlock.tasks t
 join interlock.jobs j on j.job_id = t.job_id
 where t.shard = :shard and t.task_id = :task_id
@@ -215,7 +233,9 @@ from moment m, input i, interlock.jobs j
 where t.shard = :shard and t.task_id = i.task_id and j.job_id = t.job_id
   and t.status = 'Running' and t.attempt = i.attempt and t.lease_token = i.lease_token
   and t.timeout_at > m.now
-returning t.task_id, t.org_id, t.attempt, t.lease_expires_at, t.cancel_requested, j.outputs;
+returning t.task_id, t.org_id, t.attempt, t.lease_expires_at, t.cancel_requested, j.outputs,
+          j.source is not null and exists (select 1 from interlock.pauses p where p.job_id = j.job_id
+                                           and (not p.bulk or j.priority = 1)) as paused;
 
 -- name: complete_by_index$
 -- The usual end, for tasks of runs: completed, held, nothing else to write. The count tells the caller whether that was

@@ -1,0 +1,170 @@
+"""`interlock backfill`: a job's scopes in a range, computed again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from interlock.cli.asking import confirm
+from interlock.cli.connection import ask, collect
+from interlock.cli.conventions import (
+    CursorOption,
+    FolderOption,
+    LimitOption,
+    Output,
+    OutputOption,
+    YesOption,
+    command,
+    group,
+)
+from interlock.cli.output import present, sheet, table
+from interlock.cli.watching import watch_backfill
+from interlock.wire import BackfillPage, BackfillRequest, Priority, RunState
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from interlock.client import Client
+    from interlock.wire import BackfillAnswer, BackfillView
+
+app = group("Backfills: a job's scopes in a range, computed again.")
+
+RunId = Annotated[UUID, typer.Argument(help="The backfill's run.", metavar="RUN")]
+
+
+@command(app, "start", example="interlock backfill start chain transfers 0 999999 --dry-run")
+def start(
+    dag: Annotated[str, typer.Argument(help="Name of the DAG.", metavar="DAG")],
+    job: Annotated[str, typer.Argument(help="Name of its job.", metavar="JOB")],
+    first: Annotated[int, typer.Argument(help="First position of the range.", metavar="START")],
+    last: Annotated[int, typer.Argument(help="Last position of the range, included.", metavar="END")],
+    priority: Annotated[Priority, typer.Option(help="bulk lets everything else go first.")] = Priority.BULK,
+    reason: Annotated[str | None, typer.Option(help="Why, for those who read it later.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the scopes, and show the first.")] = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Compute every scope of a job that has a position in the range again, whether it was done or not.
+
+    Jobs downstream follow by themselves, as after any change.
+    """
+    if not dry_run:
+        confirm(f"Compute {dag}/{job} again from {first} to {last}?", yes=yes)
+    request = BackfillRequest(start=first, end=last, priority=priority, reason=reason, dry_run=dry_run)
+    answer = ask(folder, lambda client: client.backfills.start(dag, job, request))
+    present(answer, output, _answer)
+
+
+def _answer(answer: BackfillAnswer) -> RenderableType:
+    scopes = f"more than {answer.scopes:,}" if answer.more else f"{answer.scopes:,}"
+    first = ", ".join(f"{scope.start}-{scope.end}" for scope in answer.first)
+    shown = f"{first}, …" if answer.more or answer.scopes > len(answer.first) else first
+    pairs: list[tuple[str, object]] = [("scopes", scopes), ("first", shown or None)]
+    if answer.backfill is not None:
+        pairs.insert(0, ("run", answer.backfill.run_id))
+    return sheet(pairs)
+
+
+@command(app, "list", example="interlock backfill list")
+def list_backfills(
+    limit: LimitOption = 100,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show backfills, newest first."""
+
+    async def read(client: Client) -> BackfillPage:
+        found, following = await collect(client.backfills.page, lambda page: page.backfills, cursor, limit)
+        return BackfillPage(backfills=found, next_cursor=following)
+
+    present(ask(folder, read), output, _list)
+
+
+def _list(page: BackfillPage) -> RenderableType:
+    columns = ("run", "job", "range", "priority", "state", "made", "of", "done", "failed")
+    rows = [
+        (
+            b.run_id,
+            _job(b),
+            f"{b.start}-{b.end}",
+            b.priority,
+            b.state,
+            b.made,
+            b.total,
+            b.counts.Completed,
+            b.counts.dead,
+        )
+        for b in page.backfills
+    ]
+    return table(columns, rows, empty="There are no backfills; start one with `interlock backfill start`.")
+
+
+def _job(backfill: BackfillView) -> str:
+    return f"{backfill.job.dag_name}/{backfill.job.name}"
+
+
+@command(app, "show", example="interlock backfill show 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b --watch")
+def show(
+    run_id: RunId,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow it until its last task has ended.")] = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show a backfill; with --watch, exit code 1 says that not all of its tasks completed."""
+
+    async def read(client: Client) -> BackfillView:
+        if watch:
+            return await watch_backfill(client, run_id, quiet=output is Output.JSON)
+        return await client.backfills.show(run_id)
+
+    found = ask(folder, read)
+    present(found, output, _sheet)
+    if watch and found.run_state is not RunState.COMPLETED:
+        raise typer.Exit(1)
+
+
+def _sheet(found: BackfillView) -> RenderableType:
+    counts = found.counts
+    by_status = [(name, getattr(counts, name)) for name in ("Queued", "Running", "Completed", "Failed", "Canceled")]
+    made = f"{found.made:,}" if found.total is None else f"{found.made:,} of {found.total:,}"
+    return sheet(
+        [
+            ("run", found.run_id),
+            ("job", _job(found)),
+            ("range", f"{found.start}-{found.end}"),
+            ("priority", found.priority),
+            ("reason", found.reason),
+            ("asked for by", found.requested_by),
+            ("state", found.state),
+            ("tasks made", made),
+            ("of these", ", ".join(f"{number} {name}" for name, number in by_status if number) or None),
+            ("run is", found.run_state),
+            ("started", found.created_at),
+            ("ended", found.ended_at),
+        ]
+    )
+
+
+@command(app, "pause", example="interlock backfill pause 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b")
+def pause(run_id: RunId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Make no more of its tasks for now; those that are made go on."""
+    present(ask(folder, lambda client: client.backfills.pause(run_id)), output, _sheet)
+
+
+@command(app, "resume", example="interlock backfill resume 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b")
+def resume(run_id: RunId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Go on making its tasks."""
+    present(ask(folder, lambda client: client.backfills.resume(run_id)), output, _sheet)
+
+
+@command(app, "cancel", example="interlock backfill cancel 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b --yes")
+def cancel(
+    run_id: RunId, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
+) -> None:
+    """Make no more of its tasks, and cancel those that have not ended."""
+    confirm(f"Cancel backfill {run_id}?", yes=yes)
+    present(ask(folder, lambda client: client.backfills.cancel(run_id)), output, _sheet)

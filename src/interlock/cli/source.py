@@ -1,0 +1,165 @@
+"""`interlock source`: what starts the jobs of a DAG."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from interlock.cli.connection import ask
+from interlock.cli.conventions import FolderOption, Output, OutputOption, command, group, usage
+from interlock.cli.output import present, sheet, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from interlock.wire import HookSecret, SourceEvent, SourceEventsAccepted, SourceList, SourceView
+
+app = group("Sources: jobs that start by themselves, by the clock, or when told.")
+
+DagName = Annotated[str, typer.Argument(help="Name of the DAG.", metavar="DAG")]
+JobName = Annotated[str, typer.Argument(help="Name of the source job.", metavar="JOB")]
+
+
+@command(app, "list", example="interlock source list chain")
+def list_sources(dag: DagName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show the sources of a DAG: what they do, and how far they have come."""
+    present(ask(folder, lambda client: client.sources.of_dag(dag)), output, _sources)
+
+
+def _sources(listed: SourceList) -> RenderableType:
+    rows = [
+        (
+            source.job if source.current else f"{source.job} (being built)",
+            source.kind,
+            source.state,
+            source.since,
+            source.attempt,
+            source.waiting or None,
+            source.next_at or source.hook or _reached(source),
+            source.paused or source.last_error,
+        )
+        for source in listed.sources
+    ]
+    columns = (
+        "job",
+        "kind",
+        "state",
+        "since",
+        "attempt",
+        "waiting",
+        "next, hook or last event",
+        "held back by, or error",
+    )
+    return table(columns, rows, empty="The DAG has no sources.")
+
+
+def _reached(source: SourceView) -> str | None:
+    return ", ".join(f"{one.output} {one.last_scope}" for one in source.outputs if one.last_scope is not None) or None
+
+
+@command(
+    app,
+    "secret",
+    example="interlock source secret chain orders\ninterlock source secret chain orders --rotate",
+)
+def secret(
+    dag: DagName,
+    job: JobName,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Replace the secret that is there; it is good for another hour.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Make the secret of a webhook, and show it: this once."""
+    present(ask(folder, lambda client: client.sources.make_secret(dag, job, rotate=rotate)), output, _secret)
+
+
+def _secret(made: HookSecret) -> RenderableType:
+    header = "X-Interlock-Signature" if made.auth == "hmac" else "X-Interlock-Token"
+    return sheet(
+        [
+            ("path", made.path),
+            ("secret", made.secret),
+            ("auth", f"{made.auth}: {header}"),
+            ("the last one is good until", made.previous_until),
+        ]
+    )
+
+
+@command(
+    app,
+    "trigger",
+    example="interlock source trigger orders corrections --range 100-199\n"
+    'interlock source trigger orders imports --payload \'{"file": "2025.csv"}\'',
+)
+def trigger(
+    dag: DagName,
+    job: JobName,
+    payload: Annotated[
+        str | None, typer.Option("--payload", help="JSON for one task of the job.", show_default=False)
+    ] = None,
+    cursor: Annotated[
+        int | None, typer.Option("--cursor", min=0, help="The output is complete up to here.", show_default=False)
+    ] = None,
+    range_: Annotated[
+        str | None,
+        typer.Option("--range", metavar="START-END", help="This part of the output has changed.", show_default=False),
+    ] = None,
+    output_name: Annotated[
+        str | None,
+        typer.Option("--of", metavar="OUTPUT", help="Which output, of a job with several.", show_default=False),
+    ] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="Sending again with the same key does nothing twice.", show_default=False)
+    ] = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Send an event to a manual source: a payload for a task, or a scope of an output that has changed."""
+    event = _event(payload, cursor, range_, output_name)
+    answer = ask(folder, lambda client: client.sources.send(dag, job, [event], idempotency_key=idempotency_key))
+    present(answer, output, _accepted)
+
+
+def _event(payload: str | None, cursor: int | None, span: str | None, output: str | None) -> SourceEvent:
+    import msgspec
+
+    from interlock.wire import SourceEvent
+
+    if sum(given is not None for given in (payload, cursor, span)) != 1:
+        raise usage("Give one of --payload, --cursor and --range")
+    given: dict[str, object] = {} if output is None else {"output": output}
+    if payload is not None:
+        given["payload"] = _json(payload)
+    elif cursor is not None:
+        given["cursor"] = cursor
+    else:
+        given["start"], given["end"] = _range(span or "")
+    try:
+        return msgspec.convert(given, SourceEvent)
+    except msgspec.ValidationError as error:
+        raise usage(str(error)) from None
+
+
+def _json(text: str) -> object:
+    import msgspec
+
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise usage(f"--payload is not JSON: {error}") from None
+    return msgspec.Raw(text.strip())
+
+
+def _range(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,19})-([0-9]{1,19})", text)
+    if found is None:
+        raise usage(f"--range {text!r} is no range; write START-END, such as 100-199")
+    return int(found[1]), int(found[2])
+
+
+def _accepted(accepted: SourceEventsAccepted) -> str:
+    return f"Accepted: {accepted.events} changed scopes, {accepted.triggers} payloads."

@@ -1,0 +1,259 @@
+"""Deploying DAGs: a file becomes a version, is built beside what is there, takes over, and may be taken back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.dags.cutover import Swaps, complete, publish
+from interlock.dags.definition import Dag, canonical, content_hash, dag_of
+from interlock.dags.generations import Generations, columns, external_names
+from interlock.dags.lineage import Change, compare
+from interlock.dags.nodes import MAX_BYTES
+from interlock.dags.planning import plan
+from interlock.dags.reading import Vocabulary, examine
+from interlock.dags.versions import version_view
+from interlock.errors import BadRequest, Conflict, InvalidDag, NotFound, TooLarge
+from interlock.failpoints import failpoint
+from interlock.settings import Settings
+from interlock.wire import DagDeployed, DagState, DagVersionView, PlannedJob
+
+_sql = queries("dags")
+_SUGGESTED: Final = 1_000
+FILE: Final = "dag.yaml"
+"""What a file is called whose name nobody told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A DAG as it is while its row is locked."""
+
+    dag: Row | None
+    current: Row | None
+    building: Row | None
+    same: Row | None
+    """The version with this very content, if there is one to be had."""
+
+    @property
+    def definition(self) -> Dag | None:
+        return dag_of(self.current["document"]) if self.current is not None else None
+
+
+class Deployments:
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+        self._swaps = Swaps(settings)
+
+    async def read(self, content: bytes, org_id: UUID, operators: list[str]) -> Dag:
+        """The DAG of a file, checked against what this installation and the org's other DAGs offer."""
+        if len(content) > MAX_BYTES:
+            raise TooLarge(f"The file has {len(content)} bytes; a DAG may have {MAX_BYTES}.", code="dag_too_large")
+        vocabulary = Vocabulary.of(self._settings, *operators)
+        dag, problems = await asyncio.to_thread(examine, content, FILE, vocabulary)
+        if dag is not None:
+            vocabulary = await self._with_names(vocabulary, dag, org_id)
+            dag, problems = await asyncio.to_thread(examine, content, FILE, vocabulary)
+        if dag is None:
+            raise InvalidDag(problems)
+        return dag
+
+    async def _with_names(self, vocabulary: Vocabulary, dag: Dag, org_id: UUID) -> Vocabulary:
+        """With the names that others publish, of those that matter; all of them only where one is misspelt."""
+        wanted = external_names(dag)
+        async with self._database.connection() as connection:
+            rows = await _sql.published_by_others(
+                connection, org_id=org_id, names=[*wanted, *dag.publish], dag_name=dag.name
+            )
+            by_others = {row["name"]: row["dag_name"] for row in rows}
+            known = set(by_others)
+            if not known.issuperset(wanted):
+                rows = await _sql.some_published(connection, org_id=org_id, dag_name=dag.name, most=_SUGGESTED)
+                known |= {row["name"] for row in rows}
+        taken = {name: by_others[name] for name in dag.publish if name in by_others}
+        return replace(vocabulary, datasets=frozenset(known), taken=taken)
+
+    async def deploy(self, dag: Dag, org_id: UUID, by: str, *, dry_run: bool = False) -> DagDeployed:
+        """The same content again changes nothing; that of a retired version brings it back."""
+        for job in dag.jobs:
+            columns(self._settings, job)
+
+        async def work(connection: Connection) -> DagDeployed:
+            standing = await self._standing(connection, org_id, dag.name, content_hash(dag))
+            change = compare(standing.definition or Dag(name=dag.name, jobs=()), dag)
+            planned = await plan(connection, org_id, dag, change, build=not _is_there(standing.same))
+            await _check_publications(connection, standing, dag)
+            version = None if dry_run else await self._deploy(connection, standing, dag, change, org_id, by)
+            await failpoint("deploy.before_commit")
+            return _deployed(dag, version, planned)
+
+        return await self._database.run(work)
+
+    async def _standing(self, connection: Connection, org_id: UUID, name: str, digest: str) -> _Standing:
+        await _sql.lock_deploys(connection, org_id=org_id)
+        dag = await _sql.lock_dag(connection, org_id=org_id, name=name)
+        if dag is None:
+            return _Standing(None, None, None, None)
+        rows = await _sql.live_versions(connection, dag_id=dag["dag_id"], content_hash=digest)
+        by_state = {row["state"]: row for row in rows}
+        same = next((row for row in rows if row["content_hash"] == digest), None)
+        return _Standing(dag, by_state.get(DagState.CURRENT), by_state.get(DagState.BUILDING), same)
+
+    async def _deploy(
+        self, connection: Connection, standing: _Standing, dag: Dag, change: Change, org_id: UUID, by: str
+    ) -> Row:
+        row = standing.dag or await _sql.insert_dag(connection, org_id=org_id, name=dag.name)
+        same = standing.same
+        if same is not None and same["state"] == DagState.BUILDING:
+            return same
+        if standing.building is not None:
+            await self._swaps.abandon(connection, row, standing.building, standing.current)
+        if same is not None and same["state"] == DagState.CURRENT:
+            return same
+        if same is None:
+            same = await self._build(connection, row, standing.current, dag, change, by)
+            if standing.current is not None and not await complete(connection, same):
+                await publish(connection, row, dag, move=False)
+                return same
+        return await self._swaps.swap(connection, row, standing.current, same)
+
+    async def _build(
+        self, connection: Connection, row: Row, current: Row | None, dag: Dag, change: Change, by: str
+    ) -> Row:
+        kept = []
+        if current is not None:
+            kept = await _sql.jobs_of_version(connection, dag_version=current["dag_version"])
+        version: Row = await _sql.insert_version(
+            connection,
+            dag_id=row["dag_id"],
+            org_id=row["org_id"],
+            content_hash=content_hash(dag),
+            document=canonical(dag).decode(),
+            deployed_by=by,
+        )
+        generations = Generations(self._settings, row["org_id"], dag)
+        job_ids = await generations.write(connection, change.rebuilt, {job["name"]: job for job in kept})
+        await _sql.insert_version_jobs(connection, dag_version=version["dag_version"], job_ids=job_ids)
+        return version
+
+    async def rollback(self, name: str, org_id: UUID, to: str | None) -> DagVersionView:
+        """A swap back to a version that was current before. What it missed since, it is given afterwards."""
+
+        async def work(connection: Connection) -> DagVersionView:
+            dag, standing = await self._existing(connection, org_id, name)
+            target = await _rollback_target(connection, dag, to)
+            await _check_publications(connection, standing, dag_of(target["document"]))
+            if standing.building is not None:
+                await self._swaps.abandon(connection, dag, standing.building, standing.current)
+            if target["state"] == DagState.RETIRED:
+                target = await self._swaps.swap(connection, dag, standing.current, target)
+            await failpoint("deploy.before_commit")
+            return version_view(target)
+
+        return await self._database.run(work)
+
+    async def cut_over(self, name: str, org_id: UUID) -> DagVersionView:
+        """Now, complete or not: readers see what is there, and the rest comes."""
+
+        async def work(connection: Connection) -> DagVersionView:
+            dag, standing = await self._existing(connection, org_id, name)
+            if standing.building is None:
+                raise Conflict(f"DAG {name!r} has no version that is being built.", code="nothing_building")
+            version = await self._swaps.swap(connection, dag, standing.current, standing.building)
+            await failpoint("cutover.before_commit")
+            return version_view(version)
+
+        return await self._database.run(work)
+
+    async def purge(self, name: str, org_id: UUID, prefix: str) -> DagVersionView:
+        """What only this version has is dropped, bit by bit, by the loop that sees to retired generations."""
+
+        async def work(connection: Connection) -> DagVersionView:
+            dag, _ = await self._existing(connection, org_id, name)
+            found = await _by_prefix(connection, dag, prefix)
+            if found["state"] in (DagState.CURRENT, DagState.BUILDING):
+                raise Conflict(
+                    f"Version {found['content_hash'][:12]} of DAG {name!r} is {found['state']}; only one that was "
+                    "retired can be purged.",
+                    code="version_in_use",
+                )
+            if found["state"] == DagState.RETIRED:
+                found = await _sql.set_state(connection, dag_version=found["dag_version"], state=DagState.PURGED)
+            jobs = await _sql.jobs_of_version(connection, dag_version=found["dag_version"])
+            await _sql.touch_jobs(connection, job_ids=[job["job_id"] for job in jobs])
+            return version_view(found)
+
+        return await self._database.run(work)
+
+    async def _existing(self, connection: Connection, org_id: UUID, name: str) -> tuple[Row, _Standing]:
+        standing = await self._standing(connection, org_id, name, "")
+        if standing.dag is None:
+            raise NotFound(f"There is no DAG {name!r} in this org.")
+        return standing.dag, standing
+
+
+def _is_there(same: Row | None) -> bool:
+    """It is, or was, complete: nothing is built for it."""
+    return same is not None and same["state"] != DagState.BUILDING
+
+
+def _deployed(dag: Dag, version: Row | None, planned: list[PlannedJob]) -> DagDeployed:
+    return DagDeployed(
+        dag=dag.name,
+        dag_version=version["dag_version"] if version else None,
+        content_hash=content_hash(dag),
+        state=DagState(version["state"]) if version else None,
+        dry_run=version is None,
+        plan=planned,
+    )
+
+
+async def _check_publications(connection: Connection, standing: _Standing, dag: Dag) -> None:
+    """A name that another DAG reads stays, and goes on meaning the same dataset."""
+    if standing.dag is None:
+        return
+    used = await _sql.publications_in_use(
+        connection,
+        dag_id=standing.dag["dag_id"],
+        names=list(dag.publish),
+        job_names=[publication.from_.job for publication in dag.publish.values()],
+        output_names=[publication.from_.output for publication in dag.publish.values()],
+    )
+    if used:
+        raise Conflict(
+            f"DAG {used[0]['reader']!r} reads {used[0]['name']!r}, which this version no longer publishes, or takes "
+            "from elsewhere. Deploy that DAG without it first.",
+            code="publication_in_use",
+        )
+
+
+async def _rollback_target(connection: Connection, dag: Row, to: str | None) -> Row:
+    if to is None:
+        previous: Row | None = await _sql.previous_version(connection, dag_id=dag["dag_id"])
+        if previous is None:
+            raise Conflict(f"DAG {dag['name']!r} has no retired version to go back to.", code="nothing_retired")
+        return previous
+    found = await _by_prefix(connection, dag, to)
+    if found["state"] not in (DagState.RETIRED, DagState.CURRENT):
+        raise Conflict(
+            f"Version {found['content_hash'][:12]} of DAG {dag['name']!r} is {found['state']}; only one that was "
+            "current can be gone back to. Deploy its file instead.",
+            code="not_retired",
+        )
+    return found
+
+
+async def _by_prefix(connection: Connection, dag: Row, prefix: str) -> Row:
+    rows = await _sql.version_by_prefix(connection, dag_id=dag["dag_id"], prefix=prefix)
+    if not rows:
+        raise NotFound(f"DAG {dag['name']!r} has no version whose content hash begins with {prefix!r}.")
+    if len({row["content_hash"] for row in rows}) > 1:
+        raise BadRequest(
+            f"Several versions of DAG {dag['name']!r} begin with {prefix!r}; write more of the hash.",
+            code="ambiguous_version",
+        )
+    found: Row = rows[0]
+    return found

@@ -1,0 +1,202 @@
+"""The rows of a DAG's jobs: a generation for each job that is built, with its dataset versions and edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from interlock.adapters.postgres import Connection, Row, queries
+from interlock.dags.definition import (
+    Dag,
+    ExecutionStrategy,
+    Job,
+    JobOutput,
+    Output,
+    Published,
+    SourceKind,
+    WaitFor,
+    job_hash,
+    source_document,
+)
+from interlock.dags.lineage import producer
+from interlock.errors import BadRequest
+from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
+from interlock.settings import Runtime, Settings
+from interlock.wire import DatasetRef
+
+_sql = queries("dags")
+_refs = msgspec.json.Decoder(list[DatasetRef])
+_ENDLESS_SECONDS: Final = 100.0 * 366 * 86_400
+
+OutputName = tuple[str, str]
+"""Of a job, and of its output."""
+
+
+def external_names(dag: Dag) -> list[str]:
+    """Published names that other DAGs have to answer for."""
+    names = {edge.from_.dataset for job in dag.jobs for edge in job.inputs if isinstance(edge.from_, Published)}
+    return sorted(names - dag.publish.keys())
+
+
+def tuning(settings: Settings, job: Job) -> dict[str, Any]:
+    """The columns that change in place. Any: columns of a row."""
+    return {
+        "name": job.name,
+        **policy_columns(_runtime(settings, job), job.policy, job.scaling, job.priority),
+        "max_queue_depth": job.max_queue_depth,
+        "max_queue_age": job.max_queue_age,
+        "source": source_document(job.source) if job.source else None,
+        "definition_hash": job_hash(job),
+    }
+
+
+def _runtime(settings: Settings, job: Job) -> Runtime:
+    """A source that is always on has no hard timeout, unless it asks for one."""
+    runtime = runtime_of(settings, job.runtime)
+    endless = job.source is not None and job.source.kind is SourceKind.ALWAYS_ON
+    return runtime.model_copy(update={"timeout_seconds": _ENDLESS_SECONDS}) if endless else runtime
+
+
+def columns(settings: Settings, job: Job) -> dict[str, Any]:
+    """All that a job's definition decides by itself."""
+    runtime = runtime_of(settings, job.runtime)
+    return {
+        **work_columns(runtime, name=job.runtime, operator=job.operator, config=job.config),
+        **tuning(settings, job),
+        "wait_for_all": job.wait_for is WaitFor.ALL,
+        "per_update": job.execution_strategy is ExecutionStrategy.PER_UPDATE,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An output of a generation that is being written."""
+
+    job: Job
+    job_id: UUID
+    output: Output
+    index: int
+    dataset_uuid: UUID
+    dataset_version: UUID
+
+    @property
+    def name(self) -> OutputName:
+        return self.job.name, self.output.name
+
+
+class Generations:
+    """Writes what a new version of a DAG needs beside what it keeps."""
+
+    def __init__(self, settings: Settings, org_id: UUID, dag: Dag) -> None:
+        self._settings = settings
+        self._org_id = org_id
+        self._dag = dag
+
+    async def write(self, connection: Connection, rebuilt: frozenset[str], kept: Mapping[str, Row]) -> list[UUID]:
+        """The ids of all jobs of the version. `kept`: rows of the jobs that it shares with the one before."""
+        jobs = [job for job in self._dag.jobs if job.name in rebuilt]
+        job_ids, made = await self._name(connection, jobs)
+        known = {made.name: DatasetRef(**_reference(made)) for made in made} | dict(self._kept_outputs(rebuilt, kept))
+        foreign = await self._foreign(connection)
+        edges = {job.name: list(self._edges(job, job_ids[job.name], known, foreign)) for job in jobs}
+        await _sql.insert_jobs(
+            connection,
+            org_id=self._org_id,
+            dag_name=self._dag.name,
+            jobs=_text([self._row(job, job_ids[job.name], known, edges[job.name]) for job in jobs]),
+        )
+        await _sql.insert_versions(connection, org_id=self._org_id, outputs=_text([_version(each) for each in made]))
+        written = _text([edge for of_job in edges.values() for edge in of_job])
+        await _sql.insert_edges(connection, org_id=self._org_id, edges=written)
+        shared = [kept[job.name]["job_id"] for job in self._dag.jobs if job.name not in rebuilt]
+        return [*job_ids.values(), *shared]
+
+    async def _name(self, connection: Connection, jobs: Sequence[Job]) -> tuple[dict[str, UUID], list[_Made]]:
+        """Ids for everything; an output that was there before keeps that of its dataset."""
+        outputs = [(job, index, output) for job in jobs for index, output in enumerate(job.outputs)]
+        rows = await _sql.make_ids(connection, count=len(jobs) + 2 * len(outputs))
+        ids: Iterator[UUID] = iter([row["id"] for row in rows])
+        job_ids = {job.name: next(ids) for job in jobs}
+        made = [_Made(job, job_ids[job.name], output, index, next(ids), next(ids)) for job, index, output in outputs]
+        asked = [_reference(each) | {"job_name": each.job.name, "output_name": each.output.name} for each in made]
+        datasets = await _sql.insert_datasets(
+            connection, org_id=self._org_id, dag_name=self._dag.name, outputs=_text(asked)
+        )
+        uuids = {(row["job_name"], row["output_name"]): row["dataset_uuid"] for row in datasets}
+        return job_ids, [
+            _Made(each.job, each.job_id, each.output, each.index, uuids[each.name], each.dataset_version)
+            for each in made
+        ]
+
+    def _kept_outputs(
+        self, rebuilt: frozenset[str], kept: Mapping[str, Row]
+    ) -> Iterator[tuple[OutputName, DatasetRef]]:
+        for job in self._dag.jobs:
+            if job.name not in rebuilt:
+                for output, ref in zip(job.outputs, _refs.decode(kept[job.name]["outputs"]), strict=True):
+                    yield (job.name, output.name), ref
+
+    async def _foreign(self, connection: Connection) -> dict[str, DatasetRef]:
+        names = external_names(self._dag)
+        rows = await _sql.published_by_others(connection, org_id=self._org_id, names=names, dag_name=self._dag.name)
+        found = {row["name"]: DatasetRef(**_reference_of(row)) for row in rows}
+        for name in names:
+            if name not in found:
+                raise BadRequest(f"Nobody publishes {name!r}; deploy the DAG that does first.", code="invalid_dag")
+        return found
+
+    def _edges(
+        self,
+        job: Job,
+        job_id: UUID,
+        known: Mapping[OutputName, DatasetRef],
+        foreign: Mapping[str, DatasetRef],
+    ) -> Iterator[dict[str, Any]]:
+        for index, edge in enumerate(job.inputs):
+            source = producer(self._dag, edge) or edge.from_
+            own = isinstance(source, JobOutput)
+            ref = known[source.job, source.output] if isinstance(source, JobOutput) else foreign[source.dataset]
+            yield {
+                "job_id": job_id,
+                "input_index": index,
+                "dataset_uuid": ref.dataset_uuid,
+                "dataset_version": ref.dataset_version,
+                "floating": not own,
+                "where": edge.where,
+            }
+
+    def _row(
+        self, job: Job, job_id: UUID, known: Mapping[OutputName, DatasetRef], edges: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
+        read = ("dataset_uuid", "dataset_version", "where")
+        return {
+            "job_id": job_id,
+            **columns(self._settings, job),
+            "outputs": [known[job.name, output.name] for output in job.outputs],
+            "inputs": [{name: edge[name] for name in read} for edge in edges],
+        }
+
+
+def _reference(made: _Made) -> dict[str, UUID]:
+    return {"dataset_uuid": made.dataset_uuid, "dataset_version": made.dataset_version}
+
+
+def _reference_of(row: Row) -> dict[str, UUID]:
+    return {"dataset_uuid": row["dataset_uuid"], "dataset_version": row["dataset_version"]}
+
+
+def _version(made: _Made) -> dict[str, Any]:
+    return _reference(made) | {
+        "job_id": made.job_id,
+        "output_index": made.index,
+        "storage": made.output.storage,
+        "unique_key": made.output.unique_key or made.job.unique_key,
+    }
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

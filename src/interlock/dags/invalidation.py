@@ -1,0 +1,178 @@
+"""Has a range of a dataset made again: exactly the scopes that it touches, and what follows from them.
+
+What follows needs no word from here. A scope that is made again is a newer change of its dataset, and whoever reads
+that is given it; see routing.sql.
+
+    made by a reactive job          the job is given again the scopes that it was given for the range
+    partitions of anybody else      count as changed: whoever reads them is given them again
+    a stream of anybody else        counts as rewritten there: whoever reads it is given that part again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from interlock.access.principals import Principal
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.dags.registry import Registry
+from interlock.dags.routing import Scopes
+from interlock.errors import BadRequest, Conflict, TooLarge
+from interlock.failpoints import failpoint
+from interlock.kernel.changes import CURSOR
+from interlock.settings import Settings
+from interlock.wire import Invalidated, InvalidateRequest
+
+_sql = queries("registry")
+_datasets_sql = queries("datasets")
+
+MOST_SCOPES: Final = 10_000
+"""In one call, which is one transaction."""
+
+
+class Invalidations:
+    def __init__(self, database: Database, settings: Settings, registry: Registry) -> None:
+        self._database = database
+        self._registry = registry
+        self._scopes = Scopes(settings)
+        self._direct = settings.queue_direct
+
+    async def invalidate(self, name: str, request: InvalidateRequest, caller: Principal) -> Invalidated:
+        if request.start > request.end:
+            raise BadRequest("A range has `start` <= `end`, both inclusive.", code="bad_partition")
+        return await self._database.run(lambda connection: self._invalidate(connection, name, request, caller))
+
+    async def _invalidate(
+        self, connection: Connection, name: str, request: InvalidateRequest, caller: Principal
+    ) -> Invalidated:
+        dataset = await self._registry.find(connection, name, caller)
+        producer = await _sql.producer_of(connection, dataset_version=dataset["current_version"], org_id=caller.org_id)
+        if producer is None:
+            return Invalidated(scopes=0, dry_run=request.dry_run, invalidation_id=None)
+        by_job = producer["reactive"] and producer["active"]
+        # Whoever changes what a scope is made of has to wait, and has then a newer number than this has.
+        held = sorted(producer["inputs"]) if by_job else [producer["dataset_version"]]
+        if not request.dry_run:
+            await _datasets_sql.lock_versions(connection, versions=held)
+        change = _Change(self._direct, self._scopes, producer, request)
+        scopes, commit_id = await (change.by_job(connection) if by_job else change.by_hand(connection))
+        if commit_id is None:
+            return Invalidated(scopes=scopes, dry_run=request.dry_run, invalidation_id=None)
+        invalidation_id: UUID = await _sql.insert_invalidation(
+            connection,
+            org_id=caller.org_id,
+            dataset_uuid=dataset["dataset_uuid"],
+            dataset_version=producer["dataset_version"],
+            start=request.start,
+            end=request.end,
+            reason=request.reason,
+            asked_by=caller.user,
+            scopes=scopes,
+            commit_id=commit_id,
+        )
+        await failpoint("invalidate.before_commit")
+        return Invalidated(scopes=scopes, dry_run=False, invalidation_id=invalidation_id)
+
+
+class _Change:
+    """One invalidation under way. Each way answers with the scopes, and the number of the change if there was one."""
+
+    def __init__(self, direct: bool, scopes: Scopes, producer: Row, request: InvalidateRequest) -> None:
+        self._direct = direct
+        self._scopes = scopes
+        self._version: UUID = producer["dataset_version"]
+        self._producer = producer
+        self._request = request
+
+    async def by_job(self, connection: Connection) -> tuple[int, int | None]:
+        job_id: UUID = self._producer["job_id"]
+        scopes = await self._given(connection, [job_id], self._request.end)
+        if not scopes or self._request.dry_run:
+            return len(scopes), None
+        await _require_free(connection, [job_id])
+        commit_id: int = await _sql.next_commit(connection)
+        await _sql.give_again(
+            connection,
+            job_id=job_id,
+            indexes=[row["input_index"] for row in scopes],
+            starts=[row["range_start"] for row in scopes],
+            ends=[row["range_end"] for row in scopes],
+            commit_id=commit_id,
+            direct=self._direct,
+        )
+        return len(scopes), commit_id
+
+    async def by_hand(self, connection: Connection) -> tuple[int, int | None]:
+        state = await _sql.version_for_change(connection, dataset_version=self._version)
+        if state["progress"] == CURSOR:
+            return await self._stream(connection, min(self._request.end, state["cursor"]))
+        return await self._partitions(connection)
+
+    async def _partitions(self, connection: Connection) -> tuple[int, int | None]:
+        rows = await _sql.partitions_within(
+            connection,
+            dataset_version=self._version,
+            start=self._request.start,
+            end=self._request.end,
+            most=MOST_SCOPES + 1,
+        )
+        _require_few(rows)
+        if not rows or self._request.dry_run:
+            return len(rows), None
+        commit_id: int = await _sql.next_commit(connection)
+        changed = await _sql.renew_partitions(
+            connection,
+            dataset_version=self._version,
+            starts=[row["range_start"] for row in rows],
+            commit_id=commit_id,
+        )
+        await _sql.set_commit(connection, dataset_version=self._version, commit_id=commit_id)
+        await self._scopes.give(connection, changed)
+        return len(rows), commit_id
+
+    async def _stream(self, connection: Connection, end: int) -> tuple[int, int | None]:
+        readers = [row["job_id"] for row in await _sql.active_readers(connection, dataset_version=self._version)]
+        scopes = await self._given(connection, readers, end)
+        if not scopes or self._request.dry_run:
+            return len(scopes), None
+        await _require_free(connection, sorted({row["job_id"] for row in scopes}))
+        commit_id: int = await _sql.next_commit(connection)
+        await _sql.set_commit(connection, dataset_version=self._version, commit_id=commit_id)
+        # Any: as a row of the registry, which a stream has none of.
+        changed: Any = {
+            "dataset_version": self._version,
+            "range_start": self._request.start,
+            "range_end": end,
+            "commit_id": commit_id,
+        }
+        await self._scopes.give(connection, [changed])
+        return len(scopes), commit_id
+
+    async def _given(self, connection: Connection, jobs: Sequence[UUID], end: int) -> list[Row]:
+        if not jobs or end < self._request.start:
+            return []
+        rows: list[Row] = await _sql.scopes_within(
+            connection, job_ids=list(jobs), start=self._request.start, end=end, most=MOST_SCOPES + 1
+        )
+        _require_few(rows)
+        return rows
+
+
+def _require_few(rows: Sequence[Row]) -> None:
+    if len(rows) > MOST_SCOPES:
+        raise TooLarge(
+            f"The range touches more than {MOST_SCOPES} scopes; invalidate it in smaller pieces.",
+            code="too_many_scopes",
+        )
+
+
+async def _require_free(connection: Connection, jobs: Sequence[UUID]) -> None:
+    """A job that is held back gets no tasks, and there would be no other trace of what it was to do."""
+    row = await _sql.holding_back(connection, job_ids=list(jobs))
+    if row is not None:
+        raise Conflict(
+            f"Job {row['name']!r} of DAG {row['dag_name']!r} gets no tasks since "
+            f"{row['since']:%Y-%m-%d %H:%M:%SZ}: {row['reason']}. Invalidate the range when that is over.",
+            code="job_paused",
+        )

@@ -1,0 +1,54 @@
+"""What every job's row says beside its name, whichever door it came in by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from interlock.errors import BadRequest
+from interlock.settings import Runtime, RuntimeKind, Settings
+from interlock.wire import Policy, Priority, Scaling
+
+
+def runtime_of(settings: Settings, name: str) -> Runtime:
+    """Refuses one that nobody here could run a task in."""
+    try:
+        runtime = settings.runtime(name)
+    except KeyError:
+        known = ", ".join(settings.runtime_names)
+        raise BadRequest(f"There is no runtime {name!r}; choose one of: {known}.", code="unknown_runtime") from None
+    if runtime.kind is RuntimeKind.INVOKE:
+        raise BadRequest(f"Runtime {name!r} has no runner in this installation.", code="runtime_without_runner")
+    return runtime
+
+
+def work_columns(runtime: Runtime, *, name: str, operator: str | None, config: dict[str, Any]) -> dict[str, Any]:
+    """What is done, and where. Any: columns of a row."""
+    return {
+        "operator": operator,
+        "runtime": name,
+        "queue": runtime.queue if runtime.kind is RuntimeKind.QUEUE else None,
+        "config": msgspec.json.encode(config, order="sorted").decode(),
+    }
+
+
+def policy_columns(runtime: Runtime, policy: Policy, scaling: Scaling, priority: Priority) -> dict[str, Any]:
+    """How: priority, retries, time limits and caps, which may change without changing what is made."""
+    if scaling.max_concurrency_per_key is not None and scaling.key is None:
+        raise BadRequest("scaling.max_concurrency_per_key needs scaling.key, a pointer into the payload.")
+    timeout = policy.timeout_seconds or runtime.timeout_seconds
+    return {
+        "priority": 1 if priority is Priority.BULK else 0,
+        "max_attempts": policy.max_attempts,
+        "backoff_seconds": policy.backoff_seconds,
+        "backoff_factor": policy.backoff_factor,
+        "backoff_cap_seconds": policy.backoff_cap_seconds,
+        "jitter": policy.jitter,
+        "non_retryable": policy.non_retryable,
+        "lease_seconds": min(policy.lease_seconds or runtime.lease_seconds, timeout),
+        "timeout_seconds": timeout,
+        "max_concurrency": scaling.max_concurrency,
+        "concurrency_key": scaling.key,
+        "max_concurrency_per_key": scaling.max_concurrency_per_key,
+    }

@@ -1,0 +1,96 @@
+"""What the job's config says, checked before anything is asked of anybody."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from interlock.workers.context import TaskFailed
+
+Kind = Literal["blocks", "transactions", "logs"]
+KINDS: Final[tuple[Kind, ...]] = ("blocks", "transactions", "logs")
+
+_placeholder = re.compile(r"\$\{([^}]*)\}")
+_OURS: Final = "INTERLOCK_"
+
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
+BlockNumber = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class BadConfig(TaskFailed):
+    """The job's config is wrong: a retry would not help."""
+
+
+class FollowerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    rpc_url: str
+    """http:// or https://. `${NAME}` stands for a variable of the worker's environment."""
+    headers: dict[str, str] = {}
+    """Sent with every request; with `${NAME}` as above."""
+    outputs: list[Kind] | None = None
+    """What each output of the job holds, in their order; unset: blocks, transactions, logs."""
+    start_block: BlockNumber = 0
+    end_block: BlockNumber | None = None
+    """The last one to take: the follower then returns. Unset: it follows for ever."""
+    batch_size: Annotated[int, Meta(ge=1, le=2_000)] = 50
+    """Blocks that are asked for, and written, at once."""
+    requests: Annotated[int, Meta(ge=1, le=32)] = 3
+    """Batches that are asked for at the same time."""
+    confirmations: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    """Blocks younger than this many are left for later."""
+    poll_seconds: Seconds = 1.0
+    """Between two looks at a chain that has nothing new."""
+    keep_hashes: Annotated[int, Meta(ge=1, le=20_000)] = 256
+    """How many blocks deep a reorg may be."""
+    rpc_timeout_seconds: Seconds = 30.0
+    """For one request."""
+    rpc_patience_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 120.0
+    """How long an endpoint that does not answer is asked again before the attempt fails."""
+
+
+def read_config(given: Mapping[str, Any], outputs: int, environment: Mapping[str, str] = os.environ) -> FollowerConfig:
+    """The config with its variables filled in, and with the kind of each of the job's outputs."""
+    try:
+        config = msgspec.convert(dict(given), FollowerConfig)
+    except msgspec.ValidationError as error:
+        raise BadConfig(f"The config of block_follower is wrong: {error}. See docs/block-follower.md.") from None
+    if config.end_block is not None and config.end_block < config.start_block:
+        raise BadConfig(f"end_block {config.end_block} is before start_block {config.start_block}.")
+    kinds = _kinds(config, outputs)
+    url = _filled(config.rpc_url, "rpc_url", environment)
+    if not re.match(r"https?://[^/?#@\s]+([/?][^\s#]*)?$", url):
+        raise BadConfig("rpc_url must look like http://host:port/path or https://host/path; credentials go to headers.")
+    headers = {name: _filled(value, f"headers.{name}", environment) for name, value in config.headers.items()}
+    for name, value in headers.items():
+        if not re.fullmatch(r"[A-Za-z0-9-]+", name) or not value.isascii() or not value.isprintable():
+            raise BadConfig(f"Header {name!r} cannot be sent: a name has letters, digits and -, a value plain text.")
+    return msgspec.structs.replace(config, rpc_url=url, headers=headers, outputs=kinds)
+
+
+def _kinds(config: FollowerConfig, outputs: int) -> list[Kind]:
+    kinds = list(KINDS) if config.outputs is None else config.outputs
+    if len(kinds) != outputs or len(set(kinds)) != len(kinds) or not kinds:
+        raise BadConfig(
+            f"The job has {outputs} outputs and its config tells of {', '.join(kinds) or 'none'}: say what they hold, "
+            "each once and in their order, such as `outputs: [blocks, logs]` in the config."
+        )
+    return kinds
+
+
+def _filled(text: str, field: str, environment: Mapping[str, str]) -> str:
+    """So that a key stands in the worker's environment and not in a DAG's file."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1]
+        if name.upper().startswith(_OURS) or name not in environment:
+            raise BadConfig(
+                f"{field} wants the variable {name!r}, which the worker's operators cannot see: set it for the "
+                f"worker and start that with --pass-env {name}."
+            )
+        return environment[name]
+
+    return _placeholder.sub(value, text)

@@ -1,0 +1,229 @@
+"""JSON-RPC over HTTP: calls in batches, answered in any order, in part, late or not at all.
+
+Whatever an endpoint does, the caller gets one answer per call, or an error that says what to do about it. Batches that
+are refused or too slow are halved, and grow again while all goes well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Raw, Struct
+
+# The project's own lean client: nothing here needs redirects, cookies or compression.
+from interlock.client._http import BrokenExchange, Http, Reply
+from interlock.workers.context import TaskFailed
+
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 15.0
+GROW_AFTER: Final = 20
+"""Batches that went well in a row, before a larger one is tried."""
+
+_NO_SUCH_METHOD: Final = -32601
+_TOO_LARGE: Final = frozenset({400, 413})
+_NOT_HERE: Final = frozenset({401, 402, 403, 404, 405, 410})
+_SHOWN: Final = 200
+
+
+class RpcFailed(TaskFailed):
+    """The endpoint is no use, or none for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    method: str
+    params: list[Any]
+    divisible: bool = False
+    """The caller can ask for less instead: a refusal is handed to him at once."""
+
+
+class Refused(Struct, frozen=True):
+    """What the endpoint said instead of a result."""
+
+    code: int
+    message: str
+
+
+class _Error(Struct):
+    code: int = 0
+    message: str = ""
+
+
+class _Answer(Struct):
+    id: int | str | None = None
+    result: Raw = Raw()
+    error: _Error | None = None
+
+
+_answers = msgspec.json.Decoder(list[_Answer])
+_answer = msgspec.json.Decoder(_Answer)
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass
+class _Trouble(Exception):
+    """Worth another try."""
+
+    reason: str
+    smaller: bool = False
+    """With fewer calls at once."""
+    at_once: bool = False
+    after: float = 0.0
+    """Seconds that the endpoint asks for."""
+    garbage: bool = False
+    """What came is no JSON-RPC."""
+
+
+class Endpoint:
+    """`on_trouble` hears why there is a pause; None when it is over."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: dict[str, str],
+        timeout: float,
+        patience: float,
+        most_calls: int,
+        on_trouble: Callable[[str | None], None] = lambda _: None,
+        chance: random.Random | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        self.host = parts.hostname or ""
+        """What may be shown: paths of RPC endpoints often hold a key."""
+        self._http = Http(f"{parts.scheme}://{parts.netloc}", headers=headers)
+        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._timeout, self._patience = timeout, patience
+        self._ceiling = self._most_calls = most_calls
+        self._went_well = 0
+        self.on_trouble = on_trouble
+        self._chance = chance or random.Random()  # noqa: S311 - jitter, not a secret
+        self._ids = itertools.count(1)
+
+    def close(self) -> None:
+        self._http.close()
+
+    async def ask(self, calls: Sequence[Call], *, trusting: bool = True) -> list[Raw | Refused]:
+        """One answer per call, in their order. Not `trusting`: an answer that is no JSON-RPC ends it at once."""
+        answers: list[Raw | Refused | None] = [None] * len(calls)
+        since, pauses = time.monotonic(), 0
+        while missing := [index for index, answer in enumerate(answers) if answer is None]:
+            try:
+                await self._ask_some(calls, missing[: self._most_calls], answers)
+            except _Trouble as trouble:
+                if trouble.garbage and not trusting:
+                    raise self._failed(trouble.reason, "NotAnRpcEndpoint") from None
+                if not trouble.at_once:
+                    await self._pause(trouble, since, pauses)
+                    pauses += 1
+            else:
+                since, pauses = time.monotonic(), 0
+        self.on_trouble(None)
+        return [answer for answer in answers if answer is not None]
+
+    async def _pause(self, trouble: _Trouble, since: float, pauses: int) -> None:
+        if time.monotonic() - since >= self._patience:
+            raise self._failed(trouble.reason, "RpcUnavailable")
+        self.on_trouble(f"{self.host}: {trouble.reason}")
+        longest = min(FIRST_PAUSE_SECONDS * 2**pauses, LONGEST_PAUSE_SECONDS)
+        left = max(self._patience - (time.monotonic() - since), 0.0)
+        await asyncio.sleep(min(max(trouble.after, longest * self._chance.uniform(0.5, 1.0)), left))
+
+    def _failed(self, reason: str, error_class: str) -> RpcFailed:
+        return RpcFailed(f"The RPC endpoint at {self.host} cannot be used: {reason}", error_class)
+
+    async def _ask_some(self, calls: Sequence[Call], indexes: list[int], into: list[Raw | Refused | None]) -> None:
+        ids = {next(self._ids): index for index in indexes}
+        documents = [_document(number, calls[index]) for number, index in ids.items()]
+        try:
+            answers = await self._exchange(documents)
+        except _Trouble as trouble:
+            if trouble.smaller:
+                self._shrink(len(indexes))
+            raise
+        found = {ids[number]: answer for answer in answers if (number := _number(answer.id)) in ids}
+        troubles = [self._take(calls[index], answer, index, into) for index, answer in found.items()]
+        reasons = [trouble for trouble in troubles if trouble is not None]
+        if len(reasons) == len(found):
+            raise _Trouble(reasons[0] if reasons else "it answers other calls than were made", garbage=not reasons)
+        self._grow(len(indexes))
+
+    def _take(self, call: Call, answer: _Answer, index: int, into: list[Raw | Refused | None]) -> str | None:
+        """Puts the answer in its place; a reason when there is none to use."""
+        if answer.error is None:
+            if not bytes(answer.result):
+                return f"{call.method} gets neither a result nor an error"
+            into[index] = answer.result
+            return None
+        said = answer.error.message[:_SHOWN]
+        if answer.error.code == _NO_SUCH_METHOD:
+            raise self._failed(f"it does not offer {call.method} ({said})", "RpcMethodMissing")
+        if call.divisible:
+            into[index] = Refused(answer.error.code, said)
+            return None
+        return f"{call.method} is refused with {answer.error.code} ({said})"
+
+    async def _exchange(self, documents: list[dict[str, Any]]) -> list[_Answer]:
+        single = len(documents) == 1
+        body = _encode(documents[0] if single else documents)
+        try:
+            reply = await self._http.exchange("POST", self._target, body, timeout=self._timeout)
+        except ssl.SSLCertVerificationError as error:
+            raise self._failed(f"its certificate is not trusted ({error.verify_message})", "RpcUnavailable") from None
+        except (ConnectionError, OSError) as error:
+            # Too much at once shows itself as silence, or as a connection that breaks in the middle.
+            smaller = isinstance(error, BrokenExchange) and not single
+            raise _Trouble(str(error) or type(error).__name__, smaller=smaller) from None
+        self._check_status(reply, single=single)
+        return _decoded(reply.body, single=single)
+
+    def _check_status(self, reply: Reply, *, single: bool) -> None:
+        if reply.status in _TOO_LARGE and not single:
+            raise _Trouble(f"it answers {reply.status} to a batch", smaller=True, at_once=True)
+        if reply.status in _NOT_HERE:
+            raise self._failed(
+                f"it answers {reply.status}. Check rpc_url, and the key in it or in headers.", "NotAnRpcEndpoint"
+            )
+        if reply.status != 200:
+            wait = (reply.retry_after or "").strip()
+            after = min(float(wait), 60.0) if wait.isdigit() else 0.0
+            raise _Trouble(f"it answers {reply.status}", after=after)
+
+    def _shrink(self, asked: int) -> None:
+        self._most_calls, self._went_well = max(1, asked // 2), 0
+
+    def _grow(self, asked: int) -> None:
+        if asked < self._most_calls or self._most_calls == self._ceiling:
+            return
+        self._went_well += 1
+        if self._went_well >= GROW_AFTER:
+            self._most_calls, self._went_well = min(self._most_calls * 2, self._ceiling), 0
+
+
+def _document(number: int, call: Call) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "method": call.method, "params": call.params}
+
+
+def _number(id_: int | str | None) -> int | None:
+    """Some servers give a number back as text."""
+    return int(id_) if isinstance(id_, str) and id_.isdecimal() else id_ if isinstance(id_, int) else None
+
+
+def _decoded(body: bytes, *, single: bool) -> list[_Answer]:
+    try:
+        if single:
+            return [_answer.decode(body)]
+        if body.lstrip()[:1] == b"{" and (refusal := _answer.decode(body)).error is not None:
+            raise _Trouble(f"it refuses a batch ({refusal.error.message[:_SHOWN]})", smaller=True, at_once=True)
+        return _answers.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise _Trouble("its answer is no JSON-RPC", garbage=True) from None

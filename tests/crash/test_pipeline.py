@@ -1,0 +1,241 @@
+"""A DAG under load whose processes die: every accepted change reaches every job, and every cursor its end.
+
+A ledger outside holds what was accepted. In the end each job has made just the scopes that follow from it, each of the
+newest change, and streams are read to where they were said to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import pytest
+
+from interlock.client import Client
+from interlock.wire import SourceEvent
+from tests.crash.deployment import Deployment, Process, deployed
+from tests.crash.patience import answered
+from tests.crash.seed import KILLS, dice
+
+WIDTH: Final = 10
+SCOPES: Final = 40
+DAG: Final = """
+name: crash
+defaults: {{ max_attempts: 50, backoff_seconds: 0.05, heartbeat_timeout_seconds: 4 }}
+jobs:
+  - {{ name: source, activation: source, source: {{ kind: manual }}, operator: crash.scope, outputs: [rows] }}
+  - {{ name: stream, activation: source, source: {{ kind: manual }}, operator: crash.scope, outputs: [rows] }}
+  - name: derived
+    operator: crash.scope
+    inputs: [{{ from: {{ job: source, output: rows }} }}]
+    outputs: [rows]
+    config: {{ journal: "{journal}", edition: {edition} }}
+  - name: far
+    operator: crash.scope
+    inputs: [{{ from: {{ job: derived, output: rows }} }}]
+    outputs: [rows]
+    config: {{ journal: "{journal}" }}
+  - name: follower
+    operator: crash.scope
+    inputs: [{{ from: {{ job: stream, output: rows }} }}]
+    outputs: [rows]
+    config: {{ journal: "{journal}" }}
+  - name: behind
+    operator: crash.scope
+    inputs: [{{ from: {{ job: follower, output: rows }} }}]
+    outputs: [rows]
+    config: {{ journal: "{journal}" }}
+"""
+
+# What each job has of its current version; empty bounds are left out.
+_MADE: Final = """
+    select j.name, array_agg((p.range_start, p.range_end) order by p.range_start) as scopes
+    from interlock.jobs j
+    join interlock.dataset_versions v on v.job_id = j.job_id
+    join interlock.partitions p on p.dataset_version = v.dataset_version
+    where j.dag_name = 'crash' and j.current and j.source is null
+    group by j.name"""
+# A scope that was given for an older change than the newest of its inputs, or is not done.
+_STALE: Final = """
+    select count(*) from interlock.edges g
+    join interlock.jobs j on j.job_id = g.job_id and j.current
+    join interlock.partitions p on p.dataset_version = g.dataset_version
+    left join interlock.materialisations m on m.job_id = g.job_id and m.range_start = p.range_start
+         and m.range_end = p.range_end and m.done_commit >= p.commit_id
+    where g.active and m.job_id is null"""
+_CURSORS: Final = """
+    select count(*) from interlock.job_cursors c
+    join interlock.edges g on g.job_id = c.job_id and g.active
+    join interlock.dataset_versions v on v.dataset_version = g.dataset_version
+    where c.committed <> v.cursor"""
+_OPEN: Final = """
+    select count(*) from interlock.tasks t join interlock.jobs j using (job_id)
+    where j.dag_name = 'crash' and j.current
+      and (t.status in ('Queued', 'Running') or (t.status = 'Failed' and not t.dead))"""
+_TWICE: Final = """
+    select count(*) from (
+        select task_id from interlock.output_commits group by task_id, output_index having count(*) > 1) t"""
+
+
+@dataclass
+class Feed:
+    """What was accepted, and how much of it."""
+
+    deployment: Deployment
+    dice: random.Random
+    partitions: set[int] = field(default_factory=set)
+    cursor: int = -1
+    accepted: int = 0
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def yaml(self, edition: int = 1) -> str:
+        return DAG.format(journal=self.deployment.folder / "journal", edition=edition)
+
+    async def deploy(self, edition: int = 1) -> None:
+        async with self.deployment.client() as client:
+            await client.dags.deploy(self.yaml(edition), operators=["crash.scope"])
+
+    async def _one(self, client: Client) -> None:
+        """A partition, new or rewritten; or the stream goes on."""
+        if self.dice.random() < 0.6:
+            place = self.dice.randrange(SCOPES)
+            event = SourceEvent(start=place * WIDTH, end=place * WIDTH + WIDTH - 1)
+            await client.sources.send("crash", "source", [event])
+            self.partitions.add(place)
+        else:
+            cursor = self.cursor + self.dice.randint(1, 5)
+            await client.sources.send("crash", "stream", [SourceEvent(cursor=cursor)])
+            self.cursor = cursor
+        async with self.changed:
+            self.accepted += 1
+            self.changed.notify_all()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        stop = asyncio.Event()
+
+        async def feed() -> None:
+            async with self.deployment.client() as client:
+                while not stop.is_set():
+                    await self._one(client)
+
+        feeding = asyncio.create_task(feed())
+        try:
+            yield
+            stop.set()
+            await feeding
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+
+    async def more(self, count: int) -> None:
+        wanted = self.accepted + count
+        async with asyncio.timeout(120), self.changed:
+            await self.changed.wait_for(lambda: self.accepted >= wanted)
+
+    async def settled(self) -> None:
+        await self.deployment.start()
+
+        async def quiet() -> bool:
+            counts = [(await self.deployment.ask(sql))[0][0] for sql in (_OPEN, _STALE, _CURSORS)]
+            building = await self.deployment.ask("select 1 from interlock.dag_versions where state = 'Building'")
+            return not any(counts) and not building
+
+        await answered(quiet, 180)
+        made = {row["name"]: [tuple(scope) for scope in row["scopes"]] for row in await self.deployment.ask(_MADE)}
+        wanted = [(place * WIDTH, place * WIDTH + WIDTH - 1) for place in sorted(self.partitions)]
+        assert made.get("derived", []) == made.get("far", []) == wanted
+        assert made.get("follower", []) == made.get("behind", [])
+        assert _covered(made.get("follower", [])) == self.cursor
+        assert (await self.deployment.ask(_TWICE))[0][0] == 0
+
+
+def _covered(scopes: list[tuple[int, int]]) -> int:
+    """The last of an unbroken row of scopes from 0."""
+    reached = -1
+    for start, end in scopes:
+        assert start == reached + 1, f"a gap or an overlap before {start}"
+        reached = end
+    return reached
+
+
+@pytest.fixture(scope="module")
+async def site() -> AsyncIterator[Deployment]:
+    async with deployed() as deployment:
+        yield deployment
+
+
+Case = Callable[[Feed, Process], Awaitable[None]]
+CASES: dict[tuple[str, str], Case] = {}
+
+
+def dies(process: str, failpoint: str) -> Callable[[Case], Case]:
+    def register(case: Case) -> Case:
+        CASES[process, failpoint] = case
+        return case
+
+    return register
+
+
+async def armed(victim: Process, failpoint: str, skip: int = 0, **settings: str) -> None:
+    await victim.kill()
+    await victim.start(f"{failpoint}=kill*{skip}", **settings)
+
+
+def _under_load(process: str, failpoint: str) -> None:
+    async def case(feed: Feed, victim: Process) -> None:
+        await armed(victim, failpoint, feed.dice.randint(0, 3))
+        await victim.killed_itself()
+        await victim.start()
+
+    CASES[process, failpoint] = case
+
+
+_under_load("dispatcher", "route.before_commit")
+_under_load("dispatcher", "scopes.before_commit")
+_under_load("dispatcher", "complete.before_commit")
+_under_load("worker", "worker.before_complete")
+
+
+@dies("gateway", "deploy.before_commit")
+async def _(feed: Feed, victim: Process) -> None:
+    await armed(victim, "deploy.before_commit")
+    deploying = asyncio.create_task(feed.deploy(edition=2))
+    await victim.killed_itself()
+    await victim.start()
+    await deploying
+
+
+@dies("dispatcher", "cutover.before_commit")
+async def _(feed: Feed, victim: Process) -> None:
+    """The new generation is built while changes come in."""
+    await armed(victim, "cutover.before_commit")
+    await feed.deploy(edition=3)
+    await victim.killed_itself()
+    await victim.start()
+
+
+async def test_a_kill_at_any_step_from_a_change_to_its_tasks_loses_and_doubles_nothing(site: Deployment) -> None:
+    feed = Feed(site, dice("changes of the pipeline"))
+    await feed.deploy()
+    chance = dice("deaths of the pipeline")
+    order = sorted(CASES)
+    chance.shuffle(order)
+    async with feed.running():
+        for number, (process, failpoint) in enumerate(order):
+            try:
+                await feed.more(3)
+                await CASES[process, failpoint](feed, site[process])
+            except BaseException as error:
+                error.add_note(f"at {failpoint}, after {order[:number]}")
+                raise
+        for _ in range(KILLS // 4):
+            await feed.more(chance.randint(1, 10))
+            victim = site[chance.choice(["dispatcher", "worker", "gateway"])]
+            await victim.kill()
+            await victim.start()
+    await feed.settled()

@@ -1,0 +1,71 @@
+"""`interlock backfill` and what `interlock queue status` says of backpressure, against a real gateway."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.test_cli import Terminal
+from tests.pipelines import Flow
+from tests.system import System
+
+DAG = """
+name: chain
+jobs:
+  - { name: feed, activation: source, source: { kind: manual }, operator: echo, outputs: [raw] }
+  - { name: clean, operator: echo, inputs: [{ from: { job: feed, output: raw } }], outputs: [clean] }
+  - { name: sum, operator: echo, inputs: [{ from: { job: clean, output: clean } }], max_queue_depth: 2 }
+"""
+
+
+@pytest.fixture
+def terminal(system: System, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("INTERLOCK_GATEWAY_URL", system.gateway_url)
+    monkeypatch.setenv("INTERLOCK_API_KEY", system.admin_key)
+    return Terminal(system, capsys)
+
+
+@pytest.fixture
+async def flow(system: System) -> Flow:
+    found = Flow(system)
+    await found.deploy(DAG)
+    await found.report("chain", "feed", *((10 * n, 10 * n + 9) for n in range(3)))
+    await found.finish_all("chain", "clean")
+    return found
+
+
+async def test_a_backfill_from_the_dry_run_to_its_last_task(terminal: Terminal, flow: Flow) -> None:
+    counted = await terminal("backfill", "start", "chain", "clean", "0", "19", "--dry-run")
+    assert "0-9, 10-19" in counted.out
+    answer = await terminal.json("backfill", "start", "chain", "clean", "0", "19", "--yes", "--reason", "a test")
+    run_id = answer["backfill"]["run_id"]
+    assert (await terminal("backfill", "pause", run_id)).out.count("Paused")
+    assert (await terminal.json("backfill", "resume", run_id))["state"] == "Running"
+    await flow.run("backfills")
+    await flow.finish_all("chain", "clean")
+    await flow.run("run-counters")
+    watched = await terminal("backfill", "show", run_id, "--watch")
+    assert (watched.code, "Done, 2 tasks made, 2 done" in watched.out) == (0, True)
+    assert run_id in (await terminal("backfill", "list")).out
+    refused = await terminal("backfill", "pause", run_id)
+    assert (refused.code, "Done" in refused.err) == (1, True)
+
+
+async def test_a_canceled_backfill_fails_those_who_watch_it(terminal: Terminal, flow: Flow) -> None:
+    answer = await terminal.json("backfill", "start", "chain", "clean", "0", "29", "--yes")
+    run_id = answer["backfill"]["run_id"]
+    await flow.run("backfills")
+    assert "Canceled" in (await terminal("backfill", "cancel", run_id, "--yes")).out
+    await flow.run("run-counters")
+    watched = await terminal("backfill", "show", run_id, "--watch", "--output", "json")
+    assert (watched.code, '"run_state": "Canceled"' in watched.out) == (1, True)
+
+
+async def test_queue_status_draws_who_is_held_back_and_for_whom(terminal: Terminal, flow: Flow) -> None:
+    assert "held back" not in (await terminal("queue", "status")).out
+    await flow.run("pressure")
+    said = (await terminal("queue", "status")).out
+    assert "chain/feed → chain/clean → chain/sum" in said
+    assert "sum has 3 tasks waiting; its max_queue_depth is 2" in said
+    status = await terminal.json("queue", "status")
+    assert {pause["level"] for pause in status["pauses"]} == {"all"}
+    assert "platform" in {queue["queue"] for queue in status["queues"]}

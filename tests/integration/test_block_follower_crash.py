@@ -1,0 +1,321 @@
+"""block_follower in processes that are killed and frozen in the middle of things, and under a real worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import msgspec
+import pytest
+
+from interlock.client import Client
+from interlock.kernel.loop import forever
+from interlock.settings import Settings
+from interlock.wire import DatasetRef, Policy, TaskStatus, TaskView
+from interlock.workers import Worker
+from tests.chains import Node, expected_rows, served
+from tests.dags import deploy
+from tests.followers import FAST, KINDS, Attempt, Site, attempt, data_database
+from tests.system import System, until
+
+
+@pytest.fixture
+async def site(postgres_url: str) -> AsyncIterator[Site]:
+    async with data_database(postgres_url) as url:
+        connection = await asyncpg.connect(url)
+        yield Site(url, connection)
+        await connection.close()
+
+
+@pytest.mark.parametrize("lives", [0, 1, 3])
+async def test_what_was_written_and_not_announced_is_announced_by_the_next_attempt(
+    site: Site, tmp_path: Path, lives: int
+) -> None:
+    async with served(blocks=60) as node:
+        for number in range(1, 4):
+            async with attempt(site, tmp_path, number, lives, rpc_url=node.url, batch_size=4) as started:
+                code = await _mined_until_it_ends(node, started, depth=5)
+                assert code == -signal.SIGKILL
+                await started.hear()
+        node.chain.mine(2)
+        await site.follow(node.url, attempt=4, end_block=node.chain.head.number)
+        await site.check(node.chain, 0, node.chain.head.number)
+        assert await site.connection.fetchval("select count(*) from datasets.owed_ranges") == 0
+
+
+async def _mined_until_it_ends(node: Node, started: Attempt, depth: int) -> int:
+    """Every few requests the chain goes back and on: there is always something to announce."""
+    ended = asyncio.create_task(started.ended())
+    while not ended.done():
+        asked = asyncio.create_task(node.asked(4))
+        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        node.chain.reorg(depth)
+        node.chain.mine(1)
+    return (await ended)[0]
+
+
+WAITING = """select exists (select from pg_stat_activity where application_name = 'interlock block_follower'
+    and wait_event_type = 'Lock' and datname = current_database())"""
+
+
+@asynccontextmanager
+async def stuck_in_its_transaction(site: Site, node: Node) -> AsyncIterator[None]:
+    """The next write gets as far as the hashes, with its rows copied in and its fence held, and stands there."""
+    other = await asyncpg.connect(site.data_url)
+    async with other.transaction():
+        await other.execute("lock table datasets.followed_blocks in share mode")
+        node.chain.reorg(3)
+        node.chain.mine(4)
+        await until(lambda: site.connection.fetchval(WAITING))
+        yield
+    await other.close()
+
+
+async def test_a_kill_in_the_middle_of_a_transaction_leaves_nothing_of_it(site: Site, tmp_path: Path) -> None:
+    async with served(blocks=30) as node:
+        async with attempt(site, tmp_path, 1, rpc_url=node.url) as started:
+            await until(lambda: _position(site, 30))
+            before = node.chain
+            stored = await site.rows("blocks")
+            async with stuck_in_its_transaction(site, node):
+                started.process.kill()
+                await started.ended()
+            assert await site.rows("blocks") == stored
+            await started.hear()
+        await site.follow(node.url, attempt=2, end_block=before.head.number)
+        await site.check(node.chain, 0, node.chain.head.number)
+        assert site.rewritten("logs") == [(28, 30)]
+
+
+async def _position(site: Site, number: int) -> bool:
+    if await site.connection.fetchval("select to_regclass('datasets.followers')") is None:
+        return False
+    return bool(await site.connection.fetchval("select min(position) from datasets.followers") == number)
+
+
+async def test_a_follower_that_was_frozen_in_its_transaction_holds_nobody_up_and_writes_nothing_when_thawed(
+    site: Site, tmp_path: Path
+) -> None:
+    async with served(blocks=30) as node:
+        async with attempt(site, tmp_path, 1, rpc_url=node.url) as older:
+            await until(lambda: _position(site, 30))
+            async with stuck_in_its_transaction(site, node):
+                os.kill(older.process.pid, signal.SIGSTOP)
+            await older.hear()
+            head = node.chain.mine(10).number
+            await site.follow(node.url, attempt=2, end_block=head)
+            await site.check(node.chain, 0, head)
+            said = len(older.announced())
+            os.kill(older.process.pid, signal.SIGCONT)
+            code, words = await older.ended()
+            assert code == 1
+            assert "The data database is away" in words
+            assert len(older.announced()) == said
+        await site.check(node.chain, 0, head)
+
+
+# Under a worker
+
+ONCE = Policy(backoff_seconds=0, jitter=0, max_attempts=1)
+WORKER = """
+import asyncio, sys
+from interlock.settings import Settings
+from interlock.workers import main
+settings = Settings(internal_url=sys.argv[1], worker_token=sys.argv[2], data_url=sys.argv[3])
+asyncio.run(main(settings, concurrency=1))
+"""
+
+
+@asynccontextmanager
+async def working(system: System, data_url: str | None, children: int = 1) -> AsyncIterator[Client]:
+    loops = [asyncio.create_task(forever(service)) for service in system.kernel.services()]
+    settings = Settings(internal_url=system.internal_url, worker_token=system.worker_token, data_url=data_url)
+    worker = Worker(settings, concurrency=children, cancel_grace=5)
+    running = asyncio.create_task(worker.run())
+    async with Client(system.gateway_url, system.admin_key) as client:
+        yield client
+    worker.request_drain()
+    worker.request_drain()
+    await running
+    for loop in loops:
+        loop.cancel()
+    await asyncio.gather(*loops, return_exceptions=True)
+
+
+async def _submit(
+    client: Client, site: Site, operator: str = "block_follower", *, policy: Policy = ONCE, **config: Any
+) -> UUID:
+    outputs = [DatasetRef(dataset_uuid=uuid, dataset_version=version) for uuid, version in site.datasets.values()]
+    accepted = await client.submit(
+        [None], operator=operator, outputs=outputs, policy=policy, config=FAST | config, name=f"follow-{uuid4().hex}"
+    )
+    return accepted.run_id
+
+
+async def _task(client: Client, run_id: UUID) -> TaskView:
+    (task,) = [task async for task in client.tasks(run=run_id)]
+    return task
+
+
+async def _ended(client: Client, run_id: UUID) -> TaskView:
+    async with asyncio.timeout(60):
+        await client.wait(run_id, poll_seconds=0.05)
+    return await _task(client, run_id)
+
+
+async def test_a_worker_runs_it_and_the_dispatcher_knows_how_far_the_streams_are(system: System, site: Site) -> None:
+    async with served(blocks=80) as node, working(system, site.data_url) as client:
+        task = await _ended(client, await _submit(client, site, rpc_url=node.url, end_block=80, batch_size=9))
+        assert task.status is TaskStatus.COMPLETED, task
+        assert msgspec.json.decode(task.result)["last_block"] == 80
+        node.chain.reorg(7)
+        node.chain.mine(1)
+        task = await _ended(client, await _submit(client, site, rpc_url=node.url, end_block=81))
+        assert task.status is TaskStatus.COMPLETED, task
+        for kind in KINDS:
+            version = site.version(kind)
+            known = "select (progress, cursor)::text from interlock.dataset_versions where dataset_version = $1"
+            assert await system.value(known, version) == "(cursor,81)"
+            rewritten = (
+                "select array_agg(partition_key) from interlock.dataset_events"
+                " where dataset_version = $1 and cursor is null"
+            )
+            assert await system.value(rewritten, version) == ["74-80"]
+
+
+async def test_the_next_worker_goes_on_where_a_killed_one_stood(system: System, site: Site) -> None:
+    """Worker and child die at once; the lease runs out, and another worker's attempt takes over."""
+    again = Policy(backoff_seconds=0, jitter=0, max_attempts=5, lease_seconds=1)
+    async with served(blocks=50) as node, Client(system.gateway_url, system.admin_key) as outside:
+        run_id = await _submit(outside, site, policy=again, rpc_url=node.url, end_block=70)
+        words = (system.internal_url, system.worker_token, site.data_url)
+        killed = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, *words)
+        try:
+            await until(lambda: _position(site, 50), seconds=60)
+        finally:
+            killed.kill()
+            await killed.wait()
+        node.chain.reorg(8)
+        node.chain.mine(20)
+        async with working(system, site.data_url) as client:
+            task = await _ended(client, run_id)
+        assert (task.status, task.attempt) == (TaskStatus.COMPLETED, 2)
+        expected = expected_rows(node.chain, 0, 70)
+        for kind in KINDS:
+            assert await site.rows(kind) == expected[kind]
+            cursor = "select cursor from interlock.dataset_versions where dataset_version = $1"
+            assert await system.value(cursor, site.version(kind)) == 70
+            rewritten = "select range_start from interlock.dataset_events where dataset_version = $1 and cursor is null"
+            assert await system.value(rewritten, site.version(kind)) == 43
+
+
+async def test_a_paused_source_stops_reading_until_it_is_released(system: System, site: Site) -> None:
+    async with served(blocks=5) as node, working(system, site.data_url) as client:
+        run_id = await _submit(client, site, rpc_url=node.url, end_block=9)
+        await until(lambda: _position(site, 5))
+        job_id = await system.value("update interlock.jobs set source = '{}' returning job_id")
+        pause = (
+            "insert into interlock.pauses (job_id, cause_id, bulk, path, reason) values ($1, $1, false, '{}', 'full')"
+        )
+        await system.value(pause, job_id)
+        await until(lambda: _shows(client, run_id, "paused"))
+        node.chain.mine(4)
+        await until(lambda: _shows(client, run_id, "paused"))
+        assert await _position(site, 5)
+        await system.value("delete from interlock.pauses")
+        assert (await _ended(client, run_id)).status is TaskStatus.COMPLETED
+        assert await _position(site, 9)
+
+
+async def _shows(client: Client, run_id: UUID, text: str) -> bool:
+    return text in ((await _task(client, run_id)).progress_text or "")
+
+
+async def test_a_cancel_stops_it_while_it_waits_for_blocks(system: System, site: Site) -> None:
+    async with served(blocks=5) as node, working(system, site.data_url) as client:
+        run_id = await _submit(client, site, rpc_url=node.url)
+        await until(lambda: _position(site, 5))
+        await client.cancel_run(run_id)
+        task = await _ended(client, run_id)
+        assert task.status is TaskStatus.CANCELED
+
+
+async def test_a_worker_without_the_data_database_says_what_it_lacks(system: System, site: Site) -> None:
+    async with working(system, None) as client:
+        task = await _ended(client, await _submit(client, site, rpc_url="http://127.0.0.1:1"))
+        assert task.error_class == "DataDatabaseRefused"
+        assert "INTERLOCK_DATA_URL" in (task.error_message or "")
+
+
+async def test_operators_of_others_are_not_given_the_data_database(
+    system: System, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in their environment, not in their context, and not by calling the platform's function by its path."""
+    (tmp_path / "nosy.py").write_text(
+        "import os\n"
+        "from interlock.workers import TaskFailed\n"
+        "def look(payload, ctx):\n"
+        "    try:\n"
+        "        found = ctx.data_url\n"
+        "    except TaskFailed as error:\n"
+        "        found = error.error_class\n"
+        "    return [found, sorted(name for name in os.environ if 'INTERLOCK' in name)]\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("INTERLOCK_DATA_URL", site.data_url)
+    async with working(system, site.data_url) as client:
+        task = await _ended(client, await _submit(client, site, "nosy:look"))
+        assert msgspec.json.decode(task.result) == ["DataDatabaseRefused", []]
+        by_path = "interlock.pipeline.follower.operator:block_follower"
+        task = await _ended(client, await _submit(client, site, by_path, rpc_url="http://127.0.0.1:1"))
+        assert task.error_class == "DataDatabaseRefused"
+
+
+# In a DAG
+
+DAG = """
+name: chain
+jobs:
+  - name: follow
+    activation: source
+    source: {{ kind: always_on }}
+    runtime: platform
+    operator: block_follower
+    outputs: [blocks, transactions, logs]
+    config: {{ rpc_url: "{url}", poll_seconds: 0.05 }}
+  - name: copy
+    operator: echo
+    inputs: [{{ from: {{ job: follow, output: logs }} }}]
+    outputs: [copied]
+"""
+
+
+async def test_a_deployed_dag_follows_its_chain_and_those_downstream_are_given_new_and_rewritten_blocks(
+    system: System, site: Site
+) -> None:
+    read = "select max(committed) from interlock.job_cursors"
+    given = """select max(t.payload ->> 'partition_key') from interlock.tasks t join interlock.jobs j using (job_id)
+               where j.name = 'copy' and t.status = 'Completed' and t.payload ->> 'changed_start' = $1"""
+    async with served(blocks=30) as node, working(system, site.data_url, children=2) as client:
+        await deploy(system, DAG.format(url=node.url))
+        await until(lambda: _equals(system, read, 30), seconds=60)
+        node.chain.reorg(5)
+        await until(lambda: system.value(given, "26"), seconds=60)
+        node.chain.mine(3)
+        await until(lambda: _equals(system, read, 33), seconds=60)
+        (task,) = [task async for task in client.tasks() if task.job.name == "follow"]
+        assert task.status is TaskStatus.RUNNING
+        assert task.attempt == 1
+
+
+async def _equals(system: System, query: str, value: int) -> bool:
+    return bool(await system.value(query) == value)

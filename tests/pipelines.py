@@ -1,0 +1,120 @@
+"""Deployed DAGs without workers: a test reports what sources would, and ends tasks when it likes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+from tests.dags import deploy
+from tests.system import System, fence
+
+Name = tuple[str, str]
+"""Of a DAG and its job."""
+
+
+@dataclass
+class Flow:
+    system: System
+    producers: dict[Name, dict[str, Any]] = field(default_factory=dict)
+
+    async def deploy(self, text: str) -> None:
+        await deploy(self.system, text)
+        await self.run("cutover", "router", "scopes")
+
+    async def run(self, *services: str) -> int:
+        done = 0
+        for name in services:
+            done += await self.system.pass_of(name)
+        return done
+
+    async def job_id(self, dag: str, job: str) -> UUID:
+        found = await self.system.value(
+            "select job_id from interlock.jobs where dag_name = $1 and name = $2 and current", dag, job
+        )
+        assert isinstance(found, UUID), (dag, job)
+        return found
+
+    async def version(self, dag: str, job: str) -> UUID:
+        """Of the job's first output."""
+        found = await self.system.value(
+            "select dataset_version from interlock.dataset_versions where job_id = $1 and output_index = 0",
+            await self.job_id(dag, job),
+        )
+        assert isinstance(found, UUID)
+        return found
+
+    async def producing(self, dag: str, job: str) -> dict[str, Any]:
+        """A running attempt of the job that reports whatever the test likes."""
+        if (dag, job) not in self.producers:
+            task_id = uuid4()
+            await self.system.value(
+                "insert into interlock.tasks (task_id, org_id, job_id, max_attempts, priority, payload)"
+                " values ($1, $2, $3, 3, 0, '{}')",
+                task_id,
+                self.system.org_id,
+                await self.job_id(dag, job),
+            )
+            self.producers[dag, job] = await self.system.claim(str(task_id))
+        return self.producers[dag, job]
+
+    async def report(self, dag: str, job: str, *scopes: tuple[int, int] | int, sequence: int | None = None) -> None:
+        """Partitions by their bounds, or how far a stream is; then the router follows."""
+        claim = await self.producing(dag, job)
+        output = {name: claim["task"]["outputs"][0][name] for name in ("dataset_uuid", "dataset_version")}
+        events: list[dict[str, Any]] = [
+            output | ({"cursor": scope} if isinstance(scope, int) else {"start": scope[0], "end": scope[1]})
+            for scope in scopes
+        ]
+        if sequence is not None:
+            events = [event | {"sequence": sequence} for event in events]
+        reply = await self.system.attempt(
+            "/v1/task/events", claim["capability_token"], fence(claim) | {"events": events}
+        )
+        assert reply.status_code == 200, reply.text
+        await self.run("router")
+
+    async def waiting(self, dag: str, job: str) -> list[str]:
+        async with self.system.kernel.database.connection() as connection:
+            rows = await connection.fetch(
+                "select task_id from interlock.tasks where job_id = $1 and status = 'Queued'"
+                " order by run_id nulls first, task_index, task_id",
+                await self.job_id(dag, job),
+            )
+        return [str(row["task_id"]) for row in rows]
+
+    async def finish(self, task_id: str) -> tuple[int, int]:
+        """Does a task: its scope becomes one of the job's output. The router follows."""
+        claim = await self.system.claim(task_id)
+        payload = claim["task"]["payload"]
+        scope = {"start": payload["start"], "end": payload["end"]}
+        outputs = [
+            {name: output[name] for name in ("output_index", "dataset_uuid", "dataset_version")}
+            | scope
+            | {"location": "here"}
+            for output in claim["task"]["outputs"]
+        ]
+        events = [{name: o[name] for name in ("dataset_uuid", "dataset_version", "start", "end")} for o in outputs]
+        reply = await self.system.complete(claim, outputs=outputs, events=events)
+        assert reply.status_code == 200, reply.text
+        await self.run("router")
+        return payload["start"], payload["end"]
+
+    async def finish_all(self, dag: str, job: str) -> list[tuple[int, int]]:
+        return [await self.finish(task_id) for task_id in await self.waiting(dag, job)]
+
+    async def partitions(self, dag: str, job: str) -> list[tuple[int, int]]:
+        """Of the job's first output."""
+        async with self.system.kernel.database.connection() as connection:
+            rows = await connection.fetch(
+                "select range_start, range_end from interlock.partitions where dataset_version = $1"
+                " order by range_start",
+                await self.version(dag, job),
+            )
+        return [(row["range_start"], row["range_end"]) for row in rows]
+
+    async def pauses(self) -> list[dict[str, Any]]:
+        reply = await self.system.user("GET", "/v1/pauses")
+        assert reply.status_code == 200, reply.text
+        found: list[dict[str, Any]] = reply.json()["pauses"]
+        return found

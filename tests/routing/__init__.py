@@ -1,0 +1,1 @@
+"""Events against a naive model of what they should cause."""
