@@ -113,4 +113,5 @@ class Listener:
         self._wakeups.wake(f"queue:{payload}")
 
     def _on_outbox(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        self._wakeups.wake("trigger" if payload == "trigger" else "outbox")
+        """Each kind of what is owed has a loop of its own that waits for it."""
+        self._wakeups.wake(str(payload) or "outbox")

@@ -112,7 +112,7 @@ class Router:
         self._water = low_water()
 
     async def idle(self, seconds: float) -> None:
-        await self._wakeups.wait("outbox", seconds)
+        await self._wakeups.wait("route", seconds)
 
     async def run_once(self) -> int:
         async def work(connection: Connection) -> tuple[int, int]:

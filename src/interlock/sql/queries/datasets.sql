@@ -87,4 +87,4 @@ with events as materialized (
     from fresh having count(*) > 0
     returning 1
 )
-select (select count(*) from fresh) as accepted, (select count(pg_notify('interlock_outbox', '')) from owed) as told;
+select (select count(*) from fresh) as accepted, (select count(pg_notify('interlock_outbox', 'route')) from owed) as told;

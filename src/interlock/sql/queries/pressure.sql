@@ -88,7 +88,7 @@ with released as (
     returning kind
 )
 select (select count(*) from released) as released,
-       (select count(pg_notify('interlock_outbox', case kind when 'trigger' then kind else '' end)) from owed) as told;
+       (select count(pg_notify('interlock_outbox', kind)) from owed) as told;
 
 -- name: list_pauses
 -- Of one org. The table has a row per job that is held back and cause: it is small even when much is held back.

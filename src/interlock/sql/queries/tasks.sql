@@ -347,7 +347,7 @@ with moment as materialized (
     select 'route', '', json_build_object('jobs', array_agg(distinct job_id)) from streams having count(*) > 0
     returning 1
 ), told as (
-    select pg_notify('interlock_outbox', '') from routed
+    select pg_notify('interlock_outbox', 'route') from routed
 )
 select e.task_id, e.org_id, e.status, e.retry_at, e.attempt, (select count(*) from told) as told,
        (select array_agg(distinct job_id) from open) as freed_jobs,
