@@ -1,0 +1,303 @@
+"""What a worker and an attempt say to the dispatcher: claim, heartbeat, complete, events, batches."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from interlock.wire.base import Attempt, Index, Internal, Position, TaskStatus, Text, WorkerId
+from interlock.wire.tasks import Crash, JobRef
+
+
+class Receipt(Struct, frozen=True):
+    """A received message. Given with a claim, it is settled once that has committed."""
+
+    queue: str
+    message_id: str
+    receipt: str
+
+
+class ClaimRange(Struct, frozen=True, omit_defaults=True):
+    """A run and an inclusive range of indexes, with the message that named it."""
+
+    run_id: UUID
+    start: Index
+    end: Index
+    message: Receipt | None = None
+
+
+class ClaimRequest(Internal, frozen=True, kw_only=True):
+    """One task, a list of tasks, a run with an inclusive range of indexes, or several such ranges taken whole."""
+
+    worker_id: WorkerId
+    task_id: UUID | None = None
+    task_ids: Annotated[list[UUID], Meta(max_length=10_000)] | None = None
+    run_id: UUID | None = None
+    start: Index | None = None
+    end: Index | None = None
+    ranges: Annotated[list[ClaimRange], Meta(max_length=100)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    grouped: bool = False
+    """Answer in groups that say once what their tasks share. Tasks with tokens or outputs are answered one by one."""
+    tokens: bool = True
+    """False when the wrapper itself reports for the tasks: signing is the dearest part of a claim."""
+    message: Receipt | None = None
+
+
+class WriteGrant(Struct, frozen=True):
+    """An output of the job and the attempt's own prefixes for it."""
+
+    output_index: int
+    dataset_uuid: UUID
+    dataset_version: UUID
+    write_prefix: str
+    buffer_prefix: str
+
+
+class TaskInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An input of the job with the scope that this task is about. One without a scope has no part in this task."""
+
+    input_index: int
+    dataset_uuid: UUID
+    dataset_version: UUID
+    storage: str
+    read_prefix: str
+    """Of files; which of them count is what the registry says."""
+    where: str | None = None
+    partition_key: str | None = None
+    start: int | None = None
+    end: int | None = None
+    cursor: int | None = None
+    """How far the stream is complete, when it is one that is read from where the last task ended."""
+    changed_start: int | None = None
+    """The part of the scope that was rewritten, when it is given again."""
+    changed_end: int | None = None
+
+
+class TaskPayload(Struct, frozen=True, kw_only=True):
+    task_id: UUID
+    attempt: int
+    job_id: UUID
+    job: JobRef
+    operator: str
+    config: Raw
+    inputs: list[TaskInput]
+    payload: Raw
+    org_id: UUID
+    run_id: UUID | None
+    index: int | None
+    outputs: list[WriteGrant]
+    timeout_at: datetime | None
+    """None when it is fetched before its first claim."""
+
+
+class ClaimReply(Internal, frozen=True, kw_only=True):
+    """`Claimed` with the lease and the task, or `NotClaimed` with a reason; then the message is to be acked."""
+
+    status: Literal["Claimed", "NotClaimed"]
+    reason: (
+        Literal["AlreadyRunning", "Completed", "Failed", "Canceled", "NotFound", "LimitReached", "NotDue"] | None
+    ) = None
+    task_id: UUID | None = None
+    attempt: int | None = None
+    lease_token: UUID | None = None
+    lease_expires_at: datetime | None = None
+    capability_token: str | None = None
+    task: TaskPayload | None = None
+
+
+class GroupedTask(Struct, frozen=True, array_like=True):
+    task_id: UUID
+    index: int | None
+    payload: Raw
+
+
+class ClaimGroup(Struct, frozen=True, kw_only=True):
+    """Claimed tasks of one run, or of one job without a run, at the same attempt."""
+
+    job_id: UUID
+    job: JobRef
+    operator: str
+    config: Raw
+    org_id: UUID
+    run_id: UUID | None
+    attempt: int
+    lease_token: UUID
+    lease_expires_at: datetime
+    timeout_at: datetime
+    tasks: list[GroupedTask]
+
+
+class ClaimBatchReply(Internal, frozen=True, kw_only=True):
+    claims: list[ClaimReply]
+    groups: list[ClaimGroup] = field(default_factory=list)
+    remaining: int = 0
+    """Tasks of the asked range that were claimable but beyond `limit`; a new message for them is on its way."""
+
+
+class FetchReply(Internal, frozen=True, kw_only=True):
+    status: TaskStatus
+    task: TaskPayload
+
+
+class Heartbeat(Internal, frozen=True, kw_only=True):
+    task_id: UUID
+    attempt: Attempt
+    lease_token: UUID
+    progress: Annotated[float, Meta(ge=0, le=1)] | None = None
+    progress_text: Annotated[str, Meta(max_length=500)] | None = None
+    token: bool = False
+    """Ask for a capability token now; one near its end is renewed unasked."""
+
+
+class HeartbeatReply(Internal, frozen=True, kw_only=True):
+    status: Literal["Running"]
+    task_id: UUID
+    lease_expires_at: datetime
+    cancel_requested: bool
+    capability_token: str | None = None
+    paused: bool = False
+    """Of a source: make nothing new for now, since those downstream are behind."""
+
+
+class Refusal(Internal, frozen=True, kw_only=True):
+    """One item of a batch that was refused; its neighbours are not touched by it."""
+
+    task_id: UUID
+    code: str
+    detail: str
+    stale: str | None = None
+
+
+class HeartbeatBatch(Internal, frozen=True, kw_only=True):
+    items: Annotated[list[Heartbeat], Meta(min_length=1, max_length=10_000)]
+
+
+class HeartbeatBatchReply(Internal, frozen=True, kw_only=True):
+    items: list[HeartbeatReply]
+    refused: list[Refusal] = field(default_factory=list)
+
+
+class Event(Internal, frozen=True, kw_only=True):
+    """A scope of a dataset version changed: a cursor, or an inclusive partition."""
+
+    dataset_uuid: UUID
+    dataset_version: UUID
+    cursor: Position | None = None
+    partition_key: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
+    start: Position | None = None
+    end: Position | None = None
+    sequence: Index | None = None
+    """Tells several changes of one scope by one producer apart. Without it they are one event, reported again."""
+
+
+class Output(Internal, frozen=True, kw_only=True):
+    output_index: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    dataset_uuid: UUID
+    dataset_version: UUID
+    location: Annotated[str, Meta(min_length=1, max_length=2_000)]
+    cursor: Position | None = None
+    partition_key: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
+    start: Position | None = None
+    end: Position | None = None
+    row_count: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    bytes: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    schema_hash: Annotated[str, Meta(max_length=200)] | None = None
+
+
+class Completion(Internal, frozen=True, kw_only=True):
+    """The end of an attempt, with the events and outputs that become visible with it."""
+
+    task_id: UUID
+    attempt: Attempt
+    lease_token: UUID
+    status: Literal["Completed", "Failed", "Canceled"]
+    events: Annotated[list[Event], Meta(max_length=10_000)] = field(default_factory=list)
+    outputs: Annotated[list[Output], Meta(max_length=1_000)] = field(default_factory=list)
+    error_message: Text | None = None
+    error_class: Annotated[str, Meta(max_length=200)] | None = None
+    result: Raw | UnsetType = UNSET
+    crash: Crash | None = None
+
+
+class CompletionReply(Internal, frozen=True, kw_only=True):
+    task_id: UUID
+    status: TaskStatus
+    """The task's status now: `Failed` may still have retries to come."""
+    duplicate: bool = False
+    retry_at: datetime | None = None
+
+
+class CompletionGroup(Internal, frozen=True, kw_only=True):
+    """Tasks of a run that completed under one lease, with nothing to say but their results."""
+
+    run_id: UUID
+    attempt: Attempt
+    lease_token: UUID
+    indexes: Annotated[list[Annotated[int, Meta(ge=0, lt=2**62)]], Meta(min_length=1, max_length=10_000)]
+    results: Annotated[list[Raw], Meta(max_length=10_000)]
+    """One per index."""
+
+    def __post_init__(self) -> None:
+        if len(self.results) != len(self.indexes):
+            raise ValueError(f"{len(self.indexes)} indexes need as many results, not {len(self.results)}")
+
+
+class CompletionBatch(Internal, frozen=True, kw_only=True):
+    items: Annotated[list[Completion], Meta(max_length=10_000)] = field(default_factory=list)
+    groups: Annotated[list[CompletionGroup], Meta(max_length=1_000)] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.items and not self.groups:
+            raise ValueError("A report needs `items` or `groups`")
+
+
+class CompletionBatchReply(Internal, frozen=True, kw_only=True):
+    accepted: int
+    refused: list[Refusal] = field(default_factory=list)
+
+
+class Release(Internal, frozen=True, kw_only=True):
+    task_id: UUID
+    attempt: Attempt
+    lease_token: UUID
+
+
+class ReleaseBatch(Internal, frozen=True, kw_only=True):
+    """Attempts given back unfinished: a drain or a deploy. None of them is used up."""
+
+    items: Annotated[list[Release], Meta(min_length=1, max_length=10_000)]
+
+
+class ReleaseReply(Internal, frozen=True, kw_only=True):
+    released: int
+
+
+class EventBatch(Internal, frozen=True, kw_only=True):
+    task_id: UUID
+    attempt: Attempt
+    lease_token: UUID
+    events: Annotated[list[Event], Meta(min_length=1, max_length=10_000)]
+
+
+class EventsAccepted(Internal, frozen=True, kw_only=True):
+    accepted: int
+    duplicates: int = 0
+
+
+class BufferPublish(Internal, frozen=True, kw_only=True):
+    task_id: UUID
+    attempt: Attempt
+    lease_token: UUID
+    dataset_uuid: UUID
+    dataset_version: UUID
+    batch_uri: Annotated[str, Meta(min_length=1, max_length=2_000)]
+    record_count: Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class BufferPublished(Internal, frozen=True, kw_only=True):
+    publish_id: UUID
+    duplicate: bool = False

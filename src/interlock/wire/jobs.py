@@ -1,0 +1,112 @@
+"""Jobs and runs, as users submit and see them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from msgspec import Meta, Raw, field
+
+from interlock.wire.base import JsonPointer, Name, OperatorName, Priority, Reply, Request, RunState, Seconds
+
+
+class Policy(Request, frozen=True, kw_only=True):
+    """Retries and time limits. Unset values come from the runtime's defaults."""
+
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 3
+    backoff_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 1.0
+    backoff_factor: Annotated[float, Meta(ge=1, le=100)] = 2.0
+    backoff_cap_seconds: Annotated[float, Meta(ge=0, le=7 * 86_400)] = 300.0
+    jitter: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    non_retryable: Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(max_length=100)] = field(
+        default_factory=list
+    )
+    lease_seconds: Seconds | None = None
+    timeout_seconds: Seconds | None = None
+
+
+class Scaling(Request, frozen=True, kw_only=True):
+    """Concurrency caps, enforced at claim. `key` points into the payload: `/host` caps per host."""
+
+    max_concurrency: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    key: JsonPointer | None = None
+    max_concurrency_per_key: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+
+
+class DatasetRef(Request, frozen=True, kw_only=True):
+    dataset_uuid: UUID
+    dataset_version: UUID
+
+
+class JobRequest(Request, frozen=True, kw_only=True):
+    """`POST /v1/jobs`: a closed list of tasks for an operator. A named job may be posted to again."""
+
+    tasks: list[Raw]
+    name: Name | None = None
+    operator: OperatorName | None = None
+    runtime: Name = "platform"
+    config: dict[str, Any] = field(default_factory=dict)
+    policy: Policy = field(default_factory=Policy)
+    scaling: Scaling = field(default_factory=Scaling)
+    priority: Priority = Priority.NORMAL
+    outputs: Annotated[list[DatasetRef], Meta(max_length=100)] = field(default_factory=list)
+    dedupe_by: JsonPointer | None = None
+    update: bool = False
+
+
+class JobAccepted(Reply, frozen=True, kw_only=True):
+    job_id: UUID
+    run_id: UUID
+    state: RunState
+    total: int
+    deduplicated: int
+    tasks_url: str
+
+
+class Counts(Reply, frozen=True, kw_only=True):
+    """Tasks per status. `dead` is the part of Failed that no retry will touch."""
+
+    Queued: int = 0
+    Running: int = 0
+    Completed: int = 0
+    Failed: int = 0
+    Canceled: int = 0
+    dead: int = 0
+
+
+class RunView(Reply, frozen=True, kw_only=True):
+    run_id: UUID
+    job_id: UUID
+    state: RunState
+    total: int | None
+    counts: Counts
+    cancel_requested: bool
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class JobView(Reply, frozen=True, kw_only=True):
+    job_id: UUID
+    dag_name: str | None
+    name: str | None
+    operator: str
+    runtime: str
+    priority: Priority
+    config: Raw
+    policy: Policy
+    scaling: Scaling
+    created_at: datetime
+    state: RunState | None
+    """The newest run's state, so that one read tells how the job stands."""
+    run: RunView | None
+
+
+class JobPage(Reply, frozen=True, kw_only=True):
+    jobs: list[JobView]
+    next_cursor: str | None
+
+
+class RunPage(Reply, frozen=True, kw_only=True):
+    runs: list[RunView]
+    next_cursor: str | None
