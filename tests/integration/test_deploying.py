@@ -45,6 +45,17 @@ async def test_a_first_deploy_is_current_at_once(system: System) -> None:
     assert [(dag["name"], dag["current"]["content_hash"]) for dag in listed] == [("chain", deployed["content_hash"])]
 
 
+async def test_tasks_of_a_dags_job_are_found_by_both_its_names(shared: System) -> None:
+    text = CHAIN.replace("name: chain", "name: named").replace("facts:", "f1:")
+    await deploy(shared, text)
+    trigger = {"events": [{"payload": {"n": 1}}]}
+    assert (await shared.user("POST", "/v1/dags/named/jobs/follow/events", json=trigger)).status_code == 200
+    reply = await shared.user("GET", "/v1/tasks?job=named/follow")
+    assert reply.status_code == 200
+    assert (await shared.user("GET", "/v1/tasks?job=follow")).status_code == 404
+    assert (await shared.user("GET", "/v1/tasks?job=other/follow")).status_code == 404
+
+
 async def test_the_same_content_in_another_layout_changes_nothing(shared: System) -> None:
     text = CHAIN.replace("name: chain", "name: twice")
     first = await deploy(shared, text.replace("facts:", "f2:"))

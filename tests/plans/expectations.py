@@ -237,7 +237,7 @@ JOBS: dict[str, list[Expectation]] = {
     "remember_response": [Bounded(1, _REQUEST | {"key": "'key 100'", "status": "201", "response": "'{}'"}, pages=20)],
     "insert_job": [Bounded(1, _JOB, pages=30), Bounded(1, _JOB | {"name": "'new'"}, pages=30)],
     "replace_job": [Bounded(1, _JOB, pages=30)],
-    "job_by_name": [Bounded(1, _ORG | {"name": "'job 0'"})],
+    "job_by_name": [Bounded(1, _ORG | {"dag_name": "''", "name": "'job 0'"})],
     "register_datasets": [
         Bounded(
             2,

@@ -76,14 +76,15 @@ class Reads:
         self._database = database
 
     async def find_job(self, name_or_id: str, org_id: UUID) -> Row:
-        """By id, or by name."""
+        """By id, by name, or by `dag/name`."""
         async with self._database.connection() as connection:
             job_id = _uuid_or_none(name_or_id)
             row: Row | None = None
             if job_id is not None:
                 row = await _sql.job_by_id(connection, org_id=org_id, job_id=job_id)
             elif "\x00" not in name_or_id:
-                row = await queries("jobs").job_by_name(connection, org_id=org_id, name=name_or_id)
+                dag, _, name = name_or_id.rpartition("/")
+                row = await queries("jobs").job_by_name(connection, org_id=org_id, dag_name=dag, name=name)
         if row is None:
             raise NotFound(f"There is no job {name_or_id!r} in this org.")
         return row

@@ -193,7 +193,7 @@ class Submissions:
         job: Row | None = await _sql.insert_job(connection, **definition)
         if job is not None:
             return job
-        job = await _sql.job_by_name(connection, org_id=org_id, name=request.name)
+        job = await _sql.job_by_name(connection, org_id=org_id, dag_name="", name=request.name)
         if job is not None and bytes(job["definition_hash"]) == definition["definition_hash"]:
             return job
         if not request.update:
@@ -208,7 +208,7 @@ class Submissions:
     async def _known_job(self, connection: Connection, request: JobRequest, org_id: UUID) -> Row:
         if request.name is None:
             raise BadRequest("Say which `operator` runs the tasks, or name an existing job.", code="operator_missing")
-        job: Row | None = await _sql.job_by_name(connection, org_id=org_id, name=request.name)
+        job: Row | None = await _sql.job_by_name(connection, org_id=org_id, dag_name="", name=request.name)
         if job is None:
             raise NotFound(f"There is no job {request.name!r}; the first post to it must say its `operator`.")
         return job

@@ -47,7 +47,8 @@ with replaced as (
 select * from replaced;
 
 -- name: job_by_name^
-select * from interlock.jobs where org_id = :org_id and coalesce(dag_name, '') = '' and name = :name and current;
+-- `dag_name` is empty for a job of no DAG.
+select * from interlock.jobs where org_id = :org_id and coalesce(dag_name, '') = :dag_name and name = :name and current;
 
 -- name: register_datasets!
 -- Datasets nobody owns yet. In one order, so that two submissions wait for each other one way only.
