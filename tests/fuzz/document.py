@@ -7,6 +7,7 @@ from typing import Any
 from tests.fuzz.bodies import DISPATCHER, GATEWAY
 from tests.fuzz.site import ORG
 from tests.fuzz.state import (
+    BACKFILL,
     BATCH,
     BUILDING_DAG,
     BY_HAND,
@@ -104,6 +105,10 @@ BY_PATH: dict[str, dict[str, list[Any]]] = {
     "/v1/dags/{dag}/sources": {"dag": [SOURCES_DAG]},
     "/v1/dags/{dag}/jobs/{job}/events": {"dag": [SOURCES_DAG], "job": [BY_HAND, HOOKED]},
     "/v1/dags/{dag}/jobs/{job}/secret": _HOOKED,
+    "/v1/backfills/{run_id}": {"run_id": [BACKFILL]},
+    "/v1/backfills/{run_id}/pause": {"run_id": [BACKFILL]},
+    "/v1/backfills/{run_id}/resume": {"run_id": [BACKFILL]},
+    "/v1/backfills/{run_id}/cancel": {"run_id": [BACKFILL]},
     "/v1/hooks/{hook_id}": {"hook_id": [HOOK], "X-Interlock-Token": [HOOK_TOKEN]},
 }
 """Parameters that make sense only together."""

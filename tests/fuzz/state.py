@@ -35,6 +35,7 @@ CURSOR = "5eedC"
 NEW_KEY = "an-idempotency-key"
 BUILDING_DAG = "building-dag"
 HOOK, HOOK_TOKEN = "a-hook", "a-token-of-a-hook"
+BACKFILL = _id(41)
 
 # These are real as they are: the test chooses them.
 JOB, CAPPED_JOB = "fuzzed-job", "capped-job"
@@ -67,6 +68,13 @@ jobs:
   - {{name: always, operator: echo, runtime: udf, activation: source, source: {{kind: always_on}}}}
 """
 
+_BACKFILLED = """
+name: backfilled
+jobs:
+  - {name: feed, operator: echo, activation: source, source: {kind: manual}, outputs: [blocks]}
+  - {name: derive, operator: echo, runtime: udf, inputs: [{from: {job: feed, output: blocks}}], max_queue_depth: 1}
+"""
+
 RETIRED_VERSION = content_hash(valid(dag_text(RETIRED_DAG)))
 
 
@@ -94,12 +102,16 @@ class State:
             KEY: lambda: [self._key()["view"]["key_id"] for _ in range(_FEW)],
             TOKEN: lambda: [self._token()["view"]["token_id"] for _ in range(_FEW)],
             BUILDING_DAG: lambda: [self._building() for _ in range(_FEW)],
+            BACKFILL: lambda: [self._backfill() for _ in range(_FEW)],
             HOOK: lambda: [self._hook["hook_id"]] * _MANY,
             HOOK_TOKEN: lambda: [self._hook["secret"]] * _MANY,
             CURSOR: lambda: [site.user("GET", "/v1/tasks?limit=1")["next_cursor"]] * _MANY,
         }
         self._deployed(RETIRED_DAG, 2)
         self._hook = self._sources()
+        self._site.user("POST", "/v1/dags", json={"yaml": _BACKFILLED})
+        told = {"events": [{"start": n, "end": n + 9} for n in range(0, 50, 10)]}
+        self._site.user("POST", "/v1/dags/backfilled/jobs/feed/events", json=told)
         self._submitted(_FEW, name=JOB)
         self._submitted(_MANY, name=CAPPED_JOB, scaling={"max_concurrency": 3})
         self.held = self.take(RUNNING)
@@ -193,6 +205,13 @@ class State:
         self._site.user("POST", f"/v1/dags/{name}/jobs/feed/events", json=told)
         self._site.user("POST", "/v1/dags", json={"yaml": dag_text(name, 2)})
         return name
+
+    def _backfill(self) -> str:
+        """One that goes on: its job's queue is full, and has no worker."""
+        request = {"start": 0, "end": 49}
+        return str(
+            self._site.user("POST", "/v1/dags/backfilled/jobs/derive/backfills", json=request)["backfill"]["run_id"]
+        )
 
     def _sources(self) -> Any:
         """A DAG of sources; the secret of a hook that nobody changes."""

@@ -190,7 +190,7 @@ async def attempts(shared: System) -> dict[str, Claim]:
     key = await shared.kernel.principals.create_key(
         KeyRequest(user="r", role=Role.ADMIN), rival.org_id, granted_by=None
     )
-    several = [{"dataset_uuid": str(uuid4()), "dataset_version": VERSION} for _ in range(40)]
+    several = [{"dataset_uuid": str(uuid4()), "dataset_version": str(uuid4())} for _ in range(40)]
     found = {
         "running": await attempt_of(shared),
         "another": await attempt_of(shared, outputs=OUTPUTS),

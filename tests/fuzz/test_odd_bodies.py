@@ -15,7 +15,7 @@ from tests.fuzz.answers import require_orderly
 from tests.fuzz.bodies import DISPATCHER, GATEWAY, Body
 from tests.fuzz.driver import CAPABILITY, EXAMPLES
 from tests.fuzz.site import Site
-from tests.fuzz.state import RUNNING, State, names_of
+from tests.fuzz.state import HOOK, HOOK_TOKEN, RUNNING, State, names_of
 from tests.system import System, fence
 
 Place = tuple[Any, ...]
@@ -92,12 +92,13 @@ def prepared(site: Site, state: State, body: Body) -> tuple[Body, dict[str, str]
         "Authorization": f"Bearer {site.admin_key}",
         "X-Trace-Worker-Token": site.worker_token,
         CAPABILITY: claim["capability_token"],
+        "X-Interlock-Token": state.take(HOOK_TOKEN),
         "Content-Type": "application/json",
     }
 
 
-def url_of(site: Site, path: str) -> str:
-    return (site.gateway_url if path in GATEWAY else site.internal_url) + path
+def url_of(site: Site, state: State, path: str) -> str:
+    return (site.gateway_url if path in GATEWAY else site.internal_url) + path.replace("{hook_id}", state.take(HOOK))
 
 
 @pytest.mark.parametrize(("path", "body"), REQUESTS, ids=[path for path, _ in REQUESTS])
@@ -106,7 +107,7 @@ async def test_an_odd_value_anywhere_gets_an_orderly_answer(
 ) -> None:
     async def ask(place: Place, name: str) -> int:
         real, headers = prepared(site, state, body)
-        reply = await http.post(url_of(site, path), content=with_odd(real, place, ODD[name]), headers=headers)
+        reply = await http.post(url_of(site, state, path), content=with_odd(real, place, ODD[name]), headers=headers)
         return require_orderly(reply, (path, place, name))
 
     pairs = [(place, name) for place in places(body) for name in ODD]

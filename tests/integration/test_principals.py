@@ -13,6 +13,7 @@ import pytest
 
 from interlock.api import gateway as gateway_module
 from interlock.clock import ManualClock
+from tests.dags import deploy
 from tests.system import System, fence
 
 Route = tuple[str, str]
@@ -48,6 +49,25 @@ async def worker_token(system: System, **request: Any) -> str:
 # Orgs
 
 
+SECRET_DAG = """
+name: secret-dag
+jobs:
+  - {name: feed, operator: echo, activation: source, source: {kind: webhook}, outputs: [blocks]}
+  - {name: derive, operator: echo, inputs: [{from: {job: feed, output: blocks}}], outputs: [facts]}
+publish:
+  secret-data: {from: {job: derive, output: facts}}
+"""
+_RANGE = {"start": 0, "end": 9}
+BODIES: dict[Route, Any] = {
+    ("POST", "/v1/dags/{dag}/rollback"): {},
+    ("POST", "/v1/dags/{dag}/purge"): {"version": "0123abcd"},
+    ("POST", "/v1/dags/{dag}/jobs/{job}/events"): {"events": [{"payload": {}}]},
+    ("POST", "/v1/dags/{dag}/jobs/{job}/secret"): {},
+    ("POST", "/v1/dags/{dag}/jobs/{job}/backfills"): _RANGE,
+    ("POST", "/v1/datasets/{dataset}/invalidate"): _RANGE | {"reason": "a stranger's"},
+}
+
+
 @dataclass
 class TwoOrgs:
     """A system in which one org has one of everything, and a second has an admin key."""
@@ -59,13 +79,18 @@ class TwoOrgs:
     job_id: str
     key_id: str
     token_id: str
+    backfill: str
 
     async def ask(self, route: Route, body: Any = None) -> httpx.Response:
         method, path = route
+        if "backfills" in path:
+            path = path.replace("{run_id}", self.backfill)
         for name in ("task_id", "run_id", "key_id", "token_id"):
             path = path.replace(f"{{{name}}}", getattr(self, name))
-        path = path.replace("{job}", "secret-job").replace("{queue}", "platform")
-        return await self.system.user(method, path, key=self.stranger, json=body)
+        path = path.replace("{job}", "derive" if "{dag}" in path else "secret-job").replace("{queue}", "platform")
+        path = path.replace("{dag}", "secret-dag").replace("{dataset}", "secret-data")
+        query = "?start=0&end=9" if "{job}/explain" in route[1] else ""
+        return await self.system.user(method, path + query, key=self.stranger, json=body or BODIES.get(route))
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +102,17 @@ async def two(shared: System) -> TwoOrgs:
     (task_id,) = await shared.task_ids(accepted["run_id"])
     keys = (await shared.user("GET", "/v1/keys")).json()["keys"]
     tokens = (await shared.user("GET", "/v1/worker-tokens")).json()["tokens"]
+    await deploy(shared, SECRET_DAG)
+    backfill = await shared.user("POST", "/v1/dags/secret-dag/jobs/derive/backfills", json={"start": 0, "end": 9})
     return TwoOrgs(
-        shared, stranger, task_id, accepted["run_id"], accepted["job_id"], keys[0]["key_id"], tokens[0]["token_id"]
+        system=shared,
+        stranger=stranger,
+        task_id=task_id,
+        run_id=accepted["run_id"],
+        job_id=accepted["job_id"],
+        key_id=keys[0]["key_id"],
+        token_id=tokens[0]["token_id"],
+        backfill=backfill.json()["backfill"]["run_id"],
     )
 
 
@@ -94,10 +128,38 @@ HIDDEN: list[Route] = [
     ("POST", "/v1/tasks/{task_id}/cancel"),
     ("POST", "/v1/tasks/{task_id}/retry"),
     ("DELETE", "/v1/keys/{key_id}"),
+    ("GET", "/v1/dags/{dag}"),
+    ("GET", "/v1/dags/{dag}/versions"),
+    ("GET", "/v1/dags/{dag}/document"),
+    ("POST", "/v1/dags/{dag}/rollback"),
+    ("POST", "/v1/dags/{dag}/cutover"),
+    ("POST", "/v1/dags/{dag}/purge"),
+    ("GET", "/v1/dags/{dag}/sources"),
+    ("GET", "/v1/dags/{dag}/jobs/{job}/explain"),
+    ("POST", "/v1/dags/{dag}/jobs/{job}/events"),
+    ("POST", "/v1/dags/{dag}/jobs/{job}/secret"),
+    ("POST", "/v1/dags/{dag}/jobs/{job}/backfills"),
+    ("GET", "/v1/backfills/{run_id}"),
+    ("POST", "/v1/backfills/{run_id}/pause"),
+    ("POST", "/v1/backfills/{run_id}/resume"),
+    ("POST", "/v1/backfills/{run_id}/cancel"),
+    ("GET", "/v1/datasets/{dataset}"),
+    ("GET", "/v1/datasets/{dataset}/partitions"),
+    ("GET", "/v1/datasets/{dataset}/events"),
+    ("GET", "/v1/datasets/{dataset}/lineage"),
+    ("POST", "/v1/datasets/{dataset}/invalidate"),
 ]
 """Addresses of one org's things: they do not exist for another."""
 
-EMPTY: list[Route] = [("GET", "/v1/jobs"), ("GET", "/v1/tasks"), ("GET", "/v1/keys")]
+EMPTY: list[Route] = [
+    ("GET", "/v1/jobs"),
+    ("GET", "/v1/tasks"),
+    ("GET", "/v1/keys"),
+    ("GET", "/v1/dags"),
+    ("GET", "/v1/datasets"),
+    ("GET", "/v1/backfills"),
+    ("GET", "/v1/pauses"),
+]
 """Lists that hold only what is the asker's own."""
 
 FILTERED: list[Route] = [("POST", "/v1/tasks/cancel"), ("POST", "/v1/tasks/redrive")]
@@ -117,12 +179,15 @@ PLATFORM: list[Route] = [
 OF_ALL: list[Route] = [("GET", "/v1/queues"), ("GET", "/v1/workers"), ("GET", "/metrics"), ("GET", "/healthz")]
 """The machinery that orgs share: numbers and names of workers, nothing of anybody's work."""
 
-OWN: list[Route] = [("POST", "/v1/jobs"), ("POST", "/v1/keys")]
+OWN: list[Route] = [("POST", "/v1/jobs"), ("POST", "/v1/keys"), ("POST", "/v1/dags")]
 """These make something in the asker's own org."""
+
+HOOK: Route = ("POST", "/v1/hooks/{hook_id}")
+"""Asks for no key: the hook has a secret of its own."""
 
 
 def test_every_route_of_the_gateway_is_tried_with_another_orgs_key() -> None:
-    assert set(HIDDEN + EMPTY + FILTERED + PLATFORM + OF_ALL + OWN) == set(routes())
+    assert {*HIDDEN, *EMPTY, *FILTERED, *PLATFORM, *OF_ALL, *OWN, HOOK} == set(routes())
 
 
 @pytest.mark.parametrize("route", HIDDEN, ids=" ".join)
@@ -137,7 +202,7 @@ async def test_another_orgs_things_do_not_exist(two: TwoOrgs, route: Route) -> N
 async def test_another_orgs_things_are_in_no_list(two: TwoOrgs, route: Route) -> None:
     reply = await two.ask(route)
     assert reply.status_code == 200, reply.text
-    hidden = [two.task_id, two.run_id, two.job_id, two.key_id, "secret-job", "payload"]
+    hidden = [two.task_id, two.run_id, two.job_id, two.key_id, two.backfill, "secret-", "payload"]
     assert [text for text in hidden if text in reply.text] == []
 
 
@@ -184,17 +249,21 @@ async def reached(system: System, route: Route, api_key: str) -> bool:
     return reply.status_code != 403
 
 
+def _with_keys() -> list[tuple[Route, str | None]]:
+    return [(route, scope) for route, scope in routes().items() if route != HOOK]
+
+
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_role_reaches_exactly_its_routes(shared: System, role: str) -> None:
     api_key = await key(shared, role=role)
-    for route, scope in routes().items():
+    for route, scope in _with_keys():
         assert await reached(shared, route, api_key) == (scope is None or scope in ROLES[role]), (route, scope)
 
 
 @pytest.mark.parametrize("scope", sorted(ROLES["admin"]))
 async def test_a_scope_alone_reaches_exactly_its_routes(shared: System, scope: str) -> None:
     api_key = await key(shared, role="admin", scopes=[scope])
-    for route, needed in routes().items():
+    for route, needed in _with_keys():
         assert await reached(shared, route, api_key) == (needed is None or needed == scope), (route, needed)
 
 

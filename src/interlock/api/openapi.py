@@ -6,6 +6,8 @@ optional values, patterns of list items, structs that travel as arrays.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from interlock import wire
 
 Document = dict[str, Any]
 
+_REFERENCE = re.compile(r"#/components/schemas/(\w+)")
 _TEXT = {"schema": {"type": "string"}}
 _EVERYWHERE = {"X-Request-Id": _TEXT | {"required": True, "description": "In the log lines of the request."}}
 _BY_STATUS = {
@@ -32,12 +35,14 @@ class DocumentPlugin(JsonRenderPlugin):
 
 
 def exact(document: Document) -> Document:
-    components = document["components"] | {"schemas": _schemas(document["components"]["schemas"])}
+    # A body that a handler describes by itself is named only where it is referred to.
+    named = {*document["components"]["schemas"], *_REFERENCE.findall(str(document["paths"]))}
+    components = document["components"] | {"schemas": _schemas(sorted(named))}
     paths = {path: _path(item) for path, item in document["paths"].items()}
     return document | {"components": components, "paths": paths}
 
 
-def _schemas(names: Document) -> Document:
+def _schemas(names: Sequence[str]) -> Document:
     types = [getattr(wire, name) for name in names]
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     return schemas
