@@ -151,7 +151,9 @@ async def audit(state_url: str, ledger: Ledger, runs: list[RunView]) -> list[str
             if (rows := await connection.fetch(sql))
         ]
         tasks = await connection.fetch("select task_id, run_id, status::text, attempt, job_id from interlock.tasks")
-        known = await connection.fetch("select run_id from interlock.runs")
+        known = await connection.fetch(
+            "select run_id from interlock.runs join interlock.jobs using (job_id) where dag_name is null"
+        )
         history = await connection.fetch("select task_id, attempt, outcome::text from interlock.attempts")
         events = await connection.fetch("select task_id, cursor from interlock.dataset_events")
         worked = await connection.fetch("select job_id from interlock.jobs where operator like 'crash.%'")

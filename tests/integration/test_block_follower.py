@@ -234,8 +234,11 @@ async def test_a_write_that_is_repeated_gives_the_same_rows(site: Site) -> None:
 
 
 async def test_two_followers_of_different_tasks_share_the_data_database(data_url: str, connection: Any) -> None:
-    sites = [Site(data_url, connection) for _ in range(3)]
+    others = [await asyncpg.connect(data_url) for _ in range(2)]
+    sites = [Site(data_url, each) for each in (connection, *others)]
     async with served(blocks=30) as node:
         await asyncio.gather(*(site.follow(node.url, end_block=30) for site in sites))
         for site in sites:
             await site.check(node.chain, 0, 30)
+    for other in others:
+        await other.close()

@@ -337,7 +337,7 @@ async def test_after_a_kill_the_next_start_takes_over_what_was_left(fresh: Up) -
     children, server = list(fresh.children().values()), fresh.postmaster()
     assert fresh.end(signal.SIGKILL) == -signal.SIGKILL
     gone, alive = psutil.wait_procs(children, timeout=PATIENCE)
-    assert (len(gone), alive) == (2, [])
+    assert (len(gone), alive) == (3, [])
     assert psutil.pid_exists(server)
     fresh.folder.joinpath("credentials.json").chmod(0o644)
     after = fresh.start()

@@ -35,7 +35,9 @@ _MOMENTS = ("to the next expiry", "past the leases", "past the timeouts", "to th
 _GRACE = timedelta(seconds=60)
 """The reconciler leaves younger tasks alone."""
 
-_OWED = "select kind, (body ->> 'task_id')::uuid as task_id from interlock.outbox where due_at <= $1"
+_OWED = (
+    "select kind, (body ->> 'task_id')::uuid as task_id from interlock.outbox where due_at <= $1 and kind <> 'route'"
+)
 
 
 class Loops(Doors, Messages):

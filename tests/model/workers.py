@@ -30,7 +30,8 @@ from tests.model.driving import Refused, ages, dispatchers, picks, seldom, sever
 from tests.model.parts import DATASET, VERSION, Hold, Report, Verdict
 from tests.model.world import Crashed
 
-spoken = st.sampled_from([("c:1",), ("c:2",), ("p:1-5",), ("c:1", "p:1-5")])
+# Of one stream: a range of it that was rewritten is no news beyond where it has come to.
+spoken = st.sampled_from([("c:1",), ("c:2",), ("c:7",), ("c:5", "p:1-5")])
 
 
 @dataclass(frozen=True)

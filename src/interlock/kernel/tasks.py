@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from interlock.access.tokens import CapabilityTokens, Grant, read_prefix, write_grants
 from interlock.adapters.postgres import Connection, Database, Row, queries
-from interlock.errors import BadRequest, Fenced, Forbidden, InterlockError, TooLarge
+from interlock.errors import BadRequest, Conflict, Fenced, Forbidden, InterlockError, TooLarge
 from interlock.failpoints import armed, failpoint
 from interlock.kernel import changes
 from interlock.kernel.changes import Admitted, Change
@@ -274,14 +274,16 @@ class Tasks:
             await self._database.run(lambda c: wake_parked(c, jobs, keys, direct=self._settings.queue_direct))
 
     async def _explain_refusals(self, items: list[Completion], outcome: _Outcome) -> None:
-        """What was said before, and counted, does not have to fit once more."""
+        """What was said before, and counted, does not have to fit once more; one that is over hears just that."""
         states = await self._fence_states([item.task_id for item in items])
         for item in items:
             state = states.get(item.task_id)
             if state is not None and _already_said(state, item):
                 outcome.refused.pop(item.task_id, None)
                 outcome.repeated.append(state)
-            elif item.task_id not in outcome.refused:
+            elif item.task_id not in outcome.refused or (
+                isinstance(outcome.refused[item.task_id], Conflict) and not _would_count(state, item)
+            ):
                 outcome.refused[item.task_id] = _fenced(state, item)
 
     # Give back
@@ -406,6 +408,16 @@ def _already_said(state: Row | None, item: Completion) -> bool:
     return bool(
         state["lease_token"] == item.lease_token and state["attempt"] == item.attempt and state["status"] == said
     )
+
+
+def _would_count(state: Row | None, item: Completion) -> bool:
+    """As `complete` decides it."""
+    if state is None or state["lease_token"] != item.lease_token:
+        return False
+    if state["status"] == "Running":
+        return bool(state["attempt"] == item.attempt)
+    waiting = {"Failed": item.attempt, "Queued": item.attempt + 1}.get(state["status"])
+    return bool(state["late_reply"] and not state["dead"] and state["attempt"] == waiting)
 
 
 def _fenced(state: Row | None, item: Fence) -> Fenced:
