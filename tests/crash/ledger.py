@@ -136,7 +136,9 @@ _VIOLATIONS: Final = {
         select count(*) from interlock.signing_keys where retired_at is null having count(*) <> 1""",
 }
 
-_SETTLED: Final = "select not exists (select from interlock.outbox) and not exists (select from interlock.run_deltas)"
+_SETTLED: Final = """
+    select not exists (select from interlock.outbox) and not exists (select from interlock.run_deltas)
+       and not exists (select from interlock.tasks where status not in ('Completed', 'Canceled'))"""
 
 
 async def audit(state_url: str, ledger: Ledger, runs: list[RunView]) -> list[str]:

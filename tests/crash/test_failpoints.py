@@ -206,6 +206,7 @@ async def _(scene: Scene) -> None:
 
 _DAG = """
 name: {name}
+defaults: {{heartbeat_timeout_seconds: 4, max_attempts: 50, backoff_seconds: 0.05}}
 jobs:
   - {{name: follow, operator: echo, activation: source, source: {{kind: manual}}, outputs: [blocks]}}
   - {{name: derive, operator: echo, inputs: [{{from: {{job: follow, output: blocks}}}}], config: {{n: {n}}}}}
@@ -441,6 +442,7 @@ async def _(scene: Scene) -> None:
 
 _SOURCE_DAG = """
 name: {name}
+defaults: {{heartbeat_timeout_seconds: 4, max_attempts: 50, backoff_seconds: 0.05}}
 jobs:
   - {{name: source, operator: echo, runtime: {runtime}, activation: source, source: {{{source}}}}}
 """
