@@ -143,7 +143,8 @@ async def clone_reader(connection: asyncpg.Connection[Any], name: str, copies: i
         """
         with many as (
             insert into interlock.jobs
-            select (jsonb_populate_record(j, jsonb_build_object('job_id', gen_random_uuid(), 'name', $1::text || gen_random_uuid()))).*
+            select (jsonb_populate_record(j, jsonb_build_object(
+                       'job_id', gen_random_uuid(), 'name', $1::text || gen_random_uuid()))).*
             from interlock.jobs j, generate_series(1, $2) n where j.name = $1 and j.current
             returning job_id
         )
