@@ -57,21 +57,6 @@ REGISTRY: dict[str, list[Expectation]] = {
         )
     ],
     "set_commit": [Bounded(1, _VERSION | {"commit_id": "7"}, pages=30)],
-    "give_again": [
-        Bounded(
-            100,
-            _JOB
-            | {
-                "indexes": "array_fill(0, array[100])",
-                "starts": "array(select generate_series(20000, 20990, 10))::bigint[]",
-                "ends": "array(select generate_series(20009, 20999, 10))::bigint[]",
-                "commit_id": "100000000",
-                "direct": "true",
-            },
-            rows=10,
-            pages=90,
-        )
-    ],
     "insert_invalidation": [
         Bounded(
             1,

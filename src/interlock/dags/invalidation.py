@@ -11,7 +11,7 @@ that is given it; see routing.sql.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from interlock.access.principals import Principal
@@ -36,7 +36,6 @@ class Invalidations:
         self._database = database
         self._registry = registry
         self._scopes = Scopes(settings)
-        self._direct = settings.queue_direct
 
     async def invalidate(self, name: str, request: InvalidateRequest, caller: Principal) -> Invalidated:
         if request.start > request.end:
@@ -55,7 +54,7 @@ class Invalidations:
         held = sorted(producer["inputs"]) if by_job else [producer["dataset_version"]]
         if not request.dry_run:
             await _datasets_sql.lock_versions(connection, versions=held)
-        change = _Change(self._direct, self._scopes, producer, request)
+        change = _Change(self._scopes, producer, request)
         scopes, commit_id = await (change.by_job(connection) if by_job else change.by_hand(connection))
         if commit_id is None:
             return Invalidated(scopes=scopes, dry_run=request.dry_run, invalidation_id=None)
@@ -78,8 +77,7 @@ class Invalidations:
 class _Change:
     """One invalidation under way. Each way answers with the scopes, and the number of the change if there was one."""
 
-    def __init__(self, direct: bool, scopes: Scopes, producer: Row, request: InvalidateRequest) -> None:
-        self._direct = direct
+    def __init__(self, scopes: Scopes, producer: Row, request: InvalidateRequest) -> None:
         self._scopes = scopes
         self._version: UUID = producer["dataset_version"]
         self._producer = producer
@@ -92,15 +90,9 @@ class _Change:
             return len(scopes), None
         await _require_free(connection, [job_id])
         commit_id: int = await _sql.next_commit(connection)
-        await _sql.give_again(
-            connection,
-            job_id=job_id,
-            indexes=[row["input_index"] for row in scopes],
-            starts=[row["range_start"] for row in scopes],
-            ends=[row["range_end"] for row in scopes],
-            commit_id=commit_id,
-            direct=self._direct,
-        )
+        # As if its inputs had changed there just now.
+        changed = [dict(row) | {"commit_id": commit_id} for row in scopes]
+        await self._scopes.give(connection, changed, job_id)
         return len(scopes), commit_id
 
     async def by_hand(self, connection: Connection) -> tuple[int, int | None]:
@@ -139,8 +131,7 @@ class _Change:
         await _require_free(connection, sorted({row["job_id"] for row in scopes}))
         commit_id: int = await _sql.next_commit(connection)
         await _sql.set_commit(connection, dataset_version=self._version, commit_id=commit_id)
-        # Any: as a row of the registry, which a stream has none of.
-        changed: Any = {
+        changed = {
             "dataset_version": self._version,
             "range_start": self._request.start,
             "range_end": end,

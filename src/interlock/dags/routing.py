@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -56,15 +56,18 @@ class Scopes:
         self._direct = settings.queue_direct
 
     async def give(
-        self, connection: Connection, changed: Sequence[Row], job_id: UUID | None = None, **more: Any
+        self, connection: Connection, changed: Sequence[Row | Mapping[str, Any]], job_id: UUID | None = None
     ) -> int:
-        """`changed`: rows with dataset_version, range_start, range_end and commit_id. How many tasks were made."""
+        """How many tasks were made. `changed` has dataset_version, range_start, range_end and commit_id.
+
+        With a job only that one is given them, else whoever reads them.
+        """
         made = 0
         for at in range(0, len(changed), _AT_ONCE):
             part = changed[at : at + _AT_ONCE]
             (row,) = await _sql.give_scopes(
                 connection,
-                versions=[more.get("version") or row["dataset_version"] for row in part],
+                versions=[row["dataset_version"] for row in part],
                 starts=[row["range_start"] for row in part],
                 ends=[row["range_end"] for row in part],
                 commits=[row["commit_id"] for row in part],
@@ -198,7 +201,7 @@ class ScopeReconciler(Periodic):
             most=_CHANGES,
         )
         changes = _fitting(changes, room)
-        made = await self._scopes.give(connection, changes, edge["job_id"], version=version)
+        made = await self._scopes.give(connection, changes, edge["job_id"])
         if changes:
             await _sql.set_reconciled(
                 connection,

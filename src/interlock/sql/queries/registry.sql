@@ -151,10 +151,11 @@ select distinct job_id from interlock.edges where dataset_version = :dataset_ver
 -- name: scopes_within
 -- Scopes that these jobs were given, as far as they overlap a range, up to a bound. Those of one job and input do not
 -- overlap each other.
-select m.job_id, m.input_index, m.range_start, m.range_end
+select m.job_id, e.dataset_version, m.range_start, m.range_end
 from unnest(:job_ids::uuid[]) as i(job_id)
 join interlock.jobs j on j.job_id = i.job_id
 cross join lateral generate_series(0, case when j.wait_for_all then 0 else jsonb_array_length(j.inputs) - 1 end) as n(n)
+join interlock.edges e on e.job_id = i.job_id and e.input_index = n.n
 cross join lateral (
     (select m.* from interlock.materialisations m
      where m.job_id = i.job_id and m.input_index = n.n and m.range_start < :start::bigint
@@ -183,58 +184,6 @@ returning dataset_version, range_start, range_end, commit_id;
 
 -- name: set_commit!
 update interlock.dataset_versions set commit_id = :commit_id where dataset_version = :dataset_version;
-
--- name: give_again^
--- As give_scopes of routing.sql, for scopes that a job has had: a task that has not begun takes it in, else there is a
--- new one.
-with asked as materialized (
-    select * from unnest(:indexes::int[], :starts::bigint[], :ends::bigint[]) as a(input_index, range_start, range_end)
-), waiting as materialized (
-    select t.task_id
-    from asked a
-    join interlock.materialisations m on m.job_id = :job_id and m.input_index = a.input_index
-         and m.range_start = a.range_start and m.range_end = a.range_end
-    join interlock.jobs j on j.job_id = m.job_id and not j.per_update
-    join interlock.tasks t on t.shard = 0 and t.task_id = m.task_id
-    where t.status in ('Queued', 'Failed') and not t.dead and not t.cancel_requested
-    for no key update of t skip locked
-), given as (
-    update interlock.materialisations m
-    set input_commit = :commit_id,
-        task_id = case when m.task_id = any(array(select task_id from waiting)) then m.task_id else uuidv7() end
-    from asked a
-    where m.job_id = :job_id and m.input_index = a.input_index and m.range_start = a.range_start
-      and m.range_end = a.range_end
-    returning m.job_id, m.input_index, m.range_start, m.range_end, new.task_id,
-              old.task_id is distinct from new.task_id as fresh
-), tasks as materialized (
-    select g.task_id, j.org_id, j.job_id, j.max_attempts, j.priority, j.queue, j.runtime, j.concurrency_key,
-           g.range_start || '-' || g.range_end || '@' || :commit_id::bigint as dedupe_key,
-           json_build_object('input_index', g.input_index, 'partition_key', g.range_start || '-' || g.range_end,
-                             'start', g.range_start, 'end', g.range_end, 'changed_start', null, 'changed_end', null,
-                             'commit', :commit_id::bigint) as payload
-    from given g join interlock.jobs j on j.job_id = g.job_id
-    where g.fresh
-), made as (
-    insert into interlock.tasks (task_id, org_id, job_id, max_attempts, priority, dedupe_key, slot_key, payload)
-    select task_id, org_id, job_id, max_attempts, priority, dedupe_key,
-           payload::jsonb #>> string_to_array(substr(concurrency_key, 2), '/'), payload
-    from tasks
-), direct as (
-    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
-    select queue, priority, json_build_object('task_id', task_id), task_id::text
-    from tasks where queue is not null and :direct::boolean
-), owed as (
-    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
-    select case when queue is null then 'invoke' else 'send' end, coalesce(queue, runtime),
-           json_build_object('task_id', task_id), priority, task_id::text
-    from tasks where queue is null or not :direct::boolean
-), told as (
-    select pg_notify(case when queue is not null and :direct::boolean then 'interlock_queue' else 'interlock_outbox' end,
-                     coalesce(queue, ''))
-    from (select distinct queue from tasks) q
-)
-select (select count(*) from given) as scopes, (select count(*) from tasks) as tasks, (select count(*) from told) as told;
 
 -- name: insert_invalidation$
 insert into interlock.invalidations (org_id, dataset_uuid, dataset_version, range_start, range_end, reason, asked_by, scopes,

@@ -250,12 +250,12 @@ select pg_advisory_xact_lock_shared(hashtextextended('interlock:pauses', 0));
 
 -- name: changes_since
 -- `missing` are those that no task was made for yet, as far as one can tell without the other inputs.
-select p.range_start, p.range_end, p.commit_id,
+select p.dataset_version, p.range_start, p.range_end, p.commit_id,
        not exists (select 1 from interlock.materialisations m
                    where m.job_id = :job_id and m.input_index = :input_index and m.range_start = p.range_start
                      and m.range_end = p.range_end
                      and m.input_commit >= greatest(p.commit_id, :pointed_at::bigint)) as missing
-from (select range_start, range_end, commit_id from interlock.partitions
+from (select dataset_version, range_start, range_end, commit_id from interlock.partitions
       where dataset_version = :dataset_version and commit_id > :since::bigint
       order by commit_id fetch first :most rows with ties) p
 order by p.commit_id;
