@@ -15,6 +15,7 @@ from msgspec import Raw
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
 from interlock.failpoints import failpoint
+from interlock.kernel.idempotency import answered_before, remember
 from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
 from interlock.kernel.tasks import enqueue, run_task_id
 from interlock.settings import Settings
@@ -67,20 +68,13 @@ class Submissions:
 
         async def work(connection: Connection) -> Submitted:
             if idempotency_key is not None:
-                known = await self._replay(connection, org_id, idempotency_key, hashlib.sha256(body).digest())
+                known = await answered_before(connection, self._settings, org_id, _ENDPOINT, idempotency_key, body)
                 if known is not None:
-                    return known
+                    return Submitted(known, replayed=True)
             written, runtime = await self._write(connection, request, org_id)
             accepted = msgspec.json.encode(written)
             if idempotency_key is not None:
-                await _sql.remember_response(
-                    connection,
-                    org_id=org_id,
-                    endpoint=_ENDPOINT,
-                    key=idempotency_key,
-                    status=201,
-                    response=accepted.decode(),
-                )
+                await remember(connection, org_id, _ENDPOINT, idempotency_key, 201, accepted)
             await failpoint("submit.before_commit")
             return Submitted(accepted, replayed=False, runtime=runtime, created=written.total)
 
@@ -107,25 +101,6 @@ class Submissions:
                     f"tasks[{index}] has {len(task)} bytes; a payload may have {limit}.",
                     code="payload_too_large",
                 )
-
-    async def _replay(self, connection: Connection, org_id: UUID, key: str, digest: bytes) -> Submitted | None:
-        first = await _sql.remember_request(
-            connection,
-            org_id=org_id,
-            endpoint=_ENDPOINT,
-            key=key,
-            request_hash=digest,
-            seconds=self._settings.idempotency_hours * 3600,
-        )
-        if first is not None:
-            return None
-        row = await _sql.remembered_request(connection, org_id=org_id, endpoint=_ENDPOINT, key=key)
-        if bytes(row["request_hash"]) != digest:
-            raise Conflict(
-                "This Idempotency-Key was used with another body; use a new key for a new request.",
-                code="idempotency_key_reused",
-            )
-        return Submitted(row["response"].encode(), replayed=True)
 
     async def _write(self, connection: Connection, request: JobRequest, org_id: UUID) -> tuple[JobAccepted, str]:
         job = await self._job(connection, request, org_id)
