@@ -110,6 +110,24 @@ _under_load("worker", "worker.claimed", 3)
 _under_load("worker", "worker.before_complete", 3)
 
 
+def _with_work(failpoint: str, kind: Kind) -> None:
+    """A place that the dispatcher comes to by itself, once there is something to do."""
+
+    async def case(scene: Scene) -> None:
+        await scene.down()
+        await scene.load.submit(kind)
+        await scene.arm(failpoint)
+        await scene.death()
+
+    CASES["dispatcher", failpoint] = case
+
+
+_with_work("relay.taken", INLINE)
+_with_work("relay.sent", INLINE)
+_with_work("receive.before_commit", PLAIN)
+_with_work("receive.committed", PLAIN)
+
+
 # What users do by hand
 
 
@@ -338,22 +356,6 @@ async def _(scene: Scene) -> None:
     await scene.death()
 
 
-@dies("dispatcher", "relay.taken")
-async def _(scene: Scene) -> None:
-    await scene.down()
-    await scene.load.submit(INLINE)
-    await scene.arm("relay.taken")
-    await scene.death()
-
-
-@dies("dispatcher", "relay.sent")
-async def _(scene: Scene) -> None:
-    await scene.down()
-    await scene.load.submit(INLINE)
-    await scene.arm("relay.sent")
-    await scene.death()
-
-
 @dies("dispatcher", "reconcile.before_commit")
 async def _(scene: Scene) -> None:
     """Every wake-up of the queue is lost."""
@@ -376,22 +378,6 @@ async def _(scene: Scene) -> None:
 
 
 # Queues
-
-
-@dies("dispatcher", "receive.before_commit")
-async def _(scene: Scene) -> None:
-    await scene.down()
-    await scene.load.submit(PLAIN)
-    await scene.arm("receive.before_commit")
-    await scene.death()
-
-
-@dies("dispatcher", "receive.committed")
-async def _(scene: Scene) -> None:
-    await scene.down()
-    await scene.load.submit(PLAIN)
-    await scene.arm("receive.committed")
-    await scene.death()
 
 
 @dies("dispatcher", "release.before_commit")

@@ -1,0 +1,176 @@
+"""What sources, backpressure, backfills and operators' states may touch; as in expectations.py."""
+
+from __future__ import annotations
+
+from tests.plans.expectations import Bounded, Expectation, Live
+
+_EPOCH = "'epoch'"
+_ORG = {"org_id": "seed.id('org 0')"}
+_ZERO = "'00000000-0000-0000-0000-000000000000'"
+
+# sources.sql
+
+_ALL_SOURCES = "select count(*) from interlock.jobs where source is not null"
+_MANUAL = {"job_ids": "array(select seed.id('manual ' || n) from generate_series(0, 9) n)"}
+_SOURCE = _ORG | {"dag_name": "'feeds manual'", "name": "'manual 7'"}
+_HOOK = _ORG | {"dag_name": "'feeds webhook'", "name": "'webhook 7'", "secret_hash": "sha256('new')", "secret": "null"}
+_RESTART = {"most": "1000", "steady_seconds": "300", "most_seconds": "300", "kept": "100"}
+
+SOURCES: dict[str, list[Expectation]] = {
+    "source_generations": [Bounded(1, _SOURCE)],
+    "accept_triggers": [
+        Bounded(
+            100,
+            {
+                "job_ids": "array_fill(seed.id('manual 7'), array[100])",
+                "dedupe_keys": "array(select 'new ' || n from generate_series(1, 100) n)",
+                "payloads": "array_fill('{}'::text, array[100])",
+            },
+            pages=30,
+        )
+    ],
+    "take_trigger_notes": [
+        Live(
+            "select count(*) from interlock.outbox",
+            "others' rows that are due as well",
+            {"most": "100", "since": _EPOCH},
+        )
+    ],
+    "jobs_with_triggers": [Bounded(11, {"after": _ZERO, "most": "1000"})],
+    "fire_triggers": [Bounded(1000, _MANUAL | {"each": "200", "most": "1000", "direct": "true"}, rows=6, pages=60)],
+    "hand_on_triggers": [Bounded(10, _MANUAL | {"each": "1000"})],
+    "forget_triggers": [Bounded(10, _MANUAL | {"each": "1000", "age_seconds": "60"})],
+    "start_sources": [Live(_ALL_SOURCES, "every always_on source is looked at", {"most": "1000"}, rows=4, pages=20)],
+    "restart_sources": [Live(_ALL_SOURCES, "every always_on source is looked at", _RESTART, rows=6, pages=30)],
+    "stop_sources": [Live(_ALL_SOURCES, "the task of every always_on source is looked at", {"most": "1000"})],
+    "forget_sources": [Live(_ALL_SOURCES, "the task of every always_on source is looked at")],
+    "list_sources": [
+        # Up to a thousand triggers of each are counted.
+        Bounded(100, _ORG | {"dag_name": f"'feeds {kind}'", "most": "1000"}, rows=30, pages=30)
+        for kind in ("manual", "webhook", "always_on")
+    ],
+    "dag_exists": [Bounded(1, _ORG | {"dag_name": "'feeds manual'"})],
+    "follow_schedules": [Live(_ALL_SOURCES, "every schedule is compared with its source", rows=4)],
+    "due_schedules": [Bounded(10, {"most": "100"})],
+    "set_schedules": [
+        Bounded(
+            1,
+            {
+                "job_ids": "array[seed.id('cron 0')]",
+                "last_ats": "array[now()]",
+                "next_ats": "array[now() + interval '1 day']",
+            },
+            pages=20,
+        )
+    ],
+    "insert_hook": [Bounded(1, _HOOK | {"hook_id": "'new'"})],
+    "rotate_hook": [Bounded(1, _HOOK | {"overlap_seconds": "3600"}, pages=20)],
+    "find_hook": [Bounded(1, {"hook_id": "'hook 7'"})],
+}
+
+# pressure.sql
+
+_PIPE = {"job_id": "seed.id('pipe 1')"}
+_ALL_PAUSES = "select count(*) from interlock.pauses"
+_HELD = {"job_ids": "array[seed.id('pipe 0')]", "cause_ids": "array[seed.id('pipe 2')]"}
+
+PRESSURE: dict[str, list[Expectation]] = {
+    # One of the jobs has all that its limit allows and one task more, and those are counted.
+    "measure": [Bounded(1000, {"after": _ZERO, "most": "1000"}, rows=6)],
+    "count_waiting": [Bounded(1001, {"job_id": "seed.id('pipe 2')", "most": "1001"})],
+    "all_pauses": [Live(_ALL_PAUSES, "all of them are compared with what is needed")],
+    "upstream": [Bounded(2, {"job_ids": "array[seed.id('pipe 2')]"}, rows=20, pages=60)],
+    "lock_pauses": [Bounded(1)],
+    "hold": [Bounded(1, _HELD | {"bulks": "array[false]", "paths": f"array[{_ZERO}]", "reasons": "array['full']"})],
+    "release": [Bounded(1, _HELD, rows=6, pages=30)],
+    "list_pauses": [
+        Live(
+            _ALL_PAUSES,
+            "a page of them is looked for among all",
+            _ORG | {"after_job": _ZERO, "after_cause": _ZERO, "most": "100"},
+            rows=8,
+            pages=30,
+        )
+    ],
+    "pause_levels": [Live(_ALL_PAUSES, "all of them are counted")],
+}
+
+# backfills.sql
+
+_PIPE_RUN = {"run_id": "seed.id('pipe run 0')"}
+_PLACE = {"place_input": "0", "place_start": "50000", "place_end": "50009"}
+_SCOPES = "array(select n from generate_series(1, 100) n)"
+
+BACKFILLS: dict[str, list[Expectation]] = {
+    "job_of_dag": [Bounded(1, _ORG | {"dag_name": "'pipe'", "name": "'pipe 1'"})],
+    "scopes_after": [
+        Bounded(1000, _PIPE | place | {"range_start": "5", "range_end": "150000", "most": "1000"})
+        for place in (_PLACE, {"place_input": "-1", "place_start": "0", "place_end": "0"})
+    ],
+    "start_backfill": [
+        Bounded(
+            1,
+            _ORG
+            | _PIPE
+            | {
+                "range_size": "100",
+                "range_start": "0",
+                "range_end": "9",
+                "priority": "1",
+                "reason": "null",
+                "requested_by": "'user'",
+                "total": "1",
+            },
+            pages=40,
+        )
+    ],
+    "backfills_in_work": [Bounded(10, {"after": _ZERO, "most": "100"})],
+    # Live runs of the job are summed up.
+    "take_backfill": [Bounded(10, _PIPE_RUN | {"most_waiting": "10000"})],
+    "make_tasks": [
+        Bounded(
+            100,
+            _ORG
+            | _PIPE
+            | _PIPE_RUN
+            | _PLACE
+            | {
+                "first_index": "0",
+                "max_attempts": "3",
+                "priority": "1",
+                "concurrency_key": "null",
+                "inputs": "array_fill(0, array[100])",
+                "starts": f"array(select n * 10 from unnest({_SCOPES}) n)",
+                "ends": f"array(select n * 10 + 9 from unnest({_SCOPES}) n)",
+                "streams": "array_fill(false, array[100])",
+                "commits": "array_fill(9, array[100])",
+            },
+            pages=40,
+        )
+    ],
+    "end_backfill": [Bounded(1, _PIPE_RUN | {"state": "'Done'"}, pages=40)],
+    "pause_backfill": [Bounded(1, _ORG | _PIPE_RUN, pages=40)],
+    "resume_backfill": [Bounded(1, _ORG | _PIPE_RUN, pages=40)],
+    "list_backfills": [Bounded(100, _ORG | {"cursor": "null", "most": "100"})],
+    "backfill_by_id": [Bounded(1, _ORG | _PIPE_RUN)],
+}
+
+# operator_state.sql
+
+_STATE = _PIPE | {"name": "'range_aggregator'"}
+
+OPERATOR_STATE: dict[str, list[Expectation]] = {
+    "read_state": [Bounded(1, _STATE)],
+    "keep_state": [Bounded(1, _STATE | {"state": "'{}'", "version": "1"})],
+}
+
+EXPECTED: dict[str, list[Expectation]] = {
+    f"{area}.{name}": cases
+    for area, table in {
+        "backfills": BACKFILLS,
+        "operator_state": OPERATOR_STATE,
+        "pressure": PRESSURE,
+        "sources": SOURCES,
+    }.items()
+    for name, cases in table.items()
+}
