@@ -44,7 +44,7 @@ bench: $(INSTALLED) ## measure the kernel beside bare SQL and other queues on th
 install: $(INSTALLED) ## set up .venv from requirements.lock; the other targets do it when it is due
 
 lock: $(BIN)/uv ## pin dependencies again after a change to pyproject.toml (LOCK_ARGS=--upgrade for the newest)
-	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --universal --extra dev \
+	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --universal --extra dev --extra connect \
 	  --generate-hashes --no-emit-index-url --no-header $(LOCK_ARGS) --output-file requirements.lock pyproject.toml >/dev/null
 
 clean: ## remove .venv, build output and the tools' caches; .interlock stays
@@ -56,8 +56,8 @@ or_show_log = || { cat $(LOG) >&2; echo "Set-up failed: the lines above say why.
 
 # The package is built with the lock file's own hatchling (--no-build-isolation): nothing unpinned is fetched.
 $(INSTALLED): requirements.lock pyproject.toml | $(BIN)/uv
-	@echo "Set-up: installing the packages of requirements.lock into .venv (under a minute, mostly download) ..."
-	@{ $(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock && \
+	@echo "Set-up: installing the packages of requirements.lock into .venv (a minute or two, mostly download) ..."
+	@{ $(BIN)/uv pip install --python $(BIN)/python --require-hashes --build-constraint requirements.lock -r requirements.lock && \
 	   $(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation -e . ; } >>$(LOG) 2>&1 $(or_show_log)
 	@touch $@
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from interlock.schemas import DatasetSchema
 from interlock.wire.base import Attempt, Index, Internal, Position, TaskStatus, Text, WorkerId
 from interlock.wire.tasks import Crash, JobRef
 
@@ -206,6 +207,73 @@ class Output(Internal, frozen=True, kw_only=True):
     row_count: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     bytes: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     schema_hash: Annotated[str, Meta(max_length=200)] | None = None
+
+
+class TaskFile(Internal, frozen=True, kw_only=True):
+    """A partition as it is committed now."""
+
+    start: int
+    end: int
+    location: str
+    commit: int
+    row_count: int | None = None
+    bytes: int | None = None
+
+
+class InputData(Internal, frozen=True, kw_only=True):
+    """What a task reads of one input: its scope, and the files or the table that have it.
+
+    The dataset is the one that has the rows: behind ranges that were cut of a dataset stands that dataset.
+    """
+
+    input_index: int
+    name: str
+    """Of the output that it is; unique among the inputs of a task."""
+    dataset_uuid: UUID
+    dataset_version: UUID
+    storage: str
+    """`parquet`: `files`. Otherwise `table`, in the schema `datasets` of the data database."""
+    start: int | None = None
+    """Null when the input has no part in this task."""
+    end: int | None = None
+    where: str | None = None
+    schema: DatasetSchema | None = None
+    files: list[TaskFile] = field(default_factory=list)
+    """In the order of their ranges; those at the ends may reach beyond the scope."""
+    table: str | None = None
+
+
+class OutputData(Internal, frozen=True, kw_only=True):
+    """Where a task writes one output, and what is there already."""
+
+    output_index: int
+    name: str
+    dataset_uuid: UUID
+    dataset_version: UUID
+    storage: str
+    write_prefix: str
+    schema: DatasetSchema | None = None
+    unique_key: list[str] = field(default_factory=list)
+    """Not empty: rows are added to those of `current`, and replace those with the same key."""
+    current: TaskFile | None = None
+    """The partition with the bounds of the task's scope."""
+
+
+class TaskData(Internal, frozen=True, kw_only=True):
+    task_id: UUID
+    inputs: list[InputData]
+    outputs: list[OutputData]
+
+
+class DataRequest(Internal, frozen=True, kw_only=True):
+    """Of attempts that hold their tasks. Asking says that they are about to write."""
+
+    items: Annotated[list[Release], Meta(min_length=1, max_length=100)]
+
+
+class DataReply(Internal, frozen=True, kw_only=True):
+    items: list[TaskData]
+    refused: list[Refusal] = field(default_factory=list)
 
 
 class Completion(Internal, frozen=True, kw_only=True):
