@@ -7,6 +7,7 @@ from uuid import UUID
 
 from interlock.wire import KeyRequest, Role
 from tests.dags import valid
+from tests.files import marked
 from tests.system import System
 
 CHAIN = """
@@ -83,7 +84,7 @@ async def finish(system: System, claim: dict[str, Any], *scopes: dict[str, Any])
     refs = [{name: grant[name] for name in ("dataset_uuid", "dataset_version")} for grant in grants]
     events = [ref | where for ref in refs for where in scopes]
     outputs = [
-        ref | scopes[0] | {"output_index": n, "location": grants[n]["write_prefix"] + "part.parquet", "row_count": 3}
+        ref | scopes[0] | {"output_index": n} | marked(grants[n]["write_prefix"], "part.parquet", rows=3)
         for n, ref in enumerate(refs)
         if scopes and "start" in scopes[0]
     ]

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from tests.dags import deploy
+from tests.files import marked
 from tests.system import System, fence
 
 
@@ -126,8 +127,8 @@ class Deployed:
         ]
         commit = task["payload"]["commit"]
         outputs = [
-            ref | scope | {"output_index": index, "location": f"{ref['dataset_version']}@{commit}"}
-            for index, ref in enumerate(made)
+            ref | scope | {"output_index": index} | marked(grant["write_prefix"], f"{ref['dataset_version']}@{commit}")
+            for index, (ref, grant) in enumerate(zip(made, task["outputs"], strict=True))
         ]
         return await self.system.complete(claim, outputs=outputs, events=[ref | scope for ref in made])
 
@@ -136,4 +137,4 @@ class Deployed:
             rows = await connection.fetch(
                 "select range_start, range_end, location from interlock.partitions where dataset_version = $1", version
             )
-        return {(row["range_start"], row["range_end"]): row["location"] for row in rows}
+        return {(row["range_start"], row["range_end"]): row["location"] and row["location"].rpartition("/")[2] for row in rows}

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from tests.dags import deploy
+from tests.files import marked
 from tests.system import System, fence
 
 Name = tuple[str, str]
@@ -91,7 +92,7 @@ class Flow:
         outputs = [
             {name: output[name] for name in ("output_index", "dataset_uuid", "dataset_version")}
             | scope
-            | {"location": "here"}
+            | marked(output["write_prefix"])
             for output in claim["task"]["outputs"]
         ]
         events = [{name: o[name] for name in ("dataset_uuid", "dataset_version", "start", "end")} for o in outputs]

@@ -40,6 +40,9 @@ class Marker(Struct, frozen=True, kw_only=True):
     row_count: Annotated[int, Meta(ge=0, le=2**62)]
     bytes: Annotated[int, Meta(ge=0, le=2**62)]
     schema: DatasetSchema
+    min: int | None = None
+    """The smallest value of the range column."""
+    max: int | None = None
     based_on: int | None = None
     """Commit of the partition whose rows were taken over, for one that is added to."""
 

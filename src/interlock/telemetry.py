@@ -24,6 +24,7 @@ ATTEMPTS_ENDED = Counter(
     ["outcome"],
     registry=REGISTRY,
 )
+FILES_SWEPT = Counter("interlock_files_swept", "Files of datasets deleted, since nobody needs them.", registry=REGISTRY)
 TASKS_REAPED = Counter("interlock_tasks_reaped", "Attempts ended by the reaper.", ["cause"], registry=REGISTRY)
 TASKS_REQUEUED = Counter("interlock_tasks_requeued", "Failed tasks queued for their next attempt.", registry=REGISTRY)
 TASKS_ROUTED = Counter("interlock_tasks_routed", "Tasks made for changes of datasets.", ["by"], registry=REGISTRY)

@@ -11,6 +11,7 @@ from interlock.access.keyring import Keyring
 from interlock.access.principals import Principals
 from interlock.access.tokens import CapabilityTokens
 from interlock.adapters.notifications import Listener, Wakeups
+from interlock.adapters.objects import Objects
 from interlock.adapters.pgqueue import PgQueue
 from interlock.adapters.postgres import Database, require_schema
 from interlock.adapters.queue import Queue
@@ -24,6 +25,7 @@ from interlock.dags.deploying import Deployments
 from interlock.dags.hooks import Hooks
 from interlock.dags.invalidation import Invalidations
 from interlock.dags.manual import ManualEvents
+from interlock.dags.operators import RANGES
 from interlock.dags.pressure import Pauses, Pressure
 from interlock.dags.reasons import ScopeExplanations
 from interlock.dags.registry import Registry
@@ -38,8 +40,10 @@ from interlock.kernel.actions import Actions
 from interlock.kernel.claims import Claims
 from interlock.kernel.effects import Effects
 from interlock.kernel.explain import Explanations
+from interlock.kernel.files import Files
 from interlock.kernel.inline import OPERATORS, InlineRunner
 from interlock.kernel.loop import Service
+from interlock.kernel.markers import Markers
 from interlock.kernel.presence import Presence
 from interlock.kernel.reads import Reads
 from interlock.kernel.reaper import Reaper
@@ -49,6 +53,7 @@ from interlock.kernel.retention import Retention
 from interlock.kernel.retries import Retries
 from interlock.kernel.runs import RunCancels, RunCounters
 from interlock.kernel.submission import Submissions
+from interlock.kernel.sweeper import Sweeper
 from interlock.kernel.tasks import Tasks
 from interlock.settings import Settings
 
@@ -70,6 +75,8 @@ class Kernel:
     claims: Claims
     tasks: Tasks
     effects: Effects
+    files: Files
+    objects: Objects
     submissions: Submissions
     reads: Reads
     actions: Actions
@@ -107,6 +114,7 @@ class Kernel:
             Retirement(database, settings, self.actions),
             Pressure(database, settings, self.wakeups),
             BackfillTasks(database, settings),
+            Sweeper(database, settings, self.objects),
         ]
 
 
@@ -119,7 +127,8 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         database, keyring, clock, issuer=settings.token_issuer, ttl_seconds=settings.token_ttl_seconds
     )
     claims = Claims(database, settings, queue, tokens)
-    tasks = Tasks(database, settings, tokens)
+    objects = Objects(settings.objects_root)
+    tasks = Tasks(database, settings, tokens, Markers(objects))
     effects = Effects(database, settings)
     reads = Reads(database)
     registry = Registry(database)
@@ -138,6 +147,8 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         claims=claims,
         tasks=tasks,
         effects=effects,
+        files=Files(database, settings, tasks, RANGES),
+        objects=objects,
         submissions=Submissions(database, settings),
         reads=reads,
         actions=actions,

@@ -11,8 +11,12 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from uuid import UUID
 
 import asyncpg
+import msgspec
 import pytest
 from msgspec import Raw
 
@@ -24,11 +28,16 @@ from interlock.wire import (
     BackfillRequest,
     BackfillState,
     ClaimRequest,
+    Completion,
+    CompletionBatch,
     DagState,
+    DataRequest,
     Event,
     InvalidateRequest,
     Output,
+    Release,
     SourceEvent,
+    WriteGrant,
 )
 from tests.crash import test_pipeline
 from tests.crash.deployment import Deployment, Process, deployed
@@ -421,6 +430,90 @@ async def _(scene: Scene) -> None:
         output = Output(dataset_uuid=batch[0], dataset_version=batch[1], location=f"{grant.write_prefix}part")
         final = Event(dataset_uuid=batch[0], dataset_version=batch[1], cursor=1)
         await attempt.complete("Completed", outputs=[output], events=[final])
+
+
+# Files
+
+
+async def _claimed(scene: Scene, run_id: UUID) -> tuple[Release, WriteGrant]:
+    """The next attempt of the run's only task, and where it may write."""
+    await scene.deployment.until("select status = 'Queued' from interlock.tasks where run_id = $1", run_id)
+    async with scene.deployment.worker_client() as worker:
+        claim = (await worker.claim_batch(ClaimRequest(worker_id="here", run_id=run_id, start=0, end=0))).claims[0]
+    assert claim.task
+    assert claim.lease_token
+    return Release(
+        task_id=claim.task.task_id, attempt=claim.task.attempt, lease_token=claim.lease_token
+    ), claim.task.outputs[0]
+
+
+async def _ended(scene: Scene, held: Release, status: Literal["Completed", "Failed"], **said: Any) -> None:
+    ended = Completion(**msgspec.structs.asdict(held), status=status, **said)
+    async with scene.deployment.worker_client() as worker:
+        assert (await worker.complete(CompletionBatch(items=[ended]))).accepted == 1
+
+
+async def _completed(scene: Scene, run_id: UUID) -> None:
+    held, grant = await _claimed(scene, run_id)
+    ref: dict[str, Any] = {"dataset_uuid": grant.dataset_uuid, "dataset_version": grant.dataset_version}
+    output = Output(location=f"{grant.write_prefix}part", **ref)
+    await _ended(scene, held, "Completed", outputs=[output], events=[Event(cursor=1, **ref)])
+
+
+async def _told_of_data(scene: Scene, held: Release) -> None:
+    async with scene.deployment.worker_client() as worker:
+        assert len((await worker.task_data(DataRequest(items=[held]))).items) == 1
+
+
+def _write(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "part").touch()
+
+
+_WRITER = Kind(1, {}, {"operator": "writer", "runtime": "udf"}, outputs=1)
+
+
+@dies("dispatcher", "files.before_commit")
+async def _(scene: Scene) -> None:
+    """Who asks again is told, and his prefix is known."""
+    await scene.up()
+    one = await scene.load.submit(_WRITER, lease_seconds=600)
+    held, _grant = await _claimed(scene, one.run_id)
+    await scene.arm("files.before_commit")
+    asking = asyncio.create_task(_told_of_data(scene, held))
+    await scene.death()
+    await scene.victim.start()
+    await asking
+    assert await scene.deployment.ask("select from interlock.file_sweeps where task_id = $1", held.task_id)
+    await _ended(scene, held, "Failed")
+    await _completed(scene, one.run_id)
+
+
+def _sweeping(failpoint: str) -> None:
+    async def case(scene: Scene) -> None:
+        await scene.up()
+        one = await scene.load.submit(_WRITER, lease_seconds=600)
+        held, grant = await _claimed(scene, one.run_id)
+        await _told_of_data(scene, held)
+        folder = Path(grant.write_prefix.removeprefix("file://"))
+        await asyncio.to_thread(_write, folder)
+        await _ended(scene, held, "Failed")
+        due = "update interlock.file_sweeps set due_at = now(), final_at = now() where task_id = $1"
+        await scene.deployment.ask(due, held.task_id)
+        await scene.arm(failpoint, sweep_seconds="0.1")
+        await scene.death()
+        await scene.deployment.ask(due, held.task_id)
+        await scene.victim.start(sweep_seconds="0.1")
+        gone = "select not exists (select from interlock.file_sweeps where task_id = $1)"
+        await scene.deployment.until(gone, held.task_id)
+        assert not await asyncio.to_thread(folder.exists)
+        await _completed(scene, one.run_id)
+
+    CASES["dispatcher", failpoint] = case
+
+
+_sweeping("sweep.before_commit")
+_sweeping("sweep.before_forgotten")
 
 
 # Sources

@@ -288,6 +288,14 @@ CREATE TABLE interlock.edges (
     reconciled_to bigint DEFAULT 0 NOT NULL,
     pointed_at bigint DEFAULT 0 NOT NULL
 );
+CREATE TABLE interlock.file_sweeps (
+    place text NOT NULL,
+    dataset_version uuid NOT NULL,
+    task_id uuid,
+    attempt integer,
+    due_at timestamp with time zone NOT NULL,
+    final_at timestamp with time zone NOT NULL
+);
 CREATE TABLE interlock.hooks (
     hook_id text NOT NULL,
     org_id uuid NOT NULL,
@@ -641,6 +649,8 @@ ALTER TABLE ONLY interlock.datasets
     ADD CONSTRAINT datasets_pkey PRIMARY KEY (dataset_uuid);
 ALTER TABLE ONLY interlock.edges
     ADD CONSTRAINT edges_pkey PRIMARY KEY (job_id, input_index);
+ALTER TABLE ONLY interlock.file_sweeps
+    ADD CONSTRAINT file_sweeps_pkey PRIMARY KEY (place);
 ALTER TABLE ONLY interlock.hooks
     ADD CONSTRAINT hooks_org_id_dag_name_job_name_key UNIQUE (org_id, dag_name, job_name);
 ALTER TABLE ONLY interlock.hooks
@@ -716,6 +726,7 @@ CREATE UNIQUE INDEX datasets_by_output ON interlock.datasets USING btree (org_id
 CREATE INDEX edges_active ON interlock.edges USING btree (job_id, input_index) WHERE active;
 CREATE INDEX edges_by_dataset ON interlock.edges USING btree (dataset_uuid) WHERE active;
 CREATE INDEX edges_by_version ON interlock.edges USING btree (dataset_version, job_id) WHERE active;
+CREATE INDEX file_sweeps_due ON interlock.file_sweeps USING btree (due_at);
 CREATE INDEX idempotency_keys_expiry ON interlock.idempotency_keys USING btree (expires_at);
 CREATE INDEX invalidations_by_dataset ON interlock.invalidations USING btree (dataset_uuid, invalidation_id);
 CREATE INDEX job_cursors_by_task ON interlock.job_cursors USING btree (task_id) WHERE (task_id IS NOT NULL);

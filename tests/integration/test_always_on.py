@@ -10,6 +10,7 @@ import pytest
 from interlock.clock import ManualClock
 from interlock.dags.sources import LONGEST_WAIT_SECONDS, STEADY_SECONDS, AlwaysOn
 from interlock.wire import Role
+from tests.files import marked
 from tests.sources import active_job, deploy, hold_back, let_go, other_key, source_job
 from tests.system import System, fence
 
@@ -163,7 +164,7 @@ async def test_outputs_are_committed_with_every_return(still: System, clock: Man
         claim = await still.claim(task_id)
         grant = claim["task"]["outputs"][0]
         output = {name: grant[name] for name in ("dataset_uuid", "dataset_version")}
-        output |= {"location": f"{grant['write_prefix']}part", "start": end - 9, "end": end}
+        output |= marked(grant["write_prefix"]) | {"start": end - 9, "end": end}
         reply = await still.complete(claim, outputs=[output])
         assert reply.status_code == 200, reply.text
         clock.advance(5)

@@ -12,6 +12,7 @@ import pytest
 
 from interlock import failpoints
 from interlock.clock import ManualClock
+from tests.files import marked
 from tests.system import System, fence, running
 
 
@@ -154,12 +155,17 @@ async def test_the_same_event_from_many_calls_at_once_is_accepted_once(still: Sy
 # Outputs and final events
 
 
+def place(claim: dict[str, Any]) -> str:
+    prefix: str = claim["task"]["outputs"][0]["write_prefix"]
+    return f"{prefix}part"
+
+
 async def test_a_completion_commits_its_outputs_and_events_together(still: System) -> None:
     first, second = dataset(), dataset()
     claim = await held(still, first, second)
     outputs = [
-        first | {"output_index": 0, "location": "s3://b/a", "cursor": 5, "row_count": 1000},
-        second | {"output_index": 1, "location": "s3://b/b", "start": 1, "end": 9, "bytes": 7, "schema_hash": "h"},
+        first | {"output_index": 0, "location": place(claim), "cursor": 5, "row_count": 1000},
+        second | {"output_index": 1, "start": 1, "end": 9} | marked(claim["task"]["outputs"][1]["write_prefix"]),
     ]
     reply = await still.complete(claim, outputs=outputs, events=[first | {"cursor": 5}], error_message=None)
     assert (reply.status_code, reply.json()) == (200, {"task_id": claim["task_id"], "status": "Completed"})
@@ -176,7 +182,7 @@ async def test_a_completion_commits_its_outputs_and_events_together(still: Syste
 async def test_an_attempt_that_did_not_complete_commits_nothing(still: System, status: str) -> None:
     output = dataset()
     claim = await held(still, output)
-    more: dict[str, Any] = {"outputs": [output | {"location": "s3://b/a"}], "events": [output | {"cursor": 1}]}
+    more: dict[str, Any] = {"outputs": [output | {"location": place(claim)}], "events": [output | {"cursor": 1}]}
     assert (await still.complete(claim, status, **more)).status_code == 200
     assert await stored_events(still) == []
     assert await still.value("select count(*) from interlock.output_commits") == 0
@@ -185,7 +191,7 @@ async def test_an_attempt_that_did_not_complete_commits_nothing(still: System, s
 async def test_a_completion_with_a_bad_output_ends_nothing(still: System) -> None:
     output = dataset()
     claim = await held(still, output)
-    good = output | {"location": "s3://b/a"}
+    good = output | {"location": place(claim)}
     for wrong, status, code in (
         ({"outputs": [good, dataset() | {"location": "s3://b/x"}]}, 403, "dataset_not_granted"),
         ({"outputs": [good, good]}, 400, "duplicate_output"),
@@ -204,7 +210,7 @@ async def test_a_completion_with_a_bad_output_ends_nothing(still: System) -> Non
 async def test_a_completion_that_breaks_before_its_commit_leaves_nothing(still: System) -> None:
     output = dataset()
     claim = await held(still, output)
-    more: dict[str, Any] = {"outputs": [output | {"location": "s3://b/a"}], "events": [output | {"cursor": 1}]}
+    more: dict[str, Any] = {"outputs": [output | {"location": place(claim)}], "events": [output | {"cursor": 1}]}
 
     async def fail() -> None:
         failpoints.disarm("complete.before_commit")
@@ -231,8 +237,8 @@ async def test_in_a_batch_each_completion_has_its_own_outputs(still: System) -> 
     accepted = await still.submit([0, 1], outputs=[output])
     claims = (await still.claim_many(run_id=accepted["run_id"], start=0, end=1))["claims"]
     items = [
-        fence(claim) | {"status": "Completed", "outputs": [output | {"location": f"s3://b/{n}"}]}
-        for n, claim in enumerate(claims)
+        fence(claim) | {"status": "Completed", "outputs": [output | {"location": place(claim)}]}
+        for claim in claims
     ]
     reply = await still.worker("POST", "/internal/task-complete", json={"items": items})
     assert reply.json() == {"accepted": 2}

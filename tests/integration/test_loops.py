@@ -321,7 +321,8 @@ async def ended(system: System, **job: Any) -> dict[str, Any]:
         claims[0]["capability_token"],
         fence(claims[0]) | output | {"batch_uri": uri, "record_count": 1},
     )
-    more: dict[str, Any] = {"events": [output | {"cursor": 1}], "outputs": [output | {"location": "s3://b/x"}]}
+    place = claims[0]["task"]["outputs"][0]["write_prefix"] + "part"
+    more: dict[str, Any] = {"events": [output | {"cursor": 1}], "outputs": [output | {"location": place}]}
     await system.complete(claims[0], **more)
     for claim in claims[1:]:
         await system.complete(claim, "Failed")

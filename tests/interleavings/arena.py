@@ -56,6 +56,10 @@ class Arena:
         self.indirect = self._assembled(queue_direct=False)[0]
         """A gateway whose queue is not in Postgres: what it owes goes to the outbox."""
 
+    @property
+    def objects_root(self) -> str:
+        return self._settings.objects_root
+
     def _assembled(self, **settings: Any) -> list[Kernel]:
         made = self._settings.model_copy(update=settings)
         return [assemble(made, database, coordination=None, state_url="") for database in self._databases]

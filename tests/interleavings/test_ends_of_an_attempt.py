@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from interlock.access.tokens import write_prefix
 from interlock.kernel import reaper
 from interlock.wire import Event, Output
 from tests.interleavings.arena import PAST_THE_LEASE, Arena
@@ -160,7 +161,8 @@ async def test_cancel_and_report_in_every_order_agree_on_one_end(arena: Arena, o
 async def test_the_same_report_twice_in_every_order_counts_once_with_its_outputs(arena: Arena, order: Order) -> None:
     output: dict[str, Any] = {"dataset_uuid": uuid4(), "dataset_version": uuid4()}
     (lease,) = await arena.claimed(outputs=[output])
-    report = complete(lease, outputs=[Output(**output, location="s3://x/y")], events=[Event(**output, cursor=7)])
+    location = write_prefix(arena.objects_root, lease.task_id, lease.attempt, *output.values()) + "part"
+    report = complete(lease, outputs=[Output(**output, location=location)], events=[Event(**output, cursor=7)])
     played = await arena.play(order, one=report, other=report)
     assert played.waits == order.meeting()
     assert [played[name].status for name in ("one", "other")] == ["Completed", "Completed"]

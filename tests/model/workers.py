@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from msgspec import Raw
 
+from interlock.access.tokens import write_prefix
 from interlock.wire import (
     BufferPublish,
     BufferPublished,
@@ -133,10 +134,10 @@ class Workers(Claiming):
 
     def complete(self, at: int, reports: Sequence[Report], *, form: str = "list", crash: str | None = None) -> None:
         """As one, as a list, or as groups of tasks that completed under one lease."""
-        items = [_completion(report) for report in reports]
         groups = self._groups(reports) if form == "groups" else []
 
         def work(kernel: Kernel) -> Any:
+            items = [_completion(report, kernel.settings.objects_root) for report in reports]
             if form == "one":
                 return kernel.tasks.complete_one(items[0])
             return kernel.tasks.complete([], groups) if groups else kernel.tasks.complete(items)
@@ -277,9 +278,10 @@ def _event(scope: str) -> Event:
     return Event(dataset_uuid=DATASET, dataset_version=VERSION, partition_key=value, start=int(start), end=int(end))
 
 
-def _completion(report: Report) -> Completion:
+def _completion(report: Report, root: str) -> Completion:
+    prefix = write_prefix(root, report.hold.task_id, report.hold.attempt, DATASET, VERSION)
     outputs = [
-        Output(output_index=n, dataset_uuid=DATASET, dataset_version=VERSION, location="file:///there")
+        Output(output_index=n, dataset_uuid=DATASET, dataset_version=VERSION, location=f"{prefix}part")
         for n in range(report.outputs)
     ]
     more: dict[str, Any] = {"result": Raw(report.result.encode())} if report.result is not None else {}

@@ -38,7 +38,7 @@ DAGS: dict[str, list[Expectation]] = {
     "unended_tasks": [Bounded(2000, _SWAPPED | {"most": "2000", "asked": asked}) for asked in ("true", "false")],
     "live_runs": [Bounded(1, _SWAPPED | {"most": "100"})],
     "take_back_scopes": [Bounded(20, {"job_id": "seed.id('built 10')", "most": "1000"}, rows=8, pages=40)],
-    "drop_rows": [Bounded(5000, _SWAPPED | {"most": "5000"})],
+    "drop_rows": [Bounded(5000, _SWAPPED | {"most": "5000", "root": "'file:///objects'"})],
     "hand_over_tasks": [
         Bounded(
             100,

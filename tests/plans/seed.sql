@@ -335,3 +335,9 @@ select seed.id('left ' || n), seed.id('org 0'), seed.id('built 10'), 3, 0, '{}'
 from generate_series(1, 3000 + seed.mass() / 100) n;
 insert into interlock.job_cursors (job_id, input_index, committed)
 select seed.id('dag job ' || n), 0, 9 from generate_series(0, 199 + seed.mass() / 100) n;
+
+-- Prefixes of attempts, of which a few are due to be swept.
+insert into interlock.file_sweeps (place, dataset_version, task_id, attempt, due_at, final_at)
+select 'file:///objects/' || n || '/', seed.id('pipe version 0'), seed.task('running', n), 1,
+       now() + case when n < 100 then -1 else 1 end * interval '1 hour', now() + interval '1 day'
+from generate_series(0, 999 + seed.mass() / 10) n;

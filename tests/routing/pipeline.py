@@ -23,6 +23,7 @@ from interlock.kernel.loop import Service
 from interlock.settings import Settings
 from interlock.wire import ClaimReply, ClaimRequest, Completion, Event, EventBatch, Output
 from interlock.wiring import Kernel, kernel
+from tests.files import marked
 
 WIDTH: Final = 10
 """Cells of a partition that a source reports."""
@@ -206,7 +207,9 @@ class Pipeline:
         dataset, version = self.versions[held.node.name]
         scope: dict[str, Any] = {"start": held.scope.start, "end": held.scope.end}
         event = Event(dataset_uuid=dataset, dataset_version=version, **scope)
-        output = Output(dataset_uuid=dataset, dataset_version=version, location="here", **scope)
+        assert held.claim.task is not None
+        file = marked(held.claim.task.outputs[0].write_prefix)
+        output = Output(dataset_uuid=dataset, dataset_version=version, **file, **scope)
         await self.kernel.tasks.complete_one(
             Completion(**fence(held.claim), status="Completed", outputs=[output], events=[event] if told else [])
         )

@@ -308,7 +308,10 @@ async def test_a_completion_does_not_take_a_stream_back(pipe: Pipeline) -> None:
         EventBatch(**fence(pipe.producers["source"]), events=[event(pipe, "source", cursor=9)])
     )
     dataset, version = pipe.versions["source"]
-    output = Output(dataset_uuid=dataset, dataset_version=version, location="here", cursor=8)
+    task = pipe.producers["source"].task
+    assert task is not None
+    prefix = task.outputs[0].write_prefix
+    output = Output(dataset_uuid=dataset, dataset_version=version, location=f"{prefix}part", cursor=8)
     reply = await pipe.kernel.tasks.complete(
         [Completion(**fence(pipe.producers["source"]), status="Completed", outputs=[output])]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -85,7 +86,7 @@ async def test_each_range_is_told_once_when_it_is_complete_and_again_when_it_is_
     for kind, first, length in moves:
         if kind == "advance":
             before, cursor = cursor, cursor + first
-            told = await task.run(AGGREGATOR, start=before + 1, end=cursor)
+            told = await task.run(AGGREGATOR, start=before + 1, end=cursor, cursor=cursor)
             expected = _complete(size, begin, cursor) - seen
             seen |= expected
         else:
@@ -101,6 +102,24 @@ async def test_each_range_is_told_once_when_it_is_complete_and_again_when_it_is_
 def _complete(size: int, begin: int, cursor: int) -> set[int]:
     """Ranges all of whose positions have been passed, and none of which lies before the start."""
     return {n for n in range(cursor // size + 2) if n * size >= begin and (n + 1) * size - 1 <= cursor}
+
+
+@settings(max_examples=200)
+@given(size=sizes, begin=st.integers(0, 60), cuts=st.sets(st.integers(1, 150)), data=st.data())
+async def test_partitions_become_ranges_in_whatever_order_they_come(
+    size: int, begin: int, cuts: set[int], data: st.DataObject
+) -> None:
+    edges = [0, *sorted(cuts)]
+    partitions = [(start, end - 1) for start, end in pairwise(edges)]
+    order = data.draw(st.permutations(partitions))
+    again = data.draw(st.lists(st.sampled_from(partitions), max_size=3)) if partitions else []
+    task, there = Task({"size": size, "start": begin}), set[int]()
+    for start, end in [*order, *again]:
+        there |= set(range(start, end + 1))
+        told = await task.run(AGGREGATOR, start=start, end=end)
+        touched = {position // size for position in range(start, end + 1)}
+        expected = [n for n in sorted(touched) if n * size >= begin and set(range(n * size, (n + 1) * size)) <= there]
+        assert told == [(n * size, (n + 1) * size - 1) for n in expected]
 
 
 @pytest.mark.parametrize("operator", [SPLITTER, AGGREGATOR])

@@ -98,6 +98,10 @@ def read_prefix(root: str, dataset: UUID, version: UUID) -> str:
     return f"{root}/dataset/{dataset}/version/{version}/"
 
 
+def write_prefix(root: str, task_id: UUID, attempt: int, dataset: UUID, version: UUID) -> str:
+    return f"{read_prefix(root, dataset, version)}_attempts/{task_id}/{attempt}/"
+
+
 def write_grants(root: str, task_id: UUID, attempt: int, outputs: Sequence[DatasetRef]) -> list[WriteGrant]:
     """The attempt's own prefixes: nobody else writes there, and nobody reads what is not committed."""
     return [
@@ -105,8 +109,7 @@ def write_grants(root: str, task_id: UUID, attempt: int, outputs: Sequence[Datas
             output_index=index,
             dataset_uuid=output.dataset_uuid,
             dataset_version=output.dataset_version,
-            write_prefix=read_prefix(root, output.dataset_uuid, output.dataset_version)
-            + f"_attempts/{task_id}/{attempt}/",
+            write_prefix=write_prefix(root, task_id, attempt, output.dataset_uuid, output.dataset_version),
             buffer_prefix=f"{root}/buffers/{output.dataset_uuid}/{task_id}/{attempt}/",
         )
         for index, output in enumerate(outputs)

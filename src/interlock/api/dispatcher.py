@@ -41,6 +41,8 @@ from interlock.wire import (
     CompletionBatch,
     CompletionBatchReply,
     CompletionReply,
+    DataReply,
+    DataRequest,
     EventBatch,
     EventsAccepted,
     FetchReply,
@@ -94,6 +96,16 @@ async def complete_batch(request: Http, data: JSONBody[CompletionBatch]) -> Comp
 @post("/internal/task-release", guards=[worker_guard], status_code=200, summary="Give attempts back unused")
 async def release_batch(request: Http, data: JSONBody[ReleaseBatch]) -> ReleaseReply:
     return ReleaseReply(released=await kernel_of(request).tasks.release(data.items))
+
+
+@post(
+    "/internal/task-data",
+    guards=[worker_guard],
+    status_code=200,
+    summary="What held attempts read, and where they write",
+)
+async def task_data(request: Http, data: JSONBody[DataRequest]) -> DataReply:
+    return await kernel_of(request).files.data(data.items)
 
 
 @post("/internal/queue/receive", guards=[worker_guard], status_code=200, summary="Wait for wake-ups of a queue")
@@ -263,6 +275,7 @@ HANDLERS = [
     heartbeat_batch,
     complete_batch,
     release_batch,
+    task_data,
     receive,
     extend,
     ack,

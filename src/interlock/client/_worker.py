@@ -19,6 +19,8 @@ from interlock.wire import (
     ClaimRequest,
     CompletionBatch,
     CompletionBatchReply,
+    DataReply,
+    DataRequest,
     FetchReply,
     Health,
     HeartbeatBatch,
@@ -41,6 +43,7 @@ _claims = msgspec.json.Decoder(ClaimBatchReply)
 _fetched = msgspec.json.Decoder(FetchReply)
 _beats = msgspec.json.Decoder(HeartbeatBatchReply)
 _completed = msgspec.json.Decoder(CompletionBatchReply)
+_data = msgspec.json.Decoder(DataReply)
 _released = msgspec.json.Decoder(ReleaseReply)
 
 
@@ -120,6 +123,10 @@ class WorkerClient:
 
     async def complete(self, batch: CompletionBatch) -> CompletionBatchReply:
         return await self._post("/internal/task-complete", _completed, batch)
+
+    async def task_data(self, request: DataRequest) -> DataReply:
+        """What attempts that hold their tasks read, as it is committed now, and where they write."""
+        return await self._post("/internal/task-data", _data, request)
 
     async def release(self, batch: ReleaseBatch) -> ReleaseReply:
         return await self._post("/internal/task-release", _released, batch)

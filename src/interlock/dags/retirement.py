@@ -37,6 +37,7 @@ class Retirement(Periodic):
         self.seconds = settings.reconcile_seconds
         self._database = database
         self._actions = actions
+        self._objects_root = settings.objects_root
         self._scopes = Scopes(settings)
         self._after = _FIRST
 
@@ -95,7 +96,9 @@ class Retirement(Periodic):
 
     async def _drop(self, job: Row) -> int:
         async def work(connection: Connection) -> int:
-            row = await _sql.drop_rows(connection, job_id=job["job_id"], org_id=job["org_id"], most=_ROWS)
+            row = await _sql.drop_rows(
+                connection, job_id=job["job_id"], org_id=job["org_id"], root=self._objects_root, most=_ROWS
+            )
             await failpoint("retirement.before_commit")
             dropped: int = row["dropped"]
             return dropped

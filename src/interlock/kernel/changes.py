@@ -6,8 +6,8 @@ Whoever writes a change locks the dataset versions first and his tasks afterward
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
@@ -16,10 +16,13 @@ from msgspec import Struct
 
 from interlock.adapters.postgres import Connection, Row, queries
 from interlock.errors import BadRequest, Conflict, Forbidden, InterlockError
+from interlock.kernel.markers import FILES, Schemas, require_under
+from interlock.schemas import DatasetSchema, Marker
 from interlock.wire import DatasetRef, Event, Output
 
 _sql = queries("datasets")
 _effects_sql = queries("effects")
+_files_sql = queries("files")
 
 PARTITION: Final = "partition"
 CURSOR: Final = "cursor"
@@ -34,6 +37,15 @@ class Change:
     org_id: UUID
     events: Sequence[Event]
     outputs: Sequence[Output] = ()
+    prefixes: Sequence[str] = ()
+    """By output: where the attempt may write it."""
+    markers: Mapping[int, Marker] = field(default_factory=dict)
+    """Of files, by output_index."""
+
+    def files(self) -> Iterator[tuple[UUID, DatasetSchema]]:
+        for output in self.outputs:
+            if output.output_index in self.markers:
+                yield output.dataset_version, self.markers[output.output_index].schema
 
     def said(self) -> Iterator[Event | Output]:
         yield from self.events
@@ -66,6 +78,7 @@ class Admitted:
     """Versions that are made of partitions; the others are streams."""
     refused: dict[UUID, InterlockError]
     """By task: all that it said."""
+    versions: Mapping[UUID, Row]
 
 
 class _Clash(Struct, frozen=True):
@@ -132,6 +145,7 @@ async def admit(connection: Connection, changes: Sequence[Change]) -> Admitted:
     for change in changes:
         try:
             _check_progress(change, rows, streams)
+            _check_places(change, rows)
         except InterlockError as error:
             refused[change.task_id] = error
     fitting = [change for change in changes if change.task_id not in refused]
@@ -147,7 +161,8 @@ async def admit(connection: Connection, changes: Sequence[Change]) -> Admitted:
         refused.setdefault(scope.task_id, _overlap(scope, f"{clash.start}-{clash.end}"))
     for scope, other in _overlaps([scope for scope in scopes if scope.task_id not in refused]):
         refused.setdefault(scope.task_id, _overlap(scope, str(other)))
-    return Admitted(examined["commit_id"], frozenset(versions) - streams.keys(), refused)
+    await _check_files(connection, changes, rows, refused)
+    return Admitted(examined["commit_id"], frozenset(versions) - streams.keys(), refused, rows)
 
 
 def _streams(changes: Sequence[Change], rows: dict[UUID, Row]) -> dict[UUID, int]:
@@ -185,6 +200,55 @@ def _check_progress(change: Change, rows: dict[UUID, Row], streams: dict[UUID, i
             )
 
 
+def _check_places(change: Change, rows: dict[UUID, Row]) -> None:
+    """Rows in files: those lie under the attempt's own prefix, and what is read as a partition has a marker."""
+    for output, prefix in zip(change.outputs, change.prefixes, strict=True):
+        known = rows.get(output.dataset_version)
+        if known is not None and known["storage"] == FILES:
+            require_under(output.location, prefix)
+
+
+async def _check_files(
+    connection: Connection, changes: Sequence[Change], rows: dict[UUID, Row], refused: dict[UUID, InterlockError]
+) -> None:
+    """Whether schemas follow from those before, and rows were added to what is still there."""
+    schemas = Schemas(rows)
+    for change in changes:
+        if change.markers and change.task_id not in refused:
+            try:
+                schemas.follow(change.files())
+            except InterlockError as error:
+                refused[change.task_id] = error
+    added = [
+        (change.task_id, output, change.markers[output.output_index])
+        for change in changes
+        if change.task_id not in refused
+        for output in change.outputs
+        if output.output_index in change.markers and rows[output.dataset_version]["unique_key"]
+    ]
+    if added:
+        await _check_bases(connection, added, refused)
+
+
+async def _check_bases(
+    connection: Connection, added: Sequence[tuple[UUID, Output, Marker]], refused: dict[UUID, InterlockError]
+) -> None:
+    found = await _files_sql.partitions_at(
+        connection,
+        versions=[output.dataset_version for _, output, _ in added],
+        starts=[output.start for _, output, _ in added],
+        ends=[output.end for _, output, _ in added],
+    )
+    commits = {row["n"]: row["commit_id"] for row in found}
+    for n, (task_id, output, marker) in enumerate(added, 1):
+        if commits.get(n) != marker.based_on:
+            refused[task_id] = Conflict(
+                f"Rows were added to partition {output.start}-{output.end} of dataset version {output.dataset_version} "
+                "as it was before another task changed it; the next attempt starts from what is there now.",
+                code="partition_changed",
+            )
+
+
 def _overlaps(scopes: Sequence[_Scope]) -> Iterator[tuple[_Scope, _Scope]]:
     """Among themselves: a scope with the one before it that it runs into. The same scope twice is one."""
     by_version: defaultdict[UUID, list[_Scope]] = defaultdict(list)
@@ -210,6 +274,10 @@ def _overlap(scope: _Scope, other: str) -> Conflict:
 
 async def write(connection: Connection, changes: Sequence[Change], admitted: Admitted) -> int:
     """How many of the events are new."""
+    schemas = Schemas(admitted.versions)
+    for change in changes:
+        schemas.follow(change.files())
+    await schemas.write(connection)
     if any(change.outputs for change in changes):
         await _effects_sql.insert_outputs(connection, **_output_bodies(changes))
     events = [(change, event) for change in changes for event in change.events]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
@@ -18,7 +18,9 @@ from interlock.errors import BadRequest, Conflict, Fenced, Forbidden, InterlockE
 from interlock.failpoints import armed, failpoint
 from interlock.kernel import changes
 from interlock.kernel.changes import Admitted, Change
+from interlock.kernel.markers import Found, Markers
 from interlock.kernel.operator_state import OperatorState, keep_state
+from interlock.schemas import Marker
 from interlock.settings import Settings
 from interlock.telemetry import ATTEMPTS_ENDED
 from interlock.wire import (
@@ -60,8 +62,9 @@ class _Outcome:
 
 
 class Tasks:
-    def __init__(self, database: Database, settings: Settings, tokens: CapabilityTokens) -> None:
+    def __init__(self, database: Database, settings: Settings, tokens: CapabilityTokens, markers: Markers) -> None:
         self._database = database
+        self._markers = markers
         self._settings = settings
         self._tokens = tokens
         self._objects_root = settings.objects_root
@@ -206,9 +209,10 @@ class Tasks:
         unique = _first_of_each(items)
         sane = [item for item in unique if self._acceptable(item, outcome)]
         with_effects = [item for item in sane if item.events or item.outputs]
+        found = await self._markers.of(with_effects)
 
         async def work(connection: Connection) -> list[Row]:
-            said, admitted = await self._admit(connection, with_effects, outcome) if with_effects else ([], None)
+            said, admitted = await self._admit(connection, with_effects, found, outcome) if with_effects else ([], None)
             allowed = [item for item in sane if item.task_id not in outcome.refused]
             rows: list[Row] = await _sql.complete(connection, **_completion_arrays(allowed)) if allowed else []
             ended = {row["task_id"] for row in rows} if said else ()
@@ -245,7 +249,7 @@ class Tasks:
         return item.task_id not in outcome.refused
 
     async def _admit(
-        self, connection: Connection, items: list[Completion], outcome: _Outcome
+        self, connection: Connection, items: list[Completion], found: Mapping[UUID, Found], outcome: _Outcome
     ) -> tuple[list[Change], Admitted]:
         """What successes say about datasets, as far as it fits; the others are refused, each by itself."""
         ids = [item.task_id for item in items]
@@ -257,14 +261,27 @@ class Tasks:
                 continue
             try:
                 changes.check(item.events, item.outputs, outputs_of(row))
-            except (BadRequest, Forbidden) as error:
+                markers = self._markers_of(item, found)
+            except (BadRequest, Forbidden, Conflict) as error:
                 outcome.refused[item.task_id] = error
             else:
                 if item.status == "Completed":
-                    said.append(Change(item.task_id, item.attempt, row["org_id"], item.events, item.outputs))
+                    prefixes = [self._markers.prefix(item, output) for output in item.outputs]
+                    said.append(
+                        Change(item.task_id, item.attempt, row["org_id"], item.events, item.outputs, prefixes, markers)
+                    )
         admitted = await changes.admit(connection, said)
         outcome.refused |= admitted.refused
         return [change for change in said if change.task_id not in admitted.refused], admitted
+
+    def _markers_of(self, item: Completion, found: Mapping[UUID, Found]) -> Mapping[int, Marker]:
+        """Only success makes files count."""
+        markers = found.get(item.task_id)
+        if markers is None or item.status != "Completed":
+            return {}
+        if markers.refused is not None:
+            raise markers.refused
+        return markers.by_output
 
     async def _wake_parked(self, rows: list[Row]) -> None:
         """After the commit: a wake-up that a crash loses here is found again by the reconciler."""
@@ -315,6 +332,11 @@ class Tasks:
         async with self._database.connection() as connection:
             rows = await _sql.fence_states(connection, shard=SMALL_SHARD, task_ids=list(ids))
         return {row["task_id"]: row for row in rows}
+
+    async def refusals(self, items: Sequence[Release]) -> list[Refusal]:
+        """For attempts that no longer hold their tasks."""
+        states = await self._fence_states([item.task_id for item in items])
+        return [_refusal(item.task_id, _fenced(states.get(item.task_id), item)) for item in items]
 
     async def fenced(self, item: Release | Heartbeat) -> Fenced:
         """The error for an attempt that no longer holds its task."""

@@ -207,6 +207,9 @@ class Output(Internal, frozen=True, kw_only=True):
     row_count: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     bytes: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     schema_hash: Annotated[str, Meta(max_length=200)] | None = None
+    min: Position | None = None
+    """The smallest value of the range column, when there are rows and it is known."""
+    max: Position | None = None
 
 
 class TaskFile(Internal, frozen=True, kw_only=True):

@@ -7,7 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from interlock.wire import Event, Output
+import msgspec
+
+from interlock.schemas import MARKER, Column, DatasetSchema, Marker
+from interlock.wire import Event, Output, WriteGrant
 from interlock.workers import TaskFailed, operator
 from interlock.workers.context import TaskContext
 
@@ -19,6 +22,16 @@ def _note(ctx: TaskContext, step: str) -> None:
         os.write(journal, f"{ctx.task_id} {ctx.attempt} {step} {os.getpid()}\n".encode())
     finally:
         os.close(journal)
+
+
+def _written(grant: WriteGrant) -> str:
+    """A file, and last its marker."""
+    folder = Path(grant.write_prefix.removeprefix("file://"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "part").write_bytes(b"")
+    marker = Marker(file="part", row_count=0, bytes=0, schema=DatasetSchema([Column("n", "bigint")]))
+    (folder / MARKER).write_bytes(msgspec.json.encode(marker))
+    return f"{grant.write_prefix}part"
 
 
 @operator("crash.work")
@@ -63,6 +76,6 @@ def scope(payload: dict[str, Any], ctx: TaskContext) -> dict[str, int]:
     span: dict[str, Any] = {"start": payload["start"], "end": payload["end"]}
     for grant in ctx.outputs:
         names: dict[str, Any] = {"dataset_uuid": grant.dataset_uuid, "dataset_version": grant.dataset_version}
-        ctx.commit([Output(location=f"{grant.write_prefix}part", **names, **span)], [Event(**names, **span)])
+        ctx.commit([Output(location=_written(grant), **names, **span)], [Event(**names, **span)])
     _note(ctx, "ended")
     return {"attempt": ctx.attempt}

@@ -408,6 +408,13 @@ with versions as materialized (
 ), marked as (
     update interlock.dataset_versions set purged_at = interlock.clock()
     where dataset_version = any(array(select dataset_version from versions)) and purged_at is null
+    returning dataset_uuid, dataset_version, storage
+), files as (
+    insert into interlock.file_sweeps (place, dataset_version, due_at, final_at)
+    select :root || '/dataset/' || dataset_uuid || '/version/' || dataset_version || '/', dataset_version,
+           interlock.clock(), interlock.clock()
+    from marked where storage = 'parquet'
+    on conflict (place) do nothing
 ), partitions as (
     delete from interlock.partitions
     where (dataset_version, range_start) in (

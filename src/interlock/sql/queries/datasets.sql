@@ -3,7 +3,7 @@
 -- name: lock_versions
 -- Before a change is written, and before the tasks that write it. So the changes of one version become visible in the
 -- order of their commit_id.
-select dataset_version, progress, cursor from interlock.dataset_versions
+select dataset_version, progress, cursor, storage, unique_key, schema, schema_hash from interlock.dataset_versions
 where dataset_version = any(:versions::uuid[])
 order by dataset_version
 for no key update;
@@ -57,6 +57,9 @@ with events as materialized (
          join interlock.jobs j on j.job_id = t.job_id and j.dag_name is not null
          where t.shard = 0 and t.task_id = w.task_id and json_typeof(t.payload) = 'object'), 0) as input_commit
     from (select distinct task_id from scopes) w
+), before as materialized (
+    select p.dataset_version, p.range_start, p.location from scopes s
+    join interlock.partitions p on p.dataset_version = s.dataset_version and p.range_start = s.range_start
 ), written as (
     insert into interlock.partitions (dataset_version, range_start, range_end, commit_id, input_commit, task_id, attempt,
                                       location, row_count, bytes, schema_hash)
@@ -71,6 +74,20 @@ with events as materialized (
             bytes = coalesce(excluded.bytes, interlock.partitions.bytes),
             schema_hash = coalesce(excluded.schema_hash, interlock.partitions.schema_hash)
         where interlock.partitions.input_commit <= excluded.input_commit
+    returning dataset_version, range_start, location
+), useless as (
+    -- Files that were replaced, for those who read them still; and those of one who came too late to replace any.
+    insert into interlock.file_sweeps (place, dataset_version, due_at, final_at)
+    select distinct u.location, u.dataset_version, interlock.clock(), interlock.clock()
+    from (select b.dataset_version, b.location from before b
+          join written w on w.dataset_version = b.dataset_version and w.range_start = b.range_start
+          where b.location <> w.location
+          union all
+          select s.dataset_version, s.location from scopes s
+          where not exists (select 1 from written w
+                            where w.dataset_version = s.dataset_version and w.range_start = s.range_start)) u
+    where u.location like '%/_attempts/%'
+    on conflict (place) do nothing
 ), moved as (
     update interlock.dataset_versions v
     set commit_id = :commit_id, cursor = greatest(v.cursor, c.cursor),

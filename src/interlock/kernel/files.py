@@ -1,0 +1,285 @@
+"""Which data an attempt works on: the committed files or the table of each input, and where each output goes.
+
+Resolved once, when the attempt begins. A rewrite that commits meanwhile points the partition at another file; the one
+that was resolved stays until nobody can be reading it any more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from interlock.access.tokens import write_grants
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.errors import InterlockError, TooLarge
+from interlock.failpoints import failpoint
+from interlock.kernel.markers import FILES
+from interlock.kernel.tasks import SMALL_SHARD, Tasks, outputs_of
+from interlock.schemas import DatasetSchema
+from interlock.settings import Settings
+from interlock.wire import DataReply, InputData, OutputData, Refusal, Release, TaskData, TaskFile, WriteGrant
+
+_sql = queries("files")
+_schema = msgspec.json.Decoder(DatasetSchema)
+
+MOST_FILES: Final = 10_000
+"""Of one input of one task."""
+
+
+class _Scope(Struct, frozen=True):
+    """Of a task's payload."""
+
+    start: int
+    end: int
+    input_index: int = 0
+
+
+_scope = msgspec.json.Decoder(_Scope)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One input of one attempt."""
+
+    edge: Row
+    name: str
+    scope: _Scope | None
+
+
+class Files:
+    def __init__(self, database: Database, settings: Settings, tasks: Tasks, range_operators: Iterable[str]) -> None:
+        self._database = database
+        self._root = settings.objects_root
+        self._grace = settings.sweep_grace_seconds
+        self._tasks = tasks
+        self._range_operators = sorted(range_operators)
+
+    async def data(self, items: Sequence[Release]) -> DataReply:
+        """For those that hold their tasks. From then on their prefixes are looked after."""
+        unique = list({item.task_id: item for item in items}.values())
+        found, refused = await self._database.run(lambda connection: self._data(connection, unique))
+        known = {data.task_id for data in found} | {refusal.task_id for refusal in refused}
+        refused += await self._tasks.refusals([item for item in unique if item.task_id not in known])
+        return DataReply(items=found, refused=refused)
+
+    async def _data(self, connection: Connection, items: Sequence[Release]) -> tuple[list[TaskData], list[Refusal]]:
+        held: list[Row] = await _sql.held_attempts(
+            connection,
+            shard=SMALL_SHARD,
+            task_ids=[item.task_id for item in items],
+            attempts=[item.attempt for item in items],
+            leases=[item.lease_token for item in items],
+        )
+        if not held:
+            return [], []
+        inputs, refused = await self._inputs(connection, held)
+        outputs = await self._outputs(connection, held)
+        await failpoint("files.before_commit")
+        answered = [
+            TaskData(task_id=row["task_id"], inputs=inputs[row["task_id"]], outputs=outputs[row["task_id"]])
+            for row in held
+            if row["task_id"] not in refused
+        ]
+        return answered, [
+            Refusal(task_id=task_id, code=error.code, detail=error.detail) for task_id, error in refused.items()
+        ]
+
+    # What is read
+
+    async def _inputs(
+        self, connection: Connection, held: Sequence[Row]
+    ) -> tuple[dict[UUID, list[InputData]], dict[UUID, InterlockError]]:
+        jobs = sorted({row["job_id"] for row in held})
+        edges: defaultdict[UUID, list[Row]] = defaultdict(list)
+        for edge in await _sql.data_of_inputs(connection, job_ids=jobs, range_operators=self._range_operators):
+            edges[edge["job_id"]].append(edge)
+        reads = [(row["task_id"], read) for row in held for read in _reads(row, edges[row["job_id"]])]
+        files = await self._files(connection, [read for _, read in reads])
+        found: dict[UUID, list[InputData]] = {row["task_id"]: [] for row in held}
+        refused: dict[UUID, InterlockError] = {}
+        for (task_id, read), of_input in zip(reads, files, strict=True):
+            if len(of_input) > MOST_FILES:
+                refused[task_id] = _too_many(read)
+            found[task_id].append(_input(read, of_input))
+        return found, refused
+
+    async def _files(self, connection: Connection, reads: Sequence[_Read]) -> list[list[TaskFile]]:
+        """By read."""
+        files: list[list[TaskFile]] = [[] for _ in reads]
+        wanted = [
+            (at, read.edge["dataset_version"], read.scope)
+            for at, read in enumerate(reads)
+            if read.scope is not None and read.edge["storage"] == FILES
+        ]
+        if not wanted:
+            return files
+        rows = await _sql.files_of(
+            connection,
+            versions=[version for _, version, _ in wanted],
+            starts=[scope.start for _, _, scope in wanted],
+            ends=[scope.end for _, _, scope in wanted],
+            most=MOST_FILES + 1,
+        )
+        for row in rows:
+            files[wanted[row["n"] - 1][0]].append(_file(row, row["range_start"], row["range_end"]))
+        return files
+
+    # What is written
+
+    async def _outputs(self, connection: Connection, held: Sequence[Row]) -> dict[UUID, list[OutputData]]:
+        grants = {
+            row["task_id"]: write_grants(self._root, row["task_id"], row["attempt"], outputs_of(row)) for row in held
+        }
+        wanted = sorted({grant.dataset_version for each in grants.values() for grant in each})
+        versions: dict[UUID, Row] = {
+            row["dataset_version"]: row for row in await _sql.versions_written(connection, versions=wanted)
+        }
+        current = await self._current(connection, held, grants, versions)
+        await self._expect(connection, held, grants, versions)
+        return {
+            task_id: [
+                _output(grant, versions[grant.dataset_version], current.get((task_id, grant.output_index)))
+                for grant in each
+            ]
+            for task_id, each in grants.items()
+        }
+
+    async def _current(
+        self,
+        connection: Connection,
+        held: Sequence[Row],
+        grants: Mapping[UUID, Sequence[WriteGrant]],
+        versions: Mapping[UUID, Row],
+    ) -> dict[tuple[UUID, int], TaskFile]:
+        """What outputs that are added to have in the scope of each task."""
+        wanted = [
+            (row["task_id"], grant, scope)
+            for row in held
+            if (scope := _scope_of(row)) is not None
+            for grant in grants[row["task_id"]]
+            if versions[grant.dataset_version]["unique_key"]
+        ]
+        if not wanted:
+            return {}
+        rows = await _sql.partitions_at(
+            connection,
+            versions=[grant.dataset_version for _, grant, _ in wanted],
+            starts=[scope.start for _, _, scope in wanted],
+            ends=[scope.end for _, _, scope in wanted],
+        )
+        found = {}
+        for row in rows:
+            task_id, grant, scope = wanted[row["n"] - 1]
+            if row["location"] is not None:
+                found[task_id, grant.output_index] = _file(row, scope.start, scope.end)
+        return found
+
+    async def _expect(
+        self,
+        connection: Connection,
+        held: Sequence[Row],
+        grants: Mapping[UUID, Sequence[WriteGrant]],
+        versions: Mapping[UUID, Row],
+    ) -> None:
+        """From here on somebody knows of what the attempts may leave behind."""
+        expected = [
+            (grant, row)
+            for row in held
+            for grant in grants[row["task_id"]]
+            if versions[grant.dataset_version]["storage"] == FILES
+        ]
+        if expected:
+            await _sql.expect_files(
+                connection,
+                places=[grant.write_prefix for grant, _ in expected],
+                versions=[grant.dataset_version for grant, _ in expected],
+                task_ids=[row["task_id"] for _, row in expected],
+                attempts=[row["attempt"] for _, row in expected],
+                timeouts=[row["timeout_at"] for _, row in expected],
+                grace=self._grace,
+            )
+
+
+def _reads(row: Row, edges: Sequence[Row]) -> list[_Read]:
+    names = _names(edges)
+    scope = _scope_of(row)
+    together = row["wait_for_all"] or len(edges) == 1
+    return [
+        _Read(edge, name, scope if scope and (together or edge["input_index"] == scope.input_index) else None)
+        for edge, name in zip(edges, names, strict=True)
+    ]
+
+
+def _names(edges: Sequence[Row]) -> list[str]:
+    """Outputs of two jobs that are called the same get their jobs' names before theirs."""
+    plain = [edge["output_name"] or f"input_{edge['input_index']}" for edge in edges]
+    seen = Counter(plain)
+    jobs = [edge["job_name"] for edge in edges]
+    longer = [name if seen[name] == 1 else f"{job}_{name}" for name, job in zip(plain, jobs, strict=True)]
+    seen = Counter(longer)
+    return [name if seen[name] == 1 else f"{name}_{at}" for at, name in enumerate(longer)]
+
+
+def _scope_of(row: Row) -> _Scope | None:
+    try:
+        scope = _scope.decode(row["payload"])
+    except msgspec.MsgspecError:
+        return None
+    return scope if scope.start <= scope.end and max(-scope.start, scope.end) <= 2**62 else None
+
+
+def _input(read: _Read, files: list[TaskFile]) -> InputData:
+    edge, scope = read.edge, read.scope
+    conditions = [f"({condition})" for condition in edge["conditions"]]
+    return InputData(
+        input_index=edge["input_index"],
+        name=read.name,
+        dataset_uuid=edge["dataset_uuid"],
+        dataset_version=edge["dataset_version"],
+        storage=edge["storage"],
+        start=scope.start if scope else None,
+        end=scope.end if scope else None,
+        where=" AND ".join(conditions) or None,
+        schema=_schema.decode(edge["schema"]) if edge["schema"] else None,
+        files=files,
+        table=None if edge["storage"] == FILES else f"dataset_{edge['dataset_version'].hex}",
+    )
+
+
+def _output(grant: WriteGrant, version: Row, current: TaskFile | None) -> OutputData:
+    return OutputData(
+        output_index=grant.output_index,
+        name=version["output_name"] or f"output_{grant.output_index}",
+        dataset_uuid=grant.dataset_uuid,
+        dataset_version=grant.dataset_version,
+        storage=version["storage"],
+        write_prefix=grant.write_prefix,
+        schema=_schema.decode(version["schema"]) if version["schema"] else None,
+        unique_key=version["unique_key"],
+        current=current,
+    )
+
+
+def _file(row: Row, start: int, end: int) -> TaskFile:
+    return TaskFile(
+        start=start,
+        end=end,
+        location=row["location"],
+        commit=row["commit_id"],
+        row_count=row["row_count"],
+        bytes=row["bytes"],
+    )
+
+
+def _too_many(read: _Read) -> TooLarge:
+    return TooLarge(
+        f"Input {read.name!r} has more than {MOST_FILES} files in the scope of this task: cut the scope with "
+        "range_splitter, or have the input compacted by parquet_compact.",
+        code="too_many_files",
+    )
