@@ -53,6 +53,7 @@ _GROUPS = {
     "queue_direct": "Queues",
     "relay_seconds": "Loops: the pause after a pass that found nothing to do",
     "worker_concurrency": "Workers",
+    "spark_master": "Spark",
     "log_level": "Logs",
 }
 """The first setting of each group, and the group's heading."""
@@ -67,7 +68,7 @@ A runtime says where jobs run and what they get when their policy is silent. Bui
 _OWN_RUNTIMES = """
 `queue`: a worker takes its tasks from a queue. `inline`: the dispatcher runs them itself. `invoke`: the dispatcher
 would call a runner; there is none yet, so jobs of that kind are refused. `interlock up` starts a worker for `platform`
-only: what `udf` and `spark` are meant for is not built yet.
+and one for `spark`: what `udf` is meant for is not built yet.
 
 `runtimes` adds to these or replaces them. Every gateway, dispatcher and worker must know the same ones.
 

@@ -54,6 +54,11 @@ def _register(name: str, function: F) -> F:
     return function
 
 
+def registered() -> dict[str, Operator]:
+    """By name, as far as their modules are loaded."""
+    return dict(_registered)
+
+
 def _refuse_coroutines(name: str, function: object) -> None:
     if inspect.iscoroutinefunction(function):
         raise OperatorNotFound(f"operator {name!r} is a coroutine function: make it a plain function")

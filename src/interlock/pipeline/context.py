@@ -1,0 +1,108 @@
+"""What an operator on Spark is given beside its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from interlock.pipeline.operators import BUILT_IN
+from interlock.wire import TaskData
+from interlock.workers import context
+from interlock.workers.context import TaskFailed
+from interlock.workers.protocol import Assignment, Work
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_json = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, order=True)
+class Scope:
+    """An inclusive range."""
+
+    start: int
+    end: int
+
+    def __contains__(self, position: int) -> bool:
+        return self.start <= position <= self.end
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}"
+
+
+class TaskContext(context.TaskContext):
+    """One attempt of one task, as its operator sees it."""
+
+    def __init__(
+        self, work: Work, assignment: Assignment, link: context.Link, spark: SparkSession, data: TaskData
+    ) -> None:
+        super().__init__(work, assignment, link)
+        self._spark = spark
+        self._data = data
+        self._persisted: list[DataFrame] = []
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, which other tasks use at the same time: change nothing of it, and do not stop it."""
+        return self._spark
+
+    @property
+    def data(self) -> TaskData:
+        """Which files and tables the task reads, and where it writes."""
+        return self._data
+
+    @cached_property
+    def payload(self) -> Any:
+        """What the task was submitted or triggered with: any JSON."""
+        return _json.decode(self._assignment.payload)
+
+    @cached_property
+    def scope(self) -> Scope | None:
+        """The range that this task is about: that of its inputs, or `start` and `end` of its payload."""
+        for one in self._data.inputs:
+            if one.start is not None and one.end is not None:
+                return Scope(one.start, one.end)
+        return _given_scope(self.payload)
+
+    def persist(self, frame: DataFrame) -> DataFrame:
+        """Keep what a DataFrame computes for as long as the attempt runs: for one that several outputs are made of."""
+        self._persisted.append(frame.persist())
+        return frame
+
+    def release(self) -> None:
+        """The attempt has ended: nothing of it stays in Spark's memory."""
+        while self._persisted:
+            self._persisted.pop().unpersist()
+
+    @property
+    def data_url(self) -> str:
+        """The data database, for built-in operators: others get its rows as their inputs."""
+        if self.operator not in BUILT_IN:
+            raise TaskFailed(
+                f"Operator {self.operator!r} is not built in, so it is not given the data database's address: "
+                "read what it needs as an input of the job.",
+                "DataDatabaseRefused",
+            )
+        return super().data_url
+
+    @property
+    def table_url(self) -> str:
+        """For the reader of inputs that are tables of the data database."""
+        if self._work.data_url is None:
+            raise TaskFailed(
+                "An input of this task is a table of the data database, whose address this worker does not have: "
+                "set INTERLOCK_DATA_URL for the worker of the spark runtime.",
+                "DataDatabaseRefused",
+            )
+        return self._work.data_url
+
+
+def _given_scope(payload: object) -> Scope | None:
+    if not isinstance(payload, dict):
+        return None
+    start, end = payload.get("start"), payload.get("end")
+    return Scope(start, end) if type(start) is int and type(end) is int and start <= end else None

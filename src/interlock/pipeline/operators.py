@@ -1,0 +1,140 @@
+"""Operators on Spark: plain functions that take DataFrames and give DataFrames.
+
+    @operator(inputs={"logs": LOGS}, output=TRANSFERS)
+    def transfers(logs: DataFrame, ctx: TaskContext) -> DataFrame: ...
+
+A name is that of a built-in operator, or `module:function` of anything importable where the worker runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from interlock.schemas import HOT_RANGE_COLUMN
+from interlock.workers.operators import OperatorNotFound
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+Schema: TypeAlias = "StructType | str"
+"""Columns with their types, as a StructType or as Spark's DDL: `block_number bigint not null, address string`."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PACKAGE: Final = "interlock.pipeline.built_in"
+BUILT_IN: Final = {
+    name: f"{_PACKAGE}.{name}:{name}"
+    for name in (
+        "block_ingest",
+        "dedupe",
+        "erc20_transfers",
+        "integrity_check",
+        "parquet_compact",
+        "rollup",
+        "sql",
+    )
+}
+"""Operators of the platform on Spark. They are loaded when a task names them."""
+
+_DECLARED: Final = "__interlock_operator__"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What an operator takes and gives."""
+
+    inputs: Mapping[str, Schema] | None
+    """By parameter, in their order. None: any inputs, as one mapping. Empty: none are read."""
+    outputs: Mapping[str, Schema] | Schema | None
+    """By name; or the schema of the only one. None: any columns."""
+    range_column: str | None
+    """Where an output has it, it says where in a range a row belongs."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    name: str
+    function: Callable[..., Any]
+    declaration: Declaration
+
+
+def operator(
+    *,
+    inputs: Mapping[str, Schema] | None = None,
+    output: Schema | None = None,
+    outputs: Mapping[str, Schema] | None = None,
+    range_column: str | None = HOT_RANGE_COLUMN,
+) -> Callable[[F], F]:
+    """Declare what a function takes and gives. It stays the function that it is.
+
+    - `inputs={"logs": LOGS}`: it is called as `f(logs, ctx)`, with exactly these columns. Without `inputs` it is called
+      as `f(inputs, ctx)` with a mapping of all inputs of the job, and with `inputs={}` as `f(ctx)`.
+    - `output=TRANSFERS`: it returns one DataFrame of these columns; `outputs={"a": A, "b": B}`: one for each name.
+      Without either, columns are what they are. A job without outputs gets as its result what the function returns.
+    - `range_column` says where in the task's range a row belongs, in those outputs that have it.
+    """
+    if output is not None and outputs is not None:
+        raise TypeError("give output= for one output or outputs= for several, not both")
+    declaration = Declaration(inputs, outputs if output is None else output, range_column)
+
+    def declare(function: F) -> F:
+        _check_signature(function, declaration)
+        vars(function)[_DECLARED] = declaration
+        return function
+
+    return declare
+
+
+def _check_signature(function: Callable[..., Any], declaration: Declaration) -> None:
+    name = getattr(function, "__name__", repr(function))
+    if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
+        raise TypeError(f"operator {name} must be a plain function")
+    taken = ["inputs"] if declaration.inputs is None else list(declaration.inputs)
+    try:
+        inspect.signature(function).bind(*taken, "ctx")
+    except TypeError:
+        raise TypeError(
+            f"operator {name} is called as {name}({', '.join([*taken, 'ctx'])}): let it take that"
+        ) from None
+
+
+def declared(function: object, name: str | None = None) -> Operator:
+    """A decorated function with what it declares. Raises OperatorNotFound."""
+    shown = name or str(getattr(function, "__name__", repr(function)))
+    declaration = getattr(function, _DECLARED, None)
+    if not callable(function) or not isinstance(declaration, Declaration):
+        raise OperatorNotFound(
+            f"{shown!r} is no operator for Spark. Decorate the function with what it takes and gives: "
+            '`from interlock.pipeline import operator`, then `@operator(inputs={"logs": "block_number bigint, '
+            'data string"}, output="block_number bigint, amount string")` above `def name(logs, ctx)`.'
+        )
+    return Operator(shown, function, declaration)
+
+
+def resolve(name: str) -> Operator:
+    """The operator behind a name. Raises OperatorNotFound."""
+    path = BUILT_IN.get(name, name)
+    if ":" not in path:
+        raise OperatorNotFound(
+            f"no operator {name!r} on Spark: built in are {', '.join(sorted(BUILT_IN))}; name your own as "
+            "module:function"
+        )
+    return declared(_imported(path, name), name)
+
+
+def _imported(path: str, name: str) -> object:
+    module_name, _, attribute = path.partition(":")
+    try:
+        found: object = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise OperatorNotFound(
+            f"cannot load operator {name!r} ({type(error).__name__}: {error}): check the name, and that its module "
+            "can be imported where the worker runs"
+        ) from error
+    return found

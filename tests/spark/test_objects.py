@@ -1,0 +1,66 @@
+"""Objects that are no files: what a task writes and reads in a store, through the client that it really uses."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from interlock.pipeline import objects
+from interlock.pipeline.context import Scope
+from interlock.pipeline.failures import FileMissing, ObjectStoreAway
+from interlock.pipeline.foreign_files import inferred
+from interlock.pipeline.partition_file import PartitionFile
+from tests.spark.bucket import Bucket, bucket
+
+SCHEMA = pa.schema([("block_number", pa.int64()), ("data", pa.string())])
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    with bucket() as started:
+        for name, value in started.environment.items():
+            monkeypatch.setenv(name, value)
+        yield started
+
+
+def batches(*blocks: int, data: str = "x") -> Iterator[pa.RecordBatch]:
+    return iter([pa.RecordBatch.from_pylist([{"block_number": n, "data": data} for n in blocks], schema=SCHEMA)])
+
+
+def test_a_partition_is_one_object_and_rows_are_added_to_it(store: Bucket) -> None:
+    key = "dataset/a b/rows_0_9.parquet"
+    first = PartitionFile("rows", f"s3://bucket/{key}", SCHEMA, Scope(0, 9), "block_number")
+    written = first.written(batches(1, 2))
+    assert list(store.objects) == [key]
+    assert written.bytes == len(store.objects[key])
+
+    second = PartitionFile(
+        "rows", "s3://bucket/second", SCHEMA, Scope(0, 9), "block_number", ("block_number",), first.location
+    )
+    assert second.written(batches(2, 3, data="y")).row_count == 3
+    rows = pq.read_table(io.BytesIO(store.objects["second"])).to_pylist()
+    assert sorted((row["block_number"], row["data"]) for row in rows) == [(1, "x"), (2, "y"), (3, "y")]
+    assert (
+        inferred([first.location, second.location], "rows").simpleString() == "struct<block_number:bigint,data:string>"
+    )
+
+
+def test_an_attempts_own_objects_are_removed_and_no_others(store: Bucket) -> None:
+    for key in ("a/1/_marker.json", "a/1/rows.parquet", "a/10/rows.parquet"):
+        objects.write(f"s3://bucket/{key}", b"x")
+    objects.remove_prefix("s3://bucket/a/1/")
+    assert list(store.objects) == ["a/10/rows.parquet"]
+
+
+def test_an_object_that_is_gone_and_a_store_that_is_away_are_told_apart(
+    store: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FileMissing, match="s3://bucket/none is gone"):
+        objects.read("s3://bucket/none")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(ObjectStoreAway, match="check objects_url"):
+        objects.read("s3://bucket/x")
