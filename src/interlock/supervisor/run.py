@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-WORKER_RUNTIMES: Final = ("platform",)
+WORKER_RUNTIMES: Final = ("platform", "spark")
 """Runtimes that this build has a worker for."""
+_ON_DATA: Final = ("platform", "spark")
+"""Those of them whose own operators work on the data database."""
 
 _DOORS: Final = {"gateway": "gateway", "dispatcher": "internal"}
 """The processes that listen, and the setting that says where."""
@@ -188,7 +190,7 @@ class Supervisor:
                 "INTERLOCK_INTERNAL_URL": foundation.url("internal"),
                 "INTERLOCK_WORKER_TOKEN": foundation.credentials.worker_token,
             }
-            if runtime == "platform":
+            if runtime in _ON_DATA:
                 settings["INTERLOCK_DATA_URL"] = foundation.servers.urls.data
             return Handover(settings)
 

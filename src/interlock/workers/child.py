@@ -7,11 +7,9 @@ that whatever kills it loses only the task it was running. It ends when the wrap
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import gc
 import importlib
-import io
 import os
 import resource
 import select
@@ -19,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from typing import NoReturn
 
@@ -27,18 +24,14 @@ import msgspec
 
 from interlock.wire import Event
 from interlock.workers import protocol
-from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed, plain
+from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
 from interlock.workers.exits import EXIT_ORPHANED, EXIT_OUT_OF_MEMORY
-from interlock.workers.operators import OperatorNotFound, resolve
+from interlock.workers.inside import Lines, die_with, encoded, raised, wait_for_the_wrapper
+from interlock.workers.operators import resolve
 
-ERROR_CLASS = 200
-ERROR_MESSAGE = 10_000
-LINE = 2_000
-TRACE_FRAMES = 10
 READ = 1 << 18
 
 _decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
 
 
 class Child:
@@ -102,26 +95,13 @@ class Child:
             self._running = task.slot
             value = function(payload, context)
             self._running = None
-            result = self._result(value)
+            result = encoded(value, self._result_limit)
         except TaskCanceled:
             raise
         except BaseException as error:
             self._running = None
-            return _raised(task.slot, time.perf_counter() - start, error)
+            return raised(task.slot, time.perf_counter() - start, error)
         return protocol.Finished(task.slot, time.perf_counter() - start, result, *context.committed)
-
-    def _result(self, value: object) -> bytes:
-        try:
-            result = _encode(value)
-        except Exception as error:
-            raise TaskFailed(f"the result is nothing JSON can say: {error}", "ResultNotJson") from None
-        if len(result) > self._result_limit:
-            raise TaskFailed(
-                f"the result has {len(result)} bytes and {self._result_limit} are kept: return less, "
-                "or write it to an output of the job",
-                "ResultTooLarge",
-            )
-        return result
 
     # What operators ask for (see context.Link)
 
@@ -224,71 +204,9 @@ class Child:
         self._write(protocol.frame(protocol.GivenBack(slots)))
 
 
-def _raised(slot: int, seconds: float, error: BaseException) -> protocol.Raised:
-    error_class = str(getattr(error, "error_class", None) or type(error).__name__)
-    if not isinstance(error, TaskFailed | OperatorNotFound):
-        _show_trace(error)
-    message = plain(str(error) or error_class, ERROR_MESSAGE)
-    return protocol.Raised(slot, seconds, plain(error_class, ERROR_CLASS), message)
-
-
-def _show_trace(error: BaseException) -> None:
-    """Where it was raised, for the worker's log. Not what it says: that may quote the payload."""
-    frames = traceback.extract_tb(error.__traceback__)[-TRACE_FRAMES:]
-    sys.stderr.write(f"{type(error).__name__} raised\n{''.join(traceback.format_list(frames))}")
-
-
-class Lines(io.TextIOBase):
-    """stdout or stderr of operators: whole lines, each sent with the task that printed it."""
-
-    def __init__(self, child: Child, stream: str) -> None:
-        self._child, self._stream = child, stream
-        self._rest = ""
-        self._cut = False
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            self._show(line)
-            self._cut = False
-        if len(self._rest) > LINE:
-            self.flush()
-            self._cut = True
-        return len(text)
-
-    def flush(self) -> None:
-        if self._rest:
-            line, self._rest = self._rest, ""
-            self._show(line)
-
-    def _show(self, line: str) -> None:
-        if self._cut:
-            return
-        self._child.report(protocol.Printed(self._child.slot, self._stream, plain(line, LINE)))
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when the wrapper dies; without it (not Linux) the pipe's end must do."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(EXIT_ORPHANED)
-
-
 def _limit_memory(megabytes: int) -> None:
     if megabytes:
         resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
-
-
-def _wait_for_the_wrapper(_number: int, _frame: object) -> None:
-    """A stop signal to the whole group is the wrapper's to answer: it lets running tasks finish.
-
-    A handler, because an ignored signal would stay ignored in programs that operators start.
-    """
 
 
 def _arguments() -> argparse.Namespace:
@@ -301,9 +219,9 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> NoReturn:
     asked = _arguments()
-    _die_with(asked.parent)
+    die_with(asked.parent)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _wait_for_the_wrapper)
+        signal.signal(number, wait_for_the_wrapper)
     for descriptor in (asked.work, asked.control, asked.reports):
         os.set_inheritable(descriptor, False)
     faulthandler.enable(file=2)

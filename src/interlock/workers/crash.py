@@ -72,8 +72,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def sentence(crash: Crash) -> str:
+def sentence(crash: Crash, who: str = "The process that ran this task") -> str:
     if crash.oom:
-        return "The process that ran this task was out of memory: give the runtime more, or the task less to do."
+        return f"{who} was out of memory: give the runtime more, or the task less to do."
     how = f"was killed by {crash.signal}" if crash.signal else f"ended with exit code {crash.exit_code}"
-    return f"The process that ran this task {how}."
+    return f"{who} {how}."

@@ -4,3 +4,5 @@ EXIT_ORPHANED = 75
 """The wrapper is gone."""
 EXIT_OUT_OF_MEMORY = 76
 """Not even its own bookkeeping found memory."""
+EXIT_SPARK_DIED = 77
+"""The JVM below a driver is gone."""

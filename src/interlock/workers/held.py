@@ -16,10 +16,12 @@ from interlock.client import Fence, TaskClient
 from interlock.wire import ClaimGroup, Completion, Crash, Event, Heartbeat, Output, Release, TaskPayload
 from interlock.workers.operators import PLATFORM
 from interlock.workers.pace import Kind
-from interlock.workers.protocol import Assignment, Work
+from interlock.workers.protocol import Assignment, Progressed, Work
 
 LONGEST_BEAT_SECONDS = 5.0
 """Heartbeats also bring the news of a cancel: a long lease is no reason to hear of it late."""
+PROGRESS_SECONDS = 1.0
+"""What is new goes out this soon after the last heartbeat."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +130,13 @@ class Held:
             progress_text=self.progress_text,
             token=token,
         )
+
+    def progressed(self, message: Progressed) -> None:
+        if message.fraction is not None:
+            self.progress = message.fraction
+        self.progress_text = message.text
+        last_beat = self.beat_at - self.beat_every
+        self.beat_at = min(self.beat_at, last_beat + PROGRESS_SECONDS)
 
     def leased_until(self, expires_at: datetime, usual_lease: float) -> None:
         self.beat_every = beat_interval(expires_at, usual_lease)

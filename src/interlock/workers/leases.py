@@ -11,7 +11,7 @@ from interlock.client import WorkerClient
 from interlock.errors import Forbidden, InterlockError, Unauthenticated
 from interlock.wire import HeartbeatBatch, HeartbeatBatchReply
 from interlock.workers.held import Held
-from interlock.workers.pool import Pool
+from interlock.workers.work_pool import WorkPool
 
 log = structlog.get_logger()
 
@@ -20,7 +20,7 @@ MOST_PER_CALL = 2_000
 
 
 class Leases:
-    def __init__(self, client: WorkerClient, pool: Pool, usual_lease: float) -> None:
+    def __init__(self, client: WorkerClient, pool: WorkPool, usual_lease: float) -> None:
         self._client, self._pool, self._usual_lease = client, pool, usual_lease
 
     async def run(self) -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import structlog
 
 from interlock.errors import ConfigurationError
-from interlock.wire import ClaimBatchReply, Completion, Crash, Event, GroupedTask
+from interlock.wire import ClaimBatchReply, Completion, Crash
 from interlock.workers import crash, process, protocol
-from interlock.workers.held import Held, Lease, beat_interval, lease_alone, lease_of
+from interlock.workers.held import Held
 from interlock.workers.pace import Kind, Pace
 from interlock.workers.process import ChildProcess, Launch
+from interlock.workers.work_pool import Desk, WorkPool
 
 log = structlog.get_logger()
 
@@ -29,49 +26,23 @@ CHUNK_SECONDS = 0.05
 FEED_BELOW_SECONDS = 0.01
 """A child with less than this ahead of it gets the next chunk: enough to bridge the way there."""
 MOST_PER_CHUNK = 500
-PROGRESS_SECONDS = 1.0
 RESTART_FIRST_SECONDS = 0.05
 RESTART_CAP_SECONDS = 5.0
 MOST_FAILED_STARTS = 5
 
 
-class Desk(Protocol):
-    """Where the pool hands in what is to be told to the dispatcher."""
-
-    def complete(self, completion: Completion) -> None: ...
-
-    def completed(self, held: Held, result: bytes) -> None:
-        """A task ended well, with its result and nothing else."""
-
-    def release(self, held: Iterable[Held]) -> None: ...
-
-    def emit(self, held: Held, events: list[Event], answer: Callable[[int, str | None], None]) -> None: ...
-
-    def fail(self, error: BaseException) -> None:
-        """Going on is pointless."""
-
-
-class Pool:
+class Pool(WorkPool):
     def __init__(self, launch: Launch, pace: Pace, desk: Desk, usual_lease: float) -> None:
-        self._launch, self._pace, self._desk, self._usual_lease = launch, pace, desk, usual_lease
-        self._slots = itertools.count(1)
+        super().__init__(pace, desk, usual_lease, launch.data_url)
+        self._launch = launch
         self._supervisors: set[asyncio.Task[None]] = set()
         self._failed_starts = 0
-        self._draining = asyncio.Event()
         self.children: list[ChildProcess] = []
-        self.queue: deque[Held] = deque()
-        """Claimed, and in no child's hands yet."""
-        self.held: dict[int, Held] = {}
-        """All that is claimed and unanswered, by slot: what heartbeats keep alive."""
-        self.reserved_seconds = 0.0
-        """Work that claims in flight will bring."""
         self._queued_seconds = 0.0
-        self.room_made = asyncio.Event()
 
     # How much to claim
 
     def room(self, kind: Kind | None) -> int:
-        """How many tasks of a kind this worker should claim now; 0 for none."""
         if self._draining.is_set():
             return 0
         free = sum(1 for child in self.children if child.ready and not child.assigned)
@@ -96,15 +67,7 @@ class Pool:
     # Claimed tasks come in
 
     def take(self, reply: ClaimBatchReply) -> int:
-        """Take over what was claimed and feed it to the children. Returns how many tasks that were."""
-        taken: list[Held] = []
-        for group in reply.groups:
-            taken += self._hold(lease_of(group), group.tasks)
-        for claim in reply.claims:
-            task, token, expires_at = claim.task, claim.lease_token, claim.lease_expires_at
-            if task is not None and token is not None and expires_at is not None:
-                alone = GroupedTask(task.task_id, task.index, task.payload)
-                taken += self._hold(lease_alone(task, token, expires_at, self._launch.data_url), [alone])
+        taken = self._claimed(reply)
         if self._draining.is_set():
             self._release(taken)
             return len(taken)
@@ -114,17 +77,6 @@ class Pool:
         self.queue.extend(taken)
         self.feed()
         return len(taken)
-
-    def _hold(self, lease: Lease, tasks: list[GroupedTask]) -> list[Held]:
-        kind = lease.kind
-        self._pace.claimed(lease.job_id, kind)
-        self._pace.weigh(kind, sum(len(task.payload) for task in tasks) / max(len(tasks), 1))
-        estimate, every = self.estimate(kind), beat_interval(lease.expires_at, self._usual_lease)
-        beat_at, slots = time.monotonic() + every, self._slots
-        return [
-            Held(next(slots), task.task_id, task.index, task.payload, lease, kind, estimate, every, beat_at)
-            for task in tasks
-        ]
 
     def feed(self) -> None:
         hungry = [
@@ -156,12 +108,7 @@ class Pool:
             if type(message) is protocol.Finished:
                 held = self._answered(child, message.slot)
                 self._pace.learn(held.kind, message.seconds)
-                if held.lost:
-                    continue
-                if message.events or message.outputs:
-                    self._desk.complete(held.completed(message.result, message.events, message.outputs))
-                else:
-                    self._desk.completed(held, message.result)
+                self._finished(held, message)
             else:
                 self._heard_other(child, message)
         if self._draining.is_set():
@@ -173,12 +120,6 @@ class Pool:
         held = child.answered(slot)
         self._drop(held)
         return held
-
-    def _drop(self, held: Held) -> None:
-        held.ended = True
-        self.held.pop(held.slot, None)
-        if held.client is not None:
-            held.client.close()
 
     def _heard_other(self, child: ChildProcess, message: protocol.ToWrapper) -> None:
         match message:
@@ -200,10 +141,6 @@ class Pool:
             case protocol.Ready():
                 child.ready, self._failed_starts = True, 0
 
-    def _end(self, held: Held, completion: Completion) -> None:
-        if not held.lost:
-            self._desk.complete(completion)
-
     def _take_back(self, returned: list[Held]) -> None:
         for held in returned:
             if held.cancel or held.lost:
@@ -218,60 +155,19 @@ class Pool:
         self.queue.extendleft(reversed(live))
         self._queued_seconds += sum(held.estimate for held in live)
 
-    def _progressed(self, message: protocol.Progressed) -> None:
-        held = self.held.get(message.slot)
-        if held is not None:
-            held.progress, held.progress_text = message.fraction, message.text
-            last_beat = held.beat_at - held.beat_every
-            held.beat_at = min(held.beat_at, last_beat + PROGRESS_SECONDS)
-
-    def _emit(self, child: ChildProcess, message: protocol.Emit) -> None:
-        def answer(accepted: int, problem: str | None) -> None:
-            child.answer_emit(protocol.EmitAnswered(message.slot, accepted, problem))
-
-        held = self.held.get(message.slot)
-        if held is None or held.lost:
-            answer(0, "The attempt was fenced off: another one has the task.")
-        else:
-            self._desk.emit(held, message.events, answer)
-
-    def _show(self, child: ChildProcess, slot: int, stream: str, line: str) -> None:
-        held = self.held.get(slot)
-        task_id = str(held.task_id) if held else None
-        log.info("operator.output", task_id=task_id, pid=child.pid, stream=stream, line=line)
-
     def printed(self, child: ChildProcess, line: str) -> None:
         """A line that came past Python: it belongs, as far as can be told, to the running task."""
         self._show(child, child.head.slot if child.head else 0, "raw", line)
 
     # Tasks end otherwise
 
-    def cancel(self, held: Held) -> None:
-        """The dispatcher wants it stopped: at once where it waits, by TaskCanceled where it runs."""
-        if held.cancel or held.ended:
-            return
-        held.cancel, held.stop_asked_at = True, time.monotonic()
-        if not self._stop_in_child(held):
-            self._drop(held)
-            self._end(held, held.canceled())
-
     def pause(self, held: Held, paused: bool) -> None:
-        """A source is to hold still, or may go on. One that is in no child yet hears of it with a later heartbeat."""
         child = self._child_of(held)
         if held.paused != paused and child is not None:
             held.paused = paused
             child.pause(held)
 
-    def lose(self, held: Held) -> None:
-        """It was fenced off: stop it and say no more about it."""
-        if held.lost or held.ended:
-            return
-        held.lost, held.stop_asked_at = True, time.monotonic()
-        log.info("worker.task_lost", task_id=str(held.task_id), attempt=held.attempt)
-        if not self._stop_in_child(held):
-            self._drop(held)
-
-    def _stop_in_child(self, held: Held) -> bool:
+    def _stop(self, held: Held) -> bool:
         child = self._child_of(held)
         if child is not None:
             child.cancel(held)
@@ -281,16 +177,8 @@ class Pool:
         return next((child for child in self.children if held in child.assigned), None)
 
     def release_queue(self) -> None:
-        """Give back what waits here, so that another worker may have it."""
-        waiting = [held for held in self.queue if not held.ended]
-        self.queue.clear()
         self._queued_seconds = 0.0
-        self._release(waiting)
-
-    def _release(self, tasks: list[Held]) -> None:
-        for held in tasks:
-            self._drop(held)
-        self._desk.release([held for held in tasks if not held.lost])
+        super().release_queue()
 
     # Children come and go
 
@@ -371,7 +259,6 @@ class Pool:
     # The end
 
     def drain(self) -> None:
-        """Start nothing new: give back what waits, and let what runs finish."""
         self._draining.set()
         self.release_queue()
         for child in self.children:
@@ -390,15 +277,8 @@ class Pool:
             child.kill("drain")
 
     async def ended(self) -> None:
-        """When every child of a drained pool is gone."""
         while self._supervisors:
             await asyncio.wait(self._supervisors)
-
-    async def abandon(self) -> None:
-        """End everything at once."""
-        self._draining.set()
-        self.kill_all()
-        await self.ended()
 
 
 def _told(cause: Crash) -> dict[str, object]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Literal, cast
+from typing import Generic, Literal, TypeVar, cast
 
 import structlog
 
@@ -50,7 +50,7 @@ PASSED_ON = frozenset(
     }
 )
 
-Why = Literal["cancel", "lost", "timeout", "drain"]
+Why = Literal["cancel", "lost", "timeout", "drain", "spent"]
 
 
 def scrubbed(environment: Mapping[str, str], also: Iterable[str] = ()) -> dict[str, str]:
@@ -88,7 +88,54 @@ class Launch:
         return [sys.executable, "-m", "interlock.workers.child", *flags, *self.modules]
 
 
-class ChildProcess:
+class OperatorProcess:
+    """A process that runs operators: its pipes, and its end."""
+
+    def __init__(self, process: asyncio.subprocess.Process, work: asyncio.WriteTransport, reports: Reports) -> None:
+        self._process, self._work, self._reports = process, work, reports
+        self.pid = process.pid
+        self.ready = False
+        self.stopping: tuple[Why, int] | None = None
+        """Why it was killed, and the slot that was meant."""
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    def answer_emit(self, answer: protocol.EmitAnswered) -> None:
+        self._send(answer)
+
+    def _send(self, message: protocol.ToChild | protocol.ToDriver) -> None:
+        if not self._work.is_closing():
+            self._work.write(protocol.frame(message))
+
+    def kill(self, why: Why, slot: int = 0) -> None:
+        """End the process and whatever it started, now."""
+        if self.stopping is None:
+            self.stopping = (why, slot)
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def retire(self) -> None:
+        """Let an idle process end by itself: its work pipe ends."""
+        self._work.close()
+
+    async def _gone(self) -> int:
+        """When the process is dead and every report it managed to write has been heard. Its return code."""
+        try:
+            returncode = await self._process.wait()
+            self._kill_group()
+            await self._reports.heard_out(EOF_SECONDS)
+        finally:
+            self._work.close()
+            self._reports.close()
+        return returncode
+
+
+class ChildProcess(OperatorProcess):
     """`assigned` holds what the child has and has not answered, in the order in which it runs them."""
 
     def __init__(
@@ -99,22 +146,15 @@ class ChildProcess:
         control: int,
         kernel_kills: crash.KernelKills,
     ) -> None:
-        self._process, self._work, self._reports, self._control = process, work, reports, control
+        super().__init__(process, work, reports)
+        self._control = control
         self._kernel_kills = kernel_kills
-        self.pid = process.pid
-        self.ready = False
         self.assigned: deque[Held] = deque()
         self.load = 0.0
         """Seconds of work assigned, by the estimates."""
         self.head_since = 0.0
         """When the first of `assigned` became the first."""
-        self.stopping: tuple[Why, int] | None = None
-        """Why it was killed, and the slot that was meant."""
         self.recalled = False
-
-    @property
-    def alive(self) -> bool:
-        return self._process.returncode is None
 
     @property
     def head(self) -> Held | None:
@@ -160,13 +200,6 @@ class ChildProcess:
     def _lighten(self, held: Held) -> None:
         self.load = self.load - held.estimate if self.assigned else 0.0
 
-    def answer_emit(self, answer: protocol.EmitAnswered) -> None:
-        self._send(answer)
-
-    def _send(self, message: protocol.ToChild) -> None:
-        if not self._work.is_closing():
-            self._work.write(protocol.frame(message))
-
     def cancel(self, held: Held) -> None:
         """Raise TaskCanceled in the operator, or keep it from starting."""
         self._order(protocol.CANCEL, held.slot)
@@ -187,29 +220,10 @@ class ChildProcess:
             os.write(self._control, protocol.CONTROL.pack(kind, slot))
             os.kill(self.pid, signal.SIGUSR1)
 
-    def kill(self, why: Why, slot: int = 0) -> None:
-        """End the child and whatever it started, now."""
-        if self.stopping is None:
-            self.stopping = (why, slot)
-            self._kill_group()
-
-    def _kill_group(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    def retire(self) -> None:
-        """Let an idle child end by itself: its work pipe ends."""
-        self._work.close()
-
     async def ended(self) -> Crash:
-        """When the process is dead and every report it managed to write has been heard."""
         try:
-            returncode = await self._process.wait()
-            self._kill_group()
-            await self._reports.heard_out(EOF_SECONDS)
+            returncode = await self._gone()
         finally:
-            self._work.close()
-            self._reports.close()
             os.close(self._control)
         return crash.crash_of(returncode, self._kernel_kills)
 
@@ -286,44 +300,71 @@ class Pipe:
             fcntl.fcntl(self.write, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
+P = TypeVar("P", bound=OperatorProcess)
+
+
+@dataclass(frozen=True)
+class Ears(Generic[P]):
+    """Who hears what a process reports, and what it prints past Python."""
+
+    heard: Callable[[P, list[protocol.ToWrapper]], None]
+    printed: Callable[[P, str], None]
+
+
 async def start(
     launch: Launch,
     heard: Callable[[ChildProcess, list[protocol.ToWrapper]], None],
     printed: Callable[[ChildProcess, str], None],
 ) -> ChildProcess:
     """Start a child. It is of use once it has reported `Ready`."""
-    work, control, reports, output = Pipe(), Pipe(), Pipe(), Pipe()
+    control = Pipe()
+
+    def made(process: asyncio.subprocess.Process, work: asyncio.WriteTransport, reports: Reports) -> ChildProcess:
+        return ChildProcess(process, work, reports, control.write, launch.kernel_kills)
+
+    try:
+        return await spawn(
+            lambda work, reports: launch.command(work, control.read, reports),
+            scrubbed(os.environ, launch.environment),
+            made,
+            Ears(heard, printed),
+            control.read,
+        )
+    except BaseException:
+        os.close(control.write)
+        raise
+    finally:
+        os.close(control.read)
+
+
+async def spawn(
+    command: Callable[[int, int], list[str]],
+    environment: Mapping[str, str],
+    made: Callable[[asyncio.subprocess.Process, asyncio.WriteTransport, Reports], P],
+    ears: Ears[P],
+    *also: int,
+) -> P:
+    """Start a process with pipes for work and reports, whose descriptors `command` is given; it inherits `also`."""
+    work, reports, output = Pipe(), Pipe(), Pipe()
     try:
         process = await asyncio.create_subprocess_exec(
-            *launch.command(work.read, control.read, reports.write),
+            *command(work.read, reports.write),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output.write,
             stderr=output.write,
-            env=scrubbed(os.environ, launch.environment),
-            pass_fds=(work.read, control.read, reports.write),
+            env=environment,
+            pass_fds=(work.read, reports.write, *also),
             start_new_session=True,
         )
     finally:
-        for descriptor in (work.read, control.read, reports.write, output.write):
+        for descriptor in (work.read, reports.write, output.write):
             os.close(descriptor)
-    ends = (work.write, control.write, reports.read, output.read)
-    return await _connect(process, ends, heard, printed, launch.kernel_kills)
-
-
-async def _connect(
-    process: asyncio.subprocess.Process,
-    ends: tuple[int, int, int, int],
-    heard: Callable[[ChildProcess, list[protocol.ToWrapper]], None],
-    printed: Callable[[ChildProcess, str], None],
-    kernel_kills: crash.KernelKills,
-) -> ChildProcess:
     loop = asyncio.get_running_loop()
-    work, control, reports, output = ends
-    writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(work, "wb", 0))
+    writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(work.write, "wb", 0))
     reader, output_reader = Reports(), Output()
-    child = ChildProcess(process, writer, reader, control, kernel_kills)
-    reader.heard = lambda messages: heard(child, messages)
-    output_reader.heard = lambda line: printed(child, line)
-    await loop.connect_read_pipe(lambda: reader, os.fdopen(reports, "rb", 0))
-    await loop.connect_read_pipe(lambda: output_reader, os.fdopen(output, "rb", 0))
-    return child
+    started = made(process, writer, reader)
+    reader.heard = lambda messages: ears.heard(started, messages)
+    output_reader.heard = lambda line: ears.printed(started, line)
+    await loop.connect_read_pipe(lambda: reader, os.fdopen(reports.read, "rb", 0))
+    await loop.connect_read_pipe(lambda: output_reader, os.fdopen(output.read, "rb", 0))
+    return started

@@ -33,6 +33,8 @@ class Work(Struct, array_like=True, frozen=True):
     outputs: list[WriteGrant]
     data_url: str | None = None
     """Of the data database: for operators of the platform itself."""
+    data: bytes | None = None
+    """A `TaskData`: what a task on Spark reads and writes."""
 
 
 class Assignment(Struct, array_like=True, frozen=True):
@@ -88,7 +90,8 @@ class GivenBack(Struct, array_like=True, tag=7, frozen=True):
 
 class Progressed(Struct, array_like=True, tag=8, frozen=True):
     slot: int
-    fraction: float
+    fraction: float | None
+    """None when only the text is new."""
     text: str | None
 
 
@@ -103,8 +106,48 @@ class Printed(Struct, array_like=True, tag=10, frozen=True):
     line: str
 
 
+# For the driver of a Spark session alone. It is no child that runs one task after the other: its slots run at once and
+# are answered in any order, and its main thread does nothing but read, so that control needs no pipe and no signal.
+
+
+class SparkOptions(Struct, array_like=True, tag=11, frozen=True):
+    """What the session is to be: the first frame. Not on the command line, which other users can read."""
+
+    master: str
+    remote: str | None
+    memory: str
+    conf: dict[str, str]
+    tasks: int
+    """That may run at once."""
+    objects_root: str
+
+
+class Stop(Struct, array_like=True, tag=12, frozen=True):
+    slot: int
+
+
+class Hold(Struct, array_like=True, tag=13, frozen=True):
+    """A source is to hold still, or may go on."""
+
+    slot: int
+    paused: bool
+
+
+class Spent(Struct, array_like=True, tag=14, frozen=True):
+    """The driver can start no more tasks, since its session did not start or was stopped. Those it has go on."""
+
+    reason: str
+
+
+class SparkDied(Struct, array_like=True, tag=15, frozen=True):
+    """The last report: the JVM is gone. `returncode` is as `subprocess` gives it."""
+
+    returncode: int
+
+
 ToChild = Assign | EmitAnswered
-ToWrapper = Ready | Finished | Raised | Stopped | GivenBack | Progressed | Emit | Printed
+ToDriver = Assign | EmitAnswered | SparkOptions | Stop | Hold
+ToWrapper = Ready | Finished | Raised | Stopped | GivenBack | Progressed | Emit | Printed | Spent | SparkDied
 
 T = TypeVar("T")
 
@@ -113,7 +156,7 @@ _length = struct.Struct(">I")
 HEAD = _length.size
 
 
-def frame(message: ToChild | ToWrapper) -> bytes:
+def frame(message: ToChild | ToDriver | ToWrapper) -> bytes:
     body = _encoder.encode(message)
     return _length.pack(len(body)) + body
 
@@ -142,6 +185,10 @@ class Frames(Generic[T]):
 
 def for_child() -> Frames[ToChild]:
     return Frames(msgspec.msgpack.Decoder(ToChild))
+
+
+def for_driver() -> Frames[ToDriver]:
+    return Frames(msgspec.msgpack.Decoder(ToDriver))
 
 
 def for_wrapper() -> Frames[ToWrapper]:

@@ -26,9 +26,9 @@ from interlock.wire import (
 )
 from interlock.workers import wakeups
 from interlock.workers.pace import Kind, Pace
-from interlock.workers.pool import Pool
 from interlock.workers.reporter import Reporter
 from interlock.workers.wakeups import Span
+from interlock.workers.work_pool import WorkPool
 
 log = structlog.get_logger()
 
@@ -50,7 +50,7 @@ class Puller:
     """Any number of `run` may be in flight at once."""
 
     def __init__(
-        self, client: WorkerClient, pool: Pool, pace: Pace, reporter: Reporter, queue: str, worker_id: str
+        self, client: WorkerClient, pool: WorkPool, pace: Pace, reporter: Reporter, queue: str, worker_id: str
     ) -> None:
         self._client, self._pool, self._pace, self._reporter = client, pool, pace, reporter
         self._queue, self._worker_id = queue, worker_id

@@ -1,6 +1,6 @@
 """The worker: the trusted process between the dispatcher and operator code.
 
-    queue ─ receive ─► claim ─► pool ─► child processes
+    queue ─ receive ─► claim ─► pool ─► child processes, or the driver of a Spark session
                                  │  ▲
       dispatcher ◄─ heartbeat ───┘  └── reports ─► complete in batches ─► dispatcher
 
@@ -18,20 +18,25 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import structlog
 
 from interlock.client import WorkerClient, dispatcher_access
 from interlock.errors import ConfigurationError, InterlockError
 from interlock.settings import Runtime, RuntimeKind, Settings
+from interlock.workers.driver_pool import DriverPool
+from interlock.workers.driver_process import DriverLaunch
 from interlock.workers.leases import Leases
 from interlock.workers.pace import Pace
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch
+from interlock.workers.protocol import SparkOptions
 from interlock.workers.puller import PULLERS, Puller
 from interlock.workers.reporter import Reporter
 from interlock.workers.watch import CANCEL_GRACE_SECONDS, Watch
+from interlock.workers.work_pool import WorkPool
 
 log = structlog.get_logger()
 
@@ -62,14 +67,12 @@ class Worker:
         self._settings = settings
         self._runtime = _queue_runtime(settings, runtime)
         self.worker_id = worker_id or _default_id()
-        self.concurrency = concurrency or settings.worker_concurrency or os.cpu_count() or 1
-        self._launch = Launch(
-            memory_mb=self._runtime.memory_mb,
-            result_limit=settings.result_limit_bytes,
-            modules=tuple(modules),
-            environment=tuple(environment),
-            data_url=_data_url(settings, self._runtime),
+        self._on_spark = self._runtime.spark
+        cores = os.cpu_count() or 1
+        self.concurrency = concurrency or (
+            settings.spark_tasks or 2 * cores if self._on_spark else settings.worker_concurrency or cores
         )
+        self._modules, self._environment = tuple(modules), tuple(environment)
         self._cancel_grace = cancel_grace
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -89,16 +92,14 @@ class Worker:
         pace = Pace(self._settings.range_size)
         reporter = Reporter(client, self._settings.body_limit_bytes // 2)
         lease = self._runtime.lease_seconds
-        pool = Pool(self._launch, pace, reporter, lease)
+        pool, watch = self._spark_pool(client, pace, reporter) if self._on_spark else self._pool(pace, reporter)
         puller = Puller(client, pool, pace, reporter, self._runtime.queue, self.worker_id)
-        log.info("worker.started", worker_id=self.worker_id, queue=self._runtime.queue, children=self.concurrency)
-        pool.start(self.concurrency)
+        log.info("worker.started", worker_id=self.worker_id, queue=self._runtime.queue, concurrency=self.concurrency)
         try:
             async with asyncio.TaskGroup() as group:
-                watcher = Watch(pool, pace, self._cancel_grace)
                 loops = [
                     group.create_task(work)
-                    for work in (Leases(client, pool, lease).run(), watcher.run(), _raise_from(reporter.failure))
+                    for work in (Leases(client, pool, lease).run(), watch, _raise_from(reporter.failure))
                 ]
                 pullers = [group.create_task(puller.run(self._draining)) for _ in range(PULLERS)]
                 await self._drained(pool, reporter, pullers)
@@ -111,7 +112,44 @@ class Worker:
             reporter.abandon()
         log.info("worker.ended", worker_id=self.worker_id, reported=reporter.reported)
 
-    async def _drained(self, pool: Pool, reporter: Reporter, pullers: list[asyncio.Task[None]]) -> None:
+    def _pool(self, pace: Pace, reporter: Reporter) -> tuple[WorkPool, Coroutine[Any, Any, None]]:
+        """A child process for each task that runs."""
+        settings = self._settings
+        launch = Launch(
+            memory_mb=self._runtime.memory_mb,
+            result_limit=settings.result_limit_bytes,
+            modules=self._modules,
+            environment=self._environment,
+            data_url=_data_url(settings, self._runtime),
+        )
+        pool = Pool(launch, pace, reporter, self._runtime.lease_seconds)
+        pool.start(self.concurrency)
+        return pool, Watch(pool, pace, self._cancel_grace).run()
+
+    def _spark_pool(
+        self, client: WorkerClient, pace: Pace, reporter: Reporter
+    ) -> tuple[WorkPool, Coroutine[Any, Any, None]]:
+        """One process with one session for all tasks, started with the first."""
+        settings = self._settings
+        options = SparkOptions(
+            master=settings.spark_master,
+            remote=settings.spark_remote.get_secret_value() if settings.spark_remote else None,
+            memory=settings.spark_memory,
+            conf={name: value.get_secret_value() for name, value in settings.spark_conf.items()},
+            tasks=self.concurrency,
+            objects_root=settings.objects_root,
+        )
+        launch = DriverLaunch(
+            options=options,
+            result_limit=settings.result_limit_bytes,
+            modules=self._modules,
+            environment=self._environment,
+            data_url=_data_url(settings, self._runtime),
+        )
+        pool = DriverPool(launch, pace, reporter, self._runtime.lease_seconds, client.task_data)
+        return pool, pool.watch(self._cancel_grace)
+
+    async def _drained(self, pool: WorkPool, reporter: Reporter, pullers: list[asyncio.Task[None]]) -> None:
         await self._draining.wait()
         log.info("worker.draining", worker_id=self.worker_id, tasks=len(pool.held))
         pool.drain()
@@ -125,7 +163,7 @@ class Worker:
             puller.cancel()
         await reporter.drain(max(LAST_REPORTS_SECONDS - (time.monotonic() - began), 0))
 
-    async def _finished_in_time(self, pool: Pool, pullers: list[asyncio.Task[None]]) -> bool:
+    async def _finished_in_time(self, pool: WorkPool, pullers: list[asyncio.Task[None]]) -> bool:
         finished = asyncio.ensure_future(asyncio.gather(pool.ended(), *pullers))
         hurried = asyncio.create_task(self._hurry.wait())
         waits: set[asyncio.Future[object]] = {finished, hurried}  # type: ignore[arg-type]
@@ -159,8 +197,9 @@ def _queue_runtime(settings: Settings, name: str) -> Runtime:
 
 
 def _data_url(settings: Settings, runtime: Runtime) -> str | None:
-    """Only the platform's own runtime is trusted with it."""
-    if settings.data_url is None or runtime.queue != settings.runtime("platform").queue:
+    """Only the platform's own runtimes are trusted with it."""
+    trusted = runtime.spark or runtime.queue == settings.runtime("platform").queue
+    if settings.data_url is None or not trusted:
         return None
     return settings.data_url.get_secret_value()
 

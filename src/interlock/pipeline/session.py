@@ -1,0 +1,381 @@
+"""The Spark session of a driver process: one for all of its tasks, started with the first.
+
+Each task gets a session of its own over the same Spark: its own temporary views and SQL settings, its own name under
+which its work can be stopped. With a master that is a job group; with Spark Connect it is a tag.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import Popen
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from urllib.parse import urlsplit
+
+from interlock.pipeline import java
+from interlock.pipeline.failures import SparkStopped
+from interlock.workers.context import TaskFailed
+from interlock.workers.protocol import SparkOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONNECT_PORT: Final = 15002
+_CONNECT_SECONDS: Final = 10.0
+_S3_CLASS: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+
+DEFAULTS: Final = {
+    "spark.app.name": "interlock",
+    "spark.log.level": "WARN",
+    # Many small jobs in one long-lived session: no web server, no long memory, no progress bars in the log.
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.ui.retainedJobs": "100",
+    "spark.ui.retainedStages": "200",
+    "spark.ui.retainedTasks": "2000",
+    "spark.sql.ui.retainedExecutions": "20",
+    # A small task beside a large one has its share of the cores at once.
+    "spark.scheduler.mode": "FAIR",
+    # Two copies of the task that writes a file could leave other bytes than its marker tells of.
+    "spark.speculation": "false",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.compression.codec": "zstd",
+}
+FEW_PARTITIONS: Final = 16
+"""Of a shuffle on one machine, at most; otherwise as many as it has cores."""
+
+
+class SparkUnavailable(TaskFailed):
+    """The session could not be started: another attempt may find Spark again."""
+
+
+class Session(ABC):
+    """What the driver does with Spark, whichever way it is reached."""
+
+    @abstractmethod
+    def for_task(self, group: str, pool: str, about: str) -> SparkSession:
+        """A session for one task, made in the thread that runs it: what that thread starts belongs to `group`."""
+
+    def release(self, spark: SparkSession) -> None:  # noqa: B027 - only some ways need it
+        """The task has ended, in the same thread."""
+
+    @abstractmethod
+    def cancel(self, group: str) -> None:
+        """Stop the work of one group, and no other. From any thread."""
+
+    @abstractmethod
+    def stage(self, group: str) -> str | None:
+        """How far the group's running work is, in words; None when nothing runs."""
+
+    @abstractmethod
+    def usable(self) -> bool:
+        """Whether it can start another job."""
+
+    @abstractmethod
+    def wait_for_death(self) -> int:
+        """Until the process below it is gone; its return code. Waits for ever where there is none to watch."""
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+
+def start(options: SparkOptions, scratch: Path) -> Session:
+    """Raises JavaMissing or SparkUnavailable."""
+    return ConnectSession(options) if options.remote else ClassicSession(options, scratch)
+
+
+# With a master
+
+
+def properties(options: SparkOptions, scratch: Path) -> dict[str, str]:
+    """What Spark is started with: our defaults, what the settings say, and above all `spark_conf`.
+
+    Hadoop takes a file:// address as it stands: one with percent signs for blanks would name another file.
+    """
+    local = options.master.startswith("local")
+    chosen = DEFAULTS | {
+        "spark.master": options.master,
+        "spark.driver.memory": options.memory,
+        "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
+        "spark.scheduler.allocation.file": f"file://{scratch}/pools.xml",
+    }
+    if local:
+        partitions = min(max(os.cpu_count() or 1, 2), FEW_PARTITIONS)
+        chosen |= {
+            "spark.sql.shuffle.partitions": str(partitions),
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.python.daemon.module": "interlock.pipeline.python_workers",
+        }
+    if options.objects_root.startswith("s3://"):
+        chosen["spark.hadoop.fs.s3.impl"] = _S3_CLASS
+    chosen |= options.conf
+    java_options = options.conf.get("spark.driver.extraJavaOptions", "")
+    chosen["spark.driver.extraJavaOptions"] = f'"-Djava.io.tmpdir={scratch}" {java_options}'.rstrip()
+    return chosen
+
+
+def _variables(options: SparkOptions, scratch: Path) -> dict[str, str]:
+    """What Spark takes from the environment: a cluster's machines have a Python of their own, there its rules hold."""
+    given = options.conf
+    variables = {} if "spark.local.dir" in given else {"SPARK_LOCAL_DIRS": str(scratch)}
+    if options.master.startswith("local"):
+        variables["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+        variables["PYSPARK_PYTHON"] = sys.executable
+    if python := given.get("spark.pyspark.python"):
+        variables["PYSPARK_PYTHON"] = python
+    return variables
+
+
+def pool_names(tasks: int) -> list[str]:
+    return [f"interlock-{number}" for number in range(tasks)]
+
+
+def _pools(tasks: int) -> str:
+    """Spark keeps every pool that was ever named: there are as many as tasks at once, and they are used again."""
+    alike = "<schedulingMode>FAIR</schedulingMode><weight>1</weight><minShare>0</minShare>"
+    pools = "".join(f'<pool name="{name}">{alike}</pool>' for name in pool_names(tasks))
+    return f'<?xml version="1.0"?><allocations>{pools}</allocations>'
+
+
+def _written(chosen: dict[str, str]) -> str:
+    """As a Java properties file."""
+
+    def escaped(text: str) -> str:
+        plain = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+        return "\\" + plain if plain.startswith(" ") else plain
+
+    def name(text: str) -> str:
+        return escaped(text).replace(" ", "\\ ").replace(":", "\\:").replace("=", "\\=")
+
+    return "".join(f"{name(key)}={escaped(value)}\n" for key, value in sorted(chosen.items()))
+
+
+class ClassicSession(Session):
+    """A JVM of our own, which is the driver of `local[*]` or of a cluster."""
+
+    def __init__(self, options: SparkOptions, scratch: Path) -> None:
+        self._prepare(options, scratch)
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - loaded with the first task
+
+        try:
+            self._spark = SparkSession.builder.getOrCreate()
+            self._context = cast("Any", self._spark.sparkContext)  # what is private in it has no types
+            self._jvm: Popen[bytes] = self._context._gateway.proc
+            if options.objects_root.startswith("s3://"):
+                self._require_s3()
+        except SparkUnavailable:
+            raise
+        except Exception as error:
+            raise SparkUnavailable(
+                f"Spark did not start with master {options.master!r} ({_first_line(error)}): "
+                "see operator.output in the worker's log for why, and the settings that begin with spark_."
+            ) from error
+        _forbid_stop()
+        _keep_queries_out_of_logs()
+
+    @staticmethod
+    def _prepare(options: SparkOptions, scratch: Path) -> None:
+        """The environment of Spark's launcher, which is a program of its own."""
+        found = java.find().environment(os.environ)
+        if "JAVA_HOME" in found:
+            os.environ["JAVA_HOME"] = found["JAVA_HOME"]
+        else:
+            os.environ.pop("JAVA_HOME", None)
+        chosen = properties(options, scratch)
+        os.environ |= _variables(options, scratch)
+        (scratch / "pools.xml").write_text(_pools(options.tasks))
+        file = scratch / "spark.properties"
+        file.touch(mode=0o600)
+        file.write_text(_written(chosen))
+        # On the command line, which everybody can read, properties would show credentials.
+        os.environ["PYSPARK_SUBMIT_ARGS"] = (
+            f"--load-spark-defaults --properties-file {shlex.quote(str(file))} pyspark-shell"
+        )
+
+    def _require_s3(self) -> None:
+        jvm: Any = self._context._jvm
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        try:
+            loader.loadClass(_S3_CLASS)
+        except Exception as error:
+            artifact = f"org.apache.hadoop:hadoop-aws:{jvm.org.apache.hadoop.util.VersionInfo.getVersion()}"
+            raise SparkUnavailable(
+                f"The objects are on S3, and {artifact} is not on Spark's class path. Let Spark fetch it with "
+                f'spark_conf = {{ "spark.jars.packages" = "{artifact}" }}, or name its jars in "spark.jars": '
+                "the version must be exactly that."
+            ) from error
+
+    def for_task(self, group: str, pool: str, about: str) -> SparkSession:
+        self._context.setJobGroup(group, about, interruptOnCancel=True)
+        self._context.setLocalProperty("spark.scheduler.pool", pool)
+        return self._spark.newSession()
+
+    def cancel(self, group: str) -> None:
+        self._context._jsc.sc().cancelJobGroupAndFutureJobs(group)
+
+    def stage(self, group: str) -> str | None:
+        tracker = self._context.statusTracker()
+        for job_id in tracker.getJobIdsForGroup(group):
+            job = tracker.getJobInfo(job_id)
+            if job is None or job.status != "RUNNING":
+                continue
+            for stage_id in sorted(job.stageIds):
+                stage = tracker.getStageInfo(stage_id)
+                if stage is not None and stage.numActiveTasks:
+                    return f"stage {stage_id}: {stage.numCompletedTasks} of {stage.numTasks} tasks"
+        return None
+
+    def usable(self) -> bool:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - with the first task
+
+        try:
+            return not self._context._jsc.sc().isStopped()
+        except (Py4JError, OSError, AttributeError):  # the JVM does not answer; or the context was taken apart
+            return False
+
+    def wait_for_death(self) -> int:
+        return self._jvm.wait()
+
+    def stop(self) -> None:
+        self._context._jsc.stop()
+
+
+# With Spark Connect
+
+
+class ConnectSession(Session):
+    """Somebody else's Spark, reached by gRPC: no Java here, and a session of its own for each task."""
+
+    def __init__(self, options: SparkOptions) -> None:
+        self._url = options.remote or ""
+        self._conf = {
+            name: value
+            for name, value in (DEFAULTS | options.conf).items()
+            if name in options.conf or (name.startswith("spark.sql.") and name not in _OF_THE_SERVER)
+        }
+        self._sessions: dict[str, Any] = {}
+        os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+        _require_answer(self._url)
+        try:
+            self._first = self._connected()
+            self._version = self._first.version
+        except ImportError as error:
+            raise SparkUnavailable(
+                f"Spark Connect needs packages that are not installed ({_first_line(error)}): "
+                "pip install 'interlock-dispatch[connect]' where the worker runs."
+            ) from error
+        except Exception as error:
+            raise SparkUnavailable(
+                f"The Spark Connect server of spark_remote refused a session ({_first_line(error)})."
+            ) from error
+        self._really_stop = _forbid_stop_of_connect()
+        _keep_queries_out_of_logs()
+
+    def _connected(self) -> Any:
+        from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415 - its packages are optional
+
+        return SparkSession.builder.config(map={"spark.remote": self._url, **self._conf}).create()
+
+    def for_task(self, group: str, pool: str, about: str) -> SparkSession:  # noqa: ARG002 - a server has its own pools
+        spark = self._sessions[group] = self._connected()
+        spark.addTag(_tag(group))
+        made: SparkSession = spark
+        return made
+
+    def release(self, spark: SparkSession) -> None:
+        for group, known in list(self._sessions.items()):
+            if known is spark:
+                del self._sessions[group]
+        self._really_stop(spark)
+
+    def cancel(self, group: str) -> None:
+        spark = self._sessions.get(group)
+        if spark is not None:
+            spark.interruptTag(_tag(group))
+
+    def stage(self, group: str) -> str | None:  # noqa: ARG002 - the server does not tell
+        return None
+
+    def usable(self) -> bool:
+        return not self._first.is_stopped
+
+    def wait_for_death(self) -> int:
+        threading.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    def stop(self) -> None:
+        for spark in (*self._sessions.values(), self._first):
+            self._really_stop(spark)
+
+
+_OF_THE_SERVER: Final = frozenset({"spark.sql.ui.retainedExecutions"})
+"""Decided where the server starts."""
+
+
+def _keep_queries_out_of_logs() -> None:
+    """PySpark would log every query that fails, with its text. What is wrong is told with the attempt."""
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - with the first task
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+def _tag(group: str) -> str:
+    return group.replace(",", "-")
+
+
+def _require_answer(url: str) -> None:
+    """gRPC would go on trying for minutes."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or CONNECT_PORT
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise SparkUnavailable(
+            f"Nothing answers at {host}:{port}, where spark_remote says that Spark Connect is ({error}): start it, "
+            "or correct the setting."
+        ) from error
+
+
+# Operators and the session
+
+
+def _forbid_stop() -> None:
+    from pyspark import SparkContext  # noqa: PLC0415 - loaded with the first task
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    for kind in (SparkSession, SparkContext):
+        setattr(kind, "stop", _refuse_to_stop)  # noqa: B010 - a method is replaced
+
+
+def _forbid_stop_of_connect() -> Callable[[Any], None]:
+    """Returns what `stop` was before."""
+    from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415 - its packages are optional
+
+    before = SparkSession.stop
+    setattr(SparkSession, "stop", _refuse_to_stop)  # noqa: B010 - a method is replaced
+    return before
+
+
+def _refuse_to_stop(_self: object) -> NoReturn:
+    raise SparkStopped(
+        "The operator called stop(). The session belongs to the worker: other tasks run in it, and the next ones will. "
+        "Leave the call out."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    """What Java says stands behind a colon, below what Python says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line.removeprefix(": ") for line in lines if line.startswith(": ")), None)
+    return (told or (lines[0] if lines else type(error).__name__))[:500]

@@ -1,0 +1,112 @@
+"""What every process that runs operator code has in common: how it tells their ends and their prints, and its own."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import signal
+import sys
+import traceback
+from typing import Protocol
+
+import msgspec
+
+from interlock.workers import protocol
+from interlock.workers.context import TaskFailed, plain
+from interlock.workers.exits import EXIT_ORPHANED
+from interlock.workers.operators import OperatorNotFound
+
+ERROR_CLASS = 200
+ERROR_MESSAGE = 10_000
+LINE = 2_000
+TRACE_FRAMES = 10
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Desk(Protocol):
+    """Where printed lines are handed in."""
+
+    @property
+    def slot(self) -> int:
+        """The task that prints."""
+
+    def report(self, message: protocol.ToWrapper) -> None: ...
+
+
+def encoded(value: object, limit: int) -> bytes:
+    """The result of a task as JSON."""
+    try:
+        result = _encode(value)
+    except Exception as error:
+        raise TaskFailed(f"the result is nothing JSON can say: {error}", "ResultNotJson") from None
+    if len(result) > limit:
+        raise TaskFailed(
+            f"the result has {len(result)} bytes and {limit} are kept: return less, "
+            "or write it to an output of the job",
+            "ResultTooLarge",
+        )
+    return result
+
+
+def raised(slot: int, seconds: float, error: BaseException) -> protocol.Raised:
+    error_class = str(getattr(error, "error_class", None) or type(error).__name__)
+    if not isinstance(error, TaskFailed | OperatorNotFound):
+        _show_trace(error)
+    message = plain(str(error) or error_class, ERROR_MESSAGE)
+    return protocol.Raised(slot, seconds, plain(error_class, ERROR_CLASS), message)
+
+
+def _show_trace(error: BaseException) -> None:
+    """Where it was raised, for the worker's log. Not what it says: that may quote the payload."""
+    frames = traceback.extract_tb(error.__traceback__)[-TRACE_FRAMES:]
+    sys.stderr.write(f"{type(error).__name__} raised\n{''.join(traceback.format_list(frames))}")
+
+
+class Lines(io.TextIOBase):
+    """stdout or stderr of operators: whole lines, each sent with the task that printed it."""
+
+    def __init__(self, desk: Desk, stream: str) -> None:
+        self._desk, self._stream = desk, stream
+        self._rest = ""
+        self._cut = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._show(line)
+            self._cut = False
+        if len(self._rest) > LINE:
+            self.flush()
+            self._cut = True
+        return len(text)
+
+    def flush(self) -> None:
+        if self._rest:
+            line, self._rest = self._rest, ""
+            self._show(line)
+
+    def _show(self, line: str) -> None:
+        if self._cut:
+            return
+        self._desk.report(protocol.Printed(self._desk.slot, self._stream, plain(line, LINE)))
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the wrapper dies; without it (not Linux) the pipe's end must do."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(EXIT_ORPHANED)
+
+
+def wait_for_the_wrapper(_number: int, _frame: object) -> None:
+    """A stop signal to the whole group is the wrapper's to answer: it lets running tasks finish.
+
+    A handler, because an ignored signal would stay ignored in programs that operators start.
+    """

@@ -1,0 +1,142 @@
+"""A worker of the Spark runtime against a real dispatcher: one session, many tasks, and all that can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import psutil
+import pytest
+
+from interlock.wire import Crash, Outcome, Policy, RunState, TaskStatus
+from interlock.workers import Worker
+from tests.spark.benches import LITTLE_JAVA, Bench, drivers, opened, result, working
+from tests.system import System
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]
+
+
+@pytest.fixture(scope="module")
+async def bench(shared: System, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    async with opened(shared, tmp_path_factory.mktemp("operators")) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+async def worker(bench: Bench) -> AsyncIterator[Worker]:
+    """One for all tests of the module: its driver starts with the first task, and again after the test that ends it."""
+    async with working(bench.worker(spark_conf=LITTLE_JAVA)) as worker:
+        yield worker
+
+
+async def test_two_tasks_run_at_once_in_one_session_with_views_of_their_own(bench: Bench, worker: Worker) -> None:
+    assert drivers() == []  # nothing runs before there is a task
+    run_id = await bench.run("gate", None, None)
+    visitors = [await bench.arrival(), await bench.arrival()]
+    for visitor in visitors:
+        visitor.let_go()
+    tasks = await bench.ended(run_id)
+    assert [result(task)["rows"] for task in tasks] == [10, 9]
+    assert {result(task)["pid"] for task in tasks} == {drivers()[0].pid}
+    assert {(task.status, task.attempt) for task in tasks} == {(TaskStatus.COMPLETED, 1)}
+
+
+async def test_an_exception_fails_the_attempt_and_the_next_one_completes(bench: Bench, worker: Worker) -> None:
+    task = await bench.only(await bench.run("raises"))
+    assert (task.status, result(task)) == (TaskStatus.COMPLETED, 2)
+    first = (await bench.attempts(task))[0]
+    assert (first.error_class, first.error_message) == ("ValueError", "not this time")
+
+
+async def test_canceling_one_task_stops_its_work_in_spark_and_leaves_its_neighbour_alone(
+    bench: Bench, worker: Worker
+) -> None:
+    neighbour = await bench.run("gate")
+    visitor = await bench.arrival()
+    victim = await bench.run("large", {"parts": 400, "seconds": 1})
+    seen = await bench.progress(victim, "of 400 tasks")
+    assert (seen.progress, (seen.progress_text or "").partition(";")[0]) == (0.25, "large")
+    assert (await bench.canceled(victim)).status is TaskStatus.CANCELED
+    visitor.let_go()
+    task = await bench.only(neighbour)
+    assert (task.status, task.attempt) == (TaskStatus.COMPLETED, 1)
+    assert result(await bench.only(await bench.run("jobs"))) == 0
+
+
+async def test_an_operator_that_hangs_in_python_is_stopped_without_harm(bench: Bench, worker: Worker) -> None:
+    before = drivers()
+    run_id = await bench.run("spins")
+    await bench.progress(run_id, "spinning")
+    assert (await bench.canceled(run_id)).status is TaskStatus.CANCELED
+    task = await bench.only(await bench.run("count", {"rows": 7}))
+    assert (result(task)["rows"], drivers()) == (7, before)
+
+
+async def test_a_lost_lease_and_a_hard_timeout_stop_the_one_attempt_and_report_nothing(
+    bench: Bench, worker: Worker
+) -> None:
+    before = drivers()
+    fenced = await bench.run("gate")
+    visitor = await bench.arrival()
+    (task,) = await bench.tasks(fenced)
+    await bench.system.value(
+        "update interlock.tasks set lease_token = gen_random_uuid(), lease_expires_at = now() + interval '3 seconds' "
+        "where task_id = $1",
+        task.task_id,
+    )
+    overdue = await bench.run("spins", policy=Policy(max_attempts=1, timeout_seconds=1))
+    await visitor.gone()
+    again = await bench.arrival()
+    assert again.attempt == 2
+    again.let_go()
+    outcomes = [one.outcome for one in await bench.attempts(await bench.only(fenced))]
+    assert outcomes == [Outcome.LEASE_EXPIRED, Outcome.COMPLETED]
+    assert [one.outcome for one in await bench.attempts(await bench.only(overdue))] == [Outcome.TIMED_OUT]
+    assert result(await bench.only(await bench.run("count", {"rows": 3})))["rows"] == 3
+    assert drivers() == before
+
+
+async def test_an_operator_that_stops_the_session_fails_alone(bench: Bench, worker: Worker) -> None:
+    neighbour = await bench.run("gate")
+    visitor = await bench.arrival()
+    task = await bench.only(await bench.run("stops", policy=Policy(max_attempts=1)))
+    assert (task.error_class, "Leave the call out" in (task.error_message or "")) == ("SparkStopped", True)
+    visitor.let_go()
+    assert result(await bench.only(neighbour))["rows"] == 10
+
+
+async def test_a_small_task_does_not_wait_for_a_large_one(bench: Bench, worker: Worker) -> None:
+    large = await bench.run("large", {"parts": 400, "seconds": 0.5})
+    await bench.progress(large, "of 400 tasks")
+    small = await bench.only(await bench.run("large", {"parts": 4, "seconds": 0}))
+    assert (small.status, result(small)) == (TaskStatus.COMPLETED, 4)
+    assert (await bench.canceled(large)).status is TaskStatus.CANCELED
+
+
+async def test_the_death_of_the_jvm_costs_an_attempt_and_the_next_one_completes(bench: Bench, worker: Worker) -> None:
+    run_id = await bench.run("names_the_jvm")
+    visitor = await bench.arrival()
+    os.kill(visitor.worker, signal.SIGKILL)
+    visitor.let_go()
+    task = await bench.only(run_id)
+    assert result(task) == {"rows": 5, "attempt": 2}
+    killed, _ = await bench.attempts(task)
+    assert (killed.error_class, killed.crash) == ("WorkerCrashed", Crash(signal="SIGKILL"))
+    assert killed.error_message == "The Spark JVM that ran this task was killed by SIGKILL."
+
+
+async def test_a_drain_lets_running_tasks_finish_and_leaves_no_process(bench: Bench, worker: Worker) -> None:
+    run_id = await bench.run("gate")
+    visitor = await bench.arrival()
+    below = [process for driver in drivers() for process in (driver, *driver.children(recursive=True))]
+    worker.request_drain()
+    visitor.let_go()
+    task = await bench.only(run_id)
+    assert (task.status, task.attempt) == (TaskStatus.COMPLETED, 1)
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, below, 30)
+    assert (alive, len(gone) >= 2) == ([], True)
+    waiting = await bench.run("count", {"rows": 1})
+    assert (await bench.client.run(waiting)).state is RunState.RUNNING
+    await bench.client.cancel_run(waiting)
