@@ -1,0 +1,54 @@
+"""The page about built-in operators: its examples are valid, its settings are those that there are."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+
+from interlock.pipeline.built_in.block_ingest import IngestConfig
+from interlock.pipeline.built_in.dedupe import DedupeConfig
+from interlock.pipeline.built_in.erc20_transfers import TransfersConfig
+from interlock.pipeline.built_in.integrity_check import CheckConfig
+from interlock.pipeline.built_in.parquet_compact import CompactConfig
+from interlock.pipeline.built_in.rollup import RollupConfig
+from interlock.pipeline.built_in.sql import SqlConfig
+from interlock.pipeline.built_in.sql_gate import checked
+from interlock.pipeline.operators import BUILT_IN, resolve
+from tests.dags import valid
+from tests.docs.pages import blocks, read, rows
+
+CONFIGS: dict[str, type[msgspec.Struct]] = {
+    "block_ingest": IngestConfig,
+    "dedupe": DedupeConfig,
+    "erc20_transfers": TransfersConfig,
+    "integrity_check": CheckConfig,
+    "parquet_compact": CompactConfig,
+    "rollup": RollupConfig,
+    "sql": SqlConfig,
+}
+SECTIONS = dict(
+    re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", read("docs/built-in-operators.md"), re.MULTILINE | re.DOTALL)
+)
+
+
+def test_every_built_in_operator_can_be_loaded_and_has_its_section() -> None:
+    assert SECTIONS.keys() == CONFIGS.keys() == BUILT_IN.keys()
+    assert [resolve(name).name for name in BUILT_IN] == list(BUILT_IN)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_its_settings_are_documented_and_nothing_else(name: str) -> None:
+    tables = SECTIONS[name].partition("| setting |")[2].partition("\n\n")[0]
+    documented = {span for row in rows(tables) for span in re.findall(r"`(\w+)`", row[0])}
+    assert documented == {field.name for field in msgspec.structs.fields(CONFIGS[name])}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_its_example_can_be_deployed_and_its_config_is_taken(name: str) -> None:
+    (example,) = blocks(SECTIONS[name], "yaml")
+    (job,) = [job for job in valid(example).jobs if job.operator == name]
+    config = msgspec.convert(job.config, CONFIGS[name])
+    if isinstance(config, SqlConfig):
+        assert checked(config.query, ["transfers", "blocks"])

@@ -1,0 +1,139 @@
+"""The operator `sql` on Spark."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from interlock.pipeline import TaskContext
+from interlock.pipeline.attempt import call
+from interlock.pipeline.built_in import sql as module
+from interlock.pipeline.built_in.sql import sql
+from interlock.pipeline.built_in.sql_gate import UnsafeQuery
+from interlock.pipeline.failures import BadConfig
+from interlock.pipeline.operators import declared
+from interlock.pipeline.testing import run
+from tests.spark.attempts import Store, context, parquet_input, schema, task
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+LOGS = [{"block_number": number, "address": f"0x{number % 3}", "data": "x" * number} for number in range(10)]
+BLOCKS = [{"block_number": number, "miner": f"miner {number}"} for number in range(5)]
+
+
+def rows(query: str, **inputs: Any) -> list[dict[str, Any]]:
+    return run(sql, inputs or {"logs": LOGS, "blocks": BLOCKS}, config={"query": query}).rows
+
+
+def test_a_query_joins_and_sums_up_its_inputs() -> None:
+    query = """
+        WITH early AS (SELECT * FROM logs WHERE block_number < 4), logs AS (SELECT address, block_number FROM early)
+        SELECT address, count(*) AS n, max(miner) AS miner  -- of any
+        FROM logs JOIN blocks USING (block_number) GROUP BY address ORDER BY address
+    """
+    assert rows(query) == [
+        {"address": "0x0", "n": 2, "miner": "miner 3"},
+        {"address": "0x1", "n": 1, "miner": "miner 1"},
+        {"address": "0x2", "n": 1, "miner": "miner 2"},
+    ]
+
+
+def test_names_of_inputs_are_quoted_and_braces_stay_what_they_are() -> None:
+    assert rows("SELECT '{a}' AS a, max(x) AS x FROM `logs.v-1`", **{"logs.v-1": [{"x": 1}, {"x": 2}]}) == [
+        {"a": "{a}", "x": 2}
+    ]
+    assert rows("SELECT 1 AS one", logs=LOGS) == [{"one": 1}]
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "said"),
+    [
+        ({}, BadConfig, "query"),
+        ({"query": "SELECT 1", "catalog": "x"}, BadConfig, "unknown field `catalog`"),
+        ({"query": "SELECT nothing FROM logs"}, BadConfig, "`nothing`"),
+        ({"query": "SELECT FROM WHERE logs"}, BadConfig, "WHERE is neither"),
+        ({"query": "SELECT a b c FROM logs"}, BadConfig, "[Ss]yntax error"),
+        ({"query": "SELECT * FROM secret"}, UnsafeQuery, "secret is neither an input"),
+    ],
+)
+def test_a_query_that_cannot_be_run_says_why(config: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said) as refused:
+        run(sql, {"logs": LOGS}, config=config)
+    assert "interlock_" not in str(refused.value)
+    assert "Project" not in str(refused.value)
+
+
+ESCAPES = [
+    "SELECT * FROM secret",
+    "SELECT * FROM logs, global_temp.secret_of_all",
+    "SELECT (SELECT max(id) FROM secret) FROM logs",
+    "SELECT * FROM logs WHERE block_number IN (SELECT id FROM secret)",
+    "WITH secret AS (SELECT * FROM secret) SELECT * FROM secret",
+    "SELECT * FROM logs AS where, secret",
+    "SELECT * FROM logs where (a, b, c), secret",
+    "SELECT * FROM logs select, secret",
+    "SELECT * FROM VALUES (1) AS t, secret",
+    "FROM secret SELECT *",
+    "TABLE secret",
+    "SELECT TRANSFORM(block_number) USING 'cat' FROM logs",
+]
+
+
+def test_what_slips_through_the_gate_is_found_in_the_plan(spark: SparkSession, tmp_path: Path) -> None:
+    spark.range(3).createOrReplaceTempView("secret")
+    spark.range(3).createOrReplaceGlobalTempView("secret_of_all")
+    path = tmp_path / "file"
+    spark.range(3).write.parquet(str(path))
+    frame = spark.createDataFrame(LOGS)
+    try:
+        for query in [*ESCAPES, f"SELECT * FROM parquet.`{path}`", f"SELECT * FROM logs JOIN parquet.`{path}`"]:
+            with pytest.raises(UnsafeQuery):
+                assert module._local(spark, query, {"logs": frame}) is None, query
+    finally:
+        spark.catalog.dropTempView("secret")
+        spark.catalog.dropGlobalTempView("secret_of_all")
+
+
+def analysed(spark: SparkSession, store: Store, query: str) -> DataFrame:
+    """What the operator returns, before anything of it is computed."""
+    known = schema("block_number bigint, address string, data string")
+    files = [store.file(pa.Table.from_pylist(LOGS), 0, 9)]
+    data = task([parquet_input("logs", files, (0, 9), known)], [])
+    returned = call(declared(sql), spark, context(spark, data, operator="sql", config={"query": query}), data)
+    assert isinstance(returned, DataFrame)
+    return returned
+
+
+def test_columns_and_filters_go_down_to_the_files(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = "WITH l AS (SELECT * FROM logs) SELECT count(address) AS n FROM l WHERE block_number > 7"
+    frame = analysed(spark, Store(tmp_path), query)
+    frame.explain()
+    plan = capsys.readouterr().out
+    assert "ReadSchema: struct<block_number:bigint,address:string>" in plan
+    assert "GreaterThan(block_number,7)" in plan
+    assert frame.collect() == [(2,)]
+
+
+def test_tasks_at_once_do_not_see_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    stores = [Store(tmp_path / str(number)) for number in range(6)]
+
+    def one(number: int) -> int:
+        query = f"SELECT sum(block_number) + {number} AS n FROM logs WHERE block_number <= {number}"
+        return int(analysed(spark, stores[number], query).collect()[0].n)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(one, range(6))) == [sum(range(n + 1)) + n for n in range(6)]
+    assert [view.name for view in spark.catalog.listTables() if view.name.startswith("interlock")] == []
+
+
+def test_the_context_is_needed_for_nothing_but_config_and_session(spark: SparkSession) -> None:
+    data = task([], [])
+    ctx: TaskContext = context(spark, data, operator="sql", config={"query": "SELECT 41 + 1 AS answer"})
+    assert sql({}, ctx).collect() == [(42,)]
