@@ -13,11 +13,16 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
+from hypothesis import settings
 
 from interlock.adapters.embedded import EmbeddedPostgres, EmbeddedValkey
 from interlock.adapters.postgres import migrate
 from interlock.clock import ManualClock
 from tests.system import System, running
+
+# A machine that is busy just then is no fault of what is tested.
+settings.register_profile("interlock", deadline=None)
+settings.load_profile("interlock")
 
 _numbers = itertools.count(1)
 

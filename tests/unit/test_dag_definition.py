@@ -43,7 +43,7 @@ def test_the_order_of_outputs_is_part_of_the_definition() -> None:
 
 
 def test_a_jobs_hash_is_of_its_own_definition_only() -> None:
-    other_source = with_jobs(SOURCE.replace("echo", "sql"), reactive("outputs: [x]"))
+    other_source = with_jobs(SOURCE.replace("echo", "sleep"), reactive("outputs: [x]"))
     before, after = valid(TWO), valid(other_source)
     assert job_hash(before.jobs[0]) != job_hash(after.jobs[0])
     assert job_hash(before.jobs[1]) == job_hash(after.jobs[1])
@@ -186,7 +186,7 @@ def test_the_canonical_form_gives_the_definition_back(written: dict[str, Any]) -
 
 TUNED = ["priority: bulk", "max_attempts: 9", "max_queue_depth: 7", "max_queue_age: 3m", "timeout_seconds: 5"]
 TUNED += ["scaling: {max_concurrency: 2}", "heartbeat_timeout_seconds: 9", "non_retryable: [Oops]", "jitter: 0.5"]
-REBUILT = ["config: {a: 1}", "wait_for: any", "execution_strategy: PerUpdate", "runtime: spark", "outputs: [x, y]"]
+REBUILT = ["config: {a: 1}", "wait_for: any", "execution_strategy: PerUpdate", "runtime: udf", "outputs: [x, y]"]
 REBUILT += ["update_strategy: append, unique_key: [a]"]
 
 

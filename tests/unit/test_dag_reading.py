@@ -24,11 +24,12 @@ from interlock.dags.definition import (
     content_hash,
     document,
 )
-from interlock.dags.operators import BUILT_IN
+from interlock.dags.operators import BUILT_IN, NOT_ON_SPARK, ON_SPARK, RANGES
 from interlock.dags.problems import MAX_PROBLEMS
 from interlock.dags.reading import Vocabulary, examine, examine_file, read
 from interlock.errors import InvalidDag
 from interlock.kernel.inline import OPERATORS
+from interlock.pipeline import operators as spark
 from interlock.settings import load
 from interlock.wire import Priority
 from interlock.workers import operators as workers
@@ -76,11 +77,11 @@ def test_defaults_reach_every_job_that_says_nothing_else() -> None:
     text = with_jobs(
         "{name: s, activation: source, source: {kind: manual}, operator: echo, outputs: [o], max_attempts: 9}",
         reactive("max_queue_depth: null"),
-        defaults="{max_attempts: 5, timeout_seconds: 7, priority: bulk, runtime: spark, max_queue_depth: 10}",
+        defaults="{max_attempts: 5, timeout_seconds: 7, priority: bulk, runtime: udf, max_queue_depth: 10}",
     )
     first, second = valid(text).jobs
     assert (first.policy.max_attempts, second.policy.max_attempts) == (9, 5)
-    assert (first.policy.timeout_seconds, first.priority, first.runtime) == (7.0, Priority.BULK, "spark")
+    assert (first.policy.timeout_seconds, first.priority, first.runtime) == (7.0, Priority.BULK, "udf")
     assert (first.max_queue_depth, second.max_queue_depth) == (10, None)
 
 
@@ -88,7 +89,8 @@ def test_every_part_of_a_job_is_read() -> None:
     text = with_jobs(
         "{name: s, activation: source, operator: 'a.b:c.d', outputs: [o, {name: p, storage: postgres}], "
         "source: {kind: cron, schedule: '0  6 * * 1-5', timezone: Europe/Paris, catch_up: all, misfire_grace: 1h30m}}",
-        "{name: r, operator: sql, wait_for: any, update_strategy: append, unique_key: id, outputs: [q], "
+        "{name: r, operator: sql, runtime: spark, wait_for: any, update_strategy: append, unique_key: id, "
+        "outputs: [q], "
         "inputs: [{from: {job: s, output: o}, where: 'a=1'}, {from: {dataset: elsewhere}}], "
         "scaling: {key: /host, max_concurrency_per_key: 2}, non_retryable: [Bad], jitter: 0}",
         reactive("outputs: [{name: b, storage: buffered, unique_key: [x, y]}]", name="t"),
@@ -134,6 +136,8 @@ _AT_JOB = len("  - ") + 1
         (reactive("runtime: sparc"), "sparc", "runtime 'sparc' is no runtime", "write spark"),
         (reactive("runtime: xyz"), "xyz", "is no runtime", "write one of dispatcher, platform, spark, udf"),
         (reactive("runtime: 7"), "7", "runtime must be text, not the number '7'", "write runtime: platform"),
+        (reactive("runtime: spark"), "spark", "operator echo of job 'r' does not run on Spark", "runtime: platform"),
+        ("{name: x, operator: sql, activation: source, source: {kind: manual}}", "{", "runs on Spark only", "spark"),
         (reactive("config: [1]"), "[1]", "config must be a mapping, not a list", "name: value"),
         (reactive("config: ~"), "~", "config has no value", "or remove the field"),
         (reactive("config: {n: 012}"), "012", "'012' has a leading zero", "quote it"),
@@ -552,6 +556,8 @@ def test_any_text_as_a_schedule_is_taken_or_refused(text: str) -> None:
 
 def test_the_operators_that_workers_and_the_dispatcher_have_are_known() -> None:
     assert OPERATORS.keys() <= BUILT_IN
+    assert set(spark.BUILT_IN) == ON_SPARK
+    assert BUILT_IN == ON_SPARK | NOT_ON_SPARK | RANGES
     assert {
         name for name in workers._registered if workers._registered[name].__module__ == workers.__name__
     } <= BUILT_IN

@@ -9,7 +9,7 @@ from typing import Final
 from interlock.dags.definition import Activation, Dag, Job, JobOutput, Published, Storage, UpdateStrategy
 from interlock.dags.fields import EXAMPLES
 from interlock.dags.lineage import cycles, producer
-from interlock.dags.operators import AGGREGATOR, RANGES, SPLITTER, range_problem
+from interlock.dags.operators import AGGREGATOR, NOT_ON_SPARK, ON_SPARK, RANGES, SPLITTER, range_problem
 from interlock.dags.problems import Place, Report, listing, quoted
 
 _SHOWN_OF_A_CYCLE: Final = 100
@@ -43,12 +43,19 @@ class ReadDag:
     publish: dict[str, Place]
 
 
-def check(read: ReadDag, report: Report, datasets: frozenset[str] | None, taken: Mapping[str, str]) -> None:
+def check(
+    read: ReadDag,
+    report: Report,
+    datasets: frozenset[str] | None,
+    taken: Mapping[str, str],
+    spark: frozenset[str],
+) -> None:
     by_name = _by_name(read, report)
     for found in read.jobs:
         _check_activation(found, report)
         _check_keys(found, report)
         _check_ranges(found, report)
+        _check_runtime(found, report, spark)
         _check_edges(read, found, by_name, report, datasets)
     for name, publication in read.dag.publish.items():
         _check_output(publication.from_, read.publish[name], by_name, report)
@@ -122,6 +129,18 @@ def _check_ranges(found: ReadJob, report: Report) -> None:
         report.add(found.at("outputs"), f"{named} has one output", "write outputs: [ranges]")
     if len(job.inputs) > 1 and "inputs" not in found.unread:
         report.add(found.at("inputs"), f"{named} has one input", "give each input a job of its own")
+
+
+def _check_runtime(found: ReadJob, report: Report, spark: frozenset[str]) -> None:
+    """Built-in operators work on DataFrames, or know nothing of them."""
+    job = found.job
+    if found.unread & {"runtime", "operator"}:
+        return
+    named = f"operator {job.operator} of job {quoted(job.name)}"
+    if job.operator in ON_SPARK and job.runtime not in spark:
+        report.add(found.at("runtime"), f"{named} runs on Spark only", "write runtime: spark")
+    elif job.operator in NOT_ON_SPARK and job.runtime in spark:
+        report.add(found.at("runtime"), f"{named} does not run on Spark", "write runtime: platform")
 
 
 def _check_edges(

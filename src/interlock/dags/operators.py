@@ -25,6 +25,12 @@ BUILT_IN: Final = frozenset(
 )
 """Names of the platform itself, in every runtime."""
 
+ON_SPARK: Final = frozenset(
+    {"block_ingest", "dedupe", "erc20_transfers", "integrity_check", "parquet_compact", "rollup", "sql"}
+)
+"""Those that take and give DataFrames."""
+NOT_ON_SPARK: Final = frozenset({"block_follower", "echo", "fail", "python", "sleep"})
+
 SPLITTER: Final = "range_splitter"
 AGGREGATOR: Final = "range_aggregator"
 RANGES: Final = frozenset({SPLITTER, AGGREGATOR})

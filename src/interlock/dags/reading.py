@@ -51,11 +51,14 @@ class Vocabulary:
     """Published names of other DAGs; None where nobody can tell."""
     taken: Mapping[str, str] = field(default_factory=dict)
     """Names that this DAG must not publish, with the DAG that does."""
+    spark: frozenset[str] = frozenset({"spark"})
+    """Runtimes whose tasks run in a Spark session."""
 
     @classmethod
     def of(cls, settings: Settings, *operators: str) -> Vocabulary:
         """The runtimes of these settings, and the built-in operators with some of one's own."""
-        return cls(frozenset(settings.runtime_names), BUILT_IN | set(operators))
+        spark = frozenset(name for name in settings.runtime_names if settings.runtime(name).spark)
+        return cls(frozenset(settings.runtime_names), BUILT_IN | set(operators), spark=spark)
 
 
 def read(content: bytes, file: str, vocabulary: Vocabulary) -> Dag:
@@ -126,7 +129,8 @@ class _DagReader:
         publications = {name: publication for name, (publication, _) in publish.items()}
         dag = Dag(name=values.get("name", ""), jobs=tuple(read.job for read in jobs), publish=publications)
         places = {name: place for name, (_, place) in publish.items()}
-        check(ReadDag(dag, jobs, places), self._report, self._vocabulary.datasets, self._vocabulary.taken)
+        known = self._vocabulary
+        check(ReadDag(dag, jobs, places), self._report, known.datasets, known.taken, known.spark)
         return dag
 
     def _defaults(self, node: Node) -> dict[str, Any]:

@@ -57,8 +57,6 @@ class Sweeper(Periodic):
         return 1
 
     async def _condemn(self, connection: Connection) -> list[Row]:
-        rows: list[Row] = await _sql.condemn(
-            connection, most=_BATCH, keep=self._keep, again=self._again
-        )
+        rows: list[Row] = await _sql.condemn(connection, most=_BATCH, keep=self._keep, again=self._again)
         await failpoint("sweep.before_commit")
         return rows

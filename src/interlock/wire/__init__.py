@@ -6,6 +6,7 @@ requests of workers ignore them, so that workers and dispatchers of neighbouring
 
 from __future__ import annotations
 
+from interlock.schemas import Column, DatasetSchema
 from interlock.wire.attempts import (
     BufferPublish,
     BufferPublished,
@@ -198,6 +199,7 @@ __all__ = [
     "ClaimRange",
     "ClaimReply",
     "ClaimRequest",
+    "Column",
     "Completion",
     "CompletionBatch",
     "CompletionBatchReply",
@@ -223,6 +225,7 @@ __all__ = [
     "DatasetEventView",
     "DatasetPage",
     "DatasetRef",
+    "DatasetSchema",
     "DatasetSummary",
     "DatasetVersionView",
     "DatasetView",
