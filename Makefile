@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## watch tasks live their whole life on servers of their own, in a scratch folder
+demo: $(INSTALLED) ## watch a chain go through a DAG on Spark, on servers of their own, in a scratch folder
 	@$(BIN)/interlock demo
 
 up: $(INSTALLED) ## start everything in the foreground, state in .interlock (UP_ARGS="--dir …")

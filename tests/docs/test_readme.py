@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.docs.pages import blocks, read
+from tests.docs.pages import ROOT, blocks, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -61,6 +61,7 @@ class Terminal:
 def terminal() -> Iterator[Terminal]:
     with tempfile.TemporaryDirectory(prefix="interlock-readme-") as name:
         folder = Path(name)
+        shutil.copytree(ROOT / "examples", folder / "examples")
         command = [sys.executable, "-m", "interlock.cli", "up", "--json", "--gateway", "127.0.0.1:0"]
         with (folder / "up.log").open("wb") as log:
             process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`interlock demo`: a whole Interlock in a scratch folder, and tasks that live through all that may happen to one."""
+"""`interlock demo`: a whole Interlock in a scratch folder, and something to watch."""
 
 from __future__ import annotations
 
@@ -7,44 +7,72 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interlock.cli.conventions import Panel, command
+from interlock.cli.conventions import Panel, command, usage
 from interlock.cli.output import console
 
 if TYPE_CHECKING:
     from interlock.supervisor.folder import Folder
+    from interlock.supervisor.run import Started, Supervisor
+
+    Play = Callable[[Supervisor, Started], Coroutine[Any, Any, bool]]
 
 app = typer.Typer()
 
 
-@command(app, "demo", panel=Panel.START, example="interlock demo\ninterlock demo --dir /tmp/demo --keep")
+class What(StrEnum):
+    PIPELINE = "pipeline"
+    TASKS = "tasks"
+
+
+@command(
+    app,
+    "demo",
+    panel=Panel.START,
+    example="interlock demo\ninterlock demo --dir /tmp/demo --keep\ninterlock demo tasks\n"
+    "interlock demo --rpc https://rpc.example.org",
+)
 def demo(
+    what: Annotated[
+        What, typer.Argument(help="The pipeline, or the life of single tasks.", show_default=True)
+    ] = What.PIPELINE,
+    rpc: Annotated[
+        str | None,
+        typer.Option(
+            "--rpc", help="An EVM endpoint to follow instead of a development chain: its newest blocks, no reorg."
+        ),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Work here and leave it there. Default: a scratch folder.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the scratch folder, to look around in.")] = False,
 ) -> None:
-    """Watch tasks complete, be retried, die, be redriven, be canceled, and survive the death of their worker.
+    """Follow a chain into token transfers and hourly volumes on Spark, through a reorg, and check the answer.
 
-    It starts servers, gateway, dispatcher and a worker of its own, touches nothing else, takes well under a minute, and
-    ends with exit code 0 when every count is as it should be.
+    `interlock demo tasks` shows single tasks instead: retried, redriven, canceled, and outliving their worker. Either
+    starts servers, gateway, dispatcher and workers of its own, touches nothing else, takes less than 90 s on two cores,
+    and ends with exit code 0 when the answer is right.
     """
     import asyncio
 
     from interlock.supervisor.folder import Folder
 
+    if rpc is not None and (what is What.TASKS or not rpc.startswith(("http://", "https://"))):
+        raise usage("--rpc takes a URL like https://host/path, and only the pipeline follows one")
     _forget_settings()
     with _place(folder, keep=keep or folder is not None) as path:
         state = Folder(path)
         with state.locked():
-            passed = asyncio.run(_perform(state))
+            passed = asyncio.run(_perform(state, what, rpc))
     if not passed:
         raise typer.Exit(1)
+    _what_next(what)
 
 
 def _forget_settings() -> None:
@@ -67,26 +95,56 @@ def _place(folder: Path | None, *, keep: bool) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
 
 
-async def _perform(folder: Folder) -> bool:
-    """Starts everything, plays, and puts everything away, whatever happens in between."""
-    from interlock.cli.demo_acts import Stage, play
+async def _perform(folder: Folder, what: What, rpc: str | None) -> bool:
+    if what is What.TASKS:
+        return await _on_stage(folder, ("platform",), _tasks)
+    async with _chain(rpc) as play:
+        return await _on_stage(folder, ("platform", "spark"), play)
+
+
+async def _tasks(supervisor: Supervisor, started: Started) -> bool:
+    from interlock.cli.demo_tasks import Stage, play
     from interlock.client import Client
+
+    async with Client(started.gateway, started.admin_key) as client:
+        return await play(Stage(client, supervisor))
+
+
+@contextlib.asynccontextmanager
+async def _chain(rpc: str | None) -> AsyncIterator[Play]:
+    from interlock.cli.demo_chain import BLOCKS, development_chain, foreign_chain
+    from interlock.cli.demo_pipeline import SPAN, Play, example, play
+    from interlock.client import Client
+
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(example("operators")), os.environ.get("PYTHONPATH")]))
+    async with development_chain() if rpc is None else foreign_chain(rpc) as chain:
+
+        async def perform(_: Supervisor, started: Started) -> bool:
+            # From a multiple of all ranges on, with as many blocks as the development chain has.
+            first = 0 if rpc is None else max(await chain.head() - BLOCKS, 0) // SPAN * SPAN
+            async with Client(started.gateway, started.admin_key) as client:
+                return await play(Play(client, chain, first, tame=rpc is None))
+
+        yield perform
+
+
+async def _on_stage(folder: Folder, workers: tuple[str, ...], play: Play) -> bool:
+    """Starts everything, plays, and puts everything away, whatever happens in between."""
     from interlock.settings import load
     from interlock.supervisor.interrupts import Interrupted, Interrupts
     from interlock.supervisor.run import Plan, Supervisor
 
     interrupts = Interrupts()
     interrupts.listen()
-    settings = load(dir=folder.path, gateway="127.0.0.1:0", internal="127.0.0.1:0")
+    settings = load(dir=folder.path, gateway="127.0.0.1:0", internal="127.0.0.1:0", drain_seconds=1.0)
     with _logged(folder) as log:
-        supervisor = Supervisor(settings, folder, Plan(children_stderr=log))
+        supervisor = Supervisor(settings, folder, Plan(workers=workers, children_stderr=log))
         begun = time.monotonic()
         try:
-            with console().status("Starting two PostgreSQL servers, Valkey, gateway, dispatcher and a worker …"):
+            with console().status("Starting two PostgreSQL servers, Valkey, gateway, dispatcher and workers …"):
                 started = await interrupts.unless_asked(supervisor.start())
             console().print(f"Interlock is up after {time.monotonic() - begun:.1f} s, at {started.gateway}.")
-            async with Client(started.gateway, started.admin_key) as client:
-                return await interrupts.unless_asked(play(Stage(client, supervisor)))
+            return await interrupts.unless_asked(play(supervisor, started))
         except Interrupted:
             console().print("Stopped before its end.")
             return False
@@ -107,3 +165,17 @@ def _logged(folder: Folder) -> Iterator[int]:
     root.handlers = [handler for handler in root.handlers if isinstance(handler, logging.FileHandler)]
     with folder.log_of("children").open("ab") as log:
         yield log.fileno()
+
+
+def _what_next(what: What) -> None:
+    console().print("\n[bold]What to try next[/]")
+    lines = [
+        ("interlock up", "the same, to stay"),
+        ("interlock devchain", "the chain; then `interlock dag deploy examples/dags/tokens.yaml`"),
+        ("interlock dataset show volumes", "what is in a dataset; `lineage` draws where it comes from"),
+        ("interlock operator new my_operator", "an operator of your own on Spark, with its test"),
+        ("interlock demo tasks" if what is What.PIPELINE else "interlock demo", "the other demo"),
+        ("interlock doctor", "what this machine has, and lacks"),
+    ]
+    for line, about in lines:
+        console().print(f"  {line:<36}{about}", markup=False)

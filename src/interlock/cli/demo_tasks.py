@@ -1,4 +1,4 @@
-"""The acts of the demo. Each submits a job, lets something happen to it, and says how its tasks must have ended."""
+"""The demo of single tasks: each act submits a job, lets something happen to it, and says how its tasks must end."""
 
 from __future__ import annotations
 
@@ -87,7 +87,6 @@ async def play(stage: Stage) -> bool:
     passed = await check(stage)
     if passed:
         console().print(f"\n[bold green]All counts are right.[/] The whole play took {time.monotonic() - begun:.0f} s.")
-        _what_next()
     else:
         console().print("\n[bold red]Some counts are wrong:[/] run it again with --keep and look at the logs.")
     return passed
@@ -189,11 +188,3 @@ async def check(stage: Stage) -> bool:
 
 def _words(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in counts.items())
-
-
-def _what_next() -> None:
-    console().print("\n[bold]What to try next[/]")
-    console().print("  interlock up                      the same, to stay", markup=False)
-    console().print('  interlock job submit --operator echo --task \'{"hello": "world"}\' --watch', markup=False)
-    console().print("  interlock doctor                  what this machine has, and lacks", markup=False)
-    console().print("  examples/operators                an operator of your own", markup=False)

@@ -1,0 +1,126 @@
+"""The chain of the demo: a development chain of its own or any endpoint, and what must have become of its logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from interlock.errors import InterlockError
+from interlock.pipeline.follower.chain import Block, Chain
+from interlock.pipeline.follower.rpc import Call, Endpoint, Refused
+
+TRANSFER: Final = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
+"""keccak256("Transfer(address,address,uint256)")."""
+BLOCKS: Final = 240
+"""That are there from the start."""
+_SPAN: Final = 60
+_START_SECONDS: Final = 30.0
+_HOUR: Final = 3600
+
+
+class ChainFailed(InterlockError):
+    """The chain does not answer as it should."""
+
+
+@dataclass
+class Answer:
+    """Of all logs: how many transfers there are, and by hour and token how many with which sum."""
+
+    transfers: int = 0
+    volumes: Counter[tuple[int, str]] = field(default_factory=Counter)
+    counts: Counter[tuple[int, str]] = field(default_factory=Counter)
+    busy_logs: int = 0
+    """Of contracts that have two or more in a range."""
+
+
+class FollowedChain:
+    """Asked directly, past the pipeline."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._endpoint = Endpoint(url, headers={}, timeout=30, patience=30, most_calls=100)
+        self._chain = Chain(self._endpoint, in_full=False, with_logs=True, span=_SPAN)
+
+    def close(self) -> None:
+        self._endpoint.close()
+
+    async def call(self, method: str, *parameters: Any) -> Any:
+        (answer,) = await self._endpoint.ask([Call(method, list(parameters))])
+        if isinstance(answer, Refused):
+            raise ChainFailed(f"The chain refuses {method}: {answer.message}.")
+        return msgspec.json.decode(Raw(answer))
+
+    async def head(self) -> int:
+        return int(await self.call("eth_blockNumber"), 16)
+
+    async def answer(self, first: int, last: int, size: int) -> Answer:
+        """Computed here in plain Python, range by range of so many blocks."""
+        found = Answer()
+        for start in range(first, last + 1, size):
+            logs: Counter[str] = Counter()
+            for block in await self._chain.blocks(start, min(start + size - 1, last)):
+                _count(block, found)
+                logs.update(log.address for log in block.logs)
+            found.busy_logs += sum(count for count in logs.values() if count > 1)
+        return found
+
+
+def _count(block: Block, found: Answer) -> None:
+    hour = int(block.timestamp, 16) // _HOUR
+    for log in block.logs:
+        if len(log.topics) == 3 and log.topics[0] == TRANSFER and len(log.data) == 66:
+            found.transfers += 1
+            found.counts[hour, log.address] += 1
+            found.volumes[hour, log.address] += int(log.data, 16)
+
+
+@asynccontextmanager
+async def development_chain() -> AsyncIterator[FollowedChain]:
+    """A process of its own, which mines and reorganises when it is told to."""
+    options = ["--listen", "127.0.0.1:0", "--manual", "--blocks", str(BLOCKS), "--transactions", "20", "-o", "json"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "interlock.cli", "devchain", *options),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        chain = FollowedChain(await _url(process))
+        try:
+            yield chain
+        finally:
+            chain.close()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _url(process: asyncio.subprocess.Process) -> str:
+    if process.stdout is None:
+        raise RuntimeError("the process has no stdout")
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), _START_SECONDS)
+        url: str = json.loads(line)["url"]
+    except (TimeoutError, ValueError) as error:
+        raise ChainFailed("The development chain did not start; try `interlock devchain` by itself.") from error
+    return url
+
+
+@asynccontextmanager
+async def foreign_chain(url: str) -> AsyncIterator[FollowedChain]:
+    chain = FollowedChain(url)
+    try:
+        yield chain
+    finally:
+        chain.close()

@@ -1,0 +1,296 @@
+"""The demo of the pipeline: a chain's blocks go through a DAG on Spark, survive a reorg, and must add up in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from interlock.cli.demo_chain import Answer, FollowedChain
+from interlock.cli.output import console, table
+from interlock.client import Client
+from interlock.errors import InterlockError
+from interlock.wire import DatasetVersionView, PartitionView, TaskStatus
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.progress import Progress, TaskID
+
+DAG: Final = "tokens"
+RANGE: Final = 30
+SPAN: Final = 120
+"""As in the DAG's file."""
+REORG_DEPTH: Final = 5
+_FOLLOWED: Final = f"{DAG}:follow:logs"
+_MADE: Final = {"transfers": RANGE, "volumes": RANGE, "activity": RANGE, "compact_transfers": SPAN}
+"""Datasets by their published names, and how many blocks a partition of each has."""
+_LOOK_SECONDS: Final = 0.3
+_LINE_SECONDS: Final = 5.0
+_PATIENCE_SECONDS: Final = 180.0
+_SHOWN: Final = 5
+
+
+class DemoFailed(InterlockError):
+    """It did not come to its end."""
+
+
+@dataclass(frozen=True)
+class Play:
+    client: Client
+    chain: FollowedChain
+    first: int
+    """The first block; a multiple of SPAN."""
+    tame: bool
+    """The chain mines and reorganises when it is told to."""
+
+
+async def play(stage: Play) -> bool:
+    begun = time.monotonic()
+    await deploy(stage)
+    head = await stage.chain.head()
+    await follow(stage, head)
+    if stage.tame:
+        await reorganise(stage, head)
+        head = await go_on(stage)
+    passed = await check(stage, head)
+    if passed:
+        console().print(f"\n[bold green]It adds up.[/] The whole play took {time.monotonic() - begun:.0f} s.")
+    else:
+        console().print("\n[bold red]It does not add up:[/] run it again with --keep and look at the logs.")
+    return passed
+
+
+def _heading(title: str) -> None:
+    console().print(f"\n[bold cyan]{title}[/]")
+
+
+# The acts
+
+
+async def deploy(stage: Play) -> None:
+    _heading("1. A DAG is deployed")
+    text = example(f"dags/{DAG}.yaml").read_text()
+    for named, value in (
+        ('rpc_url: "http://127.0.0.1:8545"', f'rpc_url: "{stage.chain.url}"'),
+        ("start_block: 0", f"start_block: {stage.first}"),
+        (f"size: {RANGE} ", f"size: {RANGE}, start: {stage.first} "),
+        (f"size: {SPAN} ", f"size: {SPAN}, start: {stage.first} "),
+    ):
+        text = text.replace(named, value)
+    console().print(_drawn(text), markup=False)
+    await stage.client.dags.deploy(text)
+    console().print(
+        "The follower copies blocks into the data database; each range of 30 becomes a task, and that of its file "
+        "another. Spark starts with the first of them."
+    )
+
+
+def _drawn(text: str) -> str:
+    from interlock.dags import text as drawing
+    from interlock.dags.reading import Vocabulary, read
+    from interlock.settings import load
+
+    return drawing.draw(read(text.encode(), f"{DAG}.yaml", Vocabulary.of(load())))
+
+
+async def follow(stage: Play, head: int) -> None:
+    _heading(f"2. Blocks {stage.first} to {head} go through it")
+    await until_made(stage, head)
+
+
+async def reorganise(stage: Play, head: int) -> None:
+    _heading(f"3. The chain takes its last {REORG_DEPTH} blocks back")
+    before = {name: await partitions(stage.client, name) for name in _MADE}
+    await stage.chain.call("dev_reorg", REORG_DEPTH)
+    rewritten = head - REORG_DEPTH + 1
+    expected = {name: [one for one in before[name] if one.end >= rewritten and one.start <= head] for name in _MADE}
+    with _board("recomputed", {name: len(scopes) for name, scopes in expected.items()}) as board:
+        while True:
+            await _look_for_dead_letters(stage.client)
+            after = {name: await partitions(stage.client, name) for name in _MADE}
+            again = {name: _again(before[name], after[name]) for name in _MADE}
+            board.show({name: len(scopes) for name, scopes in again.items()})
+            if all(len(again[name]) >= len(expected[name]) for name in _MADE):
+                break
+            await board.wait()
+    rows = [
+        (name, ", ".join(again[name]), sum(one.partition_key not in again[name] for one in after[name]))
+        for name in _MADE
+    ]
+    console().print("Exactly what the reorg touched was made again, of the new blocks:")
+    console().print(table(("dataset", "made again", "left alone"), rows, empty="Nothing."))
+
+
+def _again(before: Sequence[PartitionView], after: Sequence[PartitionView]) -> list[str]:
+    known = {one.partition_key: one.commit for one in before}
+    return [one.partition_key for one in after if one.commit > known.get(one.partition_key, one.commit)]
+
+
+async def go_on(stage: Play) -> int:
+    _heading(f"4. {SPAN} new blocks are mined")
+    await stage.chain.call("dev_mine", SPAN)
+    head = await stage.chain.head()
+    await until_made(stage, head)
+    return head
+
+
+# Waiting, with progress
+
+
+async def until_made(stage: Play, head: int) -> None:
+    blocks = head - stage.first + 1
+    wanted = {"blocks": blocks} | {name: blocks // size for name, size in _MADE.items()}
+    with _board("", wanted) as board:
+        while True:
+            await _look_for_dead_letters(stage.client)
+            followed = await _version(stage.client, _FOLLOWED)
+            made = {"blocks": max((followed.cursor or stage.first - 1) - stage.first + 1, 0)}
+            for name in _MADE:
+                made[name] = (await _version(stage.client, name)).partitions
+            board.show(made)
+            if all(made[name] >= wanted[name] for name in wanted):
+                return
+            await board.wait()
+
+
+async def _version(client: Client, dataset: str) -> DatasetVersionView:
+    view = await client.datasets.show(dataset)
+    return next(one for one in view.versions if one.dataset_version == view.current_version)
+
+
+async def partitions(client: Client, dataset: str) -> list[PartitionView]:
+    found: list[PartitionView] = []
+    cursor = None
+    while True:
+        page = await client.datasets.partition_page(dataset, cursor)
+        found += page.partitions
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+async def _look_for_dead_letters(client: Client) -> None:
+    page = await client.task_page(status=TaskStatus.FAILED, limit=1)
+    for task in page.tasks:
+        if task.dead:
+            why = f"{task.error_class}: {task.error_message}"
+            raise DemoFailed(f"A task of job {task.job.name} has failed for good: {why}")
+
+
+class _Board:
+    """Bars on a terminal, lines elsewhere."""
+
+    def __init__(self, label: str, wanted: Mapping[str, int]) -> None:
+        self._label, self._wanted = label, wanted
+        self._until = time.monotonic() + _PATIENCE_SECONDS
+        self._said_at = time.monotonic()
+        self._bars: Progress | None = None
+        self._rows: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Board:
+        if console().is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bars = Progress(*columns, console=console())
+            self._bars.start()
+            self._rows = {name: self._bars.add_task(name, total=total) for name, total in self._wanted.items()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def show(self, made: Mapping[str, int]) -> None:
+        done = all(made[name] >= total for name, total in self._wanted.items())
+        if self._bars is not None:
+            for name, row in self._rows.items():
+                self._bars.update(row, completed=min(made[name], self._wanted[name]))
+        elif done or time.monotonic() - self._said_at > _LINE_SECONDS:
+            self._said_at = time.monotonic()
+            shown = ", ".join(f"{name} {made[name]} of {total}" for name, total in self._wanted.items())
+            console().print(f"{self._label}{': ' * bool(self._label)}{shown}")
+
+    async def wait(self) -> None:
+        if time.monotonic() > self._until:
+            raise DemoFailed(
+                f"Nothing has come of it for {_PATIENCE_SECONDS:.0f} s: run the demo with --keep, and look at "
+                "logs/worker-spark.log in its folder."
+            )
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _board(label: str, wanted: Mapping[str, int]) -> _Board:
+    return _Board(label, wanted)
+
+
+# The answer
+
+
+async def check(stage: Play, head: int) -> bool:
+    """What stands in the files of the datasets, beside what the chain says when it is asked directly."""
+    _heading("5. Does it add up?" if stage.tame else "3. Does it add up?")
+    last = stage.first + (head - stage.first + 1) // RANGE * RANGE - 1
+    compacted = stage.first + (head - stage.first + 1) // SPAN * SPAN - 1
+    said = await stage.chain.answer(stage.first, last, RANGE)
+    told = said if compacted == last else await stage.chain.answer(stage.first, compacted, RANGE)
+    transfers = await rows_of(stage.client, "transfers")
+    compact = await rows_of(stage.client, "compact_transfers")
+    volumes = await rows_of(stage.client, "volumes")
+    activity = await rows_of(stage.client, "activity")
+    rows = [
+        (f"transfers in blocks {stage.first}-{last}", said.transfers, transfers.num_rows),
+        (f"the same, compacted, {stage.first}-{compacted}", told.transfers, compact.num_rows),
+        ("hours and tokens with a transfer", len(said.counts), len(set(_keys(volumes)))),
+        ("logs of contracts with two or more in a range", said.busy_logs, sum(activity["logs"].to_pylist())),
+        *_by_token(said, volumes),
+    ]
+    shown = [(*row, "ok" if row[1] == row[2] else "fail") for row in rows]
+    console().print(table(("", "the chain says", "the datasets have", ""), shown, empty="Nothing."))
+    return all(row[-1] == "ok" for row in shown) and _sums(volumes) == said.volumes
+
+
+async def rows_of(client: Client, dataset: str) -> pa.Table:
+    """All rows of a dataset, from its committed files."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = await partitions(client, dataset)
+    files = [one.location.removeprefix("file://") for one in found if one.location is not None]
+    return pa.concat_tables(await asyncio.gather(*(asyncio.to_thread(pq.read_table, file) for file in files)))
+
+
+def _keys(volumes: pa.Table) -> list[tuple[int, str]]:
+    hours = [int(moment.timestamp()) // 3600 for moment in volumes["bucket"].to_pylist()]
+    return list(zip(hours, volumes["token"].to_pylist(), strict=True))
+
+
+def _sums(volumes: pa.Table) -> Counter[tuple[int, str]]:
+    """An hour that reaches over several ranges has a row in each."""
+    sums: Counter[tuple[int, str]] = Counter()
+    for key, volume in zip(_keys(volumes), volumes["volume"].to_pylist(), strict=True):
+        sums[key] += int(volume)
+    return sums
+
+
+def _by_token(said: Answer, volumes: pa.Table) -> list[tuple[str, int, int]]:
+    """The volumes of the tokens that move most."""
+    there: Counter[str] = Counter()
+    for (_, token), volume in _sums(volumes).items():
+        there[token] += volume
+    moves, sums = Counter[str](), Counter[str]()
+    for (hour, token), count in said.counts.items():
+        moves[token] += count
+        sums[token] += said.volumes[hour, token]
+    return [(f"volume of {token}", sums[token], there[token]) for token, _ in moves.most_common(_SHOWN)]
+
+
+def example(name: str) -> Path:
+    """A file of `examples/`: of the installed package, or of the repository that it runs from."""
+    installed = Path(str(resources.files("interlock"))) / "examples" / name
+    return installed if installed.exists() else Path(__file__).parents[3] / "examples" / name
