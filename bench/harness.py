@@ -38,7 +38,7 @@ class Installation:
     async def connect(self) -> asyncpg.Connection[Any]:
         return await asyncpg.connect(self.info["state_url"])
 
-    async def start_worker(self, concurrency: int = 1) -> None:
+    async def start_worker(self, concurrency: int = 1, runtime: str = "platform") -> None:
         environment = os.environ | {
             "INTERLOCK_DIR": str(self.directory),
             "INTERLOCK_INTERNAL_URL": self.info["internal"],
@@ -46,7 +46,7 @@ class Installation:
             "INTERLOCK_WORKER_CONCURRENCY": str(concurrency),
             "INTERLOCK_LOG_LEVEL": "warning",
         }
-        self.workers.append(await _spawn(["worker", "--runtime", "platform"], environment))
+        self.workers.append(await _spawn(["worker", "--runtime", runtime], environment))
 
     async def stop_workers(self) -> None:
         for worker in self.workers:

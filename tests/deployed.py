@@ -137,4 +137,7 @@ class Deployed:
             rows = await connection.fetch(
                 "select range_start, range_end, location from interlock.partitions where dataset_version = $1", version
             )
-        return {(row["range_start"], row["range_end"]): row["location"] and row["location"].rpartition("/")[2] for row in rows}
+        return {
+            (row["range_start"], row["range_end"]): row["location"] and row["location"].rpartition("/")[2]
+            for row in rows
+        }

@@ -237,8 +237,7 @@ async def test_in_a_batch_each_completion_has_its_own_outputs(still: System) -> 
     accepted = await still.submit([0, 1], outputs=[output])
     claims = (await still.claim_many(run_id=accepted["run_id"], start=0, end=1))["claims"]
     items = [
-        fence(claim) | {"status": "Completed", "outputs": [output | {"location": place(claim)}]}
-        for claim in claims
+        fence(claim) | {"status": "Completed", "outputs": [output | {"location": place(claim)}]} for claim in claims
     ]
     reply = await still.worker("POST", "/internal/task-complete", json={"items": items})
     assert reply.json() == {"accepted": 2}

@@ -413,7 +413,9 @@ def test_settings_and_folders_that_cannot_be_used_stop_the_start(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("what", "end", "checks"), [("tasks", "All counts are right.", 5), ("pipeline", "It adds up.", 8)])
+@pytest.mark.parametrize(
+    ("what", "end", "checks"), [("tasks", "All counts are right.", 5), ("pipeline", "It adds up.", 8)]
+)
 def test_the_demo_plays_to_its_end_and_leaves_nothing_behind(what: str, end: str, checks: int) -> None:
     said = interlock("demo", what, state_url="postgresql://somebody@elsewhere/else")
     assert said.returncode == 0, said.stdout + said.stderr

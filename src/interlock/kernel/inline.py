@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
@@ -19,7 +20,7 @@ from interlock.adapters.postgres import Database
 from interlock.errors import BadRequest, Conflict, Fenced, Forbidden, InterlockError, TooLarge, Unavailable
 from interlock.kernel.claims import Claims
 from interlock.kernel.effects import Effects
-from interlock.kernel.operator_state import OperatorState, read_state
+from interlock.kernel.operator_state import OperatorState, StateMoved, read_state
 from interlock.kernel.tasks import Tasks
 from interlock.wire import (
     ClaimReply,
@@ -126,6 +127,7 @@ class InlineRunner:
         self._operators = operators
         self._most = most
         self._running: dict[asyncio.Task[None], ClaimReply] = {}
+        self._turns: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
         self._worker_id = f"dispatcher:{socket.gethostname()}:{os.getpid()}"
         self._identity = WorkerIdentity("dispatcher", "dispatcher", None)
 
@@ -157,18 +159,58 @@ class InlineRunner:
             log.warning("inline.not_given_back", tasks=len(interrupted), reason=error.detail)
 
     async def _run(self, claim: ClaimReply) -> None:
+        task: TaskPayload = _given(claim.task)
+        operator = self._operators.get(task.operator)
         try:
-            await self._report(claim, *await self._execute(claim))
+            if operator is not None and operator.stateful:
+                await self._run_in_turn(claim, self._turn(task.job_id, task.operator))
+            else:
+                await self._report(claim, *await self._execute(claim))
         except Fenced as error:
             log.warning("inline.fenced", task_id=str(claim.task_id), stale=error.stale)
         except InterlockError as error:
             # The lease runs out and the task is tried again.
             log.warning("inline.not_reported", task_id=str(claim.task_id), reason=error.detail)
 
+    def _turn(self, job_id: UUID, operator: str) -> asyncio.Lock:
+        """Those who share a state go one after the other: at once, they would only undo each other's work."""
+        return self._turns.setdefault((job_id, operator), asyncio.Lock())
+
+    async def _run_in_turn(self, claim: ClaimReply, turn: asyncio.Lock) -> None:
+        if not await self._wait_for(turn, claim):
+            await self._report(claim, _completion(claim, "Canceled"), None)
+            return
+        try:
+            while not await self._reported_at_once(claim):
+                # By another dispatcher: that costs no attempt.
+                log.info("inline.state_moved", task_id=str(claim.task_id))
+        finally:
+            turn.release()
+
+    async def _reported_at_once(self, claim: ClaimReply) -> bool:
+        """False when the state was moved meanwhile, so that nothing was written."""
+        try:
+            await self._report(claim, *await self._execute(claim))
+        except StateMoved:
+            return False
+        return True
+
+    async def _wait_for(self, turn: asyncio.Lock, claim: ClaimReply) -> bool:
+        """The lease is kept meanwhile. False when the task was canceled."""
+        taken, beat = asyncio.ensure_future(turn.acquire()), asyncio.ensure_future(self._beat(claim))
+        try:
+            await asyncio.wait({taken, beat}, return_when=asyncio.FIRST_COMPLETED)
+            if not taken.done():
+                beat.result()  # raises when the lease is lost
+            return taken.done()
+        finally:
+            beat.cancel()
+            taken.cancel()
+
     async def _report(self, claim: ClaimReply, completion: Completion, state: OperatorState | None) -> None:
         try:
             await self._tasks.complete_one(completion, state)
-        except Fenced:
+        except (Fenced, StateMoved):
             raise
         except TooLarge as error:
             await self._tasks.complete_one(_failure(claim, "ResultTooLarge", error.detail))
@@ -237,7 +279,7 @@ class InlineRunner:
 def _outcome(claim: ClaimReply, work: asyncio.Future[_Ended]) -> tuple[Completion, OperatorState | None]:
     """Whatever an operator raises is a failed attempt; only a lost lease is not for it to report."""
     error = work.exception()
-    if isinstance(error, Fenced):
+    if isinstance(error, Fenced | StateMoved):
         raise error
     if error is not None:
         return _failure(claim, _class_of(error), str(error)), None

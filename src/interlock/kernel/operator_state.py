@@ -14,6 +14,10 @@ from interlock.errors import Conflict
 _sql = queries("operator_state")
 
 
+class StateMoved(Conflict):
+    """Somebody else has written it meanwhile: whoever made something of it begins anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorState:
     job_id: UUID
@@ -42,7 +46,7 @@ async def keep_state(connection: Connection, state: OperatorState) -> None:
         version=state.version,
     )
     if version is None:
-        raise Conflict(
+        raise StateMoved(
             f"Another task has moved the state of {state.name} since this one read it; it is tried again.",
             code="state_moved",
         )

@@ -26,6 +26,9 @@ from interlock.workers.context import TaskFailed
 
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)?)\]")
 _FILE: Final = re.compile(r"reading file (\S+?)\.?(?:\s|$)")
+_JAVA_SAYS: Final = re.compile(r"^: (?:[\w.$]+: )?", re.MULTILINE)
+"""Where Java's own words begin, below those of the bridge to it."""
+_NO_PROGRAM: Final = re.compile(r'Cannot run program "([^"]+)"')
 _RAISED: Final = re.compile(r"(?:[A-Za-z_][\w.<>]*\.)?([A-Za-z_]\w*)(?:: |$)", re.MULTILINE)
 _SQLSTATE: Final = re.compile(r"\s*SQLSTATE: \w+\s*$")
 _STOPPED: Final = (
@@ -62,6 +65,8 @@ def _from_python(error: PythonException) -> TaskFailed:
     """A Python function raised inside an executor: that class, and what it said."""
     trace = str((error.getMessageParameters() or {}).get("traceback") or error)
     error_class, message = raised_in(trace)
+    if found := _CONDITION.match(message):
+        return TaskFailed(_short(message[found.end() :].strip()), _camel(found[1]))
     if error_class == ModuleNotFoundError.__name__:
         return PackageMissing(
             f"{message} where Spark's executors run. Install interlock-dispatch and what the operator imports in their "
@@ -86,6 +91,10 @@ def _from_spark(error: Exception, data: TaskData) -> TaskFailed:
     condition = _condition(error, text)
     if any(words in text for words in _STOPPED) or _gateway_is_gone(error):
         return _stopped()
+    if program := _NO_PROGRAM.search(text):
+        return PackageMissing(
+            f"Spark's executors have no Python at {program[1]!r}: name theirs with spark.pyspark.python in spark_conf."
+        )
     if _FULL in text:
         return DiskFull("The disk of Spark's own files is full: free some where its executors run (spark.local.dir).")
     if condition in ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST"):
@@ -120,8 +129,12 @@ def _condition(error: Exception, text: str) -> str | None:
 
 def _error_class(error: Exception, condition: str | None) -> str:
     if condition is not None:
-        return "".join(part.capitalize() for part in re.split(r"[_.]", condition))
+        return _camel(condition)
     return "SparkFailed" if isinstance(error, Py4JJavaError) else type(error).__name__
+
+
+def _camel(condition: str) -> str:
+    return "".join(part.capitalize() for part in re.split(r"[_.]", condition))
 
 
 def _file(error: Exception, data: TaskData) -> str:
@@ -139,7 +152,8 @@ def _file(error: Exception, data: TaskData) -> str:
 def _sentence(text: str) -> str:
     """The line that says what is wrong, without what Java and Spark put around it."""
     found = _CONDITION.search(text)
-    start = found.end() if found else 0
+    said = found or _JAVA_SAYS.search(text)
+    start = said.end() if said else 0
     line = text[start:].strip().splitlines()[0] if text[start:].strip() else text
     return _SQLSTATE.sub("", line).strip()
 

@@ -57,6 +57,7 @@ _SMALL: Final[dict[str, Any]] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
+    "spark.python.daemon.module": "interlock.pipeline.python_workers",
     # Starts quicker and takes less memory than what suits a long life.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
@@ -98,7 +99,12 @@ def session() -> SparkSession:
     if active is not None:
         return active
     with _environment():
-        return SparkSession.builder.config(map={**DEFAULTS, **_SMALL}).getOrCreate()
+        return SparkSession.builder.config(map={**DEFAULTS, **_SMALL, **_elsewhere()}).getOrCreate()
+
+
+def _elsewhere() -> dict[str, str]:
+    """Spark would leave a folder where the tests were started."""
+    return {"spark.sql.warehouse.dir": Path(tempfile.gettempdir(), "interlock-test-warehouse").as_uri()}
 
 
 @contextmanager

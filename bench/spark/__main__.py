@@ -1,0 +1,3 @@
+from bench.spark.program import main
+
+main()

@@ -1,0 +1,73 @@
+"""What both sides do: rows like those of logs, some of which are kept, with columns derived from them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from interlock.pipeline import TaskContext, operator
+
+ROWS: Final = (
+    "block_number bigint not null, log_index int not null, block_timestamp timestamp not null, "
+    "transaction_hash string not null, address string not null, topic0 string not null, value bigint not null"
+)
+DERIVED: Final = (
+    "block_number bigint not null, log_index int not null, block_timestamp timestamp not null, "
+    "transaction_hash string not null, token string not null, amount double not null, hour timestamp not null"
+)
+ARROW: Final = pa.schema(
+    [
+        pa.field("block_number", pa.int64(), nullable=False),
+        pa.field("log_index", pa.int32(), nullable=False),
+        pa.field("block_timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("transaction_hash", pa.string(), nullable=False),
+        pa.field("address", pa.string(), nullable=False),
+        pa.field("topic0", pa.string(), nullable=False),
+        pa.field("value", pa.int64(), nullable=False),
+    ]
+)
+WANTED: Final = "0x" + "dd" * 32
+OTHER: Final = "0x" + "8c" * 32
+LOGS_PER_BLOCK: Final = 100
+_SECOND: Final = 1_000_000
+_BLOCK_SECONDS: Final = 12
+
+
+def derived(rows: DataFrame) -> DataFrame:
+    """Half of the rows, some columns as they are and some computed."""
+    return rows.filter(F.col("topic0") == WANTED).select(
+        "block_number",
+        "log_index",
+        "block_timestamp",
+        "transaction_hash",
+        F.lower("address").alias("token"),
+        (F.col("value") / 1e6).alias("amount"),
+        F.date_trunc("hour", "block_timestamp").alias("hour"),
+    )
+
+
+@operator(inputs={"rows": ROWS}, output=DERIVED)
+def derive(rows: DataFrame, ctx: TaskContext) -> DataFrame:  # noqa: ARG001 - an operator is called with it
+    return derived(rows)
+
+
+def rows_of(start: int, count: int, random: Any) -> pa.Table:
+    """Of the blocks from `start` on. `random` is a generator of numpy's, which has no type that mypy knows here."""
+    numbers = np.arange(count)
+    blocks = start + numbers // LOGS_PER_BLOCK
+    tokens = np.array(["0x" + random.bytes(20).hex().upper() for _ in range(500)])
+    hashes = ["0x" + random.bytes(32).hex() for _ in range(count // 2 + 1)]
+    columns = {
+        "block_number": blocks,
+        "log_index": (numbers % LOGS_PER_BLOCK).astype(np.int32),
+        "block_timestamp": blocks * _BLOCK_SECONDS * _SECOND,
+        "transaction_hash": [hashes[number // 2] for number in range(count)],
+        "address": tokens[random.integers(0, len(tokens), count)],
+        "topic0": np.where(numbers % 2 == 0, WANTED, OTHER),
+        "value": random.integers(0, 10**12, count),
+    }
+    return pa.table([pa.array(columns[field.name]).cast(field.type) for field in ARROW], schema=ARROW)
