@@ -11,7 +11,8 @@ KILLS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 LOG := .venv/install.log
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
+# Three at once on two cores: tests that kill processes mostly wait.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope
 
 .DEFAULT_GOAL := help
 .PHONY: help demo up test check crash bench install lock clean

@@ -27,7 +27,7 @@ MISPLACED = """
     select count(*) from interlock.partitions p
     join interlock.dataset_versions v on v.dataset_version = p.dataset_version
     join interlock.jobs j on j.job_id = v.job_id and j.name <> 'follow'
-    where p.location not like p.dataset_version || '@%'"""
+    where p.location not like '%/' || p.dataset_version || '@%'"""
 AT_ODDS = """
     select count(*) from interlock.dag_versions d
     join interlock.dag_version_jobs m on m.dag_version = d.dag_version

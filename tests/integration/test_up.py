@@ -37,11 +37,11 @@ def environment(**settings: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(EXAMPLES)} | {f"INTERLOCK_{name.upper()}": text for name, text in settings.items()}
 
 
-def interlock(*line: str, **settings: str) -> subprocess.CompletedProcess[str]:
+def interlock(*line: str, patience: float = PATIENCE, **settings: str) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself."""
     command = [sys.executable, "-m", "interlock.cli", *line]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment(**settings)
+        command, capture_output=True, text=True, timeout=patience, check=False, env=environment(**settings)
     )
 
 
@@ -417,7 +417,7 @@ def test_settings_and_folders_that_cannot_be_used_stop_the_start(tmp_path: Path)
     ("what", "end", "checks"), [("tasks", "All counts are right.", 5), ("pipeline", "It adds up.", 8)]
 )
 def test_the_demo_plays_to_its_end_and_leaves_nothing_behind(what: str, end: str, checks: int) -> None:
-    said = interlock("demo", what, state_url="postgresql://somebody@elsewhere/else")
+    said = interlock("demo", what, patience=300, state_url="postgresql://somebody@elsewhere/else")
     assert said.returncode == 0, said.stdout + said.stderr
     assert said.stderr == ""
     assert end in said.stdout

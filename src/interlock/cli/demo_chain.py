@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -86,7 +87,8 @@ def _count(block: Block, found: Answer) -> None:
 @asynccontextmanager
 async def development_chain() -> AsyncIterator[FollowedChain]:
     """A process of its own, which mines and reorganises when it is told to."""
-    options = ["--listen", "127.0.0.1:0", "--manual", "--blocks", str(BLOCKS), "--transactions", "20", "-o", "json"]
+    options = ["--listen", "127.0.0.1:0", "--manual", "--blocks", str(BLOCKS), "--transactions", "20"]
+    options += ["-o", "json", "--parent", str(os.getpid())]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "interlock.cli", "devchain", *options),
         stdin=asyncio.subprocess.DEVNULL,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from interlock.cli.conventions import Output, OutputOption, Panel, command, usage
+from interlock.cli.processes import Parent, join
 
 if TYPE_CHECKING:
     from interlock.devchain.chain import Chain
@@ -52,11 +53,13 @@ def devchain(
     max_log_results: Annotated[int, typer.Option(min=1, max=1_000_000, help="Logs in one eth_getLogs.")] = 10_000,
     max_batch: Annotated[int, typer.Option(min=1, max=10_000, help="Calls in one batch.")] = 1_000,
     output: OutputOption = Output.TABLE,
+    parent: Parent = None,
 ) -> None:
     """Serve a development chain: Ethereum's JSON-RPC, with blocks, ERC-20 transfers and reorgs that follow from a seed.
 
     It keeps nothing on disk and asks for no key. One line says when it is ready; SIGTERM or Ctrl-C ends it.
     """
+    join(parent)
     from interlock.devchain.chain import Chain, Shape
     from interlock.devchain.methods import Serving
     from interlock.devchain.rpc import Limits
