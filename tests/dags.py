@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from datetime import UTC
 from typing import Any
@@ -153,7 +154,7 @@ _sources = st.one_of(
 
 _roles: st.SearchStrategy[dict[str, list[str]]] = st.sampled_from(
     [{}, {"read_roles": ["admin"]}, {"read_roles": ["writer", "reader"]}]
-)
+).map(copy.deepcopy)  # a test may change what it has drawn
 
 
 @st.composite
