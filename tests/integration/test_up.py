@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from interlock.client import Client
+from interlock.supervisor.run import WORKER_RUNTIMES
 from interlock.wire import Policy, RunState, TaskStatus, TaskView
 from tests.system import until
 
@@ -312,10 +313,10 @@ async def test_a_hurried_drain_gives_work_back_and_a_restart_resumes_it(fresh: U
     processes = psutil.Process(fresh.process.pid).children(recursive=True)
     fresh.process.send_signal(signal.SIGINT)
 
-    async def worker_waits_for_its_task() -> bool:
-        return "worker.draining" in fresh.errors.read_text()
+    async def workers_drain() -> bool:
+        return fresh.errors.read_text().count("worker.draining") == len(WORKER_RUNTIMES)
 
-    await until(worker_waits_for_its_task)
+    await until(workers_drain)
     assert fresh.end(signal.SIGINT) == 0, fresh.errors.read_text()
     assert [process for process in processes if process.is_running()] == []
     assert not (fresh.folder / "endpoints.json").exists()
