@@ -31,7 +31,7 @@ class Unheard:
     def progress(self, slot: int, fraction: float, text: str | None) -> None: ...
 
     def emit(self, slot: int, events: list[Event]) -> int:
-        raise NotImplementedError(f"slot {slot} announces {len(events)} events")
+        raise RuntimeError(f"slot {slot} announces {len(events)} events")
 
     def canceled(self, slot: int) -> bool:  # noqa: ARG002
         return False

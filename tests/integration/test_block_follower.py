@@ -9,7 +9,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from interlock.pipeline.follower.store import DataDatabaseAway, Producer, Store, Superseded, Target, WrongChain
+from interlock.pipeline.failures import DataDatabaseAway
+from interlock.pipeline.follower.store import Producer, Store, Superseded, Target, WrongChain
 from interlock.wire import Event
 from interlock.workers import TaskFailed
 from tests.chains import Node, served

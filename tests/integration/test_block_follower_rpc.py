@@ -14,7 +14,8 @@ import pytest
 
 from interlock.devchain.methods import Serving
 from interlock.devchain.rpc import Limits
-from interlock.pipeline.follower.config import BadConfig, FollowerConfig, read_config
+from interlock.pipeline.failures import BadConfig
+from interlock.pipeline.follower.config import FollowerConfig, read_config
 from interlock.pipeline.follower.rows import COLUMNS
 from interlock.workers import TaskFailed
 from tests.chains import Answer, Node, Spoiler, served

@@ -162,6 +162,11 @@ def check_range_column(struct: StructType, column: str, name: str) -> None:
         )
 
 
+def quoted(name: str) -> str:
+    """As Spark reads it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _names(what: str, columns: Iterable[str]) -> list[str]:
     found = list(columns)
     return [f"{what}: {', '.join(found)}"] if found else []

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.types import StructField, StructType
 
 from interlock.pipeline import conditions
-from interlock.pipeline.columns import pinned, struct_of
+from interlock.pipeline.columns import pinned, quoted, struct_of
 from interlock.pipeline.context import Scope
 from interlock.pipeline.failures import SchemaMismatch
 from interlock.pipeline.foreign_files import inferred
@@ -95,7 +95,3 @@ def _with_columns(given: StructType, known: StructType, needed: Sequence[str], n
         )
     more: list[StructField] = [there[column] for column in dict.fromkeys(needed) if column not in given.names]
     return StructType([*given.fields, *more]) if more else given
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

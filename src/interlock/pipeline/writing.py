@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from interlock.pipeline import objects
-from interlock.pipeline.columns import check_range_column, checked_output, schema_of, struct_of, type_of
+from interlock.pipeline.columns import check_range_column, checked_output, quoted, schema_of, struct_of, type_of
 from interlock.pipeline.context import Scope
 from interlock.pipeline.failures import NoScope, SchemaMismatch, WrongColumns, WrongOutputs, failure
 from interlock.pipeline.partition_file import ANSWER, PartitionFile, Written
@@ -90,22 +90,18 @@ def _arrow(struct: StructType) -> pa.Schema:
 
 
 def _selected(frame: DataFrame, columns: StructType, schema: DatasetSchema) -> DataFrame:
-    names = [_quoted(column.name) for column in schema.columns]
+    names = [quoted(column.name) for column in schema.columns]
     given = set(columns.names)
     if given == {column.name for column in schema.columns}:
         return frame if frame.columns == [column.name for column in schema.columns] else frame.select(*names)
     return frame.select(
         *(
-            functions.col(_quoted(column.name))
+            functions.col(quoted(column.name))
             if column.name in given
             else functions.lit(None).cast(type_of(column.type)).alias(column.name)
             for column in schema.columns
         )
     )
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _run(frame: DataFrame, file: PartitionFile) -> Written:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import structlog
 
-from interlock.errors import ConfigurationError, Fenced, Forbidden, InterlockError, NotFound, Unauthenticated
+from interlock.errors import Fenced, Forbidden, InterlockError, NotFound, Unauthenticated
 from interlock.wire import ClaimBatchReply, Crash, DataReply, DataRequest, Refusal, TaskData
 from interlock.workers import driver_process, protocol
 from interlock.workers.driver_process import DriverLaunch, DriverProcess
@@ -39,7 +39,6 @@ RESTART_FIRST_SECONDS: Final = 0.05
 RESTART_CAP_SECONDS: Final = 5.0
 LIVED_SECONDS: Final = 10.0
 """A driver that lived this long is followed by the next at once."""
-MOST_FAILED_STARTS: Final = 5
 MOST_PER_CALL: Final = 100
 
 Ask = Callable[[DataRequest], Awaitable[DataReply]]
@@ -57,7 +56,6 @@ class DriverPool(WorkPool):
         self._lives: set[asyncio.Task[None]] = set()
         self._asks: set[asyncio.Task[None]] = set()
         self._starting = False
-        self._failed_starts = 0
         self._pause = 0.0
         self._full_since = math.inf
         self._asking: dict[int, Held] = {}
@@ -250,7 +248,7 @@ class DriverPool(WorkPool):
     def _bury(self, driver: DriverProcess, cause: Crash, sentence: str) -> None:
         log.info("worker.driver_ended", pid=driver.pid, exit_code=cause.exit_code, signal=cause.signal, oom=cause.oom)
         if not driver.ready and not self._draining.is_set():
-            self._start_failed(cause)
+            self._start_failed("driver", cause)
         orphans = list(driver.assigned.values())
         driver.assigned.clear()
         if driver.stopping is not None:
@@ -262,14 +260,6 @@ class DriverPool(WorkPool):
             self._end(held, held.canceled() if held.cancel else held.failed("WorkerCrashed", sentence, cause))
         self.feed()
         self.room_made.set()
-
-    def _start_failed(self, cause: Crash) -> None:
-        self._failed_starts += 1
-        log.error("worker.driver_not_started", exit_code=cause.exit_code, signal=cause.signal)
-        if self._failed_starts >= MOST_FAILED_STARTS:
-            raise ConfigurationError(
-                "The worker's driver processes end before they are ready: see operator.output in its log for why."
-            )
 
     # Looks after what takes too long
 

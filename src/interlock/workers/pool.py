@@ -9,7 +9,6 @@ import time
 
 import structlog
 
-from interlock.errors import ConfigurationError
 from interlock.wire import ClaimBatchReply, Completion, Crash
 from interlock.workers import crash, process, protocol
 from interlock.workers.held import Held
@@ -28,7 +27,6 @@ FEED_BELOW_SECONDS = 0.01
 MOST_PER_CHUNK = 500
 RESTART_FIRST_SECONDS = 0.05
 RESTART_CAP_SECONDS = 5.0
-MOST_FAILED_STARTS = 5
 
 
 class Pool(WorkPool):
@@ -36,7 +34,6 @@ class Pool(WorkPool):
         super().__init__(pace, desk, usual_lease, launch.data_url)
         self._launch = launch
         self._supervisors: set[asyncio.Task[None]] = set()
-        self._failed_starts = 0
         self.children: list[ChildProcess] = []
         self._queued_seconds = 0.0
 
@@ -226,19 +223,11 @@ class Pool(WorkPool):
         if child.head is not None:
             self._end_head(child, cause)
         elif not child.ready and not self._draining.is_set():
-            self._start_failed(cause)
+            self._start_failed("child", cause)
         self._take_back(list(child.assigned))
         child.assigned.clear()
         self.feed()
         self.room_made.set()
-
-    def _start_failed(self, cause: Crash) -> None:
-        self._failed_starts += 1
-        log.error("worker.child_not_started", exit_code=cause.exit_code, signal=cause.signal)
-        if self._failed_starts >= MOST_FAILED_STARTS:
-            raise ConfigurationError(
-                "The worker's child processes end before they are ready: see operator.output in its log for why."
-            )
 
     def _end_head(self, child: ChildProcess, cause: Crash) -> None:
         """What becomes of the task that was running when its child died."""

@@ -12,13 +12,16 @@ from typing import Protocol
 
 import structlog
 
-from interlock.wire import ClaimBatchReply, Completion, Event, GroupedTask
+from interlock.errors import ConfigurationError
+from interlock.wire import ClaimBatchReply, Completion, Crash, Event, GroupedTask
 from interlock.workers import protocol
 from interlock.workers.held import Held, Lease, beat_interval, lease_alone, lease_of
 from interlock.workers.pace import Kind, Pace
 from interlock.workers.process import OperatorProcess
 
 log = structlog.get_logger()
+
+MOST_FAILED_STARTS = 5
 
 
 class Desk(Protocol):
@@ -42,6 +45,7 @@ class WorkPool(ABC):
         self._pace, self._desk, self._usual_lease, self._data_url = pace, desk, usual_lease, data_url
         self._slots = itertools.count(1)
         self._draining = asyncio.Event()
+        self._failed_starts = 0
         self.queue: deque[Held] = deque()
         """Claimed, and in no process's hands yet."""
         self.held: dict[int, Held] = {}
@@ -59,6 +63,16 @@ class WorkPool(ABC):
     @abstractmethod
     def claim_seconds(self, kind: Kind | None) -> float:
         """What a claimed task of a kind takes of the room."""
+
+    def _start_failed(self, what: str, cause: Crash) -> None:
+        """A process that was to run tasks has ended before it could. That often in a row, no other will do better."""
+        self._failed_starts += 1
+        event = f"worker.{what}_not_started"
+        log.error(event, exit_code=cause.exit_code, signal=cause.signal)
+        if self._failed_starts >= MOST_FAILED_STARTS:
+            raise ConfigurationError(
+                f"The worker's {what} processes end before they are ready: see operator.output in its log for why."
+            )
 
     # Claimed tasks come in
 

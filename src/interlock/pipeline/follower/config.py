@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from interlock.workers.context import TaskFailed
+from interlock.pipeline.failures import BadConfig
 
 Kind = Literal["blocks", "transactions", "logs"]
 KINDS: Final[tuple[Kind, ...]] = ("blocks", "transactions", "logs")
@@ -20,10 +20,6 @@ _OURS: Final = "INTERLOCK_"
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 BlockNumber = Annotated[int, Meta(ge=0, le=2**53)]
-
-
-class BadConfig(TaskFailed):
-    """The job's config is wrong: a retry would not help."""
 
 
 class FollowerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from interlock.adapters.postgres import Connection, queries
+from interlock.pipeline.failures import DataDatabaseAway
 from interlock.pipeline.follower.config import Kind
 from interlock.pipeline.follower.rows import COLUMNS, Record
 from interlock.workers.context import TaskFailed
@@ -38,10 +39,6 @@ _AWAY: Final = (
     asyncpg.InsufficientResourcesError,
     TimeoutError,
 )
-
-
-class DataDatabaseAway(TaskFailed):
-    """The data database does not answer: another attempt may find it again."""
 
 
 class Superseded(TaskFailed):
