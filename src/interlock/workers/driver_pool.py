@@ -64,10 +64,10 @@ class DriverPool(WorkPool):
 
     # How much to claim
 
-    def room(self, kind: Kind | None) -> int:  # noqa: ARG002 - a place is a place
+    def room(self, kind: Kind | None) -> int:
         if self._draining.is_set():
             return 0
-        return max(self._tasks - len(self.held) - math.ceil(self.reserved_seconds), 0)
+        return max(self._tasks - len(self.held) - self._reserved_tasks(kind), 0)
 
     def claim_seconds(self, kind: Kind | None) -> float:  # noqa: ARG002
         """What is reserved is counted in places."""

@@ -43,14 +43,14 @@ class Pool(WorkPool):
         if self._draining.is_set():
             return 0
         free = sum(1 for child in self.children if child.ready and not child.assigned)
-        spare = free - len(self.queue) - math.ceil(self.reserved_seconds / self.claim_seconds(kind))
+        spare = free - len(self.queue) - self._reserved_tasks(kind)
         seconds = self._pace.seconds(kind)
         ahead = 0 if seconds is None else int(self._budget() / seconds)
         return max(spare, ahead, 0)
 
     def _budget(self) -> float:
         working = [child for child in self.children if child.ready and not child.stuck]
-        backlog = self.reserved_seconds + self._queued_seconds + sum(child.load for child in working)
+        backlog = sum(self._reserved) + self._queued_seconds + sum(child.load for child in working)
         return PREFETCH_SECONDS * len(working) - backlog
 
     def claim_seconds(self, kind: Kind | None) -> float:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from uuid import UUID
 
 import structlog
@@ -82,7 +81,7 @@ class Puller:
         wanted = self._wanted()
         messages = min(max(int(wanted / self._pace.tasks_per_message), 1), MOST_MESSAGES)
         expected = min(wanted, math.ceil(messages * self._pace.tasks_per_message))
-        with self._reserved(expected, self._pace.latest):
+        with self._pool.reserved(expected, self._pace.latest):
             received = await self._receive(messages, draining)
         if received:
             await failpoint("worker.received")
@@ -191,20 +190,10 @@ class Puller:
         return [message for task_id, message in tasks.items() if task_id not in chosen]
 
     async def _claim(self, request: ClaimRequest, expected: int, kind: Kind | None) -> None:
-        with self._reserved(expected, kind):
+        with self._pool.reserved(expected, kind):
             reply: ClaimBatchReply = await self._client.claim_groups(request)
         await failpoint("worker.claimed")
         self._pool.take(reply)
-
-    @contextlib.contextmanager
-    def _reserved(self, tasks: int, kind: Kind | None) -> Iterator[None]:
-        seconds = tasks * self._pool.claim_seconds(kind)
-        self._pool.reserved_seconds += seconds
-        try:
-            yield
-        finally:
-            self._pool.reserved_seconds = max(self._pool.reserved_seconds - seconds, 0.0)
-            self._pool.room_made.set()
 
     def _receipt(self, message: QueueMessage) -> Receipt:
         return Receipt(queue=self._queue, message_id=message.message_id, receipt=message.receipt)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import structlog
@@ -50,8 +52,8 @@ class WorkPool(ABC):
         """Claimed, and in no process's hands yet."""
         self.held: dict[int, Held] = {}
         """All that is claimed and unanswered, by slot: what heartbeats keep alive."""
-        self.reserved_seconds = 0.0
-        """Work that claims in flight will bring."""
+        self._reserved: list[float] = []
+        """Seconds of work that calls in flight will bring."""
         self.room_made = asyncio.Event()
 
     # How much to claim
@@ -63,6 +65,22 @@ class WorkPool(ABC):
     @abstractmethod
     def claim_seconds(self, kind: Kind | None) -> float:
         """What a claimed task of a kind takes of the room."""
+
+    @contextlib.contextmanager
+    def reserved(self, tasks: int, kind: Kind | None) -> Iterator[None]:
+        """Keep room for what a call may bring while it is in flight."""
+        seconds = tasks * self.claim_seconds(kind)
+        self._reserved.append(seconds)
+        try:
+            yield
+        finally:
+            self._reserved.remove(seconds)
+            self.room_made.set()
+
+    def _reserved_tasks(self, kind: Kind | None) -> int:
+        """Rounded before it is rounded up: what floats leave over would take a whole place, and the only free one
+        would stay empty."""
+        return math.ceil(round(math.fsum(self._reserved) / self.claim_seconds(kind), 6))
 
     def _start_failed(self, what: str, cause: Crash) -> None:
         """A process that was to run tasks has ended before it could. That often in a row, no other will do better."""
