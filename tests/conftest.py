@@ -24,6 +24,11 @@ from tests.system import System, running
 settings.register_profile("interlock", deadline=None)
 settings.load_profile("interlock")
 
+# A shell that starts this in the background has it ignore Ctrl-C, and every process that a test starts would inherit
+# that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _numbers = itertools.count(1)
 
 
