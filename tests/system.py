@@ -21,6 +21,7 @@ from interlock.clock import Clock
 from interlock.settings import Settings
 from interlock.wire import KeyRequest, Role, WorkerTokenRequest
 from interlock.wiring import Kernel, kernel
+from tests.patience import answered
 
 _TRUST = ssl.create_default_context()
 """One for all clients: making it takes longer than most requests."""
@@ -122,10 +123,7 @@ class System:
 
 async def until(check: Callable[[], Awaitable[Any]], *, seconds: float = 20) -> Any:
     """Asks again and again until the answer is something; for what another process or connection is about to do."""
-    async with asyncio.timeout(seconds):
-        while not (answer := await check()):
-            continue
-        return answer
+    return await answered(check, seconds)
 
 
 def fence(claim: dict[str, Any]) -> dict[str, Any]:

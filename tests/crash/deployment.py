@@ -24,7 +24,7 @@ from interlock.api.listener import bind
 from interlock.client import Client, WorkerClient
 from interlock.supervisor.credentials import Credentials, ensure_credentials
 from interlock.supervisor.folder import Folder
-from tests.crash.patience import PATIENCE, answered, eventually
+from tests.patience import PATIENCE, answered, eventually
 
 OPERATORS = Path(__file__).parent / "operators"
 SETTINGS = {

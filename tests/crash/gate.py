@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.crash.patience import eventually
+from tests.patience import eventually
 
 
 class Gate:

@@ -18,7 +18,7 @@ from valkey.asyncio import Valkey
 
 from interlock.client import Client
 from tests.crash.deployment import clean_environment
-from tests.crash.patience import PATIENCE
+from tests.patience import PATIENCE
 
 SETTINGS = {
     "worker_concurrency": "2",

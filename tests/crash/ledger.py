@@ -18,7 +18,7 @@ from uuid import UUID
 import asyncpg
 
 from interlock.wire import RunState, RunView
-from tests.crash.patience import PATIENCE, answered, eventually
+from tests.patience import PATIENCE, answered, eventually
 
 _ENDED: Final = (RunState.COMPLETED, RunState.CANCELED)
 

@@ -14,8 +14,8 @@ from uuid import uuid4
 from interlock.client import Client
 from interlock.wire import DatasetRef, Policy, RunView, Scaling
 from tests.crash.ledger import Accepted, Ledger, audit
-from tests.crash.patience import PATIENCE
 from tests.crash.seed import dice
+from tests.patience import PATIENCE
 
 LEASE_SECONDS = 4.0
 """Heartbeats come three times as often: a busy machine is no reason to lose a lease."""

@@ -16,8 +16,8 @@ from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.gate import Gate
 from tests.crash.ledger import Accepted, Ledger
 from tests.crash.load import Kind, Load
-from tests.crash.patience import PATIENCE, eventually
 from tests.crash.seed import KILLS, dice
+from tests.patience import PATIENCE, eventually
 
 DATABASE_TIMEOUT_SECONDS = "3"
 """After this the database lets go of what a frozen process holds."""

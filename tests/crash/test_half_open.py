@@ -13,8 +13,8 @@ from interlock.wire import ReceiveRequest
 from tests.crash.deployment import Deployment, deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load
-from tests.crash.patience import PATIENCE
 from tests.crash.proxy import Line, Wire
+from tests.patience import PATIENCE
 
 SLOW_MACHINE_SECONDS = 10.0
 """What a busy machine may add to a limit."""

@@ -10,8 +10,8 @@ from valkey.exceptions import ValkeyError
 from tests.crash.installation import Installation, installation
 from tests.crash.ledger import Ledger
 from tests.crash.load import Load
-from tests.crash.patience import eventually
 from tests.crash.seed import KILLS, dice
+from tests.patience import eventually
 
 
 def _child(name: str) -> Callable[[Installation], Awaitable[None]]:

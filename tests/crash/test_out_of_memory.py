@@ -16,7 +16,7 @@ from tests.crash.gate import Gate
 from tests.crash.ledger import Ledger
 from tests.crash.load import Kind, Load
 from tests.crash.memory_group import MemoryGroup, NoMemoryGroup, memory_group
-from tests.crash.patience import eventually
+from tests.patience import eventually
 
 LIMIT_BYTES = 400 << 20
 """Plenty for a worker and its children, as long as they do nothing with it."""

@@ -18,8 +18,8 @@ import pytest
 from interlock.client import Client
 from interlock.wire import SourceEvent
 from tests.crash.deployment import Deployment, Process, deployed
-from tests.crash.patience import answered
 from tests.crash.seed import KILLS, dice
+from tests.patience import answered
 
 WIDTH: Final = 10
 SCOPES: Final = 40

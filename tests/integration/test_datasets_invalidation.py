@@ -25,7 +25,7 @@ from tests.datasets import (
     waiting,
     work,
 )
-from tests.system import System
+from tests.system import System, until
 
 STREAM = """
 name: river
@@ -213,9 +213,7 @@ async def test_a_change_of_the_input_under_way_is_not_taken_for_seen(still: Syst
 
 
 async def _blocked(system: System) -> None:
-    async with asyncio.timeout(20):
-        while not await system.value("select exists (select 1 from pg_locks where not granted)"):
-            continue
+    await until(lambda: system.value("select exists (select 1 from pg_locks where not granted)"))
 
 
 async def test_a_job_that_is_held_back_is_not_given_more(still: System) -> None:

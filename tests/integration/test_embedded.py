@@ -25,6 +25,7 @@ import valkey.asyncio as valkey
 from interlock.adapters.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedServerError, EmbeddedValkey
 from interlock.adapters.embedded.files import trim_log
 from interlock.adapters.embedded.processes import is_alive
+from tests.patience import answered
 
 STARTER = """
 import asyncio, json, sys
@@ -219,10 +220,8 @@ async def test_a_killed_postgres_comes_back_with_its_data_past_a_busy_orphan(far
     orphan = psutil.Process(await connection.fetchval("SELECT pg_backend_pid()"))
     endless = asyncio.create_task(connection.execute("SELECT count(*) FROM generate_series(1, 1e12::bigint)"))
     # The query runs for sure once another session sees it.
-    while not await run_sql(
-        url, "SELECT true FROM pg_stat_activity WHERE query LIKE '%1e12%' AND pid <> pg_backend_pid()"
-    ):
-        continue
+    runs = "SELECT true FROM pg_stat_activity WHERE query LIKE '%1e12%' AND pid <> pg_backend_pid()"
+    await answered(lambda: run_sql(url, runs))
     before = server.pid
     await kill(server)
     assert not server.running()

@@ -24,7 +24,7 @@ from interlock.settings import Settings
 from interlock.wire import Crash, DatasetRef, Outcome, Policy, RunState, TaskStatus, TaskView
 from interlock.workers import Worker
 from tests.gates import Gate, Visitor
-from tests.system import System
+from tests.system import System, until
 
 OPERATORS = """
 import os, socket, time
@@ -452,8 +452,7 @@ async def test_a_message_is_not_given_to_a_worker_that_died_waiting_for_it(syste
     head = f"POST /internal/queue/receive HTTP/1.1\r\nHost: x\r\nX-Trace-Worker-Token: {system.worker_token}\r\n"
     line.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     await line.drain()
-    while not await seen(system, "doomed"):
-        continue
+    await until(lambda: seen(system, "doomed"))
     line.transport.abort()
     await system.submit([1])
     reply = await system.worker(

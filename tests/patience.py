@@ -1,4 +1,4 @@
-"""How crash tests wait for what another process is about to do."""
+"""How tests wait for what another process is about to do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TypeVar
 PATIENCE = 90.0
 """Seconds for whatever must happen: far more than it takes on a machine that does nothing else."""
 
-LOOK_SECONDS = 0.02
-"""Between two looks. Spinning would take the processor from the process that is waited for."""
+LOOK_SECONDS = 0.001, 0.02
+"""Between two looks, at first and at most. Spinning would take the processor from the process that is waited for."""
 
 T = TypeVar("T")
 
@@ -26,7 +26,9 @@ async def eventually(look: Callable[[], T | None], seconds: float = PATIENCE) ->
 
 async def answered(ask: Callable[[], Awaitable[T | None]], seconds: float = PATIENCE) -> T:
     """Asks again and again until the answer is something."""
+    pause, longest = LOOK_SECONDS
     async with asyncio.timeout(seconds):
-        while not (answer := await ask()):  # noqa: ASYNC110 - another process has no event to wait for
-            await asyncio.sleep(LOOK_SECONDS)  # noqa: TID251 - between two looks at what is waited for
+        while not (answer := await ask()):
+            await asyncio.sleep(pause)  # noqa: TID251 - between two looks at what is waited for
+            pause = min(2 * pause, longest)
         return answer
