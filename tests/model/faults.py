@@ -58,8 +58,8 @@ def _without_fence(world: World, patch: pytest.MonkeyPatch) -> None:
     async def several(tasks: Tasks, items: Sequence[Completion], *groups: Any) -> Any:
         return await complete(tasks, await forged(items), *groups)
 
-    async def one(tasks: Tasks, item: Completion) -> Any:
-        return await complete_one(tasks, (await forged([item]))[0])
+    async def one(tasks: Tasks, item: Completion, *state: Any) -> Any:
+        return await complete_one(tasks, (await forged([item]))[0], *state)
 
     patch.setattr(Tasks, "complete", several)
     patch.setattr(Tasks, "complete_one", one)

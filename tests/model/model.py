@@ -139,10 +139,14 @@ class Model:
 
     def report(self, report: Report) -> Verdict:
         hold, task = report.hold, self.find(report.hold.task_id)
+        counts = task is not None and (task.held_by(hold) or task.awaits_late_reply_of(hold))
+        repeated = None if counts else self._repeated(task, report)
+        if repeated is not None:
+            return repeated
         if task is not None and report.effects and not task.job.definition.outputs:
             return Verdict(task, refused="dataset_not_granted")
-        if task is None or not (task.held_by(hold) or task.awaits_late_reply_of(hold)):
-            return self._repeated(task, report) or Verdict.fenced(task, hold)
+        if task is None or not counts:
+            return Verdict.fenced(task, hold)
         late = task.status != "Running"
         canceled = report.status == "Failed" and task.cancel_requested
         task.attempt = hold.attempt
