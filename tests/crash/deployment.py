@@ -7,13 +7,12 @@ import json
 import os
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import asyncpg
 import psutil
@@ -24,6 +23,7 @@ from interlock.api.listener import bind
 from interlock.client import Client, WorkerClient
 from interlock.supervisor.credentials import Credentials, ensure_credentials
 from interlock.supervisor.folder import Folder
+from tests.crash.forking import Forked, fork_server
 from tests.patience import PATIENCE, answered, eventually
 
 OPERATORS = Path(__file__).parent / "operators"
@@ -48,13 +48,6 @@ def _variables(settings: Mapping[str, str]) -> dict[str, str]:
     return {f"INTERLOCK_{name.upper()}": value for name, value in settings.items()}
 
 
-class Spare(NamedTuple):
-    """A process that has loaded its modules and waits to be told what to be, as a supervisor's child does."""
-
-    process: asyncio.subprocess.Process
-    channel: socket.socket
-
-
 @dataclass
 class Process:
     """One process of a deployment, started anew as often as the test wants."""
@@ -65,9 +58,8 @@ class Process:
     errors: Path
     listener: socket.socket | None = None
     on_start: Callable[[int], None] = lambda _pid: None
-    """Gets the pid of what is about to start."""
-    _running: asyncio.subprocess.Process | None = None
-    _spare: Spare | None = None
+    """Gets its pid before it is told what to be."""
+    _running: Forked | None = None
 
     @property
     def pid(self) -> int:
@@ -87,33 +79,15 @@ class Process:
     async def start(self, failpoints: str = "", **settings: str) -> None:
         """Without waiting for it: one that is armed may not live until it answers."""
         assert not self.alive, f"{self.name} runs already"
-        spare = self._spare or await self._spawn()
-        self.on_start(spare.process.pid)
         armed = {"failpoints": failpoints} if failpoints else {}
         told = _variables({**SETTINGS, **self.settings, **settings, **armed})
-        with spare.channel as channel:
-            listener = [] if self.listener is None else [self.listener.fileno()]
-            socket.send_fds(channel, [json.dumps(told).encode()], listener)
-        # One that is started a second time is likely to be started a third.
-        self._spare = await self._spawn() if self._running is not None else None
-        self._running = spare.process
-
-    async def _spawn(self) -> Spare:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "interlock.cli", *self.arguments]
-        supervised = ["--parent", str(os.getpid()), "--handover", str(theirs.fileno())]
-        with self.errors.open("ab") as errors, theirs:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                *supervised,
-                env=clean_environment(),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        return Spare(process, ours)
+        with ours:
+            with self.errors.open("ab") as errors, theirs:
+                self._running = await (await fork_server(clean_environment())).fork(self.arguments, errors, theirs)
+            self.on_start(self.pid)
+            listener = [] if self.listener is None else [self.listener.fileno()]
+            socket.send_fds(ours, [json.dumps(told).encode()], listener)
 
     async def ready(self) -> None:
         async with WorkerClient(self.url, "", patience=PATIENCE) as client:
@@ -137,10 +111,6 @@ class Process:
     async def give_up(self) -> None:
         """Leaves nothing behind."""
         await self.kill()
-        if self._spare is not None:
-            self._spare.channel.close()
-            self._spare.process.kill()
-            await self._spare.process.wait()
         if self.listener is not None:
             self.listener.close()
 
