@@ -8,6 +8,9 @@ BENCH_ARGS ?=
 SEED ?=
 KILLS ?=
 
+# Where bytecode is not kept, every process that is started compiles all it imports: more than half of a start.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 LOG := .venv/install.log

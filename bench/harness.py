@@ -78,6 +78,8 @@ async def installation(**settings: str) -> AsyncIterator[Installation]:
             "127.0.0.1:0",
             "--internal",
             "127.0.0.1:0",
+            "--query",
+            "127.0.0.1:0",
         ]
         process = await _spawn(arguments, environment, stdout=asyncio.subprocess.PIPE)
         assert process.stdout is not None

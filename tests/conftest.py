@@ -19,6 +19,8 @@ from hypothesis import settings
 from interlock.adapters.embedded import EmbeddedPostgres, EmbeddedValkey
 from interlock.adapters.postgres import migrate
 from interlock.clock import ManualClock
+from tests.aws import Aws, ministack
+from tests.s3 import S3, seaweed
 from tests.system import System, running
 
 # A machine that is busy just then is no fault of what is tested.
@@ -29,6 +31,12 @@ settings.load_profile("interlock")
 # that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests start hundreds of processes: without cached bytecode each would compile all it imports, more than half its time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Whatever starts all of Interlock: tests that run beside each other would fight for the usual port.
+os.environ.setdefault("INTERLOCK_QUERY", "127.0.0.1:0")
 
 # In memory, where there is plenty: there a database is copied in a tenth of the time, and most tests have one.
 MEMORY, ROOMY_BYTES = Path("/dev/shm"), 8 << 30
@@ -124,3 +132,19 @@ async def valkey() -> AsyncIterator[EmbeddedValkey]:
         await server.start()
         yield server
         await server.stop()
+
+
+@pytest.fixture(scope="session")
+async def aws() -> AsyncIterator[Aws]:
+    """One server for all tests of a process; its keys are in `environment`, not in that of the tests."""
+    with tempfile.TemporaryDirectory(prefix="interlock-test-") as folder:
+        async with ministack(Path(folder)) as started:
+            yield started
+
+
+@pytest.fixture(scope="session")
+async def s3() -> AsyncIterator[S3]:
+    """One server for all tests of a process; its keys are in `environment`, not in that of the tests."""
+    with tempfile.TemporaryDirectory(prefix="interlock-test-") as folder:
+        async with seaweed(Path(folder)) as started:
+            yield started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -135,9 +136,21 @@ async def running(
     state_url: str, directory: Path, clock: Clock | None = None, **overrides: Any
 ) -> AsyncIterator[System]:
     settings = Settings(dir=directory, state_url=state_url, gateway="127.0.0.1:0", internal="127.0.0.1:0", **overrides)
+    with (
+        bind(settings.gateway, setting="gateway") as door,
+        bind(settings.internal, setting="internal") as inner,
+    ):
+        async with _running(settings, [door, inner], clock) as system:
+            yield system
+
+
+@asynccontextmanager
+async def _running(settings: Settings, listeners: list[socket.socket], clock: Clock | None) -> AsyncIterator[System]:
+    # Signed URLs of objects name the gateway, and invocations the dispatcher, which have got their ports just now.
+    named = {"objects_public_url": url_of(listeners[0], settings), "internal_url": url_of(listeners[1], settings)}
+    settings = settings.model_copy(update=named)
     async with kernel(settings, process="test", clock=clock) as parts:
         stop = asyncio.Event()
-        listeners = [bind(settings.gateway, setting="gateway"), bind(settings.internal, setting="internal")]
         apps = [gateway(parts), dispatcher(parts)]
         servers = [
             asyncio.create_task(serve(app, listener, settings, stop=stop, on_stop=parts.wakeups.close))

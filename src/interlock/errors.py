@@ -3,18 +3,23 @@
     InterlockError
     ├── BadRequest 400        malformed input; says what to write instead
     │   ├── InvalidDag        a DAG with problems; carries them all, each with its line and column
-    │   └── InvalidWhere      a `where` outside its language; knows the position
+    │   ├── InvalidWhere      a `where` outside its language; knows the position
+    │   └── InvalidQuery      a statement that says more than one SELECT over what is granted, or that DuckDB refuses
     ├── Unauthenticated 401   no credential, or one that does not verify
     ├── Forbidden 403         a good credential that does not reach this far
     ├── NotFound 404
     ├── MethodNotAllowed 405  carries Allow
     ├── Conflict 409
     │   └── Fenced 409        a stale attempt or lease; says which part is stale
+    ├── PreconditionFailed 412
     ├── TooLarge 413
+    │   └── QueryTooLarge     a statement past its time, memory, temp space or reply; its code says which
     ├── UnsupportedMediaType 415
+    ├── RangeNotSatisfiable 416  carries Content-Range
     ├── TooManyRequests 429   carries Retry-After
     ├── HeadersTooLarge 431
     ├── Unavailable 503       a store is away; retrying is right
+    ├── QueryCrashed 500      the process of a statement died; nothing else was touched
     ├── ConfigurationError    a setting that stops the start
     └── ServerUnreachable     the client's view of a server that does not answer
 
@@ -84,6 +89,12 @@ class InvalidWhere(BadRequest):
         self.position = position
 
 
+class InvalidQuery(BadRequest):
+    """Says what is wrong with the statement, and never repeats it."""
+
+    default_code = "invalid_query"
+
+
 class Unauthenticated(InterlockError):
     status = 401
     title = "Not authenticated"
@@ -129,16 +140,42 @@ class Fenced(Conflict):
         self.stale = stale
 
 
+class PreconditionFailed(InterlockError):
+    """What the request made a condition of does not hold."""
+
+    status = 412
+    title = "Precondition failed"
+    default_code = "precondition_failed"
+
+
 class TooLarge(InterlockError):
     status = 413
     title = "Too large"
     default_code = "too_large"
 
 
+class QueryTooLarge(TooLarge):
+    """A statement that met one of its limits."""
+
+    default_code = "query_too_large"
+
+
 class UnsupportedMediaType(InterlockError):
     status = 415
     title = "Unsupported media type"
     default_code = "unsupported_media_type"
+
+
+class RangeNotSatisfiable(InterlockError):
+    """A range that begins behind the end, at `size`."""
+
+    status = 416
+    title = "Range not satisfiable"
+    default_code = "range_not_satisfiable"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Range": f"bytes */{self.extra['size']}"} if "size" in self.extra else {}
 
 
 class TooManyRequests(InterlockError):
@@ -171,6 +208,10 @@ class Unavailable(InterlockError):
         return {"Retry-After": "1"}
 
 
+class QueryCrashed(InterlockError):
+    default_code = "query_crashed"
+
+
 class ConfigurationError(InterlockError):
     default_code = "configuration"
 
@@ -186,8 +227,10 @@ HTTP_ERRORS: tuple[type[InterlockError], ...] = (
     NotFound,
     MethodNotAllowed,
     Conflict,
+    PreconditionFailed,
     TooLarge,
     UnsupportedMediaType,
+    RangeNotSatisfiable,
     TooManyRequests,
     HeadersTooLarge,
     Unavailable,

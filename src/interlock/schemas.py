@@ -6,15 +6,53 @@ Types are written as Spark names them: `bigint`, `decimal(38,0)`, `array<string>
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
 MARKER: Final = "_marker.json"
+MOST_MARKER_BYTES: Final = 1 << 20
+"""Of what an attempt writes itself, and the platform reads whole."""
 """The last object of an attempt's prefix: what stands in it is whole."""
 HOT_RANGE_COLUMN: Final = "block_number"
 """Of tables in the data database, which are those of a follower."""
+
+BATCH_COLUMN: Final = "_batch"
+"""Of tables that a sink fills: the number of the batch that a row came with, which readers go by."""
+TABLE_TYPES: Final = {
+    "bigint": "int8",
+    "binary": "bytea",
+    "boolean": "bool",
+    "date": "date",
+    "double": "float8",
+    "float": "float4",
+    "int": "int4",
+    "smallint": "int2",
+    "string": "text",
+    "timestamp": "timestamptz",
+    "timestamp_ntz": "timestamp",
+    "tinyint": "int2",
+}
+"""What PostgreSQL calls them; decimals beside."""
+_DECIMAL: Final = re.compile(r"decimal\(([1-9][0-9]?),([0-9][0-9]?)\)")
+_MOST_DIGITS: Final = 38
+
+
+def table_type(written: str) -> str | None:
+    """The type of a column in a table; None for a type that no table has."""
+    if digits := decimal_digits(written):
+        return f"numeric({digits[0]},{digits[1]})"
+    return TABLE_TYPES.get(written)
+
+
+def decimal_digits(written: str) -> tuple[int, int] | None:
+    """Of a decimal: all, and those after the point."""
+    found = _DECIMAL.fullmatch(written)
+    if found is None or not int(found[2]) <= int(found[1]) <= _MOST_DIGITS:
+        return None
+    return int(found[1]), int(found[2])
 
 
 class Column(Struct, frozen=True):

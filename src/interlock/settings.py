@@ -12,6 +12,7 @@ import tomllib
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -30,6 +31,7 @@ from pydantic_settings import (
 )
 
 from interlock.errors import ConfigurationError
+from interlock.outbound.addresses import Exceptions
 
 CONFIG_ENV = "INTERLOCK_CONFIG"
 DEFAULT_CONFIG = "interlock.toml"
@@ -65,7 +67,7 @@ class Runtime(BaseModel):
 
 BUILT_IN_RUNTIMES: dict[str, Runtime] = {
     "dispatcher": Runtime(kind=RuntimeKind.INLINE, lease_seconds=30, timeout_seconds=300),
-    "lambda": Runtime(kind=RuntimeKind.INVOKE, timeout_seconds=900),
+    "lambda": Runtime(kind=RuntimeKind.INVOKE, timeout_seconds=900, memory_mb=1024),
     "platform": Runtime(),
     "ecs_platform": Runtime(alias_of="platform"),
     "udf": Runtime(memory_mb=1024, timeout_seconds=900),
@@ -86,6 +88,21 @@ class Settings(BaseSettings):
     data_url: SecretStr | None = Field(None, description="postgresql:// URL of the data database; unset: embedded.")
     valkey_url: SecretStr | None = Field(None, description="valkey:// URL for coordination; unset: embedded.")
     objects_url: str | None = Field(None, description="Root of objects, file:// or s3://; unset: file://{dir}/objects.")
+    objects_endpoint: str | None = Field(
+        None, description="URL of a store beside AWS that speaks S3; unset: AWS_ENDPOINT_URL, or else AWS itself."
+    )
+    objects_region: str | None = Field(None, description="Region of the bucket of objects_url; unset: AWS_REGION.")
+    objects_public_url: str | None = Field(
+        None,
+        description="Where holders of signed URLs find the gateway, when objects are in a directory; unset: "
+        "gateway_url, or else the gateway's own address.",
+    )
+    object_limit_bytes: int = Field(
+        5 * 1024**3, ge=1, description="Largest object that the gateway takes; its parts together have no more."
+    )
+    upload_stale_seconds: float = Field(
+        24 * 3600.0, gt=0, description="An upload to the gateway in which nothing has happened for so long is removed."
+    )
     database_connections: int = Field(10, ge=2, le=1000, description="Connections per process to the state database.")
     database_timeout_seconds: float = Field(
         30.0,
@@ -99,6 +116,7 @@ class Settings(BaseSettings):
     internal: str = Field(
         "127.0.0.1:7071", description="host:port of the internal dispatcher; port 0 takes a free one."
     )
+    query: str = Field("127.0.0.1:7072", description="host:port of the query service; port 0 takes a free one.")
     tls_cert: Path | None = Field(None, description="PEM certificate chain of both listeners; unset: plain HTTP.")
     tls_key: Path | None = Field(None, description="PEM private key of tls_cert.")
     tls_ca: Path | None = Field(None, description="PEM bundle that clients trust instead of the system's.")
@@ -116,17 +134,57 @@ class Settings(BaseSettings):
         None, description="Where clients find the gateway; unset: from {dir}/endpoints.json."
     )
     internal_url: str | None = Field(
-        None, description="Where workers find the dispatcher; unset: {dir}/endpoints.json."
+        None,
+        description="Where workers find the dispatcher, and query services the keys of capability tokens; unset: "
+        "{dir}/endpoints.json for workers, and the state database for the keys.",
+    )
+    query_url: str | None = Field(
+        None, description="Where clients find the query service; unset: {dir}/endpoints.json."
     )
     api_key: SecretStr | None = Field(None, description="API key of the CLI and SDK; unset: {dir}/credentials.json.")
+    org: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="Which org the CLI and SDK speak for, when api_key is the token of a user in several; unset: the "
+        "only one.",
+    )
     worker_token: SecretStr | None = Field(None, description="Worker token; unset: {dir}/credentials.json.")
 
     # Capability tokens
     keys_dir: Path | None = Field(
         None, description="PEM signing keys, shared by all gateways and dispatchers; unset: {dir}/keys."
     )
+    signing: Literal["pem", "kms"] = Field(
+        "pem", description="Where rotations make or take signing keys: pem, files in keys_dir; kms, AWS KMS."
+    )
+    kms_key_id: str | None = Field(
+        None,
+        min_length=1,
+        description="Id, ARN or alias of the KMS key that the next rotation takes, of the spec ECC_NIST_P256; unset: "
+        "each rotation makes one.",
+    )
+    kms_endpoint: str | None = Field(
+        None, description="URL of a service beside AWS that speaks KMS; unset: that of the region in the environment."
+    )
     token_issuer: str = Field("interlock", min_length=1, description="`iss` of capability tokens.")
     token_ttl_seconds: float = Field(300.0, ge=10, le=3600, description="Life of a capability token.")
+    credentials_role_arn: str | None = Field(
+        None,
+        description="Role that the dispatcher assumes to give tasks credentials for S3; unset: tasks get none for S3.",
+    )
+    sts_endpoint: str | None = Field(
+        None, description="URL of the STS that has credentials_role_arn; unset: that of AWS for objects_region."
+    )
+
+    # Users of an identity provider
+    oidc_issuer: str | None = Field(
+        None, description="`iss` of an OpenID Connect provider whose users may be members; unset: API keys only."
+    )
+    oidc_audience: str | None = Field(None, min_length=1, description="`aud` that its tokens must have.")
+    oidc_jwks_url: str | None = Field(
+        None, description="Where its public keys are; unset: where {oidc_issuer}/.well-known/openid-configuration says."
+    )
 
     # Jobs and tasks
     sync_threshold: int = Field(1000, ge=1, le=10_000, description="Most tasks one POST /v1/jobs may carry.")
@@ -173,6 +231,27 @@ class Settings(BaseSettings):
         ge=0,
         description="Files that were replaced stay this long for those who read them: longer than any task may take.",
     )
+    sink_batch_limit_bytes: int = Field(
+        1 << 30, ge=1, description="Largest batch of a buffered dataset; the sink refuses larger ones."
+    )
+    sink_spark_bytes: int = Field(
+        256 << 20,
+        ge=1,
+        description="Batches of one dataset that wait and have together so many bytes are loaded by a task on Spark, "
+        "if a Spark worker is there.",
+    )
+    sink_tries: int = Field(
+        15, ge=1, description="How often the sink tries a batch while a store is away, up to queue_max_receives."
+    )
+    sink_metrics: str | None = Field(
+        None, description="Loopback host:port under which a sink serves its own metrics; unset: it does not."
+    )
+    buffer_keep_seconds: float = Field(
+        86_400.0, ge=0, description="The file of a batch is deleted this long after its rows were loaded."
+    )
+    buffer_refused_days: float = Field(
+        14.0, gt=0, description="The file of a batch that was refused is kept so long, to be redriven."
+    )
     backfill_seconds: float = Field(0.5, gt=0, description="Tasks of backfills.")
     backpressure_escalate_seconds: float = Field(
         5.0,
@@ -185,6 +264,99 @@ class Settings(BaseSettings):
     worker_concurrency: int = Field(0, ge=0, le=1000, description="Child processes of a worker; 0: one per core.")
     drain_seconds: float = Field(
         10.0, ge=0, description="How long a drain lets running tasks finish before giving them back."
+    )
+
+    # What URLs that users choose may lead to: those of http_fetch and of webhooks
+    outbound_allow: list[str] = Field(
+        default_factory=list,
+        description="Addresses, networks (`10.1.0.0/16`) and hosts (`hooks.example`, `*.example`) that may be reached "
+        "although they are not public.",
+    )
+    outbound_ports: list[int] = Field(default_factory=list, description="Ports that may be reached; empty: all.")
+    outbound_proxy: SecretStr | None = Field(
+        None, description="http:// URL of a forward proxy for http_fetch, with user and password if it wants them."
+    )
+
+    # Webhooks that are called when runs end
+    webhook_seconds: float = Field(1.0, gt=0, description="Calls of webhooks, where no notification came.")
+    webhook_concurrency: int = Field(
+        32, ge=1, le=1000, description="Calls of webhooks that a dispatcher has open at once."
+    )
+    webhook_endpoint_concurrency: int = Field(
+        4, ge=1, le=100, description="Calls of one webhook that are open at once, of all dispatchers together."
+    )
+    webhook_timeout_seconds: float = Field(10.0, gt=0, le=300, description="A call of a webhook may take so long.")
+    webhook_tries: int = Field(15, ge=1, le=100, description="A call that has come to nothing so often is dead.")
+    webhook_expire_hours: float = Field(
+        24.0, gt=0, description="What a webhook could not be told for so long, be it paused or away, is dead."
+    )
+    webhook_keep: int = Field(
+        10_000, ge=1, description="Calls of one webhook that are kept, for at most retention_days."
+    )
+
+    # Bundles, and the runner that runs them
+    bundle_limit_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Largest zip of a bundle; larger gets 413.")
+    bundle_unpacked_bytes: int = Field(512 * 1024 * 1024, ge=1024, description="Most bytes in all files of a bundle.")
+    runner_url: str | None = Field(
+        None, description="Where dispatchers find the runner of untrusted code; unset: there is none."
+    )
+    runner_token: SecretStr | None = Field(None, description="Secret that dispatchers and their runner share.")
+    runner_lambda: str | None = Field(
+        None, min_length=1, description="Name or ARN of an AWS Lambda function to use as the runner; unset: runner_url."
+    )
+    runner_lambda_endpoint: str | None = Field(
+        None, description="Endpoint of AWS Lambda; unset: that of the region in the environment."
+    )
+    runner: str = Field(
+        "127.0.0.1:0",
+        description="host:port of the runner of untrusted code, loopback only; port 0 takes a free one.",
+    )
+    runner_concurrency: int = Field(0, ge=0, le=180, description="Invocations a runner has at once; 0: one per core.")
+    runner_confinement: Literal["auto", "bubblewrap", "namespaces", "landlock", "none"] = Field(
+        "auto",
+        description="Walls around untrusted code; auto: the strongest that this machine has, and where there are "
+        "none every invocation is refused. none: only limits and an empty environment, for code that you trust.",
+    )
+    runner_python: Path | None = Field(
+        None, description="Python that runs handlers, 3.11 or newer; unset: the one that runs Interlock."
+    )
+    runner_first_user: int = Field(
+        61_000,
+        ge=1_000,
+        le=2_000_000_000,
+        description="A runner that is root runs each invocation as a user of its own: the first of 180 numbers.",
+    )
+    lambda_concurrency: int = Field(
+        8, ge=1, le=1000, description="Invocations of the runner that a dispatcher has open at once."
+    )
+    lambda_cpu_seconds: int = Field(900, ge=1, description="Processor time of one invocation.")
+    lambda_processes: int = Field(64, ge=1, description="Processes and threads of one invocation.")
+    lambda_disk_mb: int = Field(512, ge=1, description="Disk space of one invocation, in MiB.")
+
+    # Queries
+    query_data_url: SecretStr | None = Field(
+        None,
+        description="postgresql:// URL of the data database for the query service, of a role that may read the tables "
+        "of datasets and nothing else; unset: `interlock up` makes one in the embedded database, elsewhere only files "
+        "can be queried.",
+    )
+    query_max_rows: int = Field(10_000, ge=1, description="Most rows of a JSON reply; what is beyond is left out.")
+    query_max_bytes: int = Field(
+        16 * 1024 * 1024, ge=1024, description="Most bytes of a JSON reply; what is beyond is left out."
+    )
+    query_stream_bytes: int = Field(
+        4 * 1024**3, ge=1024, description="Most bytes of a reply that is streamed; past it, the stream breaks off."
+    )
+    query_timeout_seconds: float = Field(60.0, gt=0, le=3600, description="A query that takes longer is ended.")
+    query_memory_mb: int = Field(512, ge=64, description="Memory of one query, in MiB; beyond it, it uses disk.")
+    query_temp_mb: int = Field(2048, ge=1, description="Disk space of one query, and of its export, in MiB.")
+    query_threads: int = Field(2, ge=1, le=256, description="Threads of one query.")
+    query_concurrency: int = Field(4, ge=1, le=1000, description="Queries that one query service runs at once.")
+    query_queue: int = Field(16, ge=0, le=10_000, description="Queries that wait for a place; more get 429.")
+    query_queue_seconds: float = Field(5.0, gt=0, description="How long a query waits for a place before it gets 429.")
+    query_audit_days: float = Field(90.0, gt=0, description="Records of queries are deleted after this.")
+    query_export_hours: float = Field(
+        24.0, gt=0, le=7 * 24, description="Exported results of queries are deleted after this."
     )
 
     # Spark
@@ -209,19 +381,69 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
     log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, JSON elsewhere.")
 
-    @field_validator("gateway", "internal")
+    @field_validator("gateway", "internal", "query", "runner", "sink_metrics")
     @classmethod
-    def _host_and_port(cls, value: str) -> str:
+    def _host_and_port(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         host, _, port = value.rpartition(":")
         if not host or not port.isdigit() or int(port) > 65_535:
             raise ValueError("write host:port, for example 127.0.0.1:7070")
         return value
 
-    @field_validator("gateway_url", "internal_url")
+    @field_validator(
+        "gateway_url",
+        "internal_url",
+        "query_url",
+        "runner_url",
+        "runner_lambda_endpoint",
+        "objects_endpoint",
+        "objects_public_url",
+        "kms_endpoint",
+        "sts_endpoint",
+    )
     @classmethod
     def _http_url(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("http://", "https://")):
             raise ValueError("write a URL that starts with http:// or https://")
+        return value
+
+    @field_validator("outbound_allow")
+    @classmethod
+    def _exceptions(cls, value: list[str]) -> list[str]:
+        Exceptions.read(value)
+        return value
+
+    @field_validator("outbound_ports")
+    @classmethod
+    def _ports(cls, value: list[int]) -> list[int]:
+        if not all(0 < port < 65_536 for port in value):
+            raise ValueError("write ports from 1 to 65535, for example [80, 443]")
+        return value
+
+    @field_validator("outbound_proxy")
+    @classmethod
+    def _proxy(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not re.fullmatch(r"http://[^\s/?#]+/?", value.get_secret_value()):
+            raise ValueError("write http://host:port or http://user:password@host:port")
+        return value
+
+    @field_validator("credentials_role_arn")
+    @classmethod
+    def _role(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"arn:[\w-]+:iam:[\w-]*:\d*(:?role)?/[\w+=,.@/-]{1,512}", value):
+            raise ValueError("write the ARN of a role, for example arn:aws:iam::123456789012:role/interlock-task")
+        return value
+
+    @field_validator("oidc_issuer", "oidc_jwks_url")
+    @classmethod
+    def _issuer(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
+        if not parts.hostname or parts.username or parts.fragment or not (parts.scheme == "https" or local):
+            raise ValueError("write a URL that starts with https://; without TLS only one on this machine is believed")
         return value
 
     @field_validator("objects_url")
@@ -259,6 +481,8 @@ class Settings(BaseSettings):
     def _pairs(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together: set both or none")
+        if (self.oidc_issuer is None) != (self.oidc_audience is None):
+            raise ValueError("oidc_issuer and oidc_audience go together: set both or none")
         for name in self.runtimes:
             self.runtime(name)
         return self
@@ -273,6 +497,11 @@ class Settings(BaseSettings):
                 raise ValueError(f"runtimes: alias_of {name!r} names no runtime; known: {', '.join(sorted(known))}")
             runtime = known[name]
         return runtime if runtime.queue else runtime.model_copy(update={"queue": name})
+
+    @property
+    def has_runner(self) -> bool:
+        """Whether tasks of runtimes that are invoked can run here."""
+        return self.runner_url is not None or self.runner_lambda is not None
 
     @property
     def runtime_names(self) -> list[str]:
@@ -290,6 +519,34 @@ class Settings(BaseSettings):
     @property
     def objects_root(self) -> str:
         return (self.objects_url or f"file://{self.dir.absolute()}/objects").rstrip("/")
+
+    @property
+    def dispatcher_base_url(self) -> str:
+        """Where untrusted code finds the dispatcher."""
+        return (self.internal_url or f"{'https' if self.tls_cert else 'http'}://{self.internal}").rstrip("/")
+
+    @property
+    def query_base_url(self) -> str:
+        """Where untrusted code finds the query service."""
+        return (self.query_url or f"{'https' if self.tls_cert else 'http'}://{self.query}").rstrip("/")
+
+    @property
+    def objects_base_url(self) -> str:
+        """Where the gateway serves a directory of objects."""
+        own = f"{'https' if self.tls_cert else 'http'}://{self.gateway}"
+        return (self.objects_public_url or self.gateway_url or own).rstrip("/")
+
+    @property
+    def bucket_region(self) -> str:
+        """As AWS's own libraries find it, for code that has none of them."""
+        named = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        return self.objects_region or named or "us-east-1"
+
+    @property
+    def bucket_base_url(self) -> str:
+        """Where untrusted code finds the bucket of objects_url, whose name is in the path."""
+        beside_aws = self.objects_endpoint or os.environ.get("AWS_ENDPOINT_URL")
+        return (beside_aws or f"https://s3.{self.bucket_region}.amazonaws.com").rstrip("/")
 
     @classmethod
     def settings_customise_sources(

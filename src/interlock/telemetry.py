@@ -25,6 +25,13 @@ ATTEMPTS_ENDED = Counter(
     registry=REGISTRY,
 )
 FILES_SWEPT = Counter("interlock_files_swept", "Files of datasets deleted, since nobody needs them.", registry=REGISTRY)
+SINK_BATCHES = Counter(
+    "interlock_sink_batches",
+    "Published batches that the sink was told of, by what became of them.",
+    ["result"],
+    registry=REGISTRY,
+)
+SINK_ROWS = Counter("interlock_sink_rows", "Rows of batches that the sink has loaded.", registry=REGISTRY)
 TASKS_REAPED = Counter("interlock_tasks_reaped", "Attempts ended by the reaper.", ["cause"], registry=REGISTRY)
 TASKS_REQUEUED = Counter("interlock_tasks_requeued", "Failed tasks queued for their next attempt.", registry=REGISTRY)
 TASKS_ROUTED = Counter("interlock_tasks_routed", "Tasks made for changes of datasets.", ["by"], registry=REGISTRY)
@@ -51,6 +58,31 @@ IN_FLIGHT = Gauge("interlock_tasks_in_flight", "Attempts running now.", ["operat
 OUTBOX_ROWS = Gauge("interlock_outbox_rows", "Side effects owed, counted up to 100,000.", registry=REGISTRY)
 JOBS_HELD_BACK = Gauge(
     "interlock_jobs_held_back", "Jobs that get no new tasks: only bulk ones, or all.", ["level"], registry=REGISTRY
+)
+CREDENTIALS_MINTED = Counter(
+    "interlock_credentials_minted", "Credentials for objects that attempts were given.", ["scheme"], registry=REGISTRY
+)
+INVOCATIONS = Counter(
+    "interlock_invocations", "Invocations of the runner of untrusted code, by outcome.", ["outcome"], registry=REGISTRY
+)
+INVOCATIONS_OPEN = Gauge("interlock_invocations_open", "Invocations that have not ended.", registry=REGISTRY)
+QUERIES = Counter("interlock_queries", "Queries ended.", ["outcome"], registry=REGISTRY)
+QUERY_SECONDS = Histogram(
+    "interlock_query_seconds",
+    "Time of a query, from its record to the end of its reply.",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+    registry=REGISTRY,
+)
+QUERIES_RUNNING = Gauge("interlock_queries_running", "Queries that hold a place.", registry=REGISTRY)
+QUERIES_WAITING = Gauge("interlock_queries_waiting", "Queries that wait for a place.", registry=REGISTRY)
+RUNNER_INVOCATIONS = Counter(
+    "interlock_runner_invocations", "Invocations that a runner has ended.", ["outcome"], registry=REGISTRY
+)
+RUNNER_INVOCATIONS_OPEN = Gauge(
+    "interlock_runner_invocations_open", "Invocations that a runner has running.", registry=REGISTRY
+)
+WEBHOOK_DELIVERIES = Counter(
+    "interlock_webhook_deliveries", "Calls of webhooks, by what became of them.", ["outcome"], registry=REGISTRY
 )
 LOG_LINES_LOST = Counter("interlock_log_lines_lost", "Log lines that could not be written.", registry=REGISTRY)
 

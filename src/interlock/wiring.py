@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from interlock.access.jwks import PublishedKeys
 from interlock.access.keyring import Keyring
+from interlock.access.members import Members
+from interlock.access.object_tokens import ObjectTokens
+from interlock.access.oidc import Issuer
 from interlock.access.principals import Principals
-from interlock.access.tokens import CapabilityTokens
+from interlock.access.signed_urls import SignedUrls
+from interlock.access.tokens import CapabilityTokens, CapabilityVerifier
+from interlock.adapters.documents import Documents
 from interlock.adapters.notifications import Listener, Wakeups
-from interlock.adapters.objects import Objects
+from interlock.adapters.objects import Objects, open_objects
 from interlock.adapters.pgqueue import PgQueue
 from interlock.adapters.postgres import Database, require_schema
 from interlock.adapters.queue import Queue
+from interlock.adapters.runner import open_runner
+from interlock.adapters.signers import Signers
+from interlock.adapters.sts import Sts
 from interlock.adapters.valkey import Coordination
+from interlock.buffers.reads import Buffers
 from interlock.clock import Clock, SystemClock
 from interlock.dags import ranges
 from interlock.dags.backfills import Backfills, BackfillTasks
@@ -37,24 +47,33 @@ from interlock.dags.triggers import Triggers
 from interlock.dags.versions import DagReads
 from interlock.errors import ConfigurationError
 from interlock.kernel.actions import Actions
+from interlock.kernel.bundles import Bundles, BundleSweep
 from interlock.kernel.claims import Claims
+from interlock.kernel.credentials import Credentials
 from interlock.kernel.effects import Effects
 from interlock.kernel.explain import Explanations
 from interlock.kernel.files import Files
 from interlock.kernel.inline import OPERATORS, InlineRunner
+from interlock.kernel.inputs import Inputs
+from interlock.kernel.invoke import Invoker, by_kind
 from interlock.kernel.loop import Service
 from interlock.kernel.markers import Markers
 from interlock.kernel.presence import Presence
+from interlock.kernel.queries import Queries, QueryRetention
 from interlock.kernel.reads import Reads
 from interlock.kernel.reaper import Reaper
 from interlock.kernel.reconcile import Reconciler
-from interlock.kernel.relay import Relay
+from interlock.kernel.relay import Invoke, Relay
 from interlock.kernel.retention import Retention
 from interlock.kernel.retries import Retries
 from interlock.kernel.runs import RunCancels, RunCounters
 from interlock.kernel.submission import Submissions
 from interlock.kernel.sweeper import Sweeper
 from interlock.kernel.tasks import Tasks
+from interlock.kernel.webhook_delivery import WebhookDeliveries, WebhookSweep
+from interlock.kernel.webhooks import Webhooks
+from interlock.outbound.addresses import Exceptions
+from interlock.outbound.guard import Guard
 from interlock.settings import Settings
 
 
@@ -71,17 +90,26 @@ class Kernel:
     coordination: Coordination | None
     keyring: Keyring
     tokens: CapabilityTokens
+    capabilities: CapabilityVerifier
+    """What lets attempts in: the tokens themselves, or a verifier that has nothing but public keys."""
     principals: Principals
+    members: Members
     claims: Claims
     tasks: Tasks
     effects: Effects
     files: Files
     objects: Objects
+    signed_urls: SignedUrls
+    object_tokens: ObjectTokens
+    credentials: Credentials
     submissions: Submissions
+    queries: Queries
     reads: Reads
     actions: Actions
     explanations: Explanations
     inline: InlineRunner
+    invoker: Invoker
+    bundles: Bundles
     pauses: Pauses
     backfills: Backfills
     presence: Presence
@@ -94,12 +122,19 @@ class Kernel:
     dataset_lineage: DatasetLineage
     invalidations: Invalidations
     scope_explanations: ScopeExplanations
+    buffers: Buffers
+    outbound: Guard
+    webhooks: Webhooks
+
+    @property
+    def _invoke(self) -> Invoke:
+        return by_kind(self.settings, self.inline.invoke, self.invoker.invoke)
 
     def services(self) -> list[Service]:
         """The background loops of a dispatcher; any number of dispatchers may run them at once."""
         database, settings = self.database, self.settings
         return [
-            Relay(database, settings, self.queue, self.inline.invoke, self.wakeups),
+            Relay(database, settings, self.queue, self._invoke, self.wakeups),
             Retries(database, settings),
             Reaper(database, settings),
             RunCounters(database, settings),
@@ -115,6 +150,10 @@ class Kernel:
             Pressure(database, settings, self.wakeups),
             BackfillTasks(database, settings),
             Sweeper(database, settings, self.objects),
+            QueryRetention(database, settings),
+            BundleSweep(database, settings, self.objects),
+            WebhookDeliveries(database, settings, self.wakeups, self.outbound),
+            WebhookSweep(database, settings),
         ]
 
 
@@ -122,17 +161,30 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     clock = database.clock
     wakeups = Wakeups()
     queue = PgQueue(database, wakeups, max_receives=settings.queue_max_receives, bulk_share=settings.bulk_share)
-    keyring = Keyring(database, settings.signing_keys_dir, verify_seconds=2 * settings.token_ttl_seconds)
+    signers = Signers(
+        settings.signing_keys_dir, kind=settings.signing, kms_key=settings.kms_key_id, endpoint=settings.kms_endpoint
+    )
+    keyring = Keyring(database, signers, verify_seconds=2 * settings.token_ttl_seconds)
     tokens = CapabilityTokens(
         database, keyring, clock, issuer=settings.token_issuer, ttl_seconds=settings.token_ttl_seconds
     )
-    claims = Claims(database, settings, queue, tokens)
-    objects = Objects(settings.objects_root)
-    tasks = Tasks(database, settings, tokens, Markers(objects))
+    inputs = Inputs(settings.objects_root, RANGES)
+    claims = Claims(database, settings, queue, tokens, inputs)
+    signed_urls = SignedUrls(keyring, clock, base_url=settings.objects_base_url)
+    objects = open_objects(
+        settings.objects_root,
+        endpoint=settings.objects_endpoint,
+        region=settings.objects_region,
+        sign_url=signed_urls.sign,
+    )
+    tasks = Tasks(database, settings, tokens, Markers(objects), inputs)
+    files = Files(database, settings, tasks, inputs)
+    object_tokens = ObjectTokens(database, keyring, clock, issuer=settings.token_issuer, root=settings.objects_root)
     effects = Effects(database, settings)
     reads = Reads(database)
     registry = Registry(database)
     actions = Actions(database, settings, reads)
+    outbound = Guard(Exceptions.read(settings.outbound_allow), ports=settings.outbound_ports)
     return Kernel(
         settings=settings,
         clock=clock,
@@ -143,16 +195,24 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         coordination=coordination,
         keyring=keyring,
         tokens=tokens,
+        capabilities=tokens,
         principals=Principals(database, clock),
+        members=Members(database, identity_provider(settings, clock)),
         claims=claims,
         tasks=tasks,
         effects=effects,
-        files=Files(database, settings, tasks, RANGES),
+        files=files,
         objects=objects,
+        signed_urls=signed_urls,
+        object_tokens=object_tokens,
+        credentials=Credentials(database, settings, tasks, files, object_tokens, _sts(settings)),
         submissions=Submissions(database, settings),
+        queries=Queries(database, settings, objects),
         reads=reads,
         actions=actions,
         explanations=Explanations(database),
+        invoker=Invoker(database, settings, claims, tasks, objects, open_runner(settings), wakeups),
+        bundles=Bundles(database, settings, objects),
         inline=InlineRunner(database, claims, tasks, effects, OPERATORS | ranges.OPERATORS),
         pauses=Pauses(database),
         backfills=Backfills(database, settings, actions),
@@ -166,12 +226,36 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         dataset_lineage=DatasetLineage(database, registry),
         invalidations=Invalidations(database, settings, registry),
         scope_explanations=ScopeExplanations(database),
+        buffers=Buffers(database, settings),
+        outbound=outbound,
+        webhooks=Webhooks(database, settings, outbound),
     )
 
 
+def with_published_keys(parts: Kernel) -> Kernel:
+    """Attempts are let in by the keys that the dispatcher publishes; by those in Postgres, where none is named."""
+    settings = parts.settings
+    if settings.internal_url is None:
+        return parts
+    keys = PublishedKeys(settings.internal_url, Documents(settings.tls_ca), parts.clock)
+    verifier = CapabilityVerifier(parts.database, keys, parts.clock, issuer=settings.token_issuer)
+    return replace(parts, capabilities=verifier)
+
+
+def identity_provider(settings: Settings, clock: Clock) -> Issuer | None:
+    if settings.oidc_issuer is None or settings.oidc_audience is None:
+        return None
+    return Issuer(settings.oidc_issuer, settings.oidc_audience, Documents(), clock, jwks_url=settings.oidc_jwks_url)
+
+
 @asynccontextmanager
-async def kernel(settings: Settings, *, process: str, clock: Clock | None = None) -> AsyncIterator[Kernel]:
-    """Opens the stores named in the settings, checks the schema, and closes everything at the end."""
+async def kernel(
+    settings: Settings, *, process: str, clock: Clock | None = None, signs: bool = True
+) -> AsyncIterator[Kernel]:
+    """Opens the stores named in the settings, checks the schema, and closes everything at the end.
+
+    A process that does not sign makes no key, either: it would have it to itself.
+    """
     url = _state_url(settings)
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(_state_database(settings, process, clock))
@@ -180,7 +264,13 @@ async def kernel(settings: Settings, *, process: str, clock: Clock | None = None
             coordination = Coordination(settings.valkey_url.get_secret_value())
             stack.push_async_callback(coordination.close)
         parts = assemble(settings, database, coordination=coordination, state_url=url)
-        await parts.keyring.ensure()
+        stack.push_async_callback(parts.keyring.signers.close)
+        stack.push_async_callback(parts.credentials.close)
+        if signs:
+            await parts.keyring.ensure()
+        else:
+            parts = with_published_keys(parts)
+        stack.push_async_callback(parts.invoker.close)
         listening = asyncio.create_task(parts.listener.run(), name="listener")
         stack.push_async_callback(_stop, listening)
         yield parts
@@ -191,6 +281,34 @@ async def scheduler(settings: Settings, *, clock: Clock | None = None) -> AsyncI
     """The loop of a scheduler, which needs the state database and nothing else."""
     async with _state_database(settings, "scheduler", clock) as database:
         yield Scheduler(database, settings)
+
+
+@asynccontextmanager
+async def sink(
+    settings: Settings, *, clock: Clock | None = None, wait_seconds: float = 10.0
+) -> AsyncIterator[list[Service]]:
+    """The loops of a sink, which needs both databases and the objects."""
+    # Arrow, which nobody else here pays for.
+    from interlock.buffers import sinking  # noqa: PLC0415
+
+    if settings.data_url is None:
+        raise ConfigurationError(
+            "data_url is not set. `interlock up` starts an embedded database and sets it for its processes; "
+            "a sink of its own needs INTERLOCK_DATA_URL."
+        )
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(_state_database(settings, "sink", clock))
+        wakeups = Wakeups()
+        queue = PgQueue(database, wakeups, max_receives=settings.queue_max_receives, bulk_share=settings.bulk_share)
+        objects = open_objects(
+            settings.objects_root, endpoint=settings.objects_endpoint, region=settings.objects_region
+        )
+        listening = asyncio.create_task(Listener(_state_url(settings), wakeups).run(), name="listener")
+        stack.push_async_callback(_stop, listening)
+        url = settings.data_url.get_secret_value()
+        yield await stack.enter_async_context(
+            sinking.services(settings, database, queue, objects, url, wait_seconds=wait_seconds)
+        )
 
 
 @asynccontextmanager
@@ -208,6 +326,12 @@ async def _state_database(settings: Settings, process: str, clock: Clock | None)
         yield database
     finally:
         await database.close()
+
+
+def _sts(settings: Settings) -> Sts | None:
+    if settings.credentials_role_arn is None:
+        return None
+    return Sts(settings.credentials_role_arn, endpoint=settings.sts_endpoint, region=settings.objects_region)
 
 
 def _state_url(settings: Settings) -> str:

@@ -39,6 +39,7 @@ class Installation:
 
     async def start(self) -> None:
         where = ["--dir", str(self.folder), "--gateway", self.ports[0], "--internal", self.ports[1]]
+        where += ["--query", "127.0.0.1:0"]
         # A file: nobody reads stderr while the system runs, and a full pipe would stop it.
         with (self.folder / "up.stderr").open("ab") as errors:
             self.process = await asyncio.create_subprocess_exec(

@@ -154,7 +154,9 @@ async def audit(state_url: str, ledger: Ledger, runs: list[RunView]) -> list[str
         ]
         tasks = await connection.fetch("select task_id, run_id, status::text, attempt, job_id from interlock.tasks")
         known = await connection.fetch(
-            "select run_id from interlock.runs join interlock.jobs using (job_id) where dag_name is null"
+            # Of a batch query, its record tells.
+            "select run_id from interlock.runs join interlock.jobs using (job_id)"
+            " where dag_name is null and operator <> 'batch_query'"
         )
         history = await connection.fetch("select task_id, attempt, outcome::text from interlock.attempts")
         events = await connection.fetch("select task_id, cursor from interlock.dataset_events")

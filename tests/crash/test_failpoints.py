@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
+import httpx
 import msgspec
 import pytest
 from msgspec import Raw
 
-from interlock.client import Fence, TaskClient
+from interlock.client import Fence, QueryClient, TaskClient
 from interlock.errors import ServerUnreachable
 from interlock.failpoints import NAMES
 from interlock.kernel.tasks import run_task_id
@@ -35,15 +36,20 @@ from interlock.wire import (
     Event,
     InvalidateRequest,
     Output,
+    QueryMode,
     Release,
     SourceEvent,
+    WebhookRequest,
     WriteGrant,
 )
-from tests.crash import test_pipeline
+from tests.bundles import zipped
+from tests.crash import test_pipeline, test_sink
 from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load
 from tests.crash.seed import ROUNDS, dice
+from tests.patience import PATIENCE
+from tests.receivers import receiving
 
 PLAIN, INLINE = KINDS["plain"], KINDS["inline"]
 UNTAKEN = Kind(4, {}, {"runtime": "udf"})
@@ -196,6 +202,47 @@ async def _(scene: Scene) -> None:
         await scene.death()
         await scene.victim.start()
         await client.rotate_signing_key()
+
+
+def _uploading(failpoint: str) -> None:
+    async def case(scene: Scene) -> None:
+        content = zipped({"crash.py": f"# {uuid4()}"})
+        await scene.arm(failpoint)
+        async with scene.deployment.client() as client:
+            uploading = asyncio.create_task(client.bundles.upload(content))
+            await scene.death()
+            await scene.victim.start()
+            assert (await client.bundles.bundle((await uploading).sha256)).files == 1
+
+    CASES["gateway", failpoint] = case
+
+
+_uploading("bundle.stored")
+_uploading("bundle.before_commit")
+
+
+def _telling(failpoint: str, *, calls: int) -> None:
+    """What was taken is told by the next dispatcher, under the id that it had."""
+
+    async def case(scene: Scene) -> None:
+        name = f"w{scene.dice.getrandbits(40)}"
+        await scene.down()
+        async with receiving() as receiver, scene.deployment.client() as client:
+            await client.webhooks.create(WebhookRequest(name=name, url=receiver.url, job="nobody"))
+            delivery_id = (await client.webhooks.test(name)).delivery_id
+            await scene.arm(failpoint)
+            await scene.death()
+            await scene.victim.start()
+            told = "select status = 'Delivered' from interlock.webhook_deliveries where delivery_id = $1"
+            await scene.deployment.until(told, delivery_id)
+            assert [call.delivery for call in receiver.calls] == [str(delivery_id)] * calls
+            await client.webhooks.delete(name)
+
+    CASES["dispatcher", failpoint] = case
+
+
+_telling("webhook.before_sent", calls=1)
+_telling("webhook.sent", calls=2)
 
 
 _PARTITION = """
@@ -489,6 +536,30 @@ async def _(scene: Scene) -> None:
     await _completed(scene, one.run_id)
 
 
+@dies("dispatcher", "credentials.before_commit")
+async def _(scene: Scene) -> None:
+    """Who asks again is given them, and his prefixes are known."""
+    await scene.up()
+    one = await scene.load.submit(_WRITER, lease_seconds=600)
+    async with scene.deployment.worker_client() as worker:
+        claim = (await worker.claim_batch(ClaimRequest(worker_id="here", run_id=one.run_id, start=0, end=0))).claims[0]
+    assert claim.task
+    assert claim.lease_token
+    assert claim.capability_token
+    fence = Fence(claim.task.task_id, claim.task.attempt, claim.lease_token)
+    await scene.arm("credentials.before_commit")
+    async with TaskClient(scene.victim.url, claim.capability_token, fence) as attempt:
+        asking = asyncio.create_task(attempt.credentials())
+        await scene.death()
+        await scene.victim.start()
+        assert (await asking).object_token
+    known = await scene.deployment.ask("select place from interlock.file_sweeps where task_id = $1", fence.task_id)
+    grant = claim.task.outputs[0]
+    assert {row["place"] for row in known} == {grant.write_prefix, grant.buffer_prefix}
+    await _ended(scene, Release(**fence._asdict()), "Failed")
+    await _completed(scene, one.run_id)
+
+
 def _sweeping(failpoint: str) -> None:
     async def case(scene: Scene) -> None:
         await scene.up()
@@ -514,6 +585,74 @@ def _sweeping(failpoint: str) -> None:
 
 _sweeping("sweep.before_commit")
 _sweeping("sweep.before_forgotten")
+
+
+# Objects
+
+
+@dataclass
+class Holder:
+    """An attempt that writes objects through the gateway."""
+
+    run_id: UUID
+    held: Release
+    url: str
+    http: httpx.AsyncClient
+
+    async def ask(self, method: str, query: str = "", **more: Any) -> httpx.Response:
+        return (await self.http.request(method, self.url + query, **more)).raise_for_status()
+
+
+@asynccontextmanager
+async def _holder(scene: Scene) -> AsyncIterator[Holder]:
+    one = await scene.load.submit(_WRITER, lease_seconds=600)
+    async with scene.deployment.worker_client() as worker, httpx.AsyncClient(timeout=30) as http:
+        claim = (await worker.claim_batch(ClaimRequest(worker_id="here", run_id=one.run_id, start=0, end=0))).claims[0]
+        assert claim.task
+        assert claim.lease_token
+        assert claim.capability_token
+        held = Release(task_id=claim.task.task_id, attempt=claim.task.attempt, lease_token=claim.lease_token)
+        asked = f"{scene.deployment['dispatcher'].url}/v1/task/credentials"
+        body, headers = msgspec.to_builtins(held), {"X-Trace-Task-Capability": claim.capability_token}
+        minted = (await http.post(asked, json=body, headers=headers)).raise_for_status().json()
+        key = minted["write_prefixes"][0].removeprefix(f"file://{scene.deployment.folder}/objects/") + "object"
+        http.headers["Authorization"] = f"Bearer {minted['object_token']}"
+        yield Holder(one.run_id, held, f"{scene.deployment.gateway_url}/v1/objects/{key}", http)
+        await _ended(scene, held, "Failed")
+        await _completed(scene, one.run_id)
+
+
+@dies("gateway", "object.before_visible")
+async def _(scene: Scene) -> None:
+    """All of it is on the disk, and none of it is to be seen."""
+    await scene.up()
+    async with _holder(scene) as holder:
+        await scene.arm("object.before_visible")
+        with suppress(httpx.TransportError):
+            await holder.ask("PUT", content=b"x" * 3_000_000)
+        await scene.death()
+        await scene.victim.start()
+        assert (await holder.http.get(holder.url)).status_code == 404
+        await holder.ask("PUT", content=b"again")
+        assert (await holder.ask("GET")).content == b"again"
+
+
+@dies("gateway", "object.visible")
+async def _(scene: Scene) -> None:
+    """Who has got no answer ends his upload again."""
+    await scene.up()
+    async with _holder(scene) as holder:
+        upload = (await holder.ask("POST", "?uploads")).json()["upload_id"]
+        part = (await holder.ask("PUT", f"?uploadId={upload}&partNumber=1", content=b"part")).json()
+        parts = {"parts": [{"part_number": 1, "etag": part["etag"]}]}
+        await scene.arm("object.visible")
+        with suppress(httpx.TransportError):
+            await holder.ask("POST", f"?uploadId={upload}", json=parts)
+        await scene.death()
+        await scene.victim.start()
+        assert (await holder.ask("GET")).content == b"part"
+        await holder.ask("POST", f"?uploadId={upload}", json=parts)
+        assert (await holder.ask("GET")).content == b"part"
 
 
 # Sources
@@ -606,20 +745,86 @@ async def _(scene: Scene) -> None:
     await _retire(scene, name)
 
 
+@dies("gateway", "buffer_redrive.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.up()
+    refused = """insert into interlock.buffer_publishes
+                     (org_id, task_id, attempt, dataset_uuid, dataset_version, batch_uri, record_count, status)
+                 select org_id, uuidv7(), 1, uuidv7(), uuidv7(), 'file:///none', 1, 'Refused'
+                 from interlock.orgs limit 1 returning publish_id"""
+    publish_id = (await scene.deployment.ask(refused))[0]["publish_id"]
+    await scene.arm("buffer_redrive.before_commit")
+    async with scene.deployment.client() as client:
+        with suppress(ServerUnreachable):
+            await client.buffers.redrive(publish_id)
+        await scene.death()
+        await scene.victim.start()
+        assert (await client.buffers.redrive(publish_id)).redrives == 1
+    sent = "delete from interlock.queue_messages where dedupe_key = $1 returning message_id"
+    assert len(await scene.deployment.ask(sent, str(publish_id))) == 1
+    await scene.deployment.ask("delete from interlock.buffer_publishes where publish_id = $1", publish_id)
+
+
+def _queries(scene: Scene, patience: float) -> QueryClient:
+    return QueryClient(scene.deployment["query"].url, scene.deployment.credentials.admin_key, patience=patience)
+
+
+@dies("query", "query.before_commit")
+async def _(scene: Scene) -> None:
+    """What was not recorded was not answered; the open record is given up in time."""
+    await scene.arm("query.before_commit")
+    async with _queries(scene, 0) as queries:
+        await scene.victim.ready()
+        with pytest.raises(ServerUnreachable):
+            await queries.ask("select 1")
+    await scene.death()
+    aged = """update interlock.query_audit set started_at = started_at - interval '1 day' where outcome = 'Running'
+              returning query_id"""
+    (record,) = await scene.deployment.ask(aged)
+    lost = "select outcome = 'Lost' from interlock.query_audit where query_id = $1"
+    await scene.deployment.until(lost, record["query_id"])
+    await scene.victim.start()
+    async with _queries(scene, PATIENCE) as queries:
+        assert bytes((await queries.ask("select 1")).rows) == b"[[1]]"
+
+
+@dies("query", "batch_query.before_commit")
+async def _(scene: Scene) -> None:
+    """Task and record are made together, or neither is."""
+    made = "select count(*) from interlock.jobs where operator = 'batch_query'"
+    before = (await scene.deployment.ask(made))[0][0]
+    await scene.arm("batch_query.before_commit")
+    await scene.victim.ready()
+    async with _queries(scene, 0) as queries:
+        with pytest.raises(ServerUnreachable):
+            await queries.ask("select 1", mode=QueryMode.BATCH)
+    await scene.death()
+    assert (await scene.deployment.ask(made))[0][0] == before
+    await scene.victim.start()
+    await scene.victim.ready()
+    async with _queries(scene, PATIENCE) as queries, scene.deployment.client() as client:
+        reply = await queries.ask("select 1", mode=QueryMode.BATCH)
+        assert reply.task_id is not None
+        assert (await client.queries.show(reply.query_id)).batch_task_id == reply.task_id
+        await client.cancel_task(reply.task_id)
+    await scene.deployment.ask("delete from interlock.query_audit where outcome = 'Running'")
+
+
 def test_every_failpoint_has_a_case() -> None:
     """A new one has to be died at, too."""
-    assert {failpoint for _, failpoint in (*CASES, *test_pipeline.CASES)} == NAMES
+    assert {failpoint for _, failpoint in (*CASES, *test_pipeline.CASES, *test_sink.CASES)} == NAMES
 
 
 @pytest.fixture(scope="module")
 async def site() -> AsyncIterator[tuple[Deployment, Ledger]]:
     async with deployed() as deployment:
         deployment.add_scheduler("scheduler")
+        deployment.add_listening("query", "query")
         await deployment.start()
         yield deployment, Ledger(deployment.folder / "journal")
 
 
-@pytest.mark.parametrize("process", ["gateway", "worker", "dispatcher", "scheduler"])
+@pytest.mark.parametrize("process", ["gateway", "worker", "dispatcher", "scheduler", "query"])
 async def test_a_kill_at_every_failpoint_loses_nothing_and_commits_nothing_twice(
     site: tuple[Deployment, Ledger], process: str
 ) -> None:

@@ -67,8 +67,9 @@ A runtime says where jobs run and what they get when their policy is silent. Bui
 
 _OWN_RUNTIMES = """
 `queue`: a worker takes its tasks from a queue. `inline`: the dispatcher runs them itself. `invoke`: the dispatcher
-would call a runner; there is none yet, so jobs of that kind are refused. `interlock up` starts a worker for `platform`
-and one for `spark`: what `udf` is meant for is not built yet.
+has a runner do it, which `interlock up` starts, or `runner_url` and `runner_lambda` name: [untrusted
+code](untrusted-code.md). `interlock up` starts a worker for `platform` and one for `spark`; for `udf` there is none,
+and its tasks wait for one of yours.
 
 `runtimes` adds to these or replaces them. Every gateway, dispatcher and worker must know the same ones.
 

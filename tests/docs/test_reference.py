@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from interlock.api import dispatcher, gateway
+from interlock.api import dispatcher, gateway, query
 from interlock.failpoints import NAMES
 from interlock.kernel.loop import Periodic
 from interlock.kernel.relay import Relay
@@ -24,6 +24,8 @@ from interlock.wire import (
     ClaimReply,
     ClaimRequest,
     Completion,
+    CredentialsRequest,
+    DeliveryRedrive,
     Event,
     Heartbeat,
     InvalidateRequest,
@@ -36,11 +38,16 @@ from interlock.wire import (
     Problem,
     ReceiveRequest,
     RedriveRequest,
+    RotateRequest,
     RunState,
     Scaling,
+    TaskCredentials,
     TaskInput,
     TaskPayload,
+    TaskQuery,
     TaskStatus,
+    UserQuery,
+    WebhookRequest,
     WorkerTokenRequest,
 )
 from tests.docs.generate import COMMAND, settings_page
@@ -104,7 +111,7 @@ def _routes(handlers: list[Any]) -> Iterator[tuple[str, Any]]:
                 yield f"`{method} {template}`", handler
 
 
-ROUTES = [*_routes(gateway.HANDLERS), *_routes(dispatcher.HANDLERS)]
+ROUTES = [*_routes(gateway.HANDLERS), *_routes(dispatcher.HANDLERS), *_routes(query.HANDLERS)]
 
 
 @pytest.mark.parametrize(("route", "handler"), ROUTES, ids=[f"{h.fn.__module__[14:]} {r}" for r, h in ROUTES])
@@ -132,9 +139,16 @@ BODIES += [
     Output,
     Event,
     BufferPublish,
+    CredentialsRequest,
+    TaskCredentials,
     InvalidateRequest,
     Problem,
     TaskInput,
+    TaskQuery,
+    UserQuery,
+    WebhookRequest,
+    RotateRequest,
+    DeliveryRedrive,
 ]
 
 

@@ -8,6 +8,7 @@ from tests.fuzz.site import ORG
 from tests.fuzz.state import (
     BATCH,
     DATASET,
+    DELIVERY,
     HELD_RUN,
     JOB,
     LEASE,
@@ -17,6 +18,7 @@ from tests.fuzz.state import (
     RETIRED_VERSION,
     RUN,
     RUNNING,
+    UNREACHABLE,
     VERSION,
     dag_text,
 )
@@ -83,6 +85,7 @@ GATEWAY: dict[str, list[Body]] = {
     "/v1/tasks/cancel": [{"job": JOB, "run": None, "status": "Queued", "dry_run": True}],
     "/v1/tasks/redrive": [{"job": None, "run": RUN, "error_class": "Oops", "dry_run": True, "limit": 5}],
     "/v1/keys": [{"user": "odd", "role": "reader", "scopes": ["jobs:read"], "expires_in_days": 1, "org": ORG}],
+    "/v1/members": [{"subject": "odd|user", "role": "writer", "org": ORG}],
     "/v1/worker-tokens": [{"name": "odd", "runtimes": ["platform"], "expires_in_days": 1}],
     "/v1/orgs": [{"name": "another"}],
     "/v1/dags": [{"yaml": dag_text("odd")}],
@@ -99,6 +102,20 @@ GATEWAY: dict[str, list[Body]] = {
     ],
     "/v1/dags/{dag}/jobs/{job}/secret": [{"rotate": True}],
     "/v1/hooks/{hook_id}": [{"n": 1}],
+    "/v1/webhooks": [
+        {
+            "name": "odd",
+            "url": UNREACHABLE,
+            "events": ["run.failed"],
+            "dag": None,
+            "job": JOB,
+            "failed_share": 0.5,
+            "done_share": 1,
+            "paused": True,
+        }
+    ],
+    "/v1/webhooks/{webhook}/rotate": [{"overlap_seconds": 60}],
+    "/v1/webhooks/{webhook}/redrive": [{"delivery_ids": [DELIVERY], "limit": 1}, {"delivery_ids": None}],
     "/v1/datasets/{dataset}/invalidate": [
         {"start": 0, "end": 9, "reason": "odd", "dry_run": True},
         {"start": -9, "end": 2**62, "reason": "odder", "dry_run": False},
@@ -128,4 +145,10 @@ DISPATCHER: dict[str, list[Body]] = {
     "/v1/task/complete": [_FAILED, _COMPLETED],
     "/v1/task/events": [{**FENCE, "events": [{**_DATASET, "start": 1, "end": 9, "partition_key": "1-9"}]}],
     "/v1/task/buffer-publish": [{**FENCE, **_DATASET, "batch_uri": BATCH, "record_count": 1}],
+    "/v1/task/credentials": [FENCE],
+}
+_SELECT: Body = {"sql": "select 1 as one", "format": "json", "mode": "interactive", "export": False, "limit": 5}
+QUERY: dict[str, list[Body]] = {
+    "/v1/query": [_SELECT, {"sql": "select count(*) from blocks", "datasets": ["chain:feed:blocks"], "mode": "batch"}],
+    "/v1/task/query": [{**FENCE, **_SELECT}, {**FENCE, "sql": "select 1", "export": True}],
 }

@@ -1,4 +1,4 @@
-"""Gateway and dispatcher as processes of their own, on sockets that the test holds."""
+"""Gateway, dispatcher and query service as processes of their own, on sockets that the test holds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RIVAL = "rival"
 
 @dataclass
 class Site:
-    """Two listeners that answer only to what comes through their sockets."""
+    """Three listeners that answer only to what comes through their sockets."""
 
     state_url: str
     folder: Path
@@ -48,6 +48,10 @@ class Site:
     @property
     def internal_url(self) -> str:
         return self.urls["dispatcher"]
+
+    @property
+    def query_url(self) -> str:
+        return self.urls["query"]
 
     def user(self, method: str, path: str, *, key: str | None = None, **more: Any) -> Any:
         headers = {"Authorization": f"Bearer {key or self.admin_key}"}
@@ -84,8 +88,8 @@ class Site:
 async def running_site(state_url: str, folder: Path) -> AsyncIterator[Site]:
     settings = Settings(dir=folder, state_url=state_url, gateway="127.0.0.1:0", internal="127.0.0.1:0")
     site = await _founded(settings, state_url, folder)
-    for process, address in (("gateway", settings.gateway), ("dispatcher", settings.internal)):
-        await _start(site, process, address, settings)
+    for process in ("dispatcher", "gateway", "query"):
+        await _start(site, process, "127.0.0.1:0", settings)
     try:
         yield site
     finally:
@@ -93,7 +97,7 @@ async def running_site(state_url: str, folder: Path) -> AsyncIterator[Site]:
         for child in site.processes.values():
             child.terminate()
         codes = [await asyncio.wait_for(child.wait(), 60) for child in site.processes.values()]
-    assert codes == [0, 0]
+    assert codes == [0, 0, 0]
 
 
 async def _founded(settings: Settings, state_url: str, folder: Path) -> Site:
@@ -117,6 +121,16 @@ async def _start(site: Site, process: str, address: str, settings: Settings) -> 
         "INTERLOCK_RECONCILE_SECONDS": "1",
         "INTERLOCK_RECONCILE_GRACE_SECONDS": "2",
     }
+    if process == "gateway":
+        # The worst of identity providers: whose keys sign tokens of another kind, too.
+        keys = f"{site.internal_url}/internal/jwks/task"
+        environment |= {
+            "INTERLOCK_OIDC_ISSUER": site.internal_url,
+            "INTERLOCK_OIDC_AUDIENCE": "users",
+            "INTERLOCK_OIDC_JWKS_URL": keys,
+        }
+    if process == "query":
+        environment |= {"INTERLOCK_INTERNAL_URL": site.internal_url, "INTERLOCK_QUERY_TIMEOUT_SECONDS": "5"}
     with site.log(process).open("wb") as log, listener:
         site.processes[process] = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "interlock.cli", process, "--fd", str(listener.fileno()),

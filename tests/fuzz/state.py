@@ -12,13 +12,18 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
+
 from interlock.dags.definition import content_hash
 from interlock.kernel.tasks import run_task_id
+from tests.bundles import zipped
 from tests.dags import valid
-from tests.fuzz.site import Site
+from tests.fuzz.site import ORG, Site
 from tests.system import fence
 
 Names = dict[str, str]
+
+CAPABILITY = "X-Trace-Task-Capability"
 
 
 def _id(number: int) -> str:
@@ -35,7 +40,13 @@ CURSOR = "5eedC"
 NEW_KEY = "an-idempotency-key"
 BUILDING_DAG = "building-dag"
 HOOK, HOOK_TOKEN = "a-hook", "a-token-of-a-hook"
+MEMBER = "a-member"
 BACKFILL = _id(41)
+PUBLISHED = _id(42)
+QUERY = _id(43)
+OBJECTS = "objects-of-an-attempt/"
+BUNDLE = "a-bundle"
+WEBHOOK, DELIVERY = "a-webhook", _id(44)
 
 # These are real as they are: the test chooses them.
 JOB, CAPPED_JOB = "fuzzed-job", "capped-job"
@@ -44,6 +55,7 @@ DAG, DAG_JOB = "chain", "double"
 RETIRED_DAG = "retired-dag"
 SOURCES_DAG, BY_HAND, HOOKED = "sources-dag", "by-hand", "hooked"
 QUEUES = ["platform", "udf"]
+TOLD_WEBHOOK, UNREACHABLE = "told-webhook", "https://hooks.invalid/"
 
 _MANY, _FEW, _REAL = 100, 5, 3
 _OUTPUTS = [{"dataset_uuid": DATASET, "dataset_version": VERSION}]
@@ -101,9 +113,16 @@ class State:
             NEW_KEY: lambda: [str(uuid4())],
             KEY: lambda: [self._key()["view"]["key_id"] for _ in range(_FEW)],
             TOKEN: lambda: [self._token()["view"]["token_id"] for _ in range(_FEW)],
+            MEMBER: lambda: [self._member() for _ in range(_FEW)],
             BUILDING_DAG: lambda: [self._building() for _ in range(_FEW)],
             BACKFILL: lambda: [self._backfill() for _ in range(_FEW)],
+            PUBLISHED: lambda: self._refused(_FEW),
+            QUERY: lambda: self._asked(_FEW),
+            BUNDLE: lambda: [self._bundle() for _ in range(_FEW)],
+            WEBHOOK: lambda: self._webhooks([f"w{uuid4().hex}" for _ in range(_FEW)]),
+            DELIVERY: lambda: self._dead_deliveries(_FEW),
             HOOK: lambda: [self._hook["hook_id"]] * _MANY,
+            OBJECTS: lambda: [self._object_prefix] * _MANY,
             HOOK_TOKEN: lambda: [self._hook["secret"]] * _MANY,
             CURSOR: lambda: [site.user("GET", "/v1/tasks?limit=1")["next_cursor"]] * _MANY,
         }
@@ -112,10 +131,16 @@ class State:
         self._site.user("POST", "/v1/dags", json={"yaml": _BACKFILLED})
         told = {"events": [{"start": n, "end": n + 9} for n in range(0, 50, 10)]}
         self._site.user("POST", "/v1/dags/backfilled/jobs/feed/events", json=told)
+        self._webhooks([TOLD_WEBHOOK])
         self._submitted(_FEW, name=JOB)
         self._submitted(_MANY, name=CAPPED_JOB, scaling={"max_concurrency": 3})
         self.held = self.take(RUNNING)
         """An attempt that stays as it is: its token goes with requests that name another task or none."""
+        self.object_token, self._object_prefix = self._objects_of(self.held)
+
+    @property
+    def admin_key(self) -> str:
+        return self._site.admin_key
 
     def take(self, stand_in: str) -> Any:
         pool = self._pools[stand_in]
@@ -193,6 +218,16 @@ class State:
         messages: list[Any] = self._site.worker("/internal/queue/receive", wanted)["messages"]
         return messages
 
+    def _objects_of(self, claim: dict[str, Any]) -> tuple[str, str]:
+        """An attempt's object token, and the prefix of its output, where it has put an object."""
+        url, headers = f"{self._site.internal_url}/v1/task/credentials", {CAPABILITY: claim["capability_token"]}
+        minted = self._site.http.post(url, json=fence(claim), headers=headers).raise_for_status().json()
+        prefix = str(minted["write_prefixes"][0]).removeprefix(f"file://{self._site.folder}/objects/")
+        bearer = {"Authorization": f"Bearer {minted['object_token']}"}
+        put = self._site.http.put(f"{self._site.gateway_url}/v1/objects/{prefix}a", content=b"a", headers=bearer)
+        put.raise_for_status()
+        return str(minted["object_token"]), prefix
+
     def _deployed(self, name: str, versions: int) -> None:
         for number in range(versions):
             self._site.user("POST", "/v1/dags", json={"yaml": dag_text(name, number)})
@@ -213,6 +248,59 @@ class State:
             self._site.user("POST", "/v1/dags/backfilled/jobs/derive/backfills", json=request)["backfill"]["run_id"]
         )
 
+    def _asked(self, queries: int) -> list[str]:
+        """Records of queries that were exported. No query service runs here."""
+        exports = f"file://{self._site.folder.absolute()}/objects/exports/"
+        with psycopg.connect(self._site.state_url) as connection:
+            rows = connection.execute(
+                "insert into interlock.query_audit"
+                " (org_id, user_name, mode, sql_sha256, outcome, export_prefix, export_files)"
+                " select org_id, 'ada', 'interactive', '', 'Completed', %s || 'x/',"
+                " json_build_array(json_build_object('uri', %s || 'x/result.parquet', 'bytes', 1))"
+                " from interlock.orgs o, generate_series(1, %s) where o.name = %s returning query_id::text",
+                [exports, exports, queries, ORG],
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    def _webhooks(self, names: list[str]) -> list[str]:
+        """Not asked for: an org has so many and no more, and requests that are made up may have filled it."""
+        with psycopg.connect(self._site.state_url) as connection:
+            connection.execute(
+                "insert into interlock.webhooks (org_id, name, url, events, secret, created_by)"
+                " select org_id, n, %s, '{run.failed}', 'secret', 'ada' from interlock.orgs, unnest(%s::text[]) n"
+                " where name = %s",
+                [UNREACHABLE, names, ORG],
+            )
+        return names
+
+    def _dead_deliveries(self, deliveries: int) -> list[str]:
+        with psycopg.connect(self._site.state_url) as connection:
+            rows = connection.execute(
+                "insert into interlock.webhook_deliveries (org_id, webhook_id, event, body, status, ended_at)"
+                " select org_id, webhook_id, 'webhook.test', '{}', 'Dead', now()"
+                " from interlock.webhooks, generate_series(1, %s) where name = %s returning delivery_id::text",
+                [deliveries, TOLD_WEBHOOK],
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    def _refused(self, batches: int) -> list[str]:
+        """Published batches, as a sink leaves those that are bad: here is none."""
+        claim = self.take(RUNNING)
+        grant = claim["task"]["outputs"][0]
+        ref = {name: grant[name] for name in ("dataset_uuid", "dataset_version")}
+        url, headers = f"{self._site.internal_url}/v1/task/buffer-publish", {CAPABILITY: claim["capability_token"]}
+        bodies = [
+            fence(claim) | ref | {"batch_uri": f"{grant['buffer_prefix']}{uuid4()}.jsonl", "record_count": 1}
+            for _ in range(batches)
+        ]
+        replies = [self._site.http.post(url, json=body, headers=headers).raise_for_status().json() for body in bodies]
+        ids = [str(reply["publish_id"]) for reply in replies]
+        with psycopg.connect(self._site.state_url) as connection:
+            connection.execute(
+                "update interlock.buffer_publishes set status = 'Refused' where publish_id = any(%s::uuid[])", [ids]
+            )
+        return ids
+
     def _sources(self) -> Any:
         """A DAG of sources; the secret of a hook that nobody changes."""
         self._site.user("POST", "/v1/dags", json={"yaml": _SOURCES})
@@ -220,6 +308,12 @@ class State:
 
     def _key(self) -> Any:
         return self._site.user("POST", "/v1/keys", json={"user": "spare"})
+
+    def _member(self) -> str:
+        return str(self._site.user("POST", "/v1/members", json={"subject": f"fuzz|{uuid4()}"})["subject"])
+
+    def _bundle(self) -> str:
+        return str(self._site.user("POST", "/v1/bundles", content=zipped({"main.py": f"# {uuid4()}"}))["sha256"])
 
     def _token(self) -> Any:
         return self._site.user("POST", "/v1/worker-tokens", json={"name": "spare"})

@@ -207,7 +207,7 @@ async def attempts(shared: System) -> dict[str, Claim]:
 
 
 def victim_of(system: System, claim: Claim) -> Victim:
-    key = system.kernel.keyring.private(part(claim["capability_token"], 0)["kid"])
+    key = system.kernel.keyring.signers.pem.private(part(claim["capability_token"], 0)["kid"])
     return Victim(system, claim, Genuine(claim["capability_token"], key, key))
 
 
@@ -269,7 +269,7 @@ async def canceled(system: System, clock: ManualClock, claim: Claim) -> None:
 
 
 ENDINGS: list[Ending] = [lease_lost, taken_over, given_back_and_claimed_again, completed, failed, canceled]
-CHANGING = ["/v1/task/heartbeat", "/v1/task/events", "/v1/task/buffer-publish"]
+CHANGING = ["/v1/task/heartbeat", "/v1/task/events", "/v1/task/buffer-publish", "/v1/task/credentials"]
 
 
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)

@@ -13,9 +13,9 @@ import pytest
 
 from tests.fuzz.answers import require_orderly
 from tests.fuzz.bodies import DISPATCHER, GATEWAY, Body
-from tests.fuzz.driver import CAPABILITY, EXAMPLES
+from tests.fuzz.driver import EXAMPLES
 from tests.fuzz.site import Site
-from tests.fuzz.state import HOOK, HOOK_TOKEN, RUNNING, State, names_of
+from tests.fuzz.state import CAPABILITY, HOOK, HOOK_TOKEN, RUNNING, State, names_of
 from tests.system import System, fence
 
 Place = tuple[Any, ...]

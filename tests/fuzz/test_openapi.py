@@ -1,17 +1,19 @@
-"""Every operation of both OpenAPI documents, with real credentials and work in every state behind it.
+"""Every operation of the OpenAPI documents, with real credentials and work in every state behind it.
 
 INTERLOCK_FUZZ_EXAMPLES makes the run longer than CI's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import asyncpg
 import pytest
 
-from tests.fuzz.driver import CAPABILITY, Found, fuzz
+from tests.fuzz.driver import Found, fuzz
 from tests.fuzz.site import Site
 from tests.fuzz.soundness import broken
-from tests.fuzz.state import State
+from tests.fuzz.state import CAPABILITY, State
 from tests.system import until
 
 pytestmark = pytest.mark.timeout(3600)
@@ -32,13 +34,26 @@ async def test_the_dispatcher_answers_everything_as_it_documents(site: Site, sta
     await require_whole(site)
 
 
+async def test_the_query_service_answers_everything_as_it_documents(site: Site, state: State) -> None:
+    headers = {"Authorization": f"Bearer {site.admin_key}", CAPABILITY: state.held["capability_token"]}
+    found = fuzz(site, state, site.query_url, headers)
+    # No operation of it leads to another.
+    require_reach(found, {"examples", "coverage", "fuzzing"})
+    assert not found.failures, found.told()
+    await require_whole(site)
+
+
 OPEN = {"GET /healthz", "GET /metrics", "GET /internal/jwks/task"}
 """Of the dispatcher; the gateway's metrics need a key."""
 
 
 def test_what_needs_no_credential_is_told_here(site: Site) -> None:
     """Which credential an operation documents follows from its guard: one that lost its guard would show up here."""
-    for url, known in ((site.gateway_url, {"GET /healthz", "POST /v1/hooks/{hook_id}"}), (site.internal_url, OPEN)):
+    for url, known in (
+        (site.gateway_url, {"GET /healthz", "POST /v1/hooks/{hook_id}"}),
+        (site.internal_url, OPEN),
+        (site.query_url, {"GET /healthz"}),
+    ):
         paths = site.http.get(f"{url}/openapi.json").json()["paths"]
         guarded = {f"{m.upper()} {p}": o.get("security") for p, item in paths.items() for m, o in item.items()}
         assert {operation for operation, security in guarded.items() if not security} == known
@@ -48,9 +63,9 @@ def test_what_needs_no_credential_is_told_here(site: Site) -> None:
                 assert site.http.request(method, url + path).status_code == 401, operation
 
 
-def require_reach(found: Found) -> None:
+def require_reach(found: Found, phases: Collection[str] = ("examples", "coverage", "fuzzing", "stateful")) -> None:
     """Otherwise nothing was shown: every phase ran, every operation did what it is for, and refused what it should."""
-    assert found.phases == {"examples", "coverage", "fuzzing", "stateful"}
+    assert found.phases == set(phases)
     operations = {operation for operation, _ in found.statuses}
     assert {operation for operation, status in found.statuses if 200 <= status <= 201} == operations
     paths = {operation.split()[1] for operation in operations}

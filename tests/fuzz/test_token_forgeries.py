@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock.access import keyring as keyring_module
-from interlock.access.tokens import MAX_PRESENTED_BYTES
+from interlock.access.compact import MAX_PRESENTED_BYTES
 from interlock.errors import Unauthenticated
 from tests.forging import part
 from tests.fuzz.answers import require_orderly
@@ -29,7 +29,7 @@ from tests.system import System, fence
 
 TASK_PATHS = [path for path in DISPATCHER if path.startswith("/v1/task/")]
 TABLES = ["tasks", "attempts", "slots", "outbox", "queue_messages", "output_commits", "dataset_events"]
-TABLES += ["buffer_publishes", "capabilities", "run_deltas", "signing_keys"]
+TABLES += ["buffer_publishes", "capabilities", "run_deltas", "signing_keys", "file_sweeps"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Victim:
             "/v1/task/complete": {"status": "Completed", "result": 1},
             "/v1/task/events": {"events": [dataset | {"cursor": 1}]},
             "/v1/task/buffer-publish": dataset | {"batch_uri": f"{prefix}x", "record_count": 1},
+            "/v1/task/credentials": {},
         }
         return fence(self.claim) | own[path] | more
 
@@ -86,7 +87,7 @@ async def victim(shared: System) -> Victim:
     outputs = [{"dataset_uuid": DATASET, "dataset_version": VERSION}]
     claim = await shared.claim(await shared.one(outputs=outputs, policy={"lease_seconds": 3600}))
     token = claim["capability_token"]
-    key = shared.kernel.keyring.private(part(token, 0)["kid"])
+    key = shared.kernel.keyring.signers.pem.private(part(token, 0)["kid"])
     return Victim(shared, claim, Genuine(token, key, ec.generate_private_key(ec.SECP256R1())))
 
 

@@ -12,6 +12,11 @@ CREATE TYPE interlock.dag_state AS ENUM (
     'Abandoned',
     'Purged'
 );
+CREATE TYPE interlock.delivery_status AS ENUM (
+    'Pending',
+    'Delivered',
+    'Dead'
+);
 CREATE TYPE interlock.outcome AS ENUM (
     'Completed',
     'Failed',
@@ -19,6 +24,13 @@ CREATE TYPE interlock.outcome AS ENUM (
     'TimedOut',
     'Canceled',
     'Released'
+);
+CREATE TYPE interlock.publish_status AS ENUM (
+    'Pending',
+    'Loading',
+    'Loaded',
+    'Refused',
+    'Failed'
 );
 CREATE TYPE interlock.role AS ENUM (
     'reader',
@@ -183,7 +195,38 @@ CREATE TABLE interlock.buffer_publishes (
     dataset_version uuid NOT NULL,
     batch_uri text NOT NULL,
     record_count bigint NOT NULL,
-    published_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+    published_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    status interlock.publish_status DEFAULT 'Pending'::interlock.publish_status NOT NULL,
+    batch bigint,
+    rows bigint,
+    bytes bigint,
+    refusal json,
+    load_task uuid,
+    settled_at timestamp with time zone,
+    redrives integer DEFAULT 0 NOT NULL,
+    sweep_at timestamp with time zone,
+    swept_at timestamp with time zone
+);
+CREATE TABLE interlock.bundle_names (
+    org_id uuid NOT NULL,
+    name text NOT NULL,
+    sha256 text NOT NULL COLLATE pg_catalog."C",
+    set_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+CREATE TABLE interlock.bundle_sweeps (
+    org_id uuid NOT NULL,
+    sha256 text NOT NULL COLLATE pg_catalog."C",
+    due_at timestamp with time zone NOT NULL
+);
+CREATE TABLE interlock.bundles (
+    org_id uuid NOT NULL,
+    sha256 text NOT NULL COLLATE pg_catalog."C",
+    size_bytes bigint NOT NULL,
+    files integer NOT NULL,
+    unpacked_bytes bigint NOT NULL,
+    modules jsonb NOT NULL,
+    uploaded_by text NOT NULL,
+    uploaded_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
 );
 CREATE TABLE interlock.capabilities (
     capability_id uuid DEFAULT uuidv7() NOT NULL,
@@ -265,7 +308,8 @@ CREATE TABLE interlock.dataset_versions (
     cursor bigint,
     commit_id bigint DEFAULT 0 NOT NULL,
     created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
-    purged_at timestamp with time zone
+    purged_at timestamp with time zone,
+    replace_rows boolean DEFAULT false NOT NULL
 );
 CREATE TABLE interlock.datasets (
     dataset_uuid uuid NOT NULL,
@@ -290,11 +334,12 @@ CREATE TABLE interlock.edges (
 );
 CREATE TABLE interlock.file_sweeps (
     place text NOT NULL,
-    dataset_version uuid NOT NULL,
+    dataset_version uuid,
     task_id uuid,
     attempt integer,
     due_at timestamp with time zone NOT NULL,
-    final_at timestamp with time zone NOT NULL
+    final_at timestamp with time zone NOT NULL,
+    buffer boolean DEFAULT false NOT NULL
 );
 CREATE TABLE interlock.hooks (
     hook_id text NOT NULL,
@@ -395,6 +440,14 @@ CREATE TABLE interlock.materialisations (
     task_id uuid NOT NULL
 )
 WITH (fillfactor='80');
+CREATE TABLE interlock.members (
+    issuer text NOT NULL,
+    subject text NOT NULL,
+    org_id uuid NOT NULL,
+    role interlock.role NOT NULL,
+    since timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    by text NOT NULL
+);
 CREATE TABLE interlock.operator_state (
     job_id uuid NOT NULL,
     name text NOT NULL,
@@ -466,6 +519,27 @@ CREATE TABLE interlock.publications (
     dag_id uuid NOT NULL,
     read_roles interlock.role[] DEFAULT '{reader,writer,admin}'::interlock.role[] NOT NULL
 );
+CREATE TABLE interlock.query_audit (
+    query_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    user_name text,
+    key_id text,
+    task_id uuid,
+    attempt integer,
+    mode text NOT NULL,
+    sql_sha256 bytea NOT NULL,
+    dataset_versions uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    outcome text DEFAULT 'Running'::text NOT NULL,
+    code text,
+    row_count bigint,
+    bytes bigint,
+    truncated boolean DEFAULT false NOT NULL,
+    batch_task_id uuid,
+    export_prefix text,
+    export_files json,
+    started_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    ended_at timestamp with time zone
+);
 CREATE TABLE interlock.queue_messages (
     message_id bigint NOT NULL,
     queue text NOT NULL,
@@ -524,7 +598,9 @@ CREATE TABLE interlock.signing_keys (
     public_jwk jsonb NOT NULL,
     created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     retired_at timestamp with time zone,
-    verify_until timestamp with time zone
+    verify_until timestamp with time zone,
+    kms_key text,
+    made_here boolean DEFAULT true NOT NULL
 );
 CREATE TABLE interlock.slots (
     task_id uuid NOT NULL,
@@ -598,6 +674,49 @@ ALTER TABLE interlock.triggers ALTER COLUMN trigger_id ADD GENERATED ALWAYS AS I
     NO MAXVALUE
     CACHE 1
 );
+CREATE TABLE interlock.webhook_crossings (
+    run_id uuid NOT NULL,
+    webhook_id uuid NOT NULL,
+    event text NOT NULL
+);
+CREATE TABLE interlock.webhook_deliveries (
+    delivery_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    webhook_id uuid NOT NULL,
+    event text NOT NULL,
+    run_id uuid,
+    body text NOT NULL,
+    status interlock.delivery_status DEFAULT 'Pending'::interlock.delivery_status NOT NULL,
+    taken boolean DEFAULT false NOT NULL,
+    tries integer DEFAULT 0 NOT NULL,
+    due_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    waiting_since timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    ended_at timestamp with time zone,
+    http_status integer,
+    reason text
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
+CREATE TABLE interlock.webhooks (
+    webhook_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    url text NOT NULL,
+    events text[] NOT NULL,
+    dag_name text,
+    job_name text,
+    failed_share double precision,
+    done_share double precision,
+    secret text NOT NULL,
+    key_version integer DEFAULT 1 NOT NULL,
+    previous_secret text,
+    previous_until timestamp with time zone,
+    paused boolean DEFAULT false NOT NULL,
+    failures integer DEFAULT 0 NOT NULL,
+    resting_until timestamp with time zone,
+    created_by text NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
 CREATE TABLE interlock.worker_tokens (
     token_id text NOT NULL,
     name text NOT NULL,
@@ -629,6 +748,12 @@ ALTER TABLE ONLY interlock.buffer_publishes
     ADD CONSTRAINT buffer_publishes_pkey PRIMARY KEY (publish_id);
 ALTER TABLE ONLY interlock.buffer_publishes
     ADD CONSTRAINT buffer_publishes_task_id_attempt_dataset_uuid_batch_uri_key UNIQUE (task_id, attempt, dataset_uuid, batch_uri);
+ALTER TABLE ONLY interlock.bundle_names
+    ADD CONSTRAINT bundle_names_pkey PRIMARY KEY (org_id, name);
+ALTER TABLE ONLY interlock.bundle_sweeps
+    ADD CONSTRAINT bundle_sweeps_pkey PRIMARY KEY (org_id, sha256);
+ALTER TABLE ONLY interlock.bundles
+    ADD CONSTRAINT bundles_pkey PRIMARY KEY (org_id, sha256);
 ALTER TABLE ONLY interlock.capabilities
     ADD CONSTRAINT capabilities_pkey PRIMARY KEY (capability_id);
 ALTER TABLE ONLY interlock.cron_state
@@ -665,6 +790,8 @@ ALTER TABLE ONLY interlock.jobs
     ADD CONSTRAINT jobs_pkey PRIMARY KEY (job_id);
 ALTER TABLE ONLY interlock.materialisations
     ADD CONSTRAINT materialisations_pkey PRIMARY KEY (job_id, input_index, range_start, range_end);
+ALTER TABLE ONLY interlock.members
+    ADD CONSTRAINT members_pkey PRIMARY KEY (issuer, subject, org_id);
 ALTER TABLE ONLY interlock.operator_state
     ADD CONSTRAINT operator_state_pkey PRIMARY KEY (job_id, name);
 ALTER TABLE ONLY interlock.orgs
@@ -681,6 +808,8 @@ ALTER TABLE ONLY interlock.pauses
     ADD CONSTRAINT pauses_pkey PRIMARY KEY (job_id, cause_id);
 ALTER TABLE ONLY interlock.publications
     ADD CONSTRAINT publications_pkey PRIMARY KEY (org_id, name);
+ALTER TABLE ONLY interlock.query_audit
+    ADD CONSTRAINT query_audit_pkey PRIMARY KEY (query_id);
 ALTER TABLE ONLY interlock.queue_messages
     ADD CONSTRAINT queue_messages_pkey PRIMARY KEY (message_id);
 ALTER TABLE ONLY interlock.runs
@@ -697,6 +826,14 @@ ALTER TABLE ONLY interlock.tasks_0
     ADD CONSTRAINT tasks_0_pkey PRIMARY KEY (task_id);
 ALTER TABLE ONLY interlock.triggers
     ADD CONSTRAINT triggers_pkey PRIMARY KEY (trigger_id);
+ALTER TABLE ONLY interlock.webhook_crossings
+    ADD CONSTRAINT webhook_crossings_pkey PRIMARY KEY (run_id, webhook_id, event);
+ALTER TABLE ONLY interlock.webhook_deliveries
+    ADD CONSTRAINT webhook_deliveries_pkey PRIMARY KEY (delivery_id);
+ALTER TABLE ONLY interlock.webhooks
+    ADD CONSTRAINT webhooks_org_id_name_key UNIQUE (org_id, name);
+ALTER TABLE ONLY interlock.webhooks
+    ADD CONSTRAINT webhooks_pkey PRIMARY KEY (webhook_id);
 ALTER TABLE ONLY interlock.worker_tokens
     ADD CONSTRAINT worker_tokens_pkey PRIMARY KEY (token_id);
 ALTER TABLE ONLY interlock.workers
@@ -707,6 +844,13 @@ CREATE INDEX api_keys_by_org ON interlock.api_keys USING btree (org_id, created_
 CREATE INDEX backfills_by_org ON interlock.backfills USING btree (org_id, run_id);
 CREATE INDEX backfills_making ON interlock.backfills USING btree (run_id) WHERE (state = 'Running'::interlock.backfill_state);
 CREATE INDEX backfills_shedding ON interlock.backfills USING btree (job_id) WHERE ((state = 'Running'::interlock.backfill_state) AND (priority = 1));
+CREATE INDEX buffer_publishes_by_load ON interlock.buffer_publishes USING btree (load_task) WHERE (load_task IS NOT NULL);
+CREATE INDEX buffer_publishes_by_org ON interlock.buffer_publishes USING btree (org_id, publish_id);
+CREATE INDEX buffer_publishes_by_status ON interlock.buffer_publishes USING btree (org_id, status, publish_id);
+CREATE INDEX buffer_publishes_open ON interlock.buffer_publishes USING btree (publish_id) WHERE (status = ANY (ARRAY['Pending'::interlock.publish_status, 'Loading'::interlock.publish_status]));
+CREATE INDEX buffer_publishes_sweep ON interlock.buffer_publishes USING btree (sweep_at) WHERE (sweep_at IS NOT NULL);
+CREATE INDEX bundle_names_by_bundle ON interlock.bundle_names USING btree (org_id, sha256);
+CREATE INDEX bundle_sweeps_due ON interlock.bundle_sweeps USING btree (due_at);
 CREATE INDEX capabilities_expiry ON interlock.capabilities USING btree (expires_at);
 CREATE INDEX cron_state_due ON interlock.cron_state USING btree (next_at);
 CREATE INDEX dag_version_jobs_by_job ON interlock.dag_version_jobs USING btree (job_id);
@@ -730,6 +874,7 @@ CREATE INDEX file_sweeps_due ON interlock.file_sweeps USING btree (due_at);
 CREATE INDEX idempotency_keys_expiry ON interlock.idempotency_keys USING btree (expires_at);
 CREATE INDEX invalidations_by_dataset ON interlock.invalidations USING btree (dataset_uuid, invalidation_id);
 CREATE INDEX job_cursors_by_task ON interlock.job_cursors USING btree (task_id) WHERE (task_id IS NOT NULL);
+CREATE INDEX jobs_by_bundle ON interlock.jobs USING btree (org_id, ((config ->> 'bundle'::text))) WHERE (operator = 'udf'::text);
 CREATE UNIQUE INDEX jobs_by_name ON interlock.jobs USING btree (org_id, COALESCE(dag_name, ''::text), name) WHERE ((name IS NOT NULL) AND current);
 CREATE INDEX jobs_by_org ON interlock.jobs USING btree (org_id, job_id);
 CREATE INDEX jobs_in_dags ON interlock.jobs USING btree (job_id) WHERE (dag_name IS NOT NULL);
@@ -740,12 +885,16 @@ CREATE INDEX jobs_swapped ON interlock.jobs USING btree (job_id) WHERE (swapped_
 CREATE INDEX lease_alarms_due ON interlock.lease_alarms USING btree (due_at);
 CREATE INDEX materialisations_by_task ON interlock.materialisations USING btree (task_id);
 CREATE INDEX materialisations_undone ON interlock.materialisations USING btree (job_id) WHERE ((done_commit IS NULL) OR (done_commit < input_commit));
+CREATE INDEX members_by_org ON interlock.members USING btree (org_id, issuer, subject);
 CREATE INDEX outbox_by_key ON interlock.outbox USING btree (dedupe_key) WHERE (dedupe_key IS NOT NULL);
 CREATE INDEX outbox_due ON interlock.outbox USING btree (due_at);
+CREATE INDEX outbox_invocations ON interlock.outbox USING btree (target, priority, outbox_id) WHERE (kind = 'invoke'::text);
 CREATE INDEX partitions_by_commit ON interlock.partitions USING btree (dataset_version, commit_id);
 CREATE INDEX pauses_by_cause ON interlock.pauses USING btree (cause_id);
 CREATE INDEX publications_by_dag ON interlock.publications USING btree (dag_id);
 CREATE INDEX publications_by_dataset ON interlock.publications USING btree (dataset_uuid);
+CREATE INDEX query_audit_by_org ON interlock.query_audit USING btree (org_id, query_id);
+CREATE INDEX query_audit_running ON interlock.query_audit USING btree (started_at) WHERE (outcome = 'Running'::text);
 CREATE INDEX queue_messages_dead ON interlock.queue_messages USING btree (queue, message_id) WHERE (dead_at IS NOT NULL);
 CREATE UNIQUE INDEX queue_messages_once ON interlock.queue_messages USING btree (queue, dedupe_key) WHERE (dedupe_key IS NOT NULL);
 CREATE INDEX queue_messages_ready ON interlock.queue_messages USING btree (queue, priority, visible_at) WHERE (dead_at IS NULL);
@@ -767,11 +916,21 @@ CREATE INDEX tasks_0_retries ON interlock.tasks_0 USING btree (retry_at) WHERE (
 CREATE INDEX tasks_0_retrying ON interlock.tasks_0 USING btree (job_id) WHERE ((retry_at IS NOT NULL) AND (run_id IS NULL));
 CREATE INDEX triggers_by_job ON interlock.triggers USING btree (job_id, trigger_id);
 CREATE UNIQUE INDEX triggers_once ON interlock.triggers USING btree (job_id, dedupe_key);
+CREATE INDEX webhook_deliveries_by_status ON interlock.webhook_deliveries USING btree (webhook_id, status, delivery_id);
+CREATE INDEX webhook_deliveries_due ON interlock.webhook_deliveries USING btree (webhook_id, due_at) WHERE (status = 'Pending'::interlock.delivery_status);
+CREATE INDEX webhook_deliveries_ended ON interlock.webhook_deliveries USING btree (ended_at) WHERE (ended_at IS NOT NULL);
+CREATE INDEX webhook_deliveries_listed ON interlock.webhook_deliveries USING btree (webhook_id, delivery_id);
+CREATE INDEX webhook_deliveries_taken ON interlock.webhook_deliveries USING btree (webhook_id) WHERE taken;
+CREATE INDEX webhook_deliveries_waiting ON interlock.webhook_deliveries USING btree (waiting_since) WHERE (status = 'Pending'::interlock.delivery_status);
 CREATE INDEX workers_by_queue ON interlock.workers USING btree (queue, last_seen_at);
 ALTER TABLE ONLY interlock.api_keys
     ADD CONSTRAINT api_keys_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.backfills
     ADD CONSTRAINT backfills_run_id_fkey FOREIGN KEY (run_id) REFERENCES interlock.runs(run_id) ON DELETE CASCADE;
+ALTER TABLE ONLY interlock.bundle_names
+    ADD CONSTRAINT bundle_names_org_id_sha256_fkey FOREIGN KEY (org_id, sha256) REFERENCES interlock.bundles(org_id, sha256);
+ALTER TABLE ONLY interlock.bundles
+    ADD CONSTRAINT bundles_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.dag_version_jobs
     ADD CONSTRAINT dag_version_jobs_dag_version_fkey FOREIGN KEY (dag_version) REFERENCES interlock.dag_versions(dag_version);
 ALTER TABLE ONLY interlock.dag_version_jobs
@@ -794,9 +953,17 @@ ALTER TABLE ONLY interlock.invalidations
     ADD CONSTRAINT invalidations_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
 ALTER TABLE ONLY interlock.jobs
     ADD CONSTRAINT jobs_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.members
+    ADD CONSTRAINT members_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.publications
     ADD CONSTRAINT publications_dag_id_fkey FOREIGN KEY (dag_id) REFERENCES interlock.dags(dag_id);
 ALTER TABLE ONLY interlock.publications
     ADD CONSTRAINT publications_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
+ALTER TABLE ONLY interlock.query_audit
+    ADD CONSTRAINT query_audit_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.runs
     ADD CONSTRAINT runs_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);
+ALTER TABLE ONLY interlock.webhook_crossings
+    ADD CONSTRAINT webhook_crossings_run_id_fkey FOREIGN KEY (run_id) REFERENCES interlock.runs(run_id) ON DELETE CASCADE;
+ALTER TABLE ONLY interlock.webhooks
+    ADD CONSTRAINT webhooks_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from interlock.wire import KeyRequest, Role
+from tests.bundles import upload, zipped
 from tests.dags import deploy
 from tests.system import System
 
@@ -118,7 +119,9 @@ async def test_an_operator_of_ones_own_is_made_known(shared: System) -> None:
 
 
 async def test_a_runtime_that_nobody_runs_is_refused(shared: System) -> None:
-    text = CHAIN.replace("operator: echo, inputs", "operator: echo, runtime: lambda, inputs")
+    bundle = await upload(shared, zipped())
+    code = f"config: {{bundle: 'sha256:{bundle['sha256']}', entrypoint: main.handler}}"
+    text = CHAIN.replace("operator: echo, inputs", f"operator: udf, runtime: lambda, {code}, inputs")
     refused(await post(shared, text), 400, "runtime_without_runner")
     capped = CHAIN.replace("operator: echo, inputs", "operator: echo, scaling: {max_concurrency_per_key: 1}, inputs")
     assert (await post(shared, capped)).status_code == 400

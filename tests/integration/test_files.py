@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from interlock.clock import ManualClock
-from interlock.schemas import MARKER, Column, DatasetSchema
+from interlock.schemas import MARKER, MOST_MARKER_BYTES, Column, DatasetSchema
 from tests.files import PLAIN, marked, path_of
 from tests.pipelines import Flow
 from tests.system import System, fence, until
@@ -158,6 +158,9 @@ async def test_a_file_counts_only_under_its_attempt_and_with_its_marker(flow: Fl
         assert (reply.status_code, reply.json()["code"]) == (status, code), (wrong, reply.text)
     (path_of(prefix) / MARKER).write_text("{")
     assert (await flow.system.complete(claim, outputs=[said])).json()["code"] == "bad_marker"
+    (path_of(prefix) / MARKER).write_text(" " * (MOST_MARKER_BYTES + 1))
+    reply = await flow.system.complete(claim, outputs=[said])
+    assert (reply.status_code, reply.json()["code"]) == (413, "object_too_large")
     (path_of(prefix) / MARKER).unlink()
     reply = await flow.system.complete(claim, outputs=[said])
     assert (reply.status_code, reply.json()["code"]) == (409, "marker_missing")
@@ -253,11 +256,14 @@ async def test_files_of_an_attempt_that_runs_or_has_committed_stay(flow: Flow, c
     assert kept.name == "0_9.parquet"
 
 
-async def test_a_replaced_file_goes_once_nobody_can_be_reading_it(flow: Flow, clock: ManualClock) -> None:
+@pytest.mark.parametrize("marker", ["as it was", "{", " " * (MOST_MARKER_BYTES + 1)], ids=["own", "garbage", "huge"])
+async def test_a_replaced_file_goes_once_nobody_can_be_reading_it(flow: Flow, clock: ManualClock, marker: str) -> None:
     await feed(flow, (0, 9))
     version = await flow.version("chain", "feed")
     location = "select location from interlock.partitions where dataset_version = $1"
     before = await flow.system.value(location, version)
+    if marker != "as it was":
+        (path_of(before).parent / MARKER).write_text(marker)
     await feed(flow, (0, 9))
     clock.advance(5 * 3600)
     await flow.system.settle()

@@ -13,13 +13,14 @@ import pytest
 
 from interlock.api import gateway as gateway_module
 from interlock.clock import ManualClock
+from tests.bundles import upload, zipped
 from tests.dags import deploy
 from tests.system import System, fence
 
 Route = tuple[str, str]
 
-READ = {"jobs:read", "tasks:read", "queues:read"}
-WRITE = {"jobs:write", "tasks:write"}
+READ = {"jobs:read", "tasks:read", "queues:read", "query:read"}
+WRITE = {"jobs:write", "tasks:write", "bundles:write"}
 ROLES = {"reader": READ, "writer": READ | WRITE, "admin": READ | WRITE | {"admin"}}
 OPEN = {("GET", "/healthz")}
 
@@ -65,6 +66,8 @@ BODIES: dict[Route, Any] = {
     ("POST", "/v1/dags/{dag}/jobs/{job}/secret"): {},
     ("POST", "/v1/dags/{dag}/jobs/{job}/backfills"): _RANGE,
     ("POST", "/v1/datasets/{dataset}/invalidate"): _RANGE | {"reason": "a stranger's"},
+    ("POST", "/v1/webhooks/{webhook}/rotate"): {},
+    ("POST", "/v1/webhooks/{webhook}/redrive"): {},
 }
 
 
@@ -80,15 +83,21 @@ class TwoOrgs:
     key_id: str
     token_id: str
     backfill: str
+    publish_id: str
+    query_id: str
+    delivery_id: str
 
     async def ask(self, route: Route, body: Any = None) -> httpx.Response:
         method, path = route
         if "backfills" in path:
             path = path.replace("{run_id}", self.backfill)
-        for name in ("task_id", "run_id", "key_id", "token_id"):
+        for name in ("task_id", "run_id", "key_id", "token_id", "publish_id", "query_id", "delivery_id"):
             path = path.replace(f"{{{name}}}", getattr(self, name))
         path = path.replace("{job}", "derive" if "{dag}" in path else "secret-job").replace("{queue}", "platform")
-        path = path.replace("{dag}", "secret-dag").replace("{dataset}", "secret-data")
+        path = (
+            path.replace("{dag}", "secret-dag").replace("{dataset}", "secret-data").replace("{bundle}", "secret-bundle")
+        )
+        path = path.replace("{webhook}", "secret-webhook")
         query = "?start=0&end=9" if "{job}/explain" in route[1] else ""
         return await self.system.user(method, path + query, key=self.stranger, json=body or BODIES.get(route))
 
@@ -103,9 +112,27 @@ async def two(shared: System) -> TwoOrgs:
     keys = (await shared.user("GET", "/v1/keys")).json()["keys"]
     tokens = (await shared.user("GET", "/v1/worker-tokens")).json()["tokens"]
     await deploy(shared, SECRET_DAG)
+    await upload(shared, zipped(), "secret-bundle")
     backfill = await shared.user("POST", "/v1/dags/secret-dag/jobs/derive/backfills", json={"start": 0, "end": 9})
+    publish_id = await shared.value(
+        "insert into interlock.buffer_publishes (org_id, task_id, attempt, dataset_uuid, dataset_version, batch_uri,"
+        " record_count, status) values ($1, $2, 1, $2, $2, 'secret-batch', 1, 'Refused') returning publish_id",
+        shared.org_id,
+        task_id,
+    )
+    query_id = await shared.value(
+        "insert into interlock.query_audit (org_id, user_name, mode, sql_sha256, outcome)"
+        " values ($1, 'secret-user', 'interactive', '', 'Completed') returning query_id",
+        shared.org_id,
+    )
+    hook = {"name": "secret-webhook", "url": "https://hooks.example/secret-path"}
+    assert (await shared.user("POST", "/v1/webhooks", json=hook)).status_code == 201
+    delivery = (await shared.user("POST", "/v1/webhooks/secret-webhook/test")).json()
     return TwoOrgs(
         system=shared,
+        delivery_id=delivery["delivery_id"],
+        publish_id=str(publish_id),
+        query_id=str(query_id),
         stranger=stranger,
         task_id=task_id,
         run_id=accepted["run_id"],
@@ -148,6 +175,20 @@ HIDDEN: list[Route] = [
     ("GET", "/v1/datasets/{dataset}/events"),
     ("GET", "/v1/datasets/{dataset}/lineage"),
     ("POST", "/v1/datasets/{dataset}/invalidate"),
+    ("GET", "/v1/buffers/{publish_id}"),
+    ("POST", "/v1/buffers/{publish_id}/redrive"),
+    ("GET", "/v1/queries/{query_id}"),
+    ("GET", "/v1/bundles/{bundle}"),
+    ("DELETE", "/v1/bundles/{bundle}"),
+    ("GET", "/v1/webhooks/{webhook}"),
+    ("DELETE", "/v1/webhooks/{webhook}"),
+    ("POST", "/v1/webhooks/{webhook}/pause"),
+    ("POST", "/v1/webhooks/{webhook}/resume"),
+    ("POST", "/v1/webhooks/{webhook}/rotate"),
+    ("POST", "/v1/webhooks/{webhook}/test"),
+    ("GET", "/v1/webhooks/{webhook}/deliveries"),
+    ("GET", "/v1/webhooks/{webhook}/deliveries/{delivery_id}"),
+    ("POST", "/v1/webhooks/{webhook}/redrive"),
 ]
 """Addresses of one org's things: they do not exist for another."""
 
@@ -159,6 +200,10 @@ EMPTY: list[Route] = [
     ("GET", "/v1/datasets"),
     ("GET", "/v1/backfills"),
     ("GET", "/v1/pauses"),
+    ("GET", "/v1/buffers"),
+    ("GET", "/v1/bundles"),
+    ("GET", "/v1/queries"),
+    ("GET", "/v1/webhooks"),
 ]
 """Lists that hold only what is the asker's own."""
 
@@ -179,15 +224,25 @@ PLATFORM: list[Route] = [
 OF_ALL: list[Route] = [("GET", "/v1/queues"), ("GET", "/v1/workers"), ("GET", "/metrics"), ("GET", "/healthz")]
 """The machinery that orgs share: numbers and names of workers, nothing of anybody's work."""
 
-OWN: list[Route] = [("POST", "/v1/jobs"), ("POST", "/v1/keys"), ("POST", "/v1/dags")]
+OWN: list[Route] = [*(("POST", path) for path in ("/v1/jobs", "/v1/keys", "/v1/dags", "/v1/bundles", "/v1/webhooks"))]
 """These make something in the asker's own org."""
 
 HOOK: Route = ("POST", "/v1/hooks/{hook_id}")
 """Asks for no key: the hook has a secret of its own."""
 
+OBJECTS: list[Route] = [
+    ("GET", "/v1/objects"),
+    *((method, "/v1/objects/{key}") for method in ("GET", "HEAD", "PUT", "POST", "DELETE")),
+]
+"""For holders of signed URLs and object tokens: no API key, of whatever org, opens an object."""
+
+
+MEMBERS: list[Route] = [(method, "/v1/members") for method in ("GET", "POST", "DELETE")]
+"""There are none without an identity provider: test_members.py tries these with another org's admin."""
+
 
 def test_every_route_of_the_gateway_is_tried_with_another_orgs_key() -> None:
-    assert {*HIDDEN, *EMPTY, *FILTERED, *PLATFORM, *OF_ALL, *OWN, HOOK} == set(routes())
+    assert {*HIDDEN, *EMPTY, *FILTERED, *PLATFORM, *OF_ALL, *OWN, HOOK, *OBJECTS, *MEMBERS} == set(routes())
 
 
 @pytest.mark.parametrize("route", HIDDEN, ids=" ".join)
@@ -229,6 +284,14 @@ async def test_an_admin_of_an_org_does_not_reach_the_platform(two: TwoOrgs, rout
     assert "'platform'" in reply.json()["detail"]
 
 
+@pytest.mark.parametrize("route", OBJECTS, ids=" ".join)
+async def test_no_api_key_opens_an_object(two: TwoOrgs, route: Route) -> None:
+    for api_key in (two.stranger, two.system.admin_key):
+        path = route[1].replace("{key}", "dataset/a")
+        reply = await two.system.user(route[0], f"{path}?prefix=dataset/", key=api_key)
+        assert reply.status_code == 401
+
+
 async def test_a_cursor_of_one_org_shows_nothing_to_another(two: TwoOrgs) -> None:
     await two.system.submit([1, 2, 3], name="paged")
     mine = (await two.system.user("GET", "/v1/tasks?job=paged&limit=1")).json()["next_cursor"]
@@ -242,15 +305,14 @@ async def test_a_cursor_of_one_org_shows_nothing_to_another(two: TwoOrgs) -> Non
 async def reached(system: System, route: Route, api_key: str) -> bool:
     """Whether the guard lets the key through; what the handler then says about nonsense is another matter."""
     method, path = route
-    path = path.replace("{task_id}", str(uuid4())).replace("{run_id}", str(uuid4()))
-    path = re.sub(r"{\w+}", "none-such", path)
+    path = re.sub(r"{\w+}", "none-such", re.sub(r"{\w+_id}", str(uuid4()), path))
     reply = await system.user(method, path, key=api_key, json={"nonsense": True})
     assert reply.status_code != 401
     return reply.status_code != 403
 
 
 def _with_keys() -> list[tuple[Route, str | None]]:
-    return [(route, scope) for route, scope in routes().items() if route != HOOK]
+    return [(route, scope) for route, scope in routes().items() if route not in (HOOK, *OBJECTS)]
 
 
 @pytest.mark.parametrize("role", ROLES)

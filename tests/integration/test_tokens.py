@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock.access import keyring as keyring_module
-from interlock.access.tokens import MAX_TOKEN_BYTES
+from interlock.access.compact import MAX_TOKEN_BYTES
 from interlock.clock import ManualClock
 from interlock.errors import Unauthenticated
 from interlock.wiring import kernel
@@ -29,6 +29,7 @@ from tests.system import System, fence, running
 
 Claims = dict[str, Any]
 TASK_PATHS = ["/v1/task/heartbeat", "/v1/task/complete", "/v1/task/events", "/v1/task/buffer-publish"]
+TASK_PATHS += ["/v1/task/credentials"]
 CLAIMS = ["iss", "aud", "sub", "exp", "iat", "jti", "org_id", "task_id", "attempt", "datasets", "s3"]
 
 
@@ -45,7 +46,7 @@ class Held:
 
     @property
     def key(self) -> ec.EllipticCurvePrivateKey:
-        return self.system.kernel.keyring.private(part(self.token, 0)["kid"])
+        return self.system.kernel.keyring.signers.pem.private(part(self.token, 0)["kid"])
 
     def signed(self, claims: Any, header: dict[str, Any] | None = None) -> str:
         """What the dispatcher's own key says about other claims."""
@@ -60,6 +61,7 @@ class Held:
             "/v1/task/complete": {"status": "Completed"},
             "/v1/task/events": {"events": [dataset | {"cursor": 1}]},
             "/v1/task/buffer-publish": dataset | {"batch_uri": "s3://b/x", "record_count": 1},
+            "/v1/task/credentials": {},
         }
         return fence(self.claim) | extra[path] | more
 

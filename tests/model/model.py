@@ -262,8 +262,12 @@ class Model:
     def cancel_run(self, run: Run) -> int:
         if run.ended_at is not None:
             return 0
-        run.cancel_requested = True
+        run.cancel_requested = run.cancel_walked = True
         return self.cancel(run.tasks_in(self.tasks))
+
+    def request_run_cancel(self, run: Run) -> None:
+        """Whoever asked died before the first task was reached: the loop has it all to do."""
+        run.cancel_requested, run.cancel_walked = True, False
 
     def redrive(self, tasks: Iterable[Task]) -> int:
         """Failed tasks run again: a waiting one at once, a dead letter with a fresh set of attempts."""
@@ -306,8 +310,11 @@ class Model:
         return len(due)
 
     def cancel_runs(self) -> int:
-        canceling = [run for run in self.runs if run.cancel_requested and run.ended_at is None]
-        return self.cancel([task for run in canceling for task in run.tasks_in(self.tasks)], at_once=len(canceling) < 2)
+        canceling = [r for r in self.runs if r.cancel_requested and not r.cancel_walked and r.ended_at is None]
+        for run in canceling:
+            run.cancel_walked = True
+        self.cancel([task for run in canceling for task in run.tasks_in(self.tasks)], at_once=len(canceling) < 2)
+        return len(canceling)
 
     def fold(self) -> int:
         changed = [run for run in self.runs if run.changed]

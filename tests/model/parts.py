@@ -106,6 +106,8 @@ class Run:
     state: str = "Running"
     ended_at: datetime | None = None
     cancel_requested: bool = False
+    cancel_walked: bool = False
+    """The cancel has been to all of its tasks. What is retried after that is left alone."""
     changed: bool = False
     """Tasks did something that the counters do not show yet."""
 

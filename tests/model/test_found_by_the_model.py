@@ -40,3 +40,16 @@ async def test_a_slot_is_freed_also_when_the_cap_was_taken_away_meanwhile(still:
     # The slot that is left would be missing as soon as there is a cap again.
     again = await still.one(**job, scaling={"max_concurrency": 1}, update=True)
     assert (await still.claim(again))["status"] == "Claimed"
+
+
+async def test_a_task_that_is_retried_after_its_run_was_canceled_is_left_alone(still: System) -> None:
+    """The cancel had been to it, dead as it was; whoever retries it after that wants it to run."""
+    accepted = await still.submit([{"n": 1}, {"n": 2}], policy={"max_attempts": 1})
+    first, second = await still.task_ids(accepted["run_id"])
+    await still.complete(await still.claim(first), "Failed", error_class="Oops")
+    await still.claim(second)
+    canceled = await still.user("POST", f"/v1/runs/{accepted['run_id']}/cancel")
+    assert canceled.json()["matched"] == 1
+    assert (await still.user("POST", f"/v1/tasks/{first}/retry")).status_code == 200
+    assert await still.pass_of("run-cancels") == 0
+    assert (await still.task(first))["status"] == "Queued"

@@ -41,7 +41,7 @@ class Users(Driven):
             if what == "task":
                 self._cancel(dispatcher, self.some_task(pick), crash=crash)
             elif what == "run":
-                self._cancel_run(dispatcher, self.some_run(pick))
+                self._cancel_run(dispatcher, self.some_run(pick), dies=crash == "cancel.before_commit")
             else:
                 self._cancel_by_filter(dispatcher, pick, status, dry=dry)
 
@@ -57,10 +57,17 @@ class Users(Driven):
         assert (view.status, view.cancel_requested) == (task.status, task.cancel_requested)
         return self.look(f"cancel {task}: {task.status}")
 
-    def _cancel_run(self, at: int, run: Run) -> None:
-        changed = self.call(at, lambda kernel: kernel.actions.cancel_run(run.run_id, self.world.org_id))
+    def _cancel_run(self, at: int, run: Run, *, dies: bool) -> None:
+        crash = "cancel.before_commit" if dies else None
+        try:
+            changed = self.call(
+                at, lambda kernel: kernel.actions.cancel_run(run.run_id, self.world.org_id), crash=crash
+            )
+        except Crashed:
+            self.model.request_run_cancel(run)
+            return self.look(f"cancel a run of {run.job}, crashed at {crash}")
         assert changed == Changed(matched=self.model.cancel_run(run))
-        self.look(f"cancel a run of {run.job}: {changed.matched}")
+        return self.look(f"cancel a run of {run.job}: {changed.matched}")
 
     def _cancel_by_filter(self, at: int, pick: int, status: TaskStatus | None, *, dry: bool) -> None:
         where, tasks = self._filtered(pick, by_run=pick % 2 == 0)

@@ -14,6 +14,7 @@ _DEPLOY = Exempt("part of a deploy, which is rare: writes the rows of the jobs t
 _WRITES = (
     "lock_deploys insert_dag insert_version make_ids insert_datasets insert_jobs insert_versions insert_edges"
     " insert_version_jobs set_state retire_jobs activate_jobs tune_jobs point_datasets turn_edges publish unpublish"
+    " touch_readers"
     " publications_in_use existing_inputs existing_published mark_build touch_jobs"
 )
 

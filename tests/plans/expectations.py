@@ -93,7 +93,6 @@ TASKS: dict[str, list[Expectation]] = {
     "lock_capped_jobs": [Bounded(4, {"job_ids": "seed.job_ids(4)"})],
     "claim_states": [Bounded(100, _SMALL | {"runtimes": "null", "task_ids": "seed.tasks('queued', 100)"})],
     "claimed_jobs": [Bounded(4, {"job_ids": "seed.job_ids(4)"})],
-    "inputs_of_jobs": [Bounded(2, {"job_ids": "array[seed.id('dag job 0'), seed.id('dag job 1')]"})],
     "readers_among": [Bounded(100, _SMALL | {"task_ids": "seed.tasks('running', 100)"})],
     "fetch_task": [Bounded(1, _SMALL | {"runtimes": "null", "task_id": "seed.task('queued', 0)"})],
     "heartbeat": [
@@ -430,6 +429,7 @@ _BY_HAND = Exempt("an administrator's list or change of a few keys")
 PRINCIPALS: dict[str, list[Expectation]] = {
     "find_key": [Bounded(1, {"key_id": "'key 7'"})],
     "find_worker_token": [Bounded(1, {"token_id": "'token 7'"})],
+    "signing_key": [Bounded(1, {"kid": "'kid 7'"})],
     "verifying_keys": [Live(_SIGNING_KEYS, "keys whose tokens may still be in use")],
     "delete_dead_signing_keys": [Live(_SIGNING_KEYS, "keys whose tokens may still be in use")],
     "insert_capability": [
@@ -450,11 +450,27 @@ PRINCIPALS: dict[str, list[Expectation]] = {
     "insert_signing_key": [_BY_HAND],
 }
 
+# members.sql
+
+_MEMBER = {"issuer": "'issuer'", "subject": "'user 7'"}
+
+MEMBERS: dict[str, list[Expectation]] = {
+    "roles_of": [Bounded(1, _MEMBER, rows=4)],
+    "allow_member": [
+        Bounded(1, _MEMBER | {"org_id": "seed.id('org 3')", "role": "'writer'", "by": "'root'"}, pages=20)
+    ],
+    "disallow_member": [Bounded(1, _MEMBER | {"org_id": "seed.id('org 3')"}, pages=20)],
+    "members_of": [
+        Bounded(100, {"org_id": "seed.id('org 3')", "issuer": "'issuer'", "after": "'user 1'", "most": "100"}, rows=4)
+    ],
+}
+
 EXPECTED: dict[str, list[Expectation]] = {
     f"{area}.{name}": cases
     for area, table in {
         "effects": EFFECTS,
         "jobs": JOBS,
+        "members": MEMBERS,
         "principals": PRINCIPALS,
         "queue": QUEUE,
         "reads": READS,

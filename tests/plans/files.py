@@ -41,6 +41,19 @@ FILES: dict[str, list[Expectation]] = {
                 "attempts": "array_fill(1, array[100])",
                 "timeouts": "array_fill(now(), array[100])",
                 "grace": "600",
+                "buffers": "array_fill(false, array[100])",
+            },
+            pages=30,
+        )
+    ],
+    "expect_exports": [
+        Bounded(
+            100,
+            {
+                "places": _PLACES.replace("new", "exports"),
+                "timeouts": "array_fill(now(), array[100])",
+                "seconds": "3600",
+                "keep": "60",
             },
             pages=30,
         )

@@ -50,11 +50,9 @@ def statements() -> list[Statement]:
     found = []
     for area in sorted(file.name.removesuffix(".sql") for file in _FOLDER.iterdir()):
         loaded = queries(area)
-        cursors = {f"{name}_cursor" for name in loaded.available_queries}
         for name in loaded.available_queries:
-            if name not in cursors:
-                parameters = loaded.driver_adapter.var_sorted.get(name) or ()
-                found.append(Statement(area, name, getattr(loaded, name).sql, tuple(parameters)))
+            sql = getattr(loaded, name).sql
+            found.append(Statement(area, name, sql, tuple(loaded.driver_adapter.var_sorted.get(name, ()))))
     return found
 
 

@@ -6,6 +6,10 @@ insert into interlock.orgs (org_id, name) select seed.id('org ' || n), 'org ' ||
 insert into interlock.api_keys (key_id, org_id, user_name, role, scopes, secret_hash)
 select 'key ' || n, seed.id('org ' || n % 4), 'user', 'admin', '{}', sha256('secret') from generate_series(0, 99) n;
 
+insert into interlock.members (issuer, subject, org_id, role, by)
+select 'issuer', 'user ' || n, seed.id('org ' || n % 4), 'writer', 'root'
+from generate_series(0, 1999 + seed.mass() / 100) n;
+
 insert into interlock.worker_tokens (token_id, name, secret_hash)
 select 'token ' || n, 'worker', sha256('secret') from generate_series(0, 99) n;
 
@@ -131,9 +135,13 @@ insert into interlock.dataset_events (org_id, dataset_uuid, dataset_version, sco
 select org_id, seed.id('dataset 0'), seed.id('version 0'), 'c:1', 1, task_id, 1 from seed.task
 where kind = 'completed' and task_index % 20 = 0;
 
-insert into interlock.buffer_publishes (org_id, task_id, attempt, dataset_uuid, dataset_version, batch_uri, record_count)
-select org_id, task_id, 1, seed.id('dataset 0'), seed.id('version 0'), 'batch', 1 from seed.task
-where kind = 'completed' and task_index % 100 = 0;
+insert into interlock.buffer_publishes (publish_id, org_id, task_id, attempt, dataset_uuid, dataset_version, batch_uri,
+                                        record_count, status, sweep_at, load_task)
+select seed.id('publish ' || task_index), org_id, task_id, 1, seed.id('dataset 0'), seed.id('version 0'), 'batch', 1,
+       case when task_index % 2000 = 0 then 'Pending' when task_index % 2000 = 100 then 'Refused' else 'Loaded' end::interlock.publish_status,
+       now() + (task_index - 2000) * interval '1 second', null from seed.task
+where kind = 'completed' and task_index % 100 = 0
+on conflict do nothing;
 
 insert into interlock.run_deltas (run_id, completed)
 select run_id, 1 from seed.run cross join generate_series(1, 50) where kind <> 'single' and ended_at is null;
@@ -341,3 +349,46 @@ insert into interlock.file_sweeps (place, dataset_version, task_id, attempt, due
 select 'file:///objects/' || n || '/', seed.id('pipe version 0'), seed.task('running', n), 1,
        now() + case when n < 100 then -1 else 1 end * interval '1 hour', now() + interval '1 day'
 from generate_series(0, 999 + seed.mass() / 10) n;
+
+-- Bundles, every tenth with a name, jobs of DAGs that use them, zips that are to go; and tasks that wait for a runner.
+insert into interlock.bundles (org_id, sha256, size_bytes, files, unpacked_bytes, modules, uploaded_by)
+select seed.id('org 0'), encode(sha256(('bundle ' || n)::bytea), 'hex'), 1000, 3, 3000, '{"main": "python"}', 'root'
+from generate_series(0, 999 + seed.mass() / 100) n;
+insert into interlock.bundle_names (org_id, name, sha256)
+select seed.id('org 0'), 'name ' || n, encode(sha256(('bundle ' || n)::bytea), 'hex')
+from generate_series(0, 99 + seed.mass() / 1000) n;
+insert into interlock.bundle_sweeps (org_id, sha256, due_at)
+select seed.id('org 0'), encode(sha256(('gone ' || n)::bytea), 'hex'), now() + interval '1 second' * (n - 200)
+from generate_series(0, 999 + seed.mass() / 100) n;
+insert into interlock.jobs (job_id, org_id, dag_name, name, operator, runtime, queue, config, priority, max_attempts,
+    backoff_seconds, backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds, timeout_seconds, outputs,
+    definition_hash)
+select seed.id('udf ' || n), seed.id('org 0'), 'udf', 'udf ' || n, 'udf', 'lambda', null,
+       json_build_object('bundle', 'sha256:' || encode(sha256(('bundle ' || n * 2)::bytea), 'hex')), 0, 3, 1, 2, 60, 0.1, '{}',
+       60, 900, '[]', sha256('definition')
+from generate_series(0, 199 + seed.mass() / 1000) n;
+insert into interlock.outbox (kind, target, body, dedupe_key, due_at)
+select 'invoke', 'lambda', '{}', 'invoke ' || n, now() + interval '1 hour' from generate_series(1, 500 + seed.mass() / 50) n;
+
+-- Queries: few run, some of them long given up, most have ended.
+insert into interlock.query_audit (query_id, org_id, user_name, mode, sql_sha256, outcome, started_at, ended_at)
+select case when n < 10 then seed.id('query ' || n) else uuidv7(make_interval(secs => n - 3000000)) end,
+       seed.id('org ' || case when n % 10 = 0 then 1 else 0 end), 'ada', 'interactive', sha256('select 1'),
+       case when n % 1000 = 5 then 'Running' else 'Completed' end,
+       now() + make_interval(secs => n - 3000000), case when n % 1000 <> 5 then now() end
+from generate_series(0, 1999 + seed.mass() / 10) n;
+
+-- Webhooks: of org 0 as many as an org may have, each with something to be told, and of webhook 0 a long history. Those of
+-- other orgs have some of either.
+insert into interlock.webhooks (webhook_id, org_id, name, url, events, secret, created_by, failed_share)
+select seed.id('webhook ' || n), seed.id('org ' || case when n < 100 then 0 else 1 + n % 3 end), 'webhook ' || n,
+       'https://hooks.example/', '{run.completed}', 'secret', 'root', 0.5
+from generate_series(0, 199) n;
+insert into interlock.webhook_deliveries (delivery_id, org_id, webhook_id, event, body, status, taken, due_at, ended_at)
+select seed.id('delivery ' || n), seed.id('org ' || case when n % 200 < 100 then 0 else 1 + n % 200 % 3 end),
+       seed.id('webhook ' || n % 200), 'run.completed', '{}', s.status,
+       s.status = 'Pending' and n % 7 = 0, now() + interval '1 second' * (case when n % 7 = 0 then 60 else -60 end),
+       case when s.status <> 'Pending' then now() - interval '1 day' * (n % 15) end
+from generate_series(0, 3999 + seed.mass() / 10) n
+cross join lateral (select case when n < 2000 then 'Pending' when n % 4 = 0 then 'Dead' else 'Delivered' end
+                        ::interlock.delivery_status as status) s;

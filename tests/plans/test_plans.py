@@ -12,7 +12,19 @@ import pytest
 
 from interlock.adapters.postgres import Connection, Database
 from tests.conftest import copied
-from tests.plans import deploys, expectations, files, pipelines, registry, routes
+from tests.plans import (
+    buffers,
+    bundles,
+    credentials,
+    deploys,
+    expectations,
+    files,
+    pipelines,
+    queries,
+    registry,
+    routes,
+    webhooks,
+)
 from tests.plans.expectations import Bounded, Exempt, Live
 from tests.plans.measuring import Touched, prepare, statements, touched
 
@@ -24,7 +36,17 @@ LITTLE = {"signing_keys", "workers", "run_deltas"}
 """Tables of a handful of rows, or emptied ten times a second: reading all of one is reading little."""
 STATEMENTS = {statement.key: statement for statement in statements()}
 EXPECTED = (
-    expectations.EXPECTED | registry.EXPECTED | deploys.EXPECTED | routes.EXPECTED | pipelines.EXPECTED | files.EXPECTED
+    expectations.EXPECTED
+    | registry.EXPECTED
+    | deploys.EXPECTED
+    | routes.EXPECTED
+    | pipelines.EXPECTED
+    | files.EXPECTED
+    | credentials.EXPECTED
+    | buffers.EXPECTED
+    | bundles.EXPECTED
+    | queries.EXPECTED
+    | webhooks.EXPECTED
 )
 CASES = {
     f"{key}-{number}" if len(cases) > 1 else key: (key, case)

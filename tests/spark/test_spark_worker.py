@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from interlock.wire import Crash, Outcome, Policy, RunState, TaskStatus
 from interlock.workers import Worker
+from tests.datasets import deploy
+from tests.queries import DAG, bring, querying, rows_of
 from tests.spark.benches import LITTLE_JAVA, Bench, drivers, opened, result, working
-from tests.system import System
+from tests.system import System, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]
 
@@ -113,6 +119,32 @@ async def test_a_small_task_does_not_wait_for_a_large_one(bench: Bench, worker: 
     small = await bench.only(await bench.run("large", {"parts": 4, "seconds": 0}))
     assert (small.status, result(small)) == (TaskStatus.COMPLETED, 4)
     assert (await bench.canceled(large)).status is TaskStatus.CANCELED
+
+
+async def test_a_batch_query_is_run_here_and_its_rows_are_behind_the_signed_address(
+    bench: Bench, worker: Worker
+) -> None:
+    system = bench.system
+    await deploy(system, DAG)
+    await bring(system, 0, 9)
+    await bring(system, 10, 19)
+    async with querying(system, "") as site:
+        sql = "select miner, sum(reward) as rewards from blocks where block_number > 4 group by miner order by miner"
+        asked = await site.ask(sql, mode="batch")
+        assert asked.status_code == 202, asked.text
+
+        async def ended() -> dict[str, Any] | None:
+            view = await site.record(asked.json()["query_id"])
+            return view if view["batch_status"] in ("Completed", "Failed") else None
+
+        view = await until(ended, seconds=200)
+    assert (view["batch_status"], view["row_count"]) == ("Completed", 3)
+    files = [(await system.http.get(file["url"])).content for file in view["export"]["files"]]
+    found = [row for file in files for row in pq.read_table(io.BytesIO(file)).to_pylist()]
+    rewards: Counter[str] = Counter()
+    for row in rows_of(5, 19):
+        rewards[row["miner"]] += row["reward"]
+    assert [(row["miner"], int(row["rewards"])) for row in found] == sorted(rewards.items())
 
 
 async def test_the_death_of_the_jvm_costs_an_attempt_and_the_next_one_completes(bench: Bench, worker: Worker) -> None:

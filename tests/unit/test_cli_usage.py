@@ -212,6 +212,7 @@ def test_the_doctor_is_content_with_a_fresh_folder(capsys: pytest.CaptureFixture
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INTERLOCK_GATEWAY", "127.0.0.1:0")
         patch.setenv("INTERLOCK_INTERNAL", "127.0.0.1:0")
+        patch.setenv("INTERLOCK_QUERY", "127.0.0.1:0")
         code, out, _ = _run(capsys, *line)
     found = {row["check"]: row for row in json.loads(out)}
     assert code == 0, out

@@ -16,6 +16,7 @@ from interlock.dags.definition import (
     CatchUp,
     ExecutionStrategy,
     JobOutput,
+    OnConflict,
     Published,
     SourceKind,
     Storage,
@@ -29,6 +30,7 @@ from interlock.dags.problems import MAX_PROBLEMS
 from interlock.dags.reading import Vocabulary, examine, examine_file, read
 from interlock.errors import InvalidDag
 from interlock.kernel.inline import OPERATORS
+from interlock.kernel.udf import UDF
 from interlock.pipeline import operators as spark
 from interlock.settings import load
 from interlock.wire import Priority
@@ -93,7 +95,11 @@ def test_every_part_of_a_job_is_read() -> None:
         "outputs: [q], "
         "inputs: [{from: {job: s, output: o}, where: 'a=1'}, {from: {dataset: elsewhere}}], "
         "scaling: {key: /host, max_concurrency_per_key: 2}, non_retryable: [Bad], jitter: 0}",
-        reactive("outputs: [{name: b, storage: buffered, unique_key: [x, y]}]", name="t"),
+        reactive(
+            "outputs: [{name: b, storage: buffered, unique_key: [x, y], on_conflict: update, "
+            "columns: {x: bigint, y: 'DECIMAL(20, 3)  NOT NULL', z: string}}]",
+            name="t",
+        ),
     )
     source, appending, buffering = valid(text).jobs
     assert source.source is not None
@@ -105,6 +111,8 @@ def test_every_part_of_a_job_is_read() -> None:
     assert appending.inputs[1].from_ == Published(dataset="elsewhere")
     assert (appending.scaling.key, appending.policy.non_retryable) == ("/host", ["Bad"])
     assert buffering.outputs[0].unique_key == ("x", "y")
+    assert buffering.outputs[0].columns == {"x": "bigint", "y": "decimal(20,3) not null", "z": "string"}
+    assert buffering.outputs[0].on_conflict is OnConflict.UPDATE
 
 
 def test_words_of_yaml_1_1_stay_text() -> None:
@@ -116,6 +124,8 @@ def test_words_of_yaml_1_1_stay_text() -> None:
 # What is wrong, and where
 
 _AT_JOB = len("  - ") + 1
+_BUFFERED = "outputs: [{name: a, storage: buffered, unique_key: [x]"
+_KEYED = f"{_BUFFERED}, columns:"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +168,34 @@ _AT_JOB = len("  - ") + 1
         (reactive("outputs: [a, a]"), "a]", "output 'a' stands here twice", "another name"),
         (reactive("outputs: [{storage: parquet}]"), "{storage", "an output has no name", "name: transfers"),
         (reactive("outputs: [{name: a, storage: parket}]"), "parket", "storage cannot be", "write parquet"),
-        (reactive("outputs: [{name: a, storage: buffered}]"), "[{name: a", "has no unique_key", "tell rows apart"),
+        (
+            reactive("outputs: [{name: a, storage: buffered, columns: {x: int}}]"),
+            "[{name: a",
+            "has no unique_key",
+            "tell rows apart",
+        ),
+        (reactive(f"{_BUFFERED}}}]"), "[{name: a", "is buffered and has no columns", "write columns: {"),
+        (
+            reactive(f"{_KEYED} {{x: int}}}}], runtime: spark").replace("operator: echo", "operator: 'm:f'"),
+            "[{name: a",
+            "publishes no batches",
+            "storage: parquet",
+        ),
+        (reactive(f"{_KEYED} {{y: int}}}}]"), "[{name: a", "'x', which is none of its columns", "one of y"),
+        (reactive(f"{_KEYED} {{x: double}}}}]"), "[{name: a", "'x' is double, and a key", "decimal"),
+        (reactive(f"{_KEYED} {{x: int, y: uuid}}}}]"), "y: uuid", "'y' has no type", "write one of bigint"),
+        (reactive(f"{_KEYED} {{x: int, y: 'decimal(39,0)'}}}}]"), "y: 'dec", "has no type", "decimal(p,s)"),
+        (reactive(f"{_KEYED} {{x: int, y: }}}}]"), "y: }", "has no type", "write one of"),
+        (reactive(f"{_KEYED} {{x: int, X: int}}}}]"), "X: int", "stands here twice", "capitals"),
+        (reactive(f"{_KEYED} {{x: int, org_id: int}}}}]"), "org_id", "the platform's own", "another name"),
+        (reactive(f"{_KEYED} {{x: int, _y: int}}}}]"), "_y", "the platform's own", "another name"),
+        (reactive(f"{_KEYED} {{x: int}}, on_conflict: replace}}]"), "replace", "on_conflict", "nothing or"),
+        (
+            reactive("outputs: [{name: a, columns: {x: int}}]"),
+            "[{name: a",
+            "have no effect with storage: parquet",
+            "storage: buffered",
+        ),
         (reactive("update_strategy: append, outputs: [a]"), "append", "has no unique_key", "tell rows apart"),
         (reactive("update_strategy: append"), "append", "has no unique_key", "tell rows apart"),
         (reactive("unique_key: [a]"), "[a]", "has no effect with update_strategy: replace", "append"),
@@ -557,7 +594,7 @@ def test_any_text_as_a_schedule_is_taken_or_refused(text: str) -> None:
 def test_the_operators_that_workers_and_the_dispatcher_have_are_known() -> None:
     assert OPERATORS.keys() <= BUILT_IN
     assert set(spark.BUILT_IN) == ON_SPARK
-    assert BUILT_IN == ON_SPARK | NOT_ON_SPARK | RANGES
+    assert ON_SPARK | NOT_ON_SPARK | RANGES | {UDF} == BUILT_IN
     assert {
         name for name in workers._registered if workers._registered[name].__module__ == workers.__name__
     } <= BUILT_IN

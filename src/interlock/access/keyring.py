@@ -1,23 +1,20 @@
-"""The keys behind capability tokens: private halves as PEM files, public halves in Postgres for every verifier."""
+"""The keys behind capability tokens: private halves with their signers, public ones in Postgres for every verifier."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import os
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import asyncpg
 import msgspec
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from interlock.adapters.postgres import Database, Row, queries
-from interlock.errors import ConfigurationError, Conflict
+from interlock.adapters.signers import NewKey, Signer, Signers, public_key
+from interlock.errors import ConfigurationError, Conflict, InterlockError
 from interlock.failpoints import failpoint
 from interlock.wire import SigningKeyView
 
@@ -28,13 +25,22 @@ _TRUST_SECONDS = 60.0
 """How long known keys are taken for granted, at most: a process must learn of a retirement before it takes effect."""
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Where the private half of a key is."""
+
+    signer: Signer
+    handle: str
+
+
 class Keyring:
-    def __init__(self, database: Database, directory: Path, *, verify_seconds: float) -> None:
+    def __init__(self, database: Database, signers: Signers, *, verify_seconds: float) -> None:
+        self.signers = signers
         self._database = database
-        self._directory = directory
         self._verify_seconds = verify_seconds
         self._trust = timedelta(seconds=min(_TRUST_SECONDS, verify_seconds / 2))
-        self._private: dict[str, ec.EllipticCurvePrivateKey] = {}
+        self._held: dict[str, _Held] = {}
+        self._signs = True
         self._public: dict[str, ec.EllipticCurvePublicKey] = {}
         self._jwks: list[dict[str, Any]] = []
         self._looked_at = float("-inf")
@@ -43,23 +49,44 @@ class Keyring:
 
     async def rotate(self) -> SigningKeyView:
         """New tokens are signed with the new key at once: every claim reads which key is active."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        jwk = _jwk(key.public_key())
-        kid = jwk["kid"]
-        self._write(kid, key)
+        signer = self.signers.of_new_keys
+        made = await signer.make()
+        if not made.made_here:
+            await self._require_new(made)
         try:
-            async with self._database.transaction() as connection:
-                await _sql.retire_signing_keys(connection, seconds=self._verify_seconds)
-                row = await _sql.insert_signing_key(connection, kid=kid, public_jwk=msgspec.json.encode(jwk).decode())
-                await failpoint("rotate.before_commit")
+            row = await self._replace(made)
         except asyncpg.UniqueViolationError:
-            self._path(kid).unlink()
+            if made.made_here:
+                await signer.discard(made.handle)
             raise Conflict(
                 "Another rotation made a new signing key at this very moment; rotate again if you need one more.",
                 code="rotated_meanwhile",
             ) from None
         self._looked_at = float("-inf")
         return _view(row)
+
+    async def _replace(self, made: NewKey) -> Row:
+        async with self._database.transaction() as connection:
+            await _sql.retire_signing_keys(connection, seconds=self._verify_seconds)
+            row: Row = await _sql.insert_signing_key(
+                connection,
+                kid=made.kid,
+                public_jwk=msgspec.json.encode(made.jwk).decode(),
+                kms_key=made.kms_key,
+                made_here=made.made_here,
+            )
+            await failpoint("rotate.before_commit")
+        return row
+
+    async def _require_new(self, made: NewKey) -> None:
+        async with self._database.connection() as connection:
+            known = await _sql.signing_key(connection, kid=made.kid)
+        if known is not None:
+            raise Conflict(
+                f"kms_key_id leads to {made.kms_key}, which signs already or has been retired. Point its alias at a "
+                "new key and rotate again, or leave kms_key_id unset to have rotations make keys.",
+                code="same_signing_key",
+            )
 
     async def ensure(self) -> None:
         """A first key, when there is none. Of two that processes make at the same moment, the later one signs."""
@@ -73,11 +100,41 @@ class Keyring:
         async with self._database.connection() as connection:
             return [_view(row) for row in await _sql.verifying_keys(connection)]
 
-    def private(self, kid: str) -> ec.EllipticCurvePrivateKey:
-        if kid not in self._private:
-            self._private[kid] = self._read(kid)
-            self._public[kid] = self._private[kid].public_key()
-        return self._private[kid]
+    async def sign(self, kid: str, message: bytes) -> bytes:
+        """64 bytes, r and s, of which the smaller s."""
+        held = self._held.get(kid) or await self._find(kid)
+        try:
+            signature = await held.signer.sign(held.handle, message)
+        except InterlockError:
+            self._signs = False
+            raise
+        self._signs = True
+        return signature
+
+    async def require_signing(self) -> None:
+        """Before something is begun that needs a signature at its end: when the last one failed, whether one works."""
+        if not self._signs:
+            active = [key.kid for key in await self.keys() if key.retired_at is None]
+            await self.sign(active[0], b"whether it signs again")
+
+    async def signs_elsewhere(self, kid: str) -> bool:
+        """Whether a signature takes a request to another machine, so that many should be asked for at once."""
+        held = self._held.get(kid) or await self._find(kid)
+        return held.signer.elsewhere
+
+    async def _find(self, kid: str) -> _Held:
+        async with self._database.connection() as connection:
+            row = await _sql.signing_key(connection, kid=kid)
+        if row is None:
+            raise ConfigurationError(f"There is no signing key {kid}; make one with `interlock keys rotate`.")
+        held = self._held[kid] = self._place(row)
+        # What is signed here will be verified here: nobody should wait for the next look to know the key.
+        self._public[kid] = public_key(msgspec.json.decode(row["public_jwk"]))
+        return held
+
+    def _place(self, row: Row) -> _Held:
+        kms_key = row["kms_key"]
+        return _Held(self.signers.pem, row["kid"]) if kms_key is None else _Held(self.signers.kms, kms_key)
 
     async def public(self, kid: str) -> ec.EllipticCurvePublicKey | None:
         """The key, while its signatures count."""
@@ -108,56 +165,21 @@ class Keyring:
         ends = [row["verify_until"] for row in rows if row["verify_until"] is not None]
         self._trusted_until = min([self._database.clock.now() + self._trust, *ends])
         self._jwks = [msgspec.json.decode(row["public_jwk"]) for row in rows]
-        self._public = {jwk["kid"]: _public_key(jwk) for jwk in self._jwks}
+        self._public = {jwk["kid"]: public_key(jwk) for jwk in self._jwks}
 
     async def forget_expired(self) -> int:
-        """Drops keys whose last token has expired, their PEM files included."""
-        async with self._database.connection() as connection:
+        """Drops keys whose last token has expired, with their private halves where those were made by a rotation.
+
+        Those go before the commit: after a crash between the two, the next pass finds the row and does it again.
+        """
+        async with self._database.transaction() as connection:
             rows = await _sql.delete_dead_signing_keys(connection)
-        for row in rows:
-            self._path(row["kid"]).unlink(missing_ok=True)
-            self._private.pop(row["kid"], None)
+            for row in rows:
+                self._held.pop(row["kid"], None)
+                if row["made_here"]:
+                    held = self._place(row)
+                    await held.signer.discard(held.handle)
         return len(rows)
-
-    def _path(self, kid: str) -> Path:
-        return self._directory / f"{kid}.pem"
-
-    def _write(self, kid: str, key: ec.EllipticCurvePrivateKey) -> None:
-        pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(self._path(kid), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _read(self, kid: str) -> ec.EllipticCurvePrivateKey:
-        try:
-            key = serialization.load_pem_private_key(self._path(kid).read_bytes(), password=None)
-        except FileNotFoundError:
-            raise ConfigurationError(
-                f"The active signing key {kid} is not in {self._directory}. Copy its PEM file there (all dispatchers "
-                "share keys_dir), or make a new one with `interlock keys rotate`."
-            ) from None
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ConfigurationError(f"{self._path(kid)} is not an elliptic-curve private key.")
-        return key
-
-
-def _jwk(key: ec.EllipticCurvePublicKey) -> dict[str, str]:
-    numbers = key.public_numbers()
-    x, y = (base64.urlsafe_b64encode(n.to_bytes(32, "big")).rstrip(b"=").decode() for n in (numbers.x, numbers.y))
-    # RFC 7638: the thumbprint names the key by what it is.
-    thumbprint = hashlib.sha256(f'{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}'.encode()).digest()
-    kid = base64.urlsafe_b64encode(thumbprint).rstrip(b"=").decode()
-    return {"kty": "EC", "crv": "P-256", "x": x, "y": y, "kid": kid, "alg": "ES256", "use": "sig"}
-
-
-def _public_key(jwk: dict[str, Any]) -> ec.EllipticCurvePublicKey:
-    x, y = (int.from_bytes(base64.urlsafe_b64decode(jwk[part] + "=="), "big") for part in ("x", "y"))
-    return ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
 
 
 def _view(row: Row) -> SigningKeyView:

@@ -27,8 +27,8 @@ from interlock.wire import (
 
 _sql = queries("principals")
 
-READ: Final = frozenset({"jobs:read", "tasks:read", "queues:read"})
-WRITE: Final = frozenset({"jobs:write", "tasks:write"})
+READ: Final = frozenset({"jobs:read", "tasks:read", "queues:read", "query:read"})
+WRITE: Final = frozenset({"jobs:write", "tasks:write", "bundles:write"})
 ADMIN: Final = frozenset({"admin"})
 PLATFORM: Final = "platform"
 """Reaches beyond one org: orgs, worker tokens, signing keys. The first key has it, and those it hands it to."""

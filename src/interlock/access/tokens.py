@@ -5,58 +5,31 @@ Whatever is missing, malformed, unknown or disagreeing is refused; a refusal say
 
 from __future__ import annotations
 
-import json
-import re
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 from uuid import UUID, uuid4
 
-import jwt
 import msgspec
-from cryptography.hazmat.primitives.asymmetric import ec
-from jwt.algorithms import ECAlgorithm
 from msgspec import Meta, Struct
 
-from interlock.access.keyring import Keyring
+from interlock.access import compact
+from interlock.access.compact import MAX_TOKEN_BYTES, PublicKeys, SigningKeys
 from interlock.adapters.postgres import Database, queries
 from interlock.clock import Clock
 from interlock.errors import Forbidden, Unauthenticated
 from interlock.wire import Attempt, DatasetRef, TaskInput, WriteGrant
 
 AUDIENCE: Final = "trace.task"
-ALGORITHM: Final = "ES256"
-MAX_TOKEN_BYTES: Final = 8192
-MAX_PRESENTED_BYTES: Final = 2 * MAX_TOKEN_BYTES
 _CACHED: Final = 10_000
 _SKEW_SECONDS: Final = 60
 _FILES: Final = "parquet"
 """The storage that is read as files; of others a token names the dataset alone."""
 _GLOB: Final = "**/*.parquet"
 
-# One spelling per token. 64 bytes of signature leave four bits of the last character unused: they must be zero.
-_COMPACT: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{85}[AQgw]")
-
-_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-
 _sql = queries("principals")
-
-
-class _OneSignature(ECAlgorithm):
-    """ES256 with the smaller `s` of the two that verify: nobody can turn a token into another one that is as good."""
-
-    def sign(self, msg: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
-        signature = super().sign(msg, key)
-        s = int.from_bytes(signature[32:])
-        return signature[:32] + min(s, _ORDER - s).to_bytes(32)
-
-    def verify(self, msg: bytes, key: Any, sig: bytes) -> bool:
-        return 2 * int.from_bytes(sig[32:]) < _ORDER and super().verify(msg, key, sig)
-
-
-_jws: Final = jwt.PyJWS(algorithms=[])
-_jws.register_algorithm(ALGORITHM, _OneSignature(ECAlgorithm.SHA256, ec.SECP256R1))
 
 Time = Annotated[int, Meta(ge=0, le=2**53)]
 
@@ -81,6 +54,16 @@ class Claims(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     datasets: list[dict[str, Any]]
     s3: Prefixes
     capability_id: UUID | None = None
+
+
+class Kept(Struct, frozen=True):
+    """What a token over the size limit leaves in Postgres."""
+
+    datasets: list[dict[str, Any]]
+    s3: Prefixes
+
+
+_kept = msgspec.json.Decoder(Kept)
 
 
 @dataclass(frozen=True)
@@ -116,14 +99,67 @@ def write_grants(root: str, task_id: UUID, attempt: int, outputs: Sequence[Datas
     ]
 
 
-class CapabilityTokens:
-    def __init__(self, database: Database, keyring: Keyring, clock: Clock, *, issuer: str, ttl_seconds: float) -> None:
+class CapabilityVerifier:
+    """For a process that lets attempts in and signs nothing: public keys are all it has."""
+
+    def __init__(self, database: Database, keys: PublicKeys, clock: Clock, *, issuer: str) -> None:
         self._database = database
-        self._keyring = keyring
+        self._public_keys = keys
         self._clock = clock
         self._issuer = issuer
-        self._ttl = ttl_seconds
         self._verified: OrderedDict[str, tuple[str, Claims]] = OrderedDict()
+
+    async def verify(self, token: str) -> Claims:
+        known = self._verified.get(token)
+        if known is None:
+            known = self._verified[token] = await self._verify_anew(token)
+            if len(self._verified) > _CACHED:
+                self._verified.popitem(last=False)
+        kid, claims = known
+        if await self._public_keys.public(kid) is None:
+            raise _refused()
+        if claims.exp <= self._clock.now().timestamp():
+            raise Unauthenticated(
+                "The capability token has expired; heartbeats renew it in time.", code="token_expired"
+            )
+        return claims
+
+    async def _verify_anew(self, token: str) -> tuple[str, Claims]:
+        kid = compact.kid_of(token)
+        key = await self._public_keys.public(kid) if kid is not None else None
+        payload = compact.payload_of(token, key) if key is not None else None
+        if kid is None or payload is None:
+            raise _refused()
+        claims = _checked(payload, self._issuer, self._clock.now().timestamp())
+        return kid, claims if claims.capability_id is None else await self._resolved(claims)
+
+    async def _resolved(self, claims: Claims) -> Claims:
+        kept = await kept_capability(self._database, claims.capability_id, claims.task_id, claims.attempt)
+        if kept is None:
+            raise _refused()
+        return msgspec.structs.replace(claims, datasets=kept.datasets, s3=kept.s3)
+
+
+class CapabilityTokens(CapabilityVerifier):
+    def __init__(
+        self, database: Database, keyring: SigningKeys, clock: Clock, *, issuer: str, ttl_seconds: float
+    ) -> None:
+        super().__init__(database, keyring, clock, issuer=issuer)
+        self._keyring = keyring
+        self._ttl = ttl_seconds
+
+    async def require_signing(self) -> None:
+        """A claim that ends without its tokens would have cost every task an attempt."""
+        await self._keyring.require_signing()
+
+    async def signs_elsewhere(self, kid: str) -> bool:
+        return await self._keyring.signs_elsewhere(kid)
+
+    async def issue_all(self, grants: Sequence[Grant], kid: str) -> list[str]:
+        """What signs elsewhere is asked for all at once. What signs here takes its turn, since that is quicker."""
+        if len(grants) > 1 and await self.signs_elsewhere(kid):
+            return await asyncio.gather(*(self.issue(grant, kid) for grant in grants))
+        return [await self.issue(grant, kid) for grant in grants]
 
     async def issue(self, grant: Grant, kid: str) -> str:
         prefixes = [prefix for output in grant.outputs for prefix in (output.write_prefix, output.buffer_prefix)]
@@ -132,7 +168,7 @@ class CapabilityTokens:
         files = [each.read_prefix for each in read if each.storage == _FILES]
         claims = self._claims(grant, Prefixes(read_prefixes=files, write_prefixes=prefixes))
         claims = msgspec.structs.replace(claims, datasets=[_dataset_claim(each) for each in read])
-        token = self._sign(claims, kid)
+        token = await self._sign(claims, kid)
         if len(token) <= MAX_TOKEN_BYTES:
             return token
         return await self._issue_by_reference(claims, kid)
@@ -147,22 +183,7 @@ class CapabilityTokens:
             claims = msgspec.structs.replace(claims, s3=Prefixes([], []), datasets=[])
         now = int(self._clock.now().timestamp())
         fresh = msgspec.structs.replace(claims, iat=now, exp=now + int(self._ttl), jti=str(uuid4()))
-        return self._sign(fresh, await active_kid())
-
-    async def verify(self, token: str) -> Claims:
-        known = self._verified.get(token)
-        if known is None:
-            known = self._verified[token] = await self._verify_anew(token)
-            if len(self._verified) > _CACHED:
-                self._verified.popitem(last=False)
-        kid, claims = known
-        if await self._keyring.public(kid) is None:
-            raise _refused()
-        if claims.exp <= self._clock.now().timestamp():
-            raise Unauthenticated(
-                "The capability token has expired; heartbeats renew it in time.", code="token_expired"
-            )
-        return claims
+        return await self._sign(fresh, await active_kid())
 
     def _claims(self, grant: Grant, prefixes: Prefixes) -> Claims:
         now = int(self._clock.now().timestamp())
@@ -180,9 +201,8 @@ class CapabilityTokens:
             s3=prefixes,
         )
 
-    def _sign(self, claims: Claims, kid: str) -> str:
-        payload = msgspec.json.encode(claims)
-        return _jws.encode(payload, self._keyring.private(kid), algorithm=ALGORITHM, headers={"kid": kid})
+    async def _sign(self, claims: Claims, kid: str) -> str:
+        return await compact.signed(msgspec.json.encode(claims), kid, self._keyring)
 
     async def _issue_by_reference(self, claims: Claims, kid: str) -> str:
         async with self._database.connection() as connection:
@@ -190,29 +210,20 @@ class CapabilityTokens:
                 connection,
                 task_id=claims.task_id,
                 attempt=claims.attempt,
-                grants=msgspec.json.encode({"datasets": claims.datasets, "s3": claims.s3}).decode(),
+                grants=msgspec.json.encode(Kept(claims.datasets, claims.s3)).decode(),
                 seconds=2 * self._ttl,
             )
         small = msgspec.structs.replace(claims, datasets=[], s3=Prefixes([], []), capability_id=capability_id)
-        return self._sign(small, kid)
+        return await self._sign(small, kid)
 
-    async def _verify_anew(self, token: str) -> tuple[str, Claims]:
-        if len(token) > MAX_PRESENTED_BYTES or not _COMPACT.fullmatch(token):
-            raise _refused()
-        kid = _kid_of(token)
-        key = await self._keyring.public(kid)
-        if key is None:
-            raise _refused()
-        claims = _checked(_decode(token, key), self._issuer, self._clock.now().timestamp())
-        return kid, claims if claims.capability_id is None else await self._resolved(claims)
 
-    async def _resolved(self, claims: Claims) -> Claims:
-        async with self._database.connection() as connection:
-            row = await _sql.find_capability(connection, capability_id=claims.capability_id)
-        if row is None or row["task_id"] != claims.task_id or row["attempt"] != claims.attempt:
-            raise _refused()
-        grants = msgspec.json.decode(row["grants"])
-        return msgspec.structs.replace(claims, datasets=grants["datasets"], s3=msgspec.convert(grants["s3"], Prefixes))
+async def kept_capability(database: Database, capability_id: UUID | None, task_id: UUID, attempt: int) -> Kept | None:
+    """What a `capability_id` stands for, when it was made for this attempt."""
+    async with database.connection() as connection:
+        row = await _sql.find_capability(connection, capability_id=capability_id)
+    if row is None or row["task_id"] != task_id or row["attempt"] != attempt:
+        return None
+    return _kept.decode(row["grants"])
 
 
 def _dataset_claim(granted: TaskInput) -> dict[str, Any]:
@@ -235,36 +246,6 @@ def require_binding(claims: Claims, task_id: UUID, attempt: int) -> None:
     """Body and token must name the same attempt of the same task."""
     if claims.task_id != task_id or claims.attempt != attempt:
         raise Forbidden("The capability token is for another task or attempt.", code="token_mismatch")
-
-
-def _kid_of(token: str) -> str:
-    try:
-        header = _jws.get_unverified_header(token)
-    except (jwt.PyJWTError, ValueError, RecursionError):
-        raise _refused() from None
-    kid = header.get("kid")
-    # The algorithm is ours to choose, not the token's: no `none`, no HS256 keyed with a public key. Nothing else in
-    # there means anything to us: no key that the token brings along, no address of one, no extension.
-    if not isinstance(kid, str) or header != {"alg": ALGORITHM, "typ": "JWT", "kid": kid}:
-        raise _refused()
-    return kid
-
-
-def _decode(token: str, key: ec.EllipticCurvePublicKey) -> dict[str, Any]:
-    try:
-        payload = _jws.decode_complete(token, key, algorithms=[ALGORITHM])["payload"].decode()
-        claims: dict[str, Any] = json.loads(payload, object_pairs_hook=_once_each)
-    except (jwt.PyJWTError, ValueError, RecursionError):
-        raise _refused() from None
-    return claims
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A claim that is there twice says two things; which one counts would depend on the reader."""
-    claims = dict(pairs)
-    if len(claims) != len(pairs):
-        raise ValueError
-    return claims
 
 
 def _checked(payload: dict[str, Any], issuer: str, now: float) -> Claims:

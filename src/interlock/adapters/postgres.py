@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hashlib
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -31,6 +32,7 @@ Connection: TypeAlias = "asyncpg.Connection[Any] | asyncpg.pool.PoolConnectionPr
 Row = asyncpg.Record
 
 _SQL = resources.files("interlock.sql")
+_NAMED = re.compile(r"^-- name: (\w+)", re.MULTILINE)
 
 # A connection that broke, or a server that is starting, stopping or out of connections: trying again is right.
 _AWAY = (
@@ -81,6 +83,33 @@ class _Statements(AsyncPGAdapter):
         return conn.execute(sql, *self._ordered(query_name, parameters))
 
 
+class Statements:
+    """The named statements of one file, each made callable when it is first asked for.
+
+    aiosql takes half a millisecond to read one, and a process uses few of them all.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.driver_adapter: Any = _Statements()  # type: ignore[no-untyped-call]
+        starts = [*_NAMED.finditer(text)]
+        ends = [*(start.start() for start in starts[1:]), len(text)]
+        self._texts = {start[1]: text[start.start() : end] for start, end in zip(starts, ends, strict=True)}
+        if len(self._texts) < len(starts):
+            raise ValueError("two statements of a file have the same name")
+
+    @property
+    def available_queries(self) -> list[str]:
+        return list(self._texts)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._texts:
+            raise AttributeError(f"there is no statement {name!r} in this file")
+        loaded = aiosql.from_str(self._texts[name], lambda: self.driver_adapter, mandatory_parameters=False)
+        statement = getattr(loaded, name)
+        setattr(self, name, statement)  # the next one finds it without coming here
+        return statement
+
+
 # Statements are planned once per connection, often while a table is still empty: a plan that scans because there is
 # nothing to scan would stay when there are millions of rows. Every statement here finds its rows by key, and pages of
 # them by an index's own order; without statistics a bitmap and a sort look cheaper, and read a whole history.
@@ -113,8 +142,7 @@ async def _keep_as_it_is(connection: Connection) -> None:
 @functools.cache
 def queries(area: str, folder: str = "queries") -> Any:
     """The named statements of `sql/{folder}/{area}.sql`. Any: aiosql builds the methods from the file."""
-    with resources.as_file(_SQL / folder / f"{area}.sql") as path:
-        return aiosql.from_path(path, _Statements, mandatory_parameters=False)
+    return Statements((_SQL / folder / f"{area}.sql").read_text())
 
 
 @contextmanager

@@ -9,16 +9,21 @@ from litestar.connection import ASGIConnection
 from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard
 
+from interlock.access.object_tokens import ObjectGrant
 from interlock.access.principals import Principal, WorkerIdentity
+from interlock.access.signed_urls import is_signed
 from interlock.access.tokens import Claims
-from interlock.errors import TooManyRequests, Unauthenticated
+from interlock.api.object_requests import AskedObject, asked_object, query_of
+from interlock.errors import Forbidden, TooManyRequests, Unauthenticated
 from interlock.wiring import Kernel
 
 WORKER_HEADER = "x-trace-worker-token"
 CAPABILITY_HEADER = "x-trace-task-capability"
+ORG_HEADER = "x-interlock-org"
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 _KEY = "interlock.caller"
+_GRANT = "interlock.object_grant"
 
 
 def kernel_of(connection: Connection) -> Kernel:
@@ -35,12 +40,12 @@ def _presented(connection: Connection, header: str) -> str:
 
 
 async def user_guard(connection: Connection, handler: BaseRouteHandler) -> None:
-    """An API key with the scope the handler asks for in its `opt`."""
+    """An API key, or a token of the identity provider, with the scope the handler asks for in its `opt`."""
     kernel = kernel_of(connection)
     scheme, _, key = _presented(connection, "authorization").partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise Unauthenticated("Send an API key: `Authorization: Bearer ilk_…`.")
-    principal = await kernel.principals.authenticate(key.lstrip(" "))
+    principal = await _user(kernel, key.lstrip(" "), _presented(connection, ORG_HEADER))
     principal.require(handler.opt["scope"])
     most = kernel.settings.requests_per_second
     if most and kernel.coordination is not None:
@@ -48,6 +53,15 @@ async def user_guard(connection: Connection, handler: BaseRouteHandler) -> None:
         if wait is not None:
             raise TooManyRequests(f"This key may send {most} requests per second.", retry_after=wait)
     connection.scope[_KEY] = principal  # type: ignore[literal-required]
+
+
+async def _user(kernel: Kernel, credential: str, org: str) -> Principal:
+    if kernel.members.may_be(credential):
+        return await kernel.members.authenticate(credential, org or None)
+    principal = await kernel.principals.authenticate(credential)
+    if org and org != principal.org:
+        raise Forbidden(f"This key is for the org {principal.org!r} and for no other.", code="not_a_member")
+    return principal
 
 
 async def worker_guard(connection: Connection, _handler: BaseRouteHandler) -> None:
@@ -61,10 +75,40 @@ async def capability_guard(connection: Connection, _handler: BaseRouteHandler) -
     token = _presented(connection, CAPABILITY_HEADER)
     if not token:
         raise Unauthenticated("Send the attempt's capability token: `X-Trace-Task-Capability`.")
-    connection.scope[_KEY] = await kernel_of(connection).tokens.verify(token)  # type: ignore[literal-required]
+    connection.scope[_KEY] = await kernel_of(connection).capabilities.verify(token)  # type: ignore[literal-required]
 
 
-SCHEMES: dict[Guard, str] = {user_guard: "apiKey", worker_guard: "workerToken", capability_guard: "capability"}
+async def object_guard(connection: Connection, _handler: BaseRouteHandler) -> None:
+    """A signed URL for this very request, or an object token that reaches as far."""
+    kernel, query = kernel_of(connection), query_of(connection)
+    presented = _presented(connection, "authorization")
+    if is_signed(query):
+        if presented:
+            raise Unauthenticated("A signed URL is a credential by itself; send no Authorization with it.")
+        asked = asked_object(connection, kernel, query)
+        await kernel.signed_urls.verify(asked.method, asked.key, query)
+    else:
+        grant = await _object_grant(kernel, presented)
+        asked = asked_object(connection, kernel, query)
+        if not await grant.allows(asked.method, asked.uri):
+            raise Forbidden("The object token does not reach this object.", code="outside_grant")
+        connection.scope[_GRANT] = grant  # type: ignore[literal-required]
+    connection.scope[_KEY] = asked  # type: ignore[literal-required]
+
+
+async def _object_grant(kernel: Kernel, presented: str, *, to_write: bool = False) -> ObjectGrant:
+    scheme, _, token = presented.partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise Unauthenticated("Send an object token, `Authorization: Bearer …`, or use a signed URL.")
+    return await kernel.object_tokens.verify(token.lstrip(" "), to_write=to_write)
+
+
+SCHEMES: dict[Guard, str] = {
+    user_guard: "apiKey",
+    worker_guard: "workerToken",
+    capability_guard: "capability",
+    object_guard: "objectToken",
+}
 """By the name that the OpenAPI documents have for each credential."""
 
 
@@ -81,3 +125,20 @@ def worker_of(request: Request[Any, Any, Any]) -> WorkerIdentity:
 def claims_of(request: Request[Any, Any, Any]) -> Claims:
     claims: Claims = request.scope[_KEY]  # type: ignore[literal-required]
     return claims
+
+
+def asked_of(request: Request[Any, Any, Any]) -> AskedObject:
+    asked: AskedObject = request.scope[_KEY]  # type: ignore[literal-required]
+    return asked
+
+
+async def require_grant_still(request: Request[Any, Any, Any]) -> None:
+    """An object token ends with its lease: what came in more slowly than that must not be seen any more."""
+    if _GRANT in request.scope:
+        await _object_grant(kernel_of(request), _presented(request, "authorization"), to_write=True)
+
+
+def grant_of(request: Request[Any, Any, Any]) -> ObjectGrant:
+    """Of the object token; a signed URL has none, and lists nothing."""
+    grant: ObjectGrant = request.scope[_GRANT]  # type: ignore[literal-required]
+    return grant

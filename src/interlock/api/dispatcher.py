@@ -41,6 +41,7 @@ from interlock.wire import (
     CompletionBatch,
     CompletionBatchReply,
     CompletionReply,
+    CredentialsRequest,
     DataReply,
     DataRequest,
     EventBatch,
@@ -59,6 +60,7 @@ from interlock.wire import (
     ReleaseReply,
     Settled,
     SettleRequest,
+    TaskCredentials,
 )
 from interlock.wiring import Kernel
 
@@ -215,6 +217,19 @@ async def buffer_publish(request: Http, data: JSONBody[BufferPublish]) -> Buffer
     return published
 
 
+@post(
+    "/v1/task/credentials",
+    guards=[capability_guard],
+    status_code=200,
+    summary="Credentials for the attempt's own prefixes of objects, until its lease ends",
+)
+async def task_credentials(request: Http, data: JSONBody[CredentialsRequest]) -> Response[TaskCredentials]:
+    claims = claims_of(request)
+    require_binding(claims, data.task_id, data.attempt)
+    minted = await kernel_of(request).credentials.mint(claims, data)
+    return Response(minted, status_code=200, headers={"Cache-Control": "no-store"})
+
+
 @get("/healthz", summary="Whether this process can work", responses=DEGRADED)
 async def health(request: Http) -> Response[Health]:
     return await health_response(kernel_of(request))
@@ -285,6 +300,7 @@ HANDLERS = [
     complete,
     events,
     buffer_publish,
+    task_credentials,
     health,
     metrics,
 ]

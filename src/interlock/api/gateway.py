@@ -13,10 +13,10 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter, RawBody
 
 from interlock.access.principals import PLATFORM
-from interlock.api import backfills, dags, datasets, sources
+from interlock.api import backfills, buffers, bundles, dags, datasets, members, objects, queries, sources, webhooks
 from interlock.api.application import application
 from interlock.api.auth import kernel_of, principal_of, user_guard
-from interlock.errors import BadRequest, NotFound
+from interlock.errors import BadRequest, ConfigurationError, Conflict, NotFound
 from interlock.kernel.reads import MAX_PAGE
 from interlock.telemetry import metrics_text
 from interlock.wire import (
@@ -360,7 +360,10 @@ async def list_signing_keys(request: Http) -> list[SigningKeyView]:
     summary="Sign with a new key from now on",
 )
 async def rotate_signing_key(request: Http) -> SigningKeyView:
-    return await kernel_of(request).keyring.rotate()
+    try:
+        return await kernel_of(request).keyring.rotate()
+    except ConfigurationError as error:
+        raise Conflict(error.detail, code="unfit_signing_key") from error
 
 
 DEGRADED = {503: ResponseSpec(Health, description="The database is away", generate_examples=False)}
@@ -427,21 +430,32 @@ HANDLERS = [
     create_org,
     list_signing_keys,
     rotate_signing_key,
+    *members.HANDLERS,
     *dags.HANDLERS,
     *backfills.HANDLERS,
+    *bundles.HANDLERS,
     health,
     metrics,
     *datasets.HANDLERS,
     *sources.HANDLERS,
+    *buffers.HANDLERS,
+    *queries.HANDLERS,
+    *objects.HANDLERS,
+    *webhooks.HANDLERS,
 ]
 
 
 def gateway(kernel: Kernel) -> Litestar:
-    key = SecurityScheme(type="http", scheme="bearer", description="An API key: `ilk_…`.")
+    key = SecurityScheme(
+        type="http", scheme="bearer", description="An API key, `ilk_…`, or a token of the identity provider."
+    )
+    token = SecurityScheme(
+        type="http", scheme="bearer", description="An object token; a signed URL needs none: it has its proof in it."
+    )
     return application(
         kernel,
         "gateway",
         HANDLERS,
         title="Interlock gateway",
-        components=Components(security_schemes={"apiKey": key}),
+        components=Components(security_schemes={"apiKey": key, "objectToken": token}),
     )

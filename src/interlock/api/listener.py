@@ -41,6 +41,12 @@ def require_safe(address: str, settings: Settings) -> None:
     )
 
 
+def require_loopback(address: str, *, setting: str) -> None:
+    """For what serves the processes of its own machine alone."""
+    if not _is_loopback(address.rpartition(":")[0].strip("[]")):
+        raise ConfigurationError(f"{setting} = {address} is not a loopback address: write 127.0.0.1:port.")
+
+
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

@@ -31,7 +31,7 @@ _BY_STATUS: dict[int, type[InterlockError]] = {
 }
 
 
-def _documented(status: int) -> ResponseSpec:
+def documented(status: int) -> ResponseSpec:
     return ResponseSpec(
         data_container=Problem,
         description=HTTPStatus(status).phrase,
@@ -40,10 +40,10 @@ def _documented(status: int) -> ResponseSpec:
     )
 
 
-DOCUMENTED = {status: _documented(status) for status in (400, 401, 403, 404, 405, 409, 413, 429, 431, 503)}
+DOCUMENTED = {status: documented(status) for status in (400, 401, 403, 404, 405, 409, 413, 429, 431, 503)}
 """What every endpoint may answer besides its own reply."""
 
-WITH_A_BODY = {415: _documented(415)}
+WITH_A_BODY = {415: documented(415)}
 """And what those may answer that take a body."""
 
 

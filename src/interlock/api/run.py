@@ -18,7 +18,7 @@ from interlock.wiring import Kernel, kernel
 log = structlog.get_logger()
 
 
-def _listener(settings: Settings, address: str, name: str, descriptor: int | None) -> socket.socket:
+def listener_of(settings: Settings, address: str, name: str, descriptor: int | None) -> socket.socket:
     """A supervisor hands its socket down, so that a restart keeps the port and drops no connection."""
     if descriptor is not None:
         return socket.socket(fileno=descriptor)
@@ -27,7 +27,7 @@ def _listener(settings: Settings, address: str, name: str, descriptor: int | Non
 
 
 async def run_gateway(settings: Settings, *, descriptor: int | None = None) -> None:
-    listener = _listener(settings, settings.gateway, "gateway", descriptor)
+    listener = listener_of(settings, settings.gateway, "gateway", descriptor)
     stop = stop_on_signals()
     async with kernel(settings, process="gateway") as parts:
         log.info("listening", at=url_of(listener, settings))
@@ -35,7 +35,7 @@ async def run_gateway(settings: Settings, *, descriptor: int | None = None) -> N
 
 
 async def run_dispatcher(settings: Settings, *, descriptor: int | None = None) -> None:
-    listener = _listener(settings, settings.internal, "internal", descriptor)
+    listener = listener_of(settings, settings.internal, "internal", descriptor)
     stop = stop_on_signals()
     async with kernel(settings, process="dispatcher") as parts:
         loops = [asyncio.create_task(forever(service), name=service.name) for service in parts.services()]
@@ -54,4 +54,4 @@ async def _stop_loops(parts: Kernel, loops: list[asyncio.Task[None]], seconds: f
     for error in ended:
         if isinstance(error, Exception):
             log.error("loop.died", exc_info=error)
-    await parts.inline.drain(seconds)
+    await asyncio.gather(parts.inline.drain(seconds), parts.invoker.drain(seconds))

@@ -12,6 +12,8 @@ import typer
 from interlock import __version__
 from interlock.cli import (
     backfill,
+    buffer,
+    bundle,
     config,
     dag,
     dataset,
@@ -23,12 +25,17 @@ from interlock.cli import (
     operator,
     principals,
     processes,
+    query,
     queue,
     run,
+    runner,
     scheduler,
+    sink,
     source,
+    sql,
     task,
     up,
+    webhook,
 )
 from interlock.cli.conventions import Panel, epilog
 from interlock.errors import InterlockError
@@ -42,18 +49,21 @@ for module in (up, demo, doctor):
 for name, group in (
     ("dag", dag.app),
     ("dataset", dataset.app),
+    ("buffer", buffer.app),
     ("backfill", backfill.app),
     ("source", source.app),
     ("operator", operator.app),
+    ("bundle", bundle.app),
     ("job", job.app),
     ("run", run.app),
     ("task", task.app),
     ("queue", queue.app),
+    ("webhook", webhook.app),
 ):
     app.add_typer(group, name=name, rich_help_panel=Panel.WORK)
 for name, group in (("users", principals.users), ("keys", principals.keys)):
     app.add_typer(group, name=name, rich_help_panel=Panel.OPERATION)
-for module in (config, openapi, processes, scheduler, devchain):
+for module in (sql, config, openapi, processes, query, scheduler, sink, runner, devchain):
     app.add_typer(module.app)
 
 

@@ -9,6 +9,7 @@ import shutil
 import ssl
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
 
-from interlock.adapters.postgres import migrations, require_schema
+from interlock import landlock
+from interlock.adapters.postgres import migrations, queries, require_schema
 from interlock.adapters.valkey import Coordination
 from interlock.api.listener import bind, require_safe
 from interlock.cli.stores import endpoints, store_urls
@@ -28,6 +31,8 @@ from interlock.client import WorkerClient
 from interlock.errors import ConfigurationError, InterlockError
 from interlock.pipeline.java import JavaMissing
 from interlock.pipeline.java import find as find_java
+from interlock.runner.confinement import Interpreter
+from interlock.runner.invoking import find_machine
 from interlock.settings import Settings
 
 LEAST_PYTHON: Final = (3, 11)
@@ -36,6 +41,8 @@ LEAST_DISK: Final = 200 * 2**20
 GOOD_DISK: Final = 2 * 2**30
 GOOD_OPEN_FILES: Final = 1024
 GOOD_SKEW_SECONDS: Final = 2.0
+LONG_WAIT_SECONDS: Final = 300.0
+"""For a published batch."""
 _CONNECT_SECONDS: Final = 5.0
 
 
@@ -55,7 +62,7 @@ class Finding:
 
 async def examine(settings: Settings) -> list[Finding]:
     local = [python(), *packages(settings), folder(settings), credentials(settings), open_files()]
-    local += [java(settings), *spark(settings)]
+    local += [java(settings), *spark(settings), await confinement(settings), statements()]
     running = bool(endpoints(settings))
     listeners = await health(settings) if running else list(ports(settings))
     return [*local, *certificate(settings), *listeners, *await stores(settings)]
@@ -121,6 +128,14 @@ def open_files() -> Finding:
     return Finding("open files", Result.WARN, f"limit {soft}", f"ulimit -n {GOOD_OPEN_FILES * 4}")
 
 
+def statements() -> Finding:
+    """What holds a statement to the files that it was granted, besides DuckDB itself."""
+    if found := landlock.version():
+        return Finding("queries", Result.OK, f"statements are held to their files by Landlock, version {found}")
+    advice = "files are then read for each statement, which takes longer; use Linux 5.13 or newer with Landlock"
+    return Finding("queries", Result.WARN, "this kernel has no Landlock", advice)
+
+
 def java(settings: Settings) -> Finding:
     if settings.spark_remote is not None:
         return Finding("java", Result.OK, "not needed: spark_remote is set")
@@ -161,6 +176,25 @@ def _names_hadoop_aws(settings: Settings) -> bool:
     return any("hadoop-aws" in value.get_secret_value() for value in settings.spark_conf.values())
 
 
+async def confinement(settings: Settings) -> Finding:
+    """Tries the walls around users' code as a runner does when it starts."""
+    name = "confinement"
+    if settings.has_runner:
+        return Finding(name, Result.OK, "not needed: users' code runs elsewhere")
+    user = settings.runner_first_user if os.getuid() == 0 else 0
+    python = str(settings.runner_python) if settings.runner_python else None
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            interpreter = Interpreter.find(python)
+            machine = await find_machine(Path(scratch), settings.runner_confinement, interpreter, None, user)
+    except ConfigurationError as error:
+        return Finding(name, Result.WARN, "users' code is refused", f"only bundles need it. {error.detail}")
+    if machine.walls.own_files:
+        return Finding(name, Result.OK, f"users' code runs inside of {machine.walls}")
+    advice = "install bubblewrap, or allow user namespaces: docs/untrusted-code.md"
+    return Finding(name, Result.WARN, f"users' code is held by {machine.walls} alone", advice)
+
+
 # Listeners
 
 
@@ -176,7 +210,7 @@ def certificate(settings: Settings) -> Iterator[Finding]:
 
 
 def ports(settings: Settings) -> Iterator[Finding]:
-    for name in ("gateway", "internal"):
+    for name in ("gateway", "internal", "query"):
         address = getattr(settings, name)
         try:
             require_safe(address, settings)
@@ -190,7 +224,7 @@ def ports(settings: Settings) -> Iterator[Finding]:
 async def health(settings: Settings) -> list[Finding]:
     known = endpoints(settings)
     pid = known.get("pid", "")
-    names = ("gateway", "internal")
+    names = ("gateway", "internal", "query")
     return [await _health(name, known[name], pid) for name in names if name in known]
 
 
@@ -240,7 +274,7 @@ async def _postgres(name: str, url: str) -> list[Finding]:
         findings = [await _server_version(label, connection), await _clock(label, connection)]
     finally:
         await connection.close()
-    return [*findings, await _schema(label, url)] if name == "state" else findings
+    return [*findings, *await _state(label, url)] if name == "state" else findings
 
 
 async def _server_version(label: str, connection: Any) -> Finding:
@@ -262,12 +296,26 @@ async def _clock(label: str, connection: Any) -> Finding:
     return Finding(f"{label} clock", Result.WARN, detail, "set both by NTP: tokens and leases compare times")
 
 
-async def _schema(label: str, url: str) -> Finding:
+async def _state(label: str, url: str) -> list[Finding]:
     try:
         await require_schema(url)
     except InterlockError as error:
-        return Finding(f"{label} schema", Result.FAIL, error.detail)
-    return Finding(f"{label} schema", Result.OK, f"version {migrations()[-1].version}, as this build needs it")
+        return [Finding(f"{label} schema", Result.FAIL, error.detail)]
+    known = Finding(f"{label} schema", Result.OK, f"version {migrations()[-1].version}, as this build needs it")
+    return [known, await _batches(url)]
+
+
+async def _batches(url: str) -> Finding:
+    """Published batches that nobody loads."""
+    connection: Any = await asyncpg.connect(url, timeout=_CONNECT_SECONDS)
+    try:
+        waiting = int(await queries("buffers").waiting_long(connection, seconds=LONG_WAIT_SECONDS, most=1000))
+    finally:
+        await connection.close()
+    if not waiting:
+        return Finding("sink", Result.OK, "no published batch waits for long")
+    detail = f"{waiting if waiting < 1000 else 'at least 1000'} published batches wait for minutes"
+    return Finding("sink", Result.WARN, detail, "see that `interlock sink` runs, and what its log says")
 
 
 async def _valkey(name: str, url: str) -> list[Finding]:

@@ -35,8 +35,9 @@ async def _ask(folder: Path | None, question: Callable[[Client], Coroutine[Any, 
     from interlock.client import Client, gateway_access
     from interlock.settings import load
 
-    access = gateway_access(load(dir=folder))
-    async with Client(access.url, access.secret, verify=access.verify, patience=_PATIENCE_SECONDS) as client:
+    settings = load(dir=folder)
+    access, patience = gateway_access(settings), _PATIENCE_SECONDS
+    async with Client(access.url, access.secret, verify=access.verify, patience=patience, org=settings.org) as client:
         return await question(client)
 
 

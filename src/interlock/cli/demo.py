@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_PATIENCE_SECONDS = 30.0
+"""With a query service that is still starting."""
+
 
 class What(StrEnum):
     PIPELINE = "pipeline"
@@ -53,11 +56,12 @@ def demo(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the scratch folder, to look around in.")] = False,
 ) -> None:
-    """Follow a chain into token transfers and hourly volumes on Spark, through a reorg, and check the answer.
+    """Follow a chain into token transfers, hourly volumes and alerts, through a reorg, and check the answer.
 
-    `interlock demo tasks` shows single tasks instead: retried, redriven, canceled, and outliving their worker. Either
-    starts servers, gateway, dispatcher and workers of its own, touches nothing else, takes less than 90 s on two cores,
-    and ends with exit code 0 when the answer is right.
+    Transfers and volumes are made on Spark, alerts by untrusted code behind walls. `interlock demo tasks` shows single
+    tasks instead: retried, redriven, canceled, and outliving their worker. Either starts servers, gateway, dispatcher
+    and workers of its own, touches nothing else, takes less than 90 s on two cores, and ends with exit code 0 when the
+    answer is right.
     """
     import asyncio
 
@@ -81,6 +85,8 @@ def _forget_settings() -> None:
         if name.upper().startswith("INTERLOCK_"):
             del os.environ[name]
     os.environ["INTERLOCK_CONFIG"] = os.devnull
+    # For the processes that are started, too: a follower never ends by itself, and would be waited for.
+    os.environ["INTERLOCK_DRAIN_SECONDS"] = "1"
 
 
 @contextlib.contextmanager
@@ -112,9 +118,11 @@ async def _tasks(supervisor: Supervisor, started: Started) -> bool:
 
 @contextlib.asynccontextmanager
 async def _chain(rpc: str | None) -> AsyncIterator[Play]:
+    from interlock.cli.demo_alerts import AlertWatch
     from interlock.cli.demo_chain import BLOCKS, development_chain, foreign_chain
-    from interlock.cli.demo_pipeline import SPAN, Play, example, play
-    from interlock.client import Client
+    from interlock.cli.demo_examples import example
+    from interlock.cli.demo_pipeline import SPAN, Play, play
+    from interlock.client import Client, QueryClient
 
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(example("operators")), os.environ.get("PYTHONPATH")]))
     async with development_chain() if rpc is None else foreign_chain(rpc) as chain:
@@ -122,8 +130,11 @@ async def _chain(rpc: str | None) -> AsyncIterator[Play]:
         async def perform(_: Supervisor, started: Started) -> bool:
             # From a multiple of all ranges on, with as many blocks as the development chain has.
             first = 0 if rpc is None else max(await chain.head() - BLOCKS, 0) // SPAN * SPAN
-            async with Client(started.gateway, started.admin_key) as client:
-                return await play(Play(client, chain, first, tame=rpc is None))
+            async with (
+                Client(started.gateway, started.admin_key) as client,
+                QueryClient(started.query, started.admin_key, patience=_PATIENCE_SECONDS) as queries,
+            ):
+                return await play(Play(client, chain, first, tame=rpc is None, alerts=AlertWatch(client, queries)))
 
         yield perform
 
@@ -136,7 +147,8 @@ async def _on_stage(folder: Folder, workers: tuple[str, ...], play: Play) -> boo
 
     interrupts = Interrupts()
     interrupts.listen()
-    settings = load(dir=folder.path, gateway="127.0.0.1:0", internal="127.0.0.1:0", drain_seconds=1.0)
+    anywhere = dict.fromkeys(("gateway", "internal", "query"), "127.0.0.1:0")
+    settings = load(dir=folder.path, **anywhere)
     with _logged(folder) as log:
         supervisor = Supervisor(settings, folder, Plan(workers=workers, children_stderr=log))
         begun = time.monotonic()
@@ -173,9 +185,10 @@ def _what_next(what: What) -> None:
         ("interlock up", "the same, to stay"),
         ("interlock devchain", "the chain; then `interlock dag deploy examples/dags/tokens.yaml`"),
         ("interlock dataset show volumes", "what is in a dataset; `lineage` draws where it comes from"),
+        ('interlock sql "select * from volumes"', "ask it; tables and files alike"),
         ("interlock operator new my_operator", "an operator of your own on Spark, with its test"),
         ("interlock demo tasks" if what is What.PIPELINE else "interlock demo", "the other demo"),
         ("interlock doctor", "what this machine has, and lacks"),
     ]
     for line, about in lines:
-        console().print(f"  {line:<36}{about}", markup=False)
+        console().print(f"  {line:<39}{about}", markup=False)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -23,9 +23,16 @@ TRANSFER: Final = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df52
 """keccak256("Transfer(address,address,uint256)")."""
 BLOCKS: Final = 240
 """That are there from the start."""
+LARGE: Final = 4 * 10**24
+"""The threshold of alerts, as in their DAG's file."""
+_TOO_LONG: Final = 10**38
 _SPAN: Final = 60
 _START_SECONDS: Final = 30.0
 _HOUR: Final = 3600
+
+
+Place: TypeAlias = tuple[str, int]
+"""Of a log: the hash of its block, and its number in there."""
 
 
 class ChainFailed(InterlockError):
@@ -41,6 +48,8 @@ class Answer:
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
     busy_logs: int = 0
     """Of contracts that have two or more in a range."""
+    large: dict[Place, int | None] = field(default_factory=dict)
+    """Transfers that there must be an alert for; None is an amount of more than 38 digits."""
 
 
 class FollowedChain:
@@ -79,9 +88,12 @@ def _count(block: Block, found: Answer) -> None:
     hour = int(block.timestamp, 16) // _HOUR
     for log in block.logs:
         if len(log.topics) == 3 and log.topics[0] == TRANSFER and len(log.data) == 66:
+            amount = int(log.data, 16)
             found.transfers += 1
             found.counts[hour, log.address] += 1
-            found.volumes[hour, log.address] += int(log.data, 16)
+            found.volumes[hour, log.address] += amount
+            if amount >= LARGE:
+                found.large[block.hash, int(log.log_index, 16)] = amount if amount < _TOO_LONG else None
 
 
 @asynccontextmanager

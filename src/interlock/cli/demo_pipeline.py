@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from interlock.cli.demo_alerts import Alerts, AlertWatch
 from interlock.cli.demo_chain import Answer, FollowedChain
+from interlock.cli.demo_examples import drawn, example
 from interlock.cli.output import console, table
 from interlock.client import Client
 from interlock.errors import InterlockError
@@ -29,10 +29,14 @@ REORG_DEPTH: Final = 5
 _FOLLOWED: Final = f"{DAG}:follow:logs"
 _MADE: Final = {"transfers": RANGE, "volumes": RANGE, "activity": RANGE, "compact_transfers": SPAN}
 """Datasets by their published names, and how many blocks a partition of each has."""
+ALERTS: Final = "alert_events"
 _LOOK_SECONDS: Final = 0.3
 _LINE_SECONDS: Final = 5.0
 _PATIENCE_SECONDS: Final = 180.0
 _SHOWN: Final = 5
+
+
+Scope: TypeAlias = tuple[int, int]
 
 
 class DemoFailed(InterlockError):
@@ -47,17 +51,24 @@ class Play:
     """The first block; a multiple of SPAN."""
     tame: bool
     """The chain mines and reorganises when it is told to."""
+    alerts: AlertWatch
+
+    def last_of(self, size: int, head: int) -> int:
+        """The last block of the last whole range of that size."""
+        return self.first + (head - self.first + 1) // size * size - 1
 
 
 async def play(stage: Play) -> bool:
     begun = time.monotonic()
     await deploy(stage)
+    await add_code(stage)
     head = await stage.chain.head()
     await follow(stage, head)
+    taken_back: Alerts = {}
     if stage.tame:
-        await reorganise(stage, head)
+        taken_back = await reorganise(stage, head)
         head = await go_on(stage)
-    passed = await check(stage, head)
+    passed = await check(stage, head, taken_back)
     if passed:
         console().print(f"\n[bold green]It adds up.[/] The whole play took {time.monotonic() - begun:.0f} s.")
     else:
@@ -82,7 +93,7 @@ async def deploy(stage: Play) -> None:
         (f"size: {SPAN} ", f"size: {SPAN}, start: {stage.first} "),
     ):
         text = text.replace(named, value)
-    console().print(_drawn(text), markup=False)
+    console().print(drawn(text), markup=False)
     await stage.client.dags.deploy(text)
     console().print(
         "The follower copies blocks into the data database; each range of 30 becomes a task, and that of its file "
@@ -90,49 +101,61 @@ async def deploy(stage: Play) -> None:
     )
 
 
-def _drawn(text: str) -> str:
-    from interlock.dags import text as drawing
-    from interlock.dags.reading import Vocabulary, read
-    from interlock.settings import load
-
-    return drawing.draw(read(text.encode(), f"{DAG}.yaml", Vocabulary.of(load())))
+async def add_code(stage: Play) -> None:
+    _heading("2. Code that nobody has to trust joins in")
+    await stage.alerts.deploy(stage.first)
+    console().print(
+        "It runs behind walls, with a token that lets it ask about the transfers of its range and publish alerts on "
+        "large ones. The sink checks what it publishes, and makes rows of it."
+    )
 
 
 async def follow(stage: Play, head: int) -> None:
-    _heading(f"2. Blocks {stage.first} to {head} go through it")
+    _heading(f"3. Blocks {stage.first} to {head} go through it")
     await until_made(stage, head)
 
 
-async def reorganise(stage: Play, head: int) -> None:
-    _heading(f"3. The chain takes its last {REORG_DEPTH} blocks back")
-    before = {name: await partitions(stage.client, name) for name in _MADE}
-    await stage.chain.call("dev_reorg", REORG_DEPTH)
+async def reorganise(stage: Play, head: int) -> Alerts:
+    """What alerts there were on the blocks that are gone."""
+    _heading(f"4. The chain takes its last {REORG_DEPTH} blocks back")
     rewritten = head - REORG_DEPTH + 1
-    expected = {name: [one for one in before[name] if one.end >= rewritten and one.start <= head] for name in _MADE}
-    with _board("recomputed", {name: len(scopes) for name, scopes in expected.items()}) as board:
+    before = await _scopes(stage)
+    taken_back = await stage.chain.answer(rewritten, stage.last_of(SPAN, head), RANGE)
+    await stage.chain.call("dev_reorg", REORG_DEPTH)
+    expected = {name: _touched(scopes, rewritten, head) for name, scopes in before.items()}
+    with _board("recomputed", expected) as board:
         while True:
             await _look_for_dead_letters(stage.client)
-            after = {name: await partitions(stage.client, name) for name in _MADE}
-            again = {name: _again(before[name], after[name]) for name in _MADE}
+            after = await _scopes(stage)
+            again = {name: _again(before[name], after[name]) for name in before}
             board.show({name: len(scopes) for name, scopes in again.items()})
-            if all(len(again[name]) >= len(expected[name]) for name in _MADE):
+            if all(len(again[name]) >= expected[name] for name in before):
                 break
             await board.wait()
-    rows = [
-        (name, ", ".join(again[name]), sum(one.partition_key not in again[name] for one in after[name]))
-        for name in _MADE
-    ]
+    rows = [(name, ", ".join(again[name]), len(after[name]) - len(again[name])) for name in before]
     console().print("Exactly what the reorg touched was made again, of the new blocks:")
     console().print(table(("dataset", "made again", "left alone"), rows, empty="Nothing."))
+    return taken_back.large
 
 
-def _again(before: Sequence[PartitionView], after: Sequence[PartitionView]) -> list[str]:
-    known = {one.partition_key: one.commit for one in before}
-    return [one.partition_key for one in after if one.commit > known.get(one.partition_key, one.commit)]
+async def _scopes(stage: Play) -> dict[str, Mapping[Scope, int]]:
+    """By dataset: its ranges, each with a number that grows when it is made again."""
+    made: dict[str, Mapping[Scope, int]] = {
+        name: {(one.start, one.end): one.commit for one in await partitions(stage.client, name)} for name in _MADE
+    }
+    return made | {ALERTS: await stage.alerts.look()}
+
+
+def _touched(scopes: Iterable[Scope], first: int, last: int) -> int:
+    return sum(end >= first and start <= last for start, end in scopes)
+
+
+def _again(before: Mapping[Scope, int], after: Mapping[Scope, int]) -> list[str]:
+    return [f"{start}-{end}" for (start, end), made in after.items() if made > before.get((start, end), made)]
 
 
 async def go_on(stage: Play) -> int:
-    _heading(f"4. {SPAN} new blocks are mined")
+    _heading(f"5. {SPAN} new blocks are mined")
     await stage.chain.call("dev_mine", SPAN)
     head = await stage.chain.head()
     await until_made(stage, head)
@@ -144,7 +167,7 @@ async def go_on(stage: Play) -> int:
 
 async def until_made(stage: Play, head: int) -> None:
     blocks = head - stage.first + 1
-    wanted = {"blocks": blocks} | {name: blocks // size for name, size in _MADE.items()}
+    wanted = {"blocks": blocks} | {name: blocks // size for name, size in (_MADE | {ALERTS: SPAN}).items()}
     with _board("", wanted) as board:
         while True:
             await _look_for_dead_letters(stage.client)
@@ -152,6 +175,7 @@ async def until_made(stage: Play, head: int) -> None:
             made = {"blocks": max((followed.cursor or stage.first - 1) - stage.first + 1, 0)}
             for name in _MADE:
                 made[name] = (await _version(stage.client, name)).partitions
+            made[ALERTS] = len(await stage.alerts.look())
             board.show(made)
             if all(made[name] >= wanted[name] for name in wanted):
                 return
@@ -232,27 +256,31 @@ def _board(label: str, wanted: Mapping[str, int]) -> _Board:
 # The answer
 
 
-async def check(stage: Play, head: int) -> bool:
+async def check(stage: Play, head: int, taken_back: Alerts) -> bool:
     """What stands in the files of the datasets, beside what the chain says when it is asked directly."""
-    _heading("5. Does it add up?" if stage.tame else "3. Does it add up?")
-    last = stage.first + (head - stage.first + 1) // RANGE * RANGE - 1
-    compacted = stage.first + (head - stage.first + 1) // SPAN * SPAN - 1
+    _heading("6. Does it add up?" if stage.tame else "4. Does it add up?")
+    last, compacted = stage.last_of(RANGE, head), stage.last_of(SPAN, head)
     said = await stage.chain.answer(stage.first, last, RANGE)
     told = said if compacted == last else await stage.chain.answer(stage.first, compacted, RANGE)
     transfers = await rows_of(stage.client, "transfers")
     compact = await rows_of(stage.client, "compact_transfers")
     volumes = await rows_of(stage.client, "volumes")
     activity = await rows_of(stage.client, "activity")
+    hold, gone = await stage.alerts.found()
     rows = [
         (f"transfers in blocks {stage.first}-{last}", said.transfers, transfers.num_rows),
         (f"the same, compacted, {stage.first}-{compacted}", told.transfers, compact.num_rows),
         ("hours and tokens with a transfer", len(said.counts), len(set(_keys(volumes)))),
         ("logs of contracts with two or more in a range", said.busy_logs, sum(activity["logs"].to_pylist())),
         *_by_token(said, volumes),
+        ("alerts on transfers that are in the chain", len(told.large), len(hold)),
+        *[("alerts on blocks that it took back", len(taken_back), len(gone))] * stage.tame,
     ]
     shown = [(*row, "ok" if row[1] == row[2] else "fail") for row in rows]
     console().print(table(("", "the chain says", "the datasets have", ""), shown, empty="Nothing."))
-    return all(row[-1] == "ok" for row in shown) and _sums(volumes) == said.volumes
+    # Also in what the table does not show.
+    right = _sums(volumes) == said.volumes and hold == told.large and (not stage.tame or gone == taken_back)
+    return right and all(row[-1] == "ok" for row in shown)
 
 
 async def rows_of(client: Client, dataset: str) -> pa.Table:
@@ -288,9 +316,3 @@ def _by_token(said: Answer, volumes: pa.Table) -> list[tuple[str, int, int]]:
         moves[token] += count
         sums[token] += said.volumes[hour, token]
     return [(f"volume of {token}", sums[token], there[token]) for token, _ in moves.most_common(_SHOWN)]
-
-
-def example(name: str) -> Path:
-    """A file of `examples/`: of the installed package, or of the repository that it runs from."""
-    installed = Path(str(resources.files("interlock"))) / "examples" / name
-    return installed if installed.exists() else Path(__file__).parents[3] / "examples" / name

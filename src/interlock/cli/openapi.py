@@ -20,19 +20,21 @@ app = typer.Typer()
 )
 def openapi(
     internal: Annotated[bool, typer.Option("--internal", help="The dispatcher's instead of the gateway's.")] = False,
+    query: Annotated[bool, typer.Option("--query", help="The query service's instead of the gateway's.")] = False,
 ) -> None:
-    """Print the OpenAPI document of the gateway, or of the dispatcher."""
+    """Print the OpenAPI document of the gateway, of the dispatcher, or of the query service."""
     import asyncio
 
-    asyncio.run(_print(internal=internal))
+    asyncio.run(_print("query" if query else "dispatcher" if internal else "gateway"))
 
 
-async def _print(*, internal: bool) -> None:
+async def _print(listener: str) -> None:
     from interlock.api.dispatcher import dispatcher
     from interlock.api.gateway import gateway
     from interlock.api.openapi import exact
+    from interlock.api.query import query
 
-    describe = dispatcher if internal else gateway
+    describe = {"gateway": gateway, "dispatcher": dispatcher, "query": query}[listener]
     print_json(exact(describe(_without_stores()).openapi_schema.to_schema()))
 
 

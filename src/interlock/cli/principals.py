@@ -6,18 +6,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli.connection import ask
-from interlock.cli.conventions import FolderOption, Output, OutputOption, command, group
+from interlock.cli.connection import ask, collect
+from interlock.cli.conventions import (
+    CursorOption,
+    FolderOption,
+    LimitOption,
+    Output,
+    OutputOption,
+    command,
+    group,
+)
 from interlock.cli.output import present, sheet, table
 from interlock.wire import Role
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from interlock.client import Client
     from interlock.wire import (
         KeyCreated,
         KeyList,
         KeyView,
+        MemberPage,
+        MemberView,
         OrgView,
         SigningKeyView,
         WorkerTokenCreated,
@@ -25,9 +36,12 @@ if TYPE_CHECKING:
         WorkerTokenView,
     )
 
-users = group("API keys of users, tokens of workers, orgs.")
+users = group("API keys of users, members from the identity provider, tokens of workers, orgs.")
 keys = group("Keys that sign capability tokens.")
 
+OrgOption = Annotated[
+    str | None, typer.Option("--org", help="Another org than yours; needs the platform scope.", show_default=False)
+]
 ExpiryOption = Annotated[
     float | None, typer.Option("--expires-in-days", min=0.001, max=3650, help="Default: never.", show_default=False)
 ]
@@ -95,6 +109,72 @@ def revoke(
 
 def _revoked_key(key: KeyView) -> str:
     return f"Key {key.key_id} of {key.user} is revoked."
+
+
+@command(
+    users,
+    "allow",
+    example="interlock users allow 'auth0|5f7c8ec7c33c6c004bbafe82' --role writer\n"
+    "interlock users allow ada@example.com --org acme --role admin",
+)
+def allow(
+    subject: Annotated[str, typer.Argument(help="The user's `sub`, as the identity provider writes it.")],
+    role: Annotated[Role, typer.Option(help="What the user may do.")] = Role.READER,
+    org: OrgOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Let a user of the identity provider in, or change their role."""
+    from interlock.wire import MemberRequest
+
+    request = MemberRequest(subject=subject, role=role, org=org)
+    present(ask(folder, lambda client: client.allow_member(request)), output, _allowed)
+
+
+def _allowed(member: MemberView) -> str:
+    return f"{member.subject} is a member of {member.org}: {member.role}."
+
+
+@command(users, "disallow", example="interlock users disallow 'auth0|5f7c8ec7c33c6c004bbafe82'")
+def disallow(
+    subject: Annotated[str, typer.Argument(help="The user's `sub`, as `users members` shows it.")],
+    org: OrgOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Let a user of the identity provider in no longer, from now on."""
+
+    present(ask(folder, lambda client: client.disallow_member(subject, org=org)), output, _disallowed)
+
+
+def _disallowed(member: MemberView) -> str:
+    return f"{member.subject} is no member of {member.org} any more."
+
+
+@command(users, "members", example="interlock users members")
+def members(
+    org: OrgOption = None,
+    limit: LimitOption = 1000,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show the users of the identity provider who are members of your org."""
+    from interlock.wire import MemberPage
+
+    async def read(client: Client) -> MemberPage:
+        found, after = await collect(
+            lambda at, most: client.member_page(at, most, org=org), lambda page: page.members, cursor, limit
+        )
+        return MemberPage(members=found, next_cursor=after)
+
+    present(ask(folder, read), output, _members)
+
+
+def _members(page: MemberPage) -> RenderableType:
+
+    rows = [(m.subject, m.org, m.role, m.since, m.by) for m in page.members]
+    return table(("subject", "org", "role", "since", "by"), rows, empty="There are no members.")
 
 
 @command(users, "worker-token", example="interlock users worker-token rack-7 --runtime platform")

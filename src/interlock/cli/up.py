@@ -21,7 +21,8 @@ app = typer.Typer()
     app,
     "up",
     panel=Panel.START,
-    example="interlock up\ninterlock up --dir /srv/interlock --gateway 127.0.0.1:0 --internal 127.0.0.1:0 --json",
+    example="interlock up\ninterlock up --dir /srv/interlock --gateway 127.0.0.1:0 --internal 127.0.0.1:0 "
+    "--query 127.0.0.1:0 --json",
 )
 def up(
     folder: Annotated[
@@ -32,6 +33,9 @@ def up(
     ] = None,
     internal: Annotated[
         str | None, typer.Option(help="host:port for workers; port 0 takes a free one. Default: 127.0.0.1:7071")
+    ] = None,
+    query: Annotated[
+        str | None, typer.Option(help="host:port for queries; port 0 takes a free one. Default: 127.0.0.1:7072")
     ] = None,
     workers: Annotated[
         str | None, typer.Option(help="Runtimes to start a worker for, with commas. Default: all of this build.")
@@ -46,7 +50,7 @@ def up(
         bool, typer.Option("--json", help="When ready, print one line of JSON and nothing else.")
     ] = False,
 ) -> None:
-    """Start servers, gateway, dispatcher, scheduler and workers in the foreground, and keep them running.
+    """Start servers, gateway, dispatcher, query service, sink, scheduler, runner and workers, and keep them running.
 
     Stopping and starting on the same folder resumes everything. Ctrl-C or SIGTERM drains: running tasks get a moment
     to finish and are then given back; once more to hurry.
@@ -59,7 +63,7 @@ def up(
     from interlock.supervisor.run import up as supervise
     from interlock.telemetry import configure
 
-    settings = load(dir=folder, gateway=gateway, internal=internal)
+    settings = load(dir=folder, gateway=gateway, internal=internal, query=query)
     plan = Plan(workers=_chosen(workers, no_workers), modules=modules or ())
     state = Folder(settings.dir)
     with state.locked():
@@ -104,6 +108,7 @@ def _print_table(started: Started) -> None:
             [
                 ("gateway", started.gateway),
                 ("internal", started.internal),
+                ("query", started.query),
                 ("folder", started.dir),
                 ("credentials", f"{started.dir}/credentials.json"),
                 ("try", f'interlock job submit{where} --operator echo --task \'{{"hello": "world"}}\' --watch'),

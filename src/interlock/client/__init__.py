@@ -1,11 +1,14 @@
-"""The Python SDK: `Client` for users, `WorkerClient` for workers, `TaskClient` for the code of one attempt.
+"""The Python SDK: `Client` and `QueryClient` for users, `WorkerClient` for workers, `TaskClient` for the code
+of one attempt.
 
 Bodies are the structs of `interlock.wire`, errors those of `interlock.errors`.
 """
 
 from interlock.client._gateway import Client, JobOptions, TaskFilter
-from interlock.client._locate import Access, dispatcher_access, gateway_access
+from interlock.client._locate import Access, dispatcher_access, gateway_access, query_access
+from interlock.client._queries import QueryClient, QueryOptions
 from interlock.client._task import Ending, Fence, TaskClient
+from interlock.client._webhooks import verify_webhook
 from interlock.client._worker import WorkerClient
 
 __all__ = [
@@ -14,9 +17,13 @@ __all__ = [
     "Ending",
     "Fence",
     "JobOptions",
+    "QueryClient",
+    "QueryOptions",
     "TaskClient",
     "TaskFilter",
     "WorkerClient",
     "dispatcher_access",
     "gateway_access",
+    "query_access",
+    "verify_webhook",
 ]

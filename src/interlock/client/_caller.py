@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from interlock.client._http import BrokenExchange, Http, NotSent, Reply
+from interlock.client._http import BrokenExchange, Http, NotSent, Reply, Take
 from interlock.client._problems import error_of, unreachable, untrusted
 from interlock.client._retry import Backoff
 from interlock.errors import InterlockError, ServerUnreachable, TooManyRequests, Unavailable
@@ -36,7 +36,13 @@ class Caller:
         self.patience = patience
         """Seconds a failing call is tried again before its error is raised; infinity never gives up."""
         self._on_retry = on_retry
+        self._headers, self._verify = headers, verify
         self._http = Http(url, verify=verify, headers=headers)
+
+    def sending(self, media_type: str) -> Caller:
+        """To the same server, for bodies that are no JSON; a connection of its own, to be closed by itself."""
+        headers = self._headers | {"Content-Type": media_type}
+        return Caller(self.url, headers, verify=self._verify, patience=self.patience)
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,11 +78,30 @@ class Caller:
             backoff = backoff or Backoff(self.patience)
             await backoff.before_retry(outcome)
 
+    async def download(
+        self, method: str, target: str, take: Take, body: Any = None, *, extra: str = "", timeout: float
+    ) -> None:
+        """A reply that is handed on as it comes. Not tried again: a part of it may be gone already."""
+        encoded = b"" if body is None else _encoder.encode(body)
+        outcome = await self._try(method, target, encoded, extra, timeout, fresh=True, take=take)
+        if not isinstance(outcome, Reply):
+            raise outcome
+
     async def _try(
-        self, method: str, target: str, body: bytes, extra: str, timeout: float, *, fresh: bool
+        self,
+        method: str,
+        target: str,
+        body: bytes,
+        extra: str,
+        timeout: float,
+        *,
+        fresh: bool,
+        take: Take | None = None,
     ) -> Reply | InterlockError:
         try:
-            reply = await self._http.exchange(method, target, body, extra=extra, timeout=timeout, fresh=fresh)
+            reply = await self._http.exchange(
+                method, target, body, extra=extra, timeout=timeout, fresh=fresh, take=take
+            )
         except ssl.SSLCertVerificationError as error:
             return untrusted(self.url, error.verify_message)
         except (NotSent, BrokenExchange) as error:
@@ -84,6 +109,11 @@ class Caller:
             failure.__cause__ = error
             return failure
         return reply if reply.status < 300 else error_of(reply)
+
+
+def bearer(api_key: str, org: str | None) -> dict[str, str]:
+    """`api_key` may be a token of the identity provider; `org` says which one, for a user in several."""
+    return {"Authorization": f"Bearer {api_key}"} | ({} if org is None else {"X-Interlock-Org": org})
 
 
 def _worth_retrying(failure: InterlockError, *, repeatable: bool) -> bool:

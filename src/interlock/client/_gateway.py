@@ -12,11 +12,15 @@ import msgspec
 from msgspec import Raw
 
 from interlock.client._backfills import BackfillCalls
-from interlock.client._caller import Caller, path, query
+from interlock.client._buffers import BufferCalls
+from interlock.client._bundles import BundleCalls
+from interlock.client._caller import Caller, bearer, path, query
 from interlock.client._dags import DagCalls
 from interlock.client._datasets import DatasetCalls
 from interlock.client._http import refuse_line_breaks
+from interlock.client._queries import QueryCalls
 from interlock.client._sources import SourceCalls
+from interlock.client._webhooks import WebhookCalls
 from interlock.wire import (
     AttemptPage,
     CancelRequest,
@@ -33,6 +37,9 @@ from interlock.wire import (
     KeyList,
     KeyRequest,
     KeyView,
+    MemberPage,
+    MemberRequest,
+    MemberView,
     OrgRequest,
     OrgView,
     PausePage,
@@ -116,13 +123,17 @@ class Client:
         *,
         verify: ssl.SSLContext | bool = True,
         patience: float = PATIENCE_SECONDS,
+        org: str | None = None,
     ) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"}
-        self._caller = Caller(url, headers, verify=verify, patience=patience)
+        self._caller = Caller(url, bearer(api_key, org), verify=verify, patience=patience)
         self.dags = DagCalls(self._caller)
+        self.bundles = BundleCalls(self._caller)
+        self.webhooks = WebhookCalls(self._caller)
         self.datasets = DatasetCalls(self._caller)
         self.backfills = BackfillCalls(self._caller)
         self.sources = SourceCalls(self._caller)
+        self.queries = QueryCalls(self._caller)
+        self.buffers = BufferCalls(self._caller)
 
     async def __aenter__(self) -> Client:
         return self
@@ -281,6 +292,17 @@ class Client:
 
     async def revoke_key(self, key_id: str) -> KeyView:
         return await self._delete(path("v1", "keys", key_id), msgspec.json.Decoder(KeyView))
+
+    async def member_page(self, cursor: str | None = None, limit: int = PAGE, *, org: str | None = None) -> MemberPage:
+        """Users of the identity provider who are let in."""
+        target = query("/v1/members", org=org, cursor=cursor, limit=limit)
+        return await self._get(target, msgspec.json.Decoder(MemberPage))
+
+    async def allow_member(self, request: MemberRequest) -> MemberView:
+        return await self._post("/v1/members", msgspec.json.Decoder(MemberView), request)
+
+    async def disallow_member(self, subject: str, *, org: str | None = None) -> MemberView:
+        return await self._delete(query("/v1/members", subject=subject, org=org), msgspec.json.Decoder(MemberView))
 
     async def worker_tokens(self) -> WorkerTokenList:
         return await self._get("/v1/worker-tokens", msgspec.json.Decoder(WorkerTokenList))

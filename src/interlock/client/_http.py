@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Self, cast
 from urllib.parse import urlsplit
 
@@ -19,6 +20,11 @@ import httptools
 IDLE_SECONDS = 4.0
 """Servers commonly close a connection that was idle for five: a call must not race with that."""
 CONNECT_SECONDS = 10.0
+
+
+_FIRST_FAILURE = 300
+
+Take = Callable[[bytes], object]
 
 
 class Reply(NamedTuple):
@@ -45,14 +51,15 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[Reply] | None = None
         self._body: list[bytes] = []
         self._retry_after: str | None = None
+        self._take: Take | None = None
         self.idle_since = 0.0
         self.usable = False
 
-    async def exchange(self, request: bytes, timeout: float) -> Reply:
+    async def exchange(self, request: bytes, timeout: float, take: Take | None = None) -> Reply:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Reply] = loop.create_future()
         self._waiter = waiter
-        self.usable, self._body, self._retry_after = False, [], None
+        self.usable, self._body, self._retry_after, self._take = False, [], None, take
         self._transport.write(request)
         alarm = loop.call_later(timeout, self._fail, f"no reply within {timeout:g} s")
         try:
@@ -101,7 +108,10 @@ class Connection(asyncio.Protocol):
             self._retry_after = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        if self._take is not None and self._parser.get_status_code() < _FIRST_FAILURE:
+            self._take(body)
+        else:
+            self._body.append(body)
 
     def on_message_complete(self) -> None:
         if self._waiter is None or self._waiter.done():
@@ -143,15 +153,26 @@ class Http:
             self._idle.pop().close()
 
     async def exchange(
-        self, method: str, target: str, body: bytes, *, extra: str = "", timeout: float, fresh: bool = False
+        self,
+        method: str,
+        target: str,
+        body: bytes,
+        *,
+        extra: str = "",
+        timeout: float,
+        fresh: bool = False,
+        take: Take | None = None,
     ) -> Reply:
-        """`fresh`: a new connection, as a kept one may turn out closed, and this call may not be repeated."""
+        """`fresh`: a new connection, as a kept one may turn out closed, and this call may not be repeated.
+
+        `take` is given the body of a good reply as it comes, which then is not kept.
+        """
         line = f"{method} {self._prefix}{target} HTTP/1.1\r\n{extra}Content-Length: {len(body)}\r\n"
         request = b"".join((line.encode("latin-1"), self._head, b"\r\n", body))
         connection = None if fresh else self._kept()
         if connection is None:
             connection = await self._connect()
-        reply = await connection.exchange(request, timeout)
+        reply = await connection.exchange(request, timeout, take)
         if connection.usable:
             connection.idle_since = time.monotonic()
             self._idle.append(connection)

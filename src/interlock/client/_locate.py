@@ -37,6 +37,12 @@ def dispatcher_access(settings: Settings) -> Access:
     return Access(url, token, _verify(settings))
 
 
+def query_access(settings: Settings) -> Access:
+    """What `QueryClient` needs: the query service and an API key."""
+    url = settings.query_url or _left(settings, ENDPOINTS, "query", "INTERLOCK_QUERY_URL")
+    return Access(url, _secret(settings, settings.api_key, "admin_key", "INTERLOCK_API_KEY"), _verify(settings))
+
+
 def _secret(settings: Settings, given: SecretStr | None, name: str, variable: str) -> str:
     return given.get_secret_value() if given else _left(settings, CREDENTIALS, name, variable)
 

@@ -12,28 +12,37 @@ from msgspec import UNSET, Raw
 
 from interlock.client._caller import Caller
 from interlock.client._http import refuse_line_breaks
+from interlock.errors import ConfigurationError
 from interlock.wire import (
     BufferPublish,
     BufferPublished,
     Completion,
     CompletionReply,
     Crash,
+    CredentialsRequest,
     Event,
     EventBatch,
     EventsAccepted,
     Heartbeat,
     HeartbeatReply,
     Output,
+    QueryReply,
+    TaskCredentials,
+    TaskQuery,
 )
 
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 60.0
+QUERY_SECONDS = 3_700.0
+"""The service itself ends a query that takes too long."""
 
 _beat = msgspec.json.Decoder(HeartbeatReply)
 _completed = msgspec.json.Decoder(CompletionReply)
 _events = msgspec.json.Decoder(EventsAccepted)
 _published = msgspec.json.Decoder(BufferPublished)
+_minted = msgspec.json.Decoder(TaskCredentials)
+_queried = msgspec.json.Decoder(QueryReply)
 _json = msgspec.json.Encoder()
 
 
@@ -67,9 +76,11 @@ class TaskClient:
         *,
         verify: ssl.SSLContext | bool = True,
         patience: float = PATIENCE_SECONDS,
+        query_url: str | None = None,
     ) -> None:
         self.fence = fence
         self._caller = Caller(url, {}, verify=verify, patience=patience)
+        self._queries = None if query_url is None else Caller(query_url, {}, verify=verify, patience=patience)
         self.use_token(capability_token)
 
     async def __aenter__(self) -> TaskClient:
@@ -80,6 +91,8 @@ class TaskClient:
 
     def close(self) -> None:
         self._caller.close()
+        if self._queries is not None:
+            self._queries.close()
 
     def use_token(self, capability_token: str) -> None:
         refuse_line_breaks("capability token", capability_token)
@@ -130,3 +143,16 @@ class TaskClient:
             record_count=record_count,
         )
         return await self._post("/v1/task/buffer-publish", _published, body)
+
+    async def credentials(self) -> TaskCredentials:
+        """For the attempt's own prefixes of objects, until its lease as it is now ends."""
+        return await self._post("/v1/task/credentials", _minted, CredentialsRequest(**self.fence._asdict()))
+
+    async def query(self, sql: str, *, limit: int | None = None, export: bool = False) -> QueryReply:
+        """One SELECT over the task's inputs, by their names. `export` writes the result under the attempt's prefix."""
+        if self._queries is None:
+            raise ConfigurationError("This client was not told where the query service is: give it a query_url.")
+        body = TaskQuery(**self.fence._asdict(), sql=sql, limit=limit, export=export)
+        return await self._queries.call(
+            "POST", "/v1/task/query", _queried, body, extra=self._extra, timeout=QUERY_SECONDS, repeatable=not export
+        )

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from interlock.dags.definition import Activation, Dag, Job, JobOutput, Published, Storage, UpdateStrategy
+from interlock.dags.definition import Activation, Dag, Job, JobOutput, OnConflict, Published, Storage, UpdateStrategy
 from interlock.dags.fields import EXAMPLES
 from interlock.dags.lineage import cycles, producer
 from interlock.dags.operators import AGGREGATOR, NOT_ON_SPARK, ON_SPARK, RANGES, SPLITTER, range_problem
 from interlock.dags.problems import Place, Report, listing, quoted
+from interlock.kernel.udf import UDF, Bundle, bundle_problem, config_problem
 
 _SHOWN_OF_A_CYCLE: Final = 100
 _RANGE_CONFIGS: Final = {
@@ -37,6 +38,16 @@ class ReadJob:
 
 
 @dataclass(frozen=True, slots=True)
+class UserCode:
+    """What there is to run code of users."""
+
+    runtimes: frozenset[str]
+    """Those that run it, and nothing else."""
+    bundles: Mapping[str, Bundle] | None = None
+    """By what jobs may call them; None where nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadDag:
     dag: Dag
     jobs: list[ReadJob]
@@ -49,13 +60,16 @@ def check(
     datasets: frozenset[str] | None,
     taken: Mapping[str, str],
     spark: frozenset[str],
+    code: UserCode,
 ) -> None:
     by_name = _by_name(read, report)
     for found in read.jobs:
         _check_activation(found, report)
         _check_keys(found, report)
+        _check_columns(found, report, spark)
         _check_ranges(found, report)
         _check_runtime(found, report, spark)
+        _check_udf(found, report, code)
         _check_edges(read, found, by_name, report, datasets)
     for name, publication in read.dag.publish.items():
         _check_output(publication.from_, read.publish[name], by_name, report)
@@ -114,6 +128,37 @@ def _check_keys(found: ReadJob, report: Report) -> None:
         report.add(found.at("unique_key"), what, "remove it, or write update_strategy: append")
 
 
+def _check_columns(found: ReadJob, report: Report, spark: frozenset[str]) -> None:
+    """A sink takes what is declared, and needs to know what that is."""
+    job = found.job
+    if found.unread & {"outputs", "unique_key"}:
+        return
+    for output in job.outputs:
+        named = f"output {quoted(output.name)}"
+        if output.storage is not Storage.BUFFERED:
+            if output.columns or output.on_conflict is not OnConflict.NOTHING:
+                what = f"columns and on_conflict of {named} have no effect with storage: {output.storage}"
+                report.add(found.at("outputs"), what, "remove them, or write storage: buffered")
+        elif not output.columns:
+            report.add(found.at("outputs"), f"{named} is buffered and has no columns", f"write {EXAMPLES['columns']}")
+        elif job.runtime in spark or job.operator in RANGES:
+            what = f"{named} is buffered, and operator {job.operator} publishes no batches"
+            report.add(found.at("outputs"), what, "write storage: parquet")
+        else:
+            for name in output.unique_key or job.unique_key:
+                _check_key(name, output.columns, named, found.at("outputs"), report)
+
+
+def _check_key(name: str, columns: Mapping[str, str], named: str, place: Place, report: Report) -> None:
+    kind = columns.get(name, "").removesuffix(" not null")
+    if not kind:
+        what = f"unique_key of {named} names {quoted(name)}, which is none of its columns"
+        report.add(place, what, f"write one of {listing(columns)}")
+    elif kind in ("float", "double"):
+        what = f"column {quoted(name)} is {kind}, and a key of {named}: it would be equal by chance"
+        report.add(place, what, "write a decimal, or another column")
+
+
 def _check_ranges(found: ReadJob, report: Report) -> None:
     """The operators that turn ranges into ranges run in the dispatcher, and say what became of them by one output."""
     job = found.job
@@ -141,6 +186,25 @@ def _check_runtime(found: ReadJob, report: Report, spark: frozenset[str]) -> Non
         report.add(found.at("runtime"), f"{named} runs on Spark only", "write runtime: spark")
     elif job.operator in NOT_ON_SPARK and job.runtime in spark:
         report.add(found.at("runtime"), f"{named} does not run on Spark", "write runtime: platform")
+
+
+def _check_udf(found: ReadJob, report: Report, code: UserCode) -> None:
+    """Code of users runs where it can do no harm, and nothing else does there."""
+    job = found.job
+    if found.unread & {"runtime", "operator", "config"}:
+        return
+    if job.operator != UDF:
+        if job.runtime in code.runtimes:
+            what = f"runtime {job.runtime} of job {quoted(job.name)} runs bundles only"
+            report.add(found.at("runtime"), what, "write operator: udf, or another runtime")
+        return
+    if job.runtime not in code.runtimes:
+        what = f"operator udf of job {quoted(job.name)} needs a runtime for untrusted code"
+        report.add(found.at("runtime"), what, f"write runtime: {min(code.runtimes, default='lambda')}")
+    if wrong := config_problem(job.config):
+        report.add(found.at("config"), wrong, "write config: { bundle: alerts, entrypoint: alerts.handler }")
+    elif code.bundles is not None and (wrong := bundle_problem(job.config, code.bundles)):
+        report.add(found.at("config"), wrong, "upload it with `interlock bundle upload`, or name another")
 
 
 def _check_edges(

@@ -15,6 +15,7 @@ from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.dags.definition import Dag, dag_of
 from interlock.dags.generations import tuning
 from interlock.dags.lineage import depth
+from interlock.dags.operators import RANGES
 from interlock.dags.routing import Scopes
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
@@ -70,6 +71,7 @@ class Swaps:
         for stream in await _sql.turn_edges(connection, datasets=datasets, job_ids=job_ids):
             # Partitions are walked by the reconciler; of a stream, what was read is read again by the same scopes.
             await self._scopes.give(connection, [stream], stream["job_id"])
+        await _sql.touch_readers(connection, datasets=datasets, job_ids=job_ids, range_operators=sorted(RANGES))
 
 
 async def publish(connection: Connection, dag: Row, definition: Dag, *, move: bool) -> None:

@@ -74,6 +74,13 @@ class Storage(StrEnum):
     BUFFERED = "buffered"
 
 
+class OnConflict(StrEnum):
+    """What becomes of a row whose unique_key a buffered output has already."""
+
+    NOTHING = "nothing"
+    UPDATE = "update"
+
+
 class _Part(Struct, frozen=True, kw_only=True):
     """A piece of a definition."""
 
@@ -118,6 +125,12 @@ class Output(_Part, frozen=True, kw_only=True):
     storage: Storage = Storage.PARQUET
     unique_key: UniqueKey = ()
     """Columns that tell rows apart; empty takes the job's."""
+    columns: dict[ColumnName, str] = field(default_factory=dict)
+    """Of a buffered output, which takes no others: types as Spark names them, `not null` behind."""
+    on_conflict: OnConflict = OnConflict.NOTHING
+
+
+OF_BUFFERED: Final = ("columns", "on_conflict")
 
 
 class Job(_Part, frozen=True, kw_only=True):
@@ -194,6 +207,11 @@ def _job_document(job: Job) -> dict[str, Any]:
     policy = written.pop("policy")
     written |= {name: policy[each.name] for name, each in POLICY_FIELDS.items()}
     written["max_queue_age"] = job.max_queue_age and f"{job.max_queue_age}s"
+    for output in written["outputs"]:
+        if output["storage"] != Storage.BUFFERED:
+            # They have no say in it: a file means the same as before there were any.
+            for name in OF_BUFFERED:
+                del output[name]
     if job.source is None:
         del written["source"]
     else:

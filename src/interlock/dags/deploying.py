@@ -8,6 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.dags.code import pinned_to, udf_configs
 from interlock.dags.cutover import Swaps, complete, publish
 from interlock.dags.definition import Dag, canonical, content_hash, dag_of
 from interlock.dags.generations import Generations, columns, external_names
@@ -18,6 +19,8 @@ from interlock.dags.reading import Vocabulary, examine
 from interlock.dags.versions import version_view
 from interlock.errors import BadRequest, Conflict, InvalidDag, NotFound, TooLarge
 from interlock.failpoints import failpoint
+from interlock.kernel.bundles import bundles_named, hold
+from interlock.kernel.udf import Bundle
 from interlock.settings import Settings
 from interlock.wire import DagDeployed, DagState, DagVersionView, PlannedJob
 
@@ -54,12 +57,19 @@ class Deployments:
             raise TooLarge(f"The file has {len(content)} bytes; a DAG may have {MAX_BYTES}.", code="dag_too_large")
         vocabulary = Vocabulary.of(self._settings, *operators)
         dag, problems = await asyncio.to_thread(examine, content, FILE, vocabulary)
+        bundles: dict[str, Bundle] = {}
         if dag is not None:
             vocabulary = await self._with_names(vocabulary, dag, org_id)
+            bundles = await self._bundles(dag, org_id)
+            vocabulary = replace(vocabulary, code=replace(vocabulary.code, bundles=bundles))
             dag, problems = await asyncio.to_thread(examine, content, FILE, vocabulary)
         if dag is None:
             raise InvalidDag(problems)
-        return dag
+        return pinned_to(dag, bundles)
+
+    async def _bundles(self, dag: Dag, org_id: UUID) -> dict[str, Bundle]:
+        async with self._database.connection() as connection:
+            return await bundles_named(connection, udf_configs(dag), org_id)
 
     async def _with_names(self, vocabulary: Vocabulary, dag: Dag, org_id: UUID) -> Vocabulary:
         """With the names that others publish, of those that matter; all of them only where one is misspelt."""
@@ -86,6 +96,7 @@ class Deployments:
             change = compare(standing.definition or Dag(name=dag.name, jobs=()), dag)
             planned = await plan(connection, org_id, dag, change, build=not _is_there(standing.same))
             await _check_publications(connection, standing, dag)
+            await hold(connection, udf_configs(dag), org_id)
             version = None if dry_run else await self._deploy(connection, standing, dag, change, org_id, by)
             await failpoint("deploy.before_commit")
             return _deployed(dag, version, planned)

@@ -15,9 +15,11 @@ from interlock.dags.definition import (
     ExecutionStrategy,
     Job,
     JobOutput,
+    OnConflict,
     Output,
     Published,
     SourceKind,
+    Storage,
     WaitFor,
     job_hash,
     source_document,
@@ -25,11 +27,13 @@ from interlock.dags.definition import (
 from interlock.dags.lineage import producer
 from interlock.errors import BadRequest
 from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
+from interlock.schemas import BATCH_COLUMN, Column, DatasetSchema, hash_of
 from interlock.settings import Runtime, Settings
 from interlock.wire import DatasetRef
 
 _sql = queries("dags")
 _refs = msgspec.json.Decoder(list[DatasetRef])
+_NOT_NULL: Final = " not null"
 _ENDLESS_SECONDS: Final = 100.0 * 366 * 86_400
 
 OutputName = tuple[str, str]
@@ -46,7 +50,7 @@ def tuning(settings: Settings, job: Job) -> dict[str, Any]:
     """The columns that change in place. Any: columns of a row."""
     return {
         "name": job.name,
-        **policy_columns(_runtime(settings, job), job.policy, job.scaling, job.priority),
+        **policy_columns(_runtime(settings, job), job.policy, job.scaling, job.priority, operator=job.operator),
         "max_queue_depth": job.max_queue_depth,
         "max_queue_age": job.max_queue_age,
         "source": source_document(job.source) if job.source else None,
@@ -190,11 +194,32 @@ def _reference_of(row: Row) -> dict[str, UUID]:
 
 
 def _version(made: _Made) -> dict[str, Any]:
-    return _reference(made) | {
-        "job_id": made.job_id,
-        "output_index": made.index,
-        "storage": made.output.storage,
-        "unique_key": made.output.unique_key or made.job.unique_key,
+    return (
+        _reference(made)
+        | {
+            "job_id": made.job_id,
+            "output_index": made.index,
+            "storage": made.output.storage,
+            "unique_key": made.output.unique_key or made.job.unique_key,
+        }
+        | _declared(made)
+    )
+
+
+def _declared(made: _Made) -> dict[str, Any]:
+    """What a sink takes. Columns of the key are never null: rows without one could not be told apart."""
+    if made.output.storage is not Storage.BUFFERED:
+        return {}
+    key = made.output.unique_key or made.job.unique_key
+    columns = [
+        Column(name, kind.removesuffix(_NOT_NULL), nullable=not (kind.endswith(_NOT_NULL) or name in key))
+        for name, kind in made.output.columns.items()
+    ]
+    schema = DatasetSchema(columns, BATCH_COLUMN)
+    return {
+        "schema": _text(schema),
+        "schema_hash": hash_of(schema),
+        "replace_rows": made.output.on_conflict is OnConflict.UPDATE,
     }
 
 

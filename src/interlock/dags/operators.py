@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from interlock.kernel.udf import UDF
+
 BUILT_IN: Final = frozenset(
     {
         "block_follower",
@@ -13,6 +15,7 @@ BUILT_IN: Final = frozenset(
         "echo",
         "erc20_transfers",
         "fail",
+        "http_fetch",
         "integrity_check",
         "parquet_compact",
         "python",
@@ -21,6 +24,7 @@ BUILT_IN: Final = frozenset(
         "rollup",
         "sleep",
         "sql",
+        UDF,
     }
 )
 """Names of the platform itself, in every runtime."""
@@ -29,7 +33,7 @@ ON_SPARK: Final = frozenset(
     {"block_ingest", "dedupe", "erc20_transfers", "integrity_check", "parquet_compact", "rollup", "sql"}
 )
 """Those that take and give DataFrames."""
-NOT_ON_SPARK: Final = frozenset({"block_follower", "echo", "fail", "python", "sleep"})
+NOT_ON_SPARK: Final = frozenset({"block_follower", "echo", "fail", "http_fetch", "python", "sleep"})
 
 SPLITTER: Final = "range_splitter"
 AGGREGATOR: Final = "range_aggregator"

@@ -15,7 +15,7 @@ from msgspec.structs import FieldInfo
 from msgspec.structs import fields as fields_of_struct
 
 from interlock.dags import scalars, where
-from interlock.dags.checking import ReadDag, ReadJob, check
+from interlock.dags.checking import ReadDag, ReadJob, UserCode, check
 from interlock.dags.conditions import sql
 from interlock.dags.definition import (
     DEFAULTABLE,
@@ -34,11 +34,14 @@ from interlock.dags.definition import (
 from interlock.dags.fields import EXAMPLES, Converter, FieldReader, Rejected
 from interlock.dags.nodes import MAX_BYTES, Fields, Node, Scalar, plain, tree
 from interlock.dags.operators import BUILT_IN
-from interlock.dags.problems import START, Place, Problem, Report, listing
+from interlock.dags.problems import START, Place, Problem, Report, listing, quoted
 from interlock.dags.scalars import Malformed
 from interlock.errors import InvalidDag, InvalidWhere
-from interlock.settings import Settings
+from interlock.settings import RuntimeKind, Settings
 from interlock.wire import Role
+
+MOST_COLUMNS: Final = 1_000
+"""Of a buffered output: PostgreSQL has room for a few more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,15 @@ class Vocabulary:
     """Names that this DAG must not publish, with the DAG that does."""
     spark: frozenset[str] = frozenset({"spark"})
     """Runtimes whose tasks run in a Spark session."""
+    code: UserCode = field(default_factory=lambda: UserCode(frozenset({"lambda"})))
 
     @classmethod
     def of(cls, settings: Settings, *operators: str) -> Vocabulary:
         """The runtimes of these settings, and the built-in operators with some of one's own."""
-        spark = frozenset(name for name in settings.runtime_names if settings.runtime(name).spark)
-        return cls(frozenset(settings.runtime_names), BUILT_IN | set(operators), spark=spark)
+        runtimes = {name: settings.runtime(name) for name in settings.runtime_names}
+        spark = frozenset(name for name, runtime in runtimes.items() if runtime.spark)
+        invoked = frozenset(name for name, runtime in runtimes.items() if runtime.kind is RuntimeKind.INVOKE)
+        return cls(frozenset(runtimes), BUILT_IN | set(operators), spark=spark, code=UserCode(invoked))
 
 
 def read(content: bytes, file: str, vocabulary: Vocabulary) -> Dag:
@@ -130,7 +136,7 @@ class _DagReader:
         dag = Dag(name=values.get("name", ""), jobs=tuple(read.job for read in jobs), publish=publications)
         places = {name: place for name, (_, place) in publish.items()}
         known = self._vocabulary
-        check(ReadDag(dag, jobs, places), self._report, known.datasets, known.taken, known.spark)
+        check(ReadDag(dag, jobs, places), self._report, known.datasets, known.taken, known.spark, known.code)
         return dag
 
     def _defaults(self, node: Node) -> dict[str, Any]:
@@ -233,6 +239,20 @@ class _JobReader:
             raise Malformed(f"has {len(names)} columns", "write at most 32")
         return tuple(names)
 
+    def _columns(self, node: Node) -> dict[str, str]:
+        entries = self._fields.mapping(node, "columns").entries
+        if len(entries) > MOST_COLUMNS:
+            raise Malformed(f"has {len(entries)} columns", f"write at most {MOST_COLUMNS}")
+        found: dict[str, str] = {}
+        for name, entry in entries.items():
+            if name.lower() in {other.lower() for other in found}:
+                self._report.add(entry.key, f"column {quoted(name)} stands here twice", "capitals do not count")
+            try:
+                found[scalars.column_name(name)] = scalars.column_type(_text_of(entry.node) or "")
+            except Malformed as wrong:
+                self._report.add(entry.key, f"column {quoted(name)} {wrong.what}", wrong.instead)
+        return found
+
     # Sources
 
     def _source(self, node: Node) -> Source:
@@ -320,7 +340,7 @@ class _JobReader:
         name = self._fields.text("name", scalars.path_name)
         if isinstance(node, Scalar):
             return Output(name=name(node))
-        converters = {"name": name, "unique_key": self._unique_key}
+        converters = {"name": name, "unique_key": self._unique_key, "columns": self._columns}
         values = self._fields.read(node, "an output", _struct_fields(Output), converters)
         if "name" not in values:
             raise Rejected

@@ -10,6 +10,7 @@ from typing import Final
 from croniter import croniter
 
 from interlock.dags.definition import PATH_NAME, DurationSeconds
+from interlock.schemas import TABLE_TYPES, table_type
 from interlock.wire import OperatorName
 
 
@@ -25,6 +26,7 @@ class Malformed(Exception):
 _DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
 _UNITS: Final = (86_400, 3_600, 60, 1)
 _LONGEST_SECONDS: Final = 366 * 86_400
+_LONGEST_COLUMN: Final = 63
 _NAME: Final = re.compile(PATH_NAME)
 _OPERATOR: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_.]*)?")
 _CRON: Final = re.compile(r"[0-9A-Za-z*/,#?-]+(?: +[0-9A-Za-z*/,#?-]+){4}")
@@ -47,6 +49,25 @@ def operator(text: str) -> OperatorName:
     if len(text) > 200 or not _OPERATOR.fullmatch(text):
         raise Malformed("names no operator", "write the name of a built-in one, or module:function")
     return text
+
+
+def column_name(text: str) -> str:
+    """Of a table: PostgreSQL would cut a longer one, and the platform's own begin with an underscore."""
+    if not 0 < len(text.encode()) <= _LONGEST_COLUMN or not text.isprintable():
+        raise Malformed("has a name that no table can carry", f"write 1 to {_LONGEST_COLUMN} bytes that can be printed")
+    if text.startswith("_") or text.lower() == "org_id":
+        raise Malformed("is the platform's own", "write another name, which does not begin with _")
+    return text
+
+
+def column_type(text: str) -> str:
+    """In one spelling: a type, and `not null` where it is so."""
+    words = " ".join(text.lower().replace(", ", ",").split())
+    kind = words.removesuffix(" not null")
+    if table_type(kind) is None:
+        known = ", ".join(TABLE_TYPES)
+        raise Malformed("has no type that a table can have", f"write one of {known} or decimal(p,s), and not null")
+    return words
 
 
 def duration(text: str) -> DurationSeconds:

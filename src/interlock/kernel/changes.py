@@ -26,6 +26,8 @@ _files_sql = queries("files")
 
 PARTITION: Final = "partition"
 CURSOR: Final = "cursor"
+BUFFERED: Final = "buffered"
+"""The storage whose rows come in published batches: the sink alone says when they are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Change:
     """By output: where the attempt may write it."""
     markers: Mapping[int, Marker] = field(default_factory=dict)
     """Of files, by output_index."""
+    by_sink: bool = False
 
     def files(self) -> Iterator[tuple[UUID, DatasetSchema]]:
         for output in self.outputs:
@@ -179,6 +182,13 @@ def _streams(changes: Sequence[Change], rows: dict[UUID, Row]) -> dict[UUID, int
 def _check_progress(change: Change, rows: dict[UUID, Row], streams: dict[UUID, int]) -> None:
     for item in change.said():
         version = item.dataset_version
+        known = rows.get(version)
+        if known is not None and known["storage"] == BUFFERED and not change.by_sink:
+            raise Conflict(
+                f"Dataset version {version} is buffered: publish batches with /v1/task/buffer-publish. Readers are "
+                "told once their rows are loaded.",
+                code="buffered_dataset",
+            )
         if item.cursor is not None and version not in streams:
             raise Conflict(
                 f"Dataset version {version} is made of partitions; report `partition_key`, `start` and `end`.",

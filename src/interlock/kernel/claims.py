@@ -18,7 +18,8 @@ from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.adapters.queue import Handle, Queue
 from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import armed, failpoint
-from interlock.kernel.tasks import SMALL_SHARD, clean, inputs_of, outputs_of, run_task_id
+from interlock.kernel.inputs import Inputs
+from interlock.kernel.tasks import SMALL_SHARD, clean, outputs_of, run_task_id
 from interlock.settings import Settings
 from interlock.telemetry import TASKS_CLAIMED
 from interlock.wire import (
@@ -127,11 +128,14 @@ _lease = msgspec.json.Decoder(_Lease)
 
 
 class Claims:
-    def __init__(self, database: Database, settings: Settings, queue: Queue, tokens: CapabilityTokens) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, queue: Queue, tokens: CapabilityTokens, inputs: Inputs
+    ) -> None:
         self._database = database
         self._settings = settings
         self._queue = queue
         self._tokens = tokens
+        self._inputs = inputs
         self._objects_root = settings.objects_root
         self._known_jobs: dict[tuple[UUID, str], _Job] = {}
 
@@ -139,6 +143,8 @@ class Claims:
         wanted = _wanted(request)
         who = {"worker_id": clean(request.worker_id), "runtimes": self._reach(worker)}
         held = armed("claim.before_commit")
+        if request.tokens:
+            await self._tokens.require_signing()
         groups, states = await self._database.run(lambda c: self._claim_free(c, wanted, who), transaction=held)
         capped = sorted({s["job_id"] for s in states if s["capped"] and s["status"] == "Queued" and s["allowed"]})
         if capped:
@@ -220,26 +226,24 @@ class Claims:
         return only.end - last
 
     async def _claims(self, group: _Group, job: _Job, *, tokens: bool) -> list[ClaimReply]:
-        lease, replies = group.lease, []
-        for one in group.tasks:
-            task = self._payload(one, group.attempt, lease, job)
-            token = None
-            if tokens:
-                token = await self._tokens.issue(
-                    Grant(lease.org_id, one.task_id, group.attempt, task.outputs, job.inputs), lease.kid
-                )
-            replies.append(
-                ClaimReply(
-                    status="Claimed",
-                    task_id=one.task_id,
-                    attempt=group.attempt,
-                    lease_token=lease.lease_token,
-                    lease_expires_at=lease.lease_expires_at,
-                    capability_token=token,
-                    task=task,
-                )
+        lease, attempt = group.lease, group.attempt
+        tasks = [self._payload(one, attempt, lease, job) for one in group.tasks]
+        issued: Sequence[str | None] = [None] * len(tasks)
+        if tokens:
+            grants = [Grant(lease.org_id, task.task_id, attempt, task.outputs, job.inputs) for task in tasks]
+            issued = await self._tokens.issue_all(grants, lease.kid)
+        return [
+            ClaimReply(
+                status="Claimed",
+                task_id=task.task_id,
+                attempt=attempt,
+                lease_token=lease.lease_token,
+                lease_expires_at=lease.lease_expires_at,
+                capability_token=token,
+                task=task,
             )
-        return replies
+            for task, token in zip(tasks, issued, strict=True)
+        ]
 
     async def _jobs(self, wanted: set[tuple[UUID, str]]) -> dict[UUID, _Job]:
         """Definitions by id and row version: a cached one is never out of date."""
@@ -249,16 +253,12 @@ class Claims:
                 self._known_jobs.clear()
             async with self._database.connection() as connection:
                 found = await _sql.claimed_jobs(connection, job_ids=[job_id for job_id, _ in missing])
-                inputs = await self._inputs(connection, found)
+                inputs = await self._inputs.of(connection, _reading(found))
             # A definition replaced since the claim: the newer one is as good.
             newest = {row["job_id"]: _job(row, inputs) for row in found}
             self._known_jobs |= {(row["job_id"], row["version"]): newest[row["job_id"]] for row in found}
             return {job_id: self._known_jobs.get((job_id, version)) or newest[job_id] for job_id, version in wanted}
         return {key[0]: self._known_jobs[key] for key in wanted}
-
-    async def _inputs(self, connection: Connection, jobs: Sequence[Row]) -> dict[UUID, list[TaskInput]]:
-        reading = [row["job_id"] for row in jobs if row["inputs"]]
-        return await inputs_of(connection, reading, self._objects_root) if reading else {}
 
     def _payload(self, task: GroupedTask, attempt: int, owner: _Owner, job: _Job) -> TaskPayload:
         outputs = write_grants(self._objects_root, task.task_id, attempt, job.outputs) if job.outputs else []
@@ -283,7 +283,7 @@ class Claims:
             row = await _sql.fetch_task(connection, shard=SMALL_SHARD, task_id=task_id, runtimes=self._reach(worker))
             if row is None:
                 raise NotFound(f"There is no task {task_id}.")
-            job = _job(row, await self._inputs(connection, [row]))
+            job = _job(row, await self._inputs.of(connection, _reading([row])))
         status = TaskStatus.CANCELED if row["cancel_requested"] else TaskStatus(row["status"])
         task = GroupedTask(row["task_id"], row["task_index"], Raw(row["payload"]))
         owner = _Owner(row["job_id"], row["org_id"], row["run_id"], row["timeout_at"])
@@ -335,6 +335,10 @@ def _ids_of_empty(ranges: Sequence[ClaimRange], groups: list[_Group]) -> list[UU
         if span.run_id not in fruitful
         for index in range(span.start, span.end + 1)
     ]
+
+
+def _reading(jobs: Sequence[Row]) -> list[UUID]:
+    return [row["job_id"] for row in jobs if row["inputs"]]
 
 
 def _job(row: Row, inputs: dict[UUID, list[TaskInput]]) -> _Job:

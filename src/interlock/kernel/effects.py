@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -72,7 +73,7 @@ class Effects:
             await _sql.send_message(
                 connection,
                 queue=BUFFER_QUEUE,
-                body=_buffer_message(publish, row["org_id"]),
+                body=buffer_message(msgspec.structs.asdict(publish) | {"org_id": row["org_id"]}),
                 dedupe_key=str(inserted["publish_id"]),
                 direct=self._settings.queue_direct,
             )
@@ -124,16 +125,13 @@ def _lies_under(uri: str, prefix: str) -> bool:
     )
 
 
-def _buffer_message(publish: BufferPublish, org_id: UUID) -> str:
-    message = {
-        "kind": "buffer_batch",
-        "org_id": org_id,
-        "dataset_uuid": publish.dataset_uuid,
-        "dataset_version": publish.dataset_version,
-        "batch_uri": publish.batch_uri,
-        "record_count": publish.record_count,
-        "producer": {"task_id": publish.task_id, "attempt": publish.attempt},
-    }
+_OF_MESSAGE: Final = ("org_id", "dataset_uuid", "dataset_version", "batch_uri", "record_count")
+
+
+def buffer_message(publish: Mapping[str, Any] | Row) -> str:
+    """What stands in the record of a publish, as the sink is told of it."""
+    producer = {"task_id": publish["task_id"], "attempt": publish["attempt"]}
+    message = {"kind": "buffer_batch"} | {name: publish[name] for name in _OF_MESSAGE} | {"producer": producer}
     return msgspec.json.encode(message).decode()
 
 

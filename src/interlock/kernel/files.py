@@ -7,7 +7,7 @@ that was resolved stays until nobody can be reading it any more.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -19,15 +19,33 @@ from interlock.access.tokens import write_grants
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import InterlockError, TooLarge
 from interlock.failpoints import failpoint
+from interlock.kernel.changes import BUFFERED
+from interlock.kernel.inputs import Inputs
 from interlock.kernel.markers import FILES
+from interlock.kernel.queries import BATCH_QUERY, batch_prefix
 from interlock.kernel.tasks import SMALL_SHARD, Tasks, outputs_of
 from interlock.schemas import DatasetSchema
 from interlock.settings import Settings
-from interlock.wire import DataReply, InputData, OutputData, Refusal, Release, TaskData, TaskFile, WriteGrant
+from interlock.wire import (
+    BufferLoad,
+    DataReply,
+    ExportGrant,
+    InputData,
+    LoadBatch,
+    OutputData,
+    Refusal,
+    Release,
+    TaskData,
+    TaskFile,
+    WriteGrant,
+)
 
 _sql = queries("files")
+_buffers_sql = queries("buffers")
 _schema = msgspec.json.Decoder(DatasetSchema)
 
+BUFFER_LOAD: Final = "buffer_load"
+"""The operator whose tasks the sink makes of batches that are too much for it."""
 MOST_FILES: Final = 10_000
 """Of one input of one task."""
 
@@ -52,13 +70,24 @@ class _Read:
     scope: _Scope | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A prefix of an attempt. Files in one that is not for committed ones go when the attempt has ended."""
+
+    prefix: str
+    committed: bool
+
+
 class Files:
-    def __init__(self, database: Database, settings: Settings, tasks: Tasks, range_operators: Iterable[str]) -> None:
+    def __init__(self, database: Database, settings: Settings, tasks: Tasks, inputs: Inputs) -> None:
         self._database = database
         self._root = settings.objects_root
         self._grace = settings.sweep_grace_seconds
+        self._batch_limit = settings.sink_batch_limit_bytes
+        self._export_seconds = settings.query_export_hours * 3600
+        self._keep_seconds = settings.replaced_files_seconds
         self._tasks = tasks
-        self._range_operators = sorted(range_operators)
+        self._edges = inputs
 
     async def data(self, items: Sequence[Release]) -> DataReply:
         """For those that hold their tasks. From then on their prefixes are looked after."""
@@ -80,9 +109,17 @@ class Files:
             return [], []
         inputs, refused = await self._inputs(connection, held)
         outputs = await self._outputs(connection, held)
+        exports = await self._exports(connection, held)
+        loads = await self._loads(connection, held)
         await failpoint("files.before_commit")
         answered = [
-            TaskData(task_id=row["task_id"], inputs=inputs[row["task_id"]], outputs=outputs[row["task_id"]])
+            TaskData(
+                task_id=row["task_id"],
+                inputs=inputs[row["task_id"]],
+                outputs=outputs[row["task_id"]],
+                export=exports.get(row["task_id"]),
+                load=loads.get(row["task_id"]),
+            )
             for row in held
             if row["task_id"] not in refused
         ]
@@ -95,10 +132,7 @@ class Files:
     async def _inputs(
         self, connection: Connection, held: Sequence[Row]
     ) -> tuple[dict[UUID, list[InputData]], dict[UUID, InterlockError]]:
-        jobs = sorted({row["job_id"] for row in held})
-        edges: defaultdict[UUID, list[Row]] = defaultdict(list)
-        for edge in await _sql.data_of_inputs(connection, job_ids=jobs, range_operators=self._range_operators):
-            edges[edge["job_id"]].append(edge)
+        edges = await self._edges.edges(connection, [row["job_id"] for row in held])
         reads = [(row["task_id"], read) for row in held for read in _reads(row, edges[row["job_id"]])]
         files = await self._files(connection, [read for _, read in reads])
         found: dict[UUID, list[InputData]] = {row["task_id"]: [] for row in held}
@@ -133,13 +167,7 @@ class Files:
     # What is written
 
     async def _outputs(self, connection: Connection, held: Sequence[Row]) -> dict[UUID, list[OutputData]]:
-        grants = {
-            row["task_id"]: write_grants(self._root, row["task_id"], row["attempt"], outputs_of(row)) for row in held
-        }
-        wanted = sorted({grant.dataset_version for each in grants.values() for grant in each})
-        versions: dict[UUID, Row] = {
-            row["dataset_version"]: row for row in await _sql.versions_written(connection, versions=wanted)
-        }
+        grants, versions = await self._grants(connection, held)
         current = await self._current(connection, held, grants, versions)
         await self._expect(connection, held, grants, versions)
         return {
@@ -180,34 +208,104 @@ class Files:
                 found[task_id, grant.output_index] = _file(row, scope.start, scope.end)
         return found
 
+    async def expect(self, connection: Connection, held: Sequence[Row]) -> None:
+        """From here on somebody knows of what the attempts may leave behind, wherever they have credentials for."""
+        grants, versions = await self._grants(connection, held)
+        await self._expect(connection, held, grants, versions, everywhere=True)
+
+    async def _grants(
+        self, connection: Connection, held: Sequence[Row]
+    ) -> tuple[dict[UUID, list[WriteGrant]], dict[UUID, Row]]:
+        """By task, and the versions that they are about."""
+        grants = {
+            row["task_id"]: write_grants(self._root, row["task_id"], row["attempt"], outputs_of(row)) for row in held
+        }
+        wanted = sorted({grant.dataset_version for each in grants.values() for grant in each})
+        return grants, {row["dataset_version"]: row for row in await _sql.versions_written(connection, versions=wanted)}
+
     async def _expect(
         self,
         connection: Connection,
         held: Sequence[Row],
         grants: Mapping[UUID, Sequence[WriteGrant]],
         versions: Mapping[UUID, Row],
+        *,
+        everywhere: bool = False,
     ) -> None:
-        """From here on somebody knows of what the attempts may leave behind."""
         expected = [
-            (grant, row)
+            (place, grant, row)
             for row in held
             for grant in grants[row["task_id"]]
-            if versions[grant.dataset_version]["storage"] == FILES
+            for place in _places(grant, versions[grant.dataset_version]["storage"], everywhere=everywhere)
         ]
         if expected:
             await _sql.expect_files(
                 connection,
-                places=[grant.write_prefix for grant, _ in expected],
-                versions=[grant.dataset_version for grant, _ in expected],
-                task_ids=[row["task_id"] for _, row in expected],
-                attempts=[row["attempt"] for _, row in expected],
-                timeouts=[row["timeout_at"] for _, row in expected],
+                places=[place.prefix for place, _, _ in expected],
+                buffers=[not place.committed for place, _, _ in expected],
+                versions=[grant.dataset_version for _, grant, _ in expected],
+                task_ids=[row["task_id"] for _, _, row in expected],
+                attempts=[row["attempt"] for _, _, row in expected],
+                timeouts=[row["timeout_at"] for _, _, row in expected],
                 grace=self._grace,
             )
 
+    async def _loads(self, connection: Connection, held: Sequence[Row]) -> dict[UUID, BufferLoad]:
+        """By task of a sink. What it loads stands in the records that name it."""
+        asking = [row["task_id"] for row in held if row["operator"] == BUFFER_LOAD]
+        if not asking:
+            return {}
+        batches: defaultdict[UUID, list[Row]] = defaultdict(list)
+        for row in await _buffers_sql.batches_of_loads(connection, task_ids=asking):
+            batches[row["load_task"]].append(row)
+        return {task_id: _load(rows, self._batch_limit) for task_id, rows in batches.items()}
+
+    async def _exports(self, connection: Connection, held: Sequence[Row]) -> dict[UUID, ExportGrant]:
+        """By task of a batch query. The operator is told where to write, whatever its payload says."""
+        asking = [row for row in held if row["operator"] == BATCH_QUERY]
+        grants = {
+            row["task_id"]: ExportGrant(
+                prefix=f"{batch_prefix(self._root, row['org_id'], row['task_id'])}{row['attempt']}/",
+                org_id=row["org_id"],
+            )
+            for row in asking
+        }
+        if asking:
+            await _sql.expect_exports(
+                connection,
+                places=[grants[row["task_id"]].prefix for row in asking],
+                timeouts=[row["timeout_at"] for row in asking],
+                seconds=self._export_seconds,
+                keep=self._keep_seconds,
+            )
+        return grants
+
+
+def _places(grant: WriteGrant, storage: str, *, everywhere: bool) -> list[_Place]:
+    """Where an attempt may leave files of an output: those it is for, or with credentials just as well others."""
+    files = _Place(grant.write_prefix, committed=storage == FILES)
+    batches = _Place(grant.buffer_prefix, committed=False)
+    if everywhere:
+        return [files, batches]
+    return {FILES: [files], BUFFERED: [batches]}.get(storage, [])
+
+
+def _load(rows: Sequence[Row], limit: int) -> BufferLoad:
+    version = rows[0]
+    return BufferLoad(
+        batches=[
+            LoadBatch(publish_id=row["publish_id"], batch_uri=row["batch_uri"], record_count=row["record_count"])
+            for row in rows
+        ],
+        schema=_schema.decode(version["schema"]),
+        unique_key=version["unique_key"],
+        replace_rows=version["replace_rows"],
+        limit_bytes=limit,
+    )
+
 
 def _reads(row: Row, edges: Sequence[Row]) -> list[_Read]:
-    names = _names(edges)
+    names = input_names(edges)
     scope = _scope_of(row)
     together = row["wait_for_all"] or len(edges) == 1
     return [
@@ -216,7 +314,7 @@ def _reads(row: Row, edges: Sequence[Row]) -> list[_Read]:
     ]
 
 
-def _names(edges: Sequence[Row]) -> list[str]:
+def input_names(edges: Sequence[Row]) -> list[str]:
     """Outputs of two jobs that are called the same get their jobs' names before theirs."""
     plain = [edge["output_name"] or f"input_{edge['input_index']}" for edge in edges]
     seen = Counter(plain)

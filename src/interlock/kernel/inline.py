@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -17,9 +16,10 @@ import structlog
 
 from interlock.access.principals import WorkerIdentity
 from interlock.adapters.postgres import Database
-from interlock.errors import BadRequest, Conflict, Fenced, Forbidden, InterlockError, TooLarge, Unavailable
+from interlock.errors import BadRequest, Conflict, Fenced, Forbidden, InterlockError, TooLarge
 from interlock.kernel.claims import Claims
 from interlock.kernel.effects import Effects
+from interlock.kernel.holding import completion, failure, fence_of, given, keep
 from interlock.kernel.operator_state import OperatorState, StateMoved, read_state
 from interlock.kernel.tasks import Tasks
 from interlock.wire import (
@@ -28,7 +28,6 @@ from interlock.wire import (
     Completion,
     Event,
     EventBatch,
-    Heartbeat,
     Release,
     TaskPayload,
     WriteGrant,
@@ -154,12 +153,12 @@ class InlineRunner:
             task.cancel()
         await asyncio.gather(*interrupted, return_exceptions=True)
         try:
-            await self._tasks.release([Release(**_fence(claim)) for claim in interrupted.values()])
+            await self._tasks.release([Release(**fence_of(claim)) for claim in interrupted.values()])
         except InterlockError as error:
             log.warning("inline.not_given_back", tasks=len(interrupted), reason=error.detail)
 
     async def _run(self, claim: ClaimReply) -> None:
-        task: TaskPayload = _given(claim.task)
+        task: TaskPayload = given(claim.task)
         operator = self._operators.get(task.operator)
         try:
             if operator is not None and operator.stateful:
@@ -178,7 +177,7 @@ class InlineRunner:
 
     async def _run_in_turn(self, claim: ClaimReply, turn: asyncio.Lock) -> None:
         if not await self._wait_for(turn, claim):
-            await self._report(claim, _completion(claim, "Canceled"), None)
+            await self._report(claim, completion(claim, "Canceled"), None)
             return
         try:
             while not await self._reported_at_once(claim):
@@ -197,7 +196,7 @@ class InlineRunner:
 
     async def _wait_for(self, turn: asyncio.Lock, claim: ClaimReply) -> bool:
         """The lease is kept meanwhile. False when the task was canceled."""
-        taken, beat = asyncio.ensure_future(turn.acquire()), asyncio.ensure_future(self._beat(claim))
+        taken, beat = asyncio.ensure_future(turn.acquire()), asyncio.ensure_future(keep(self._tasks, claim))
         try:
             await asyncio.wait({taken, beat}, return_when=asyncio.FIRST_COMPLETED)
             if not taken.done():
@@ -213,27 +212,27 @@ class InlineRunner:
         except (Fenced, StateMoved):
             raise
         except TooLarge as error:
-            await self._tasks.complete_one(_failure(claim, "ResultTooLarge", error.detail))
+            await self._tasks.complete_one(failure(claim, "ResultTooLarge", error.detail))
         except (BadRequest, Forbidden, Conflict) as error:
             # What it said does not fit to what is there: a failed attempt, not one that nobody hears of.
-            await self._tasks.complete_one(_failure(claim, error.code, error.detail))
+            await self._tasks.complete_one(failure(claim, error.code, error.detail))
 
     async def _execute(self, claim: ClaimReply) -> tuple[Completion, OperatorState | None]:
         work = asyncio.ensure_future(self._call(claim))
-        beat = asyncio.ensure_future(self._beat(claim))
+        beat = asyncio.ensure_future(keep(self._tasks, claim))
         try:
             done, _ = await asyncio.wait({work, beat}, return_when=asyncio.FIRST_COMPLETED)
             if work in done:
                 return _outcome(claim, work)
             beat.result()  # raises when the lease is lost
-            return _completion(claim, "Canceled"), None
+            return completion(claim, "Canceled"), None
         finally:
             beat.cancel()
             work.cancel()
 
     async def _call(self, claim: ClaimReply) -> _Ended:
         """Step by step; each but the last is written as soon as it is there."""
-        task: TaskPayload = _given(claim.task)
+        task: TaskPayload = given(claim.task)
         operator = self._operators.get(task.operator)
         if operator is None:
             known = ", ".join(sorted(self._operators))
@@ -256,24 +255,9 @@ class InlineRunner:
                 state = replace(kept, version=kept.version + 1)
 
     async def _write_step(self, claim: ClaimReply, step: Reaction, state: OperatorState | None) -> None:
-        batch = EventBatch(events=list(step.events), **_fence(claim))
+        batch = EventBatch(events=list(step.events), **fence_of(claim))
         if await self._effects.emit(batch, state) is None:
-            raise await self._tasks.fenced(Release(**_fence(claim)))
-
-    async def _beat(self, claim: ClaimReply) -> None:
-        """Returns when the task was asked to cancel; raises when the lease is lost."""
-        heartbeat = Heartbeat(**_fence(claim))
-        expires = _given(claim.lease_expires_at)
-        while True:
-            await asyncio.sleep(max(0.1, (expires - datetime.now(UTC)).total_seconds() / 3))
-            try:
-                reply = await self._tasks.heartbeat_one(heartbeat)
-            except Unavailable as error:
-                log.warning("inline.heartbeat_missed", task_id=str(claim.task_id), reason=error.detail)
-                continue
-            if reply.cancel_requested:
-                return
-            expires = reply.lease_expires_at
+            raise await self._tasks.fenced(Release(**fence_of(claim)))
 
 
 def _outcome(claim: ClaimReply, work: asyncio.Future[_Ended]) -> tuple[Completion, OperatorState | None]:
@@ -282,39 +266,16 @@ def _outcome(claim: ClaimReply, work: asyncio.Future[_Ended]) -> tuple[Completio
     if isinstance(error, Fenced | StateMoved):
         raise error
     if error is not None:
-        return _failure(claim, _class_of(error), str(error)), None
+        return failure(claim, _class_of(error), str(error)), None
     ended = work.result()
     try:
         result = msgspec.Raw(msgspec.json.encode(ended.reaction.result))
     except (TypeError, ValueError) as unwritable:
-        return _failure(claim, type(unwritable).__name__, str(unwritable)), None
-    return _completion(claim, "Completed", events=list(ended.reaction.events), result=result), ended.state
+        return failure(claim, type(unwritable).__name__, str(unwritable)), None
+    return completion(claim, "Completed", events=list(ended.reaction.events), result=result), ended.state
 
 
 def _class_of(error: BaseException) -> str:
     if isinstance(error, OperatorFailed):
         return error.error_class
     return error.code if isinstance(error, InterlockError) else type(error).__name__
-
-
-def _failure(claim: ClaimReply, error_class: str, message: str) -> Completion:
-    return _completion(claim, "Failed", error_class=error_class, error_message=message)
-
-
-def _completion(claim: ClaimReply, status: Any, **more: Any) -> Completion:
-    return Completion(status=status, **_fence(claim), **more)
-
-
-def _fence(claim: ClaimReply) -> dict[str, Any]:
-    return {
-        "task_id": _given(claim.task_id),
-        "attempt": _given(claim.attempt),
-        "lease_token": _given(claim.lease_token),
-    }
-
-
-def _given(value: Any) -> Any:
-    """Claimed replies carry everything; the optional fields are for NotClaimed."""
-    if value is None:
-        raise ValueError("a claimed task without its lease")
-    return value

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from interlock.errors import BadRequest
 from interlock.settings import Runtime, RuntimeKind, Settings
 from interlock.wire import Policy, Priority, Scaling
+
+NEVER_RETRIED: Final = {
+    "http_fetch": (
+        "AddressRefused",
+        "BadConfig",
+        "BadPayload",
+        "BadUrl",
+        "BodyTooLarge",
+        "HttpRefused",
+        "ReplyTooLarge",
+        "TooManyRedirects",
+    ),
+}
+"""By operator, error classes that another attempt would only repeat. They are added to those of the job's policy."""
 
 
 def runtime_of(settings: Settings, name: str) -> Runtime:
@@ -18,8 +32,11 @@ def runtime_of(settings: Settings, name: str) -> Runtime:
     except KeyError:
         known = ", ".join(settings.runtime_names)
         raise BadRequest(f"There is no runtime {name!r}; choose one of: {known}.", code="unknown_runtime") from None
-    if runtime.kind is RuntimeKind.INVOKE:
-        raise BadRequest(f"Runtime {name!r} has no runner in this installation.", code="runtime_without_runner")
+    if runtime.kind is RuntimeKind.INVOKE and not settings.has_runner:
+        raise BadRequest(
+            f"Runtime {name!r} has no runner in this installation: set runner_url or runner_lambda.",
+            code="runtime_without_runner",
+        )
     return runtime
 
 
@@ -33,7 +50,9 @@ def work_columns(runtime: Runtime, *, name: str, operator: str | None, config: d
     }
 
 
-def policy_columns(runtime: Runtime, policy: Policy, scaling: Scaling, priority: Priority) -> dict[str, Any]:
+def policy_columns(
+    runtime: Runtime, policy: Policy, scaling: Scaling, priority: Priority, *, operator: str | None
+) -> dict[str, Any]:
     """How: priority, retries, time limits and caps, which may change without changing what is made."""
     if scaling.max_concurrency_per_key is not None and scaling.key is None:
         raise BadRequest("scaling.max_concurrency_per_key needs scaling.key, a pointer into the payload.")
@@ -45,7 +64,7 @@ def policy_columns(runtime: Runtime, policy: Policy, scaling: Scaling, priority:
         "backoff_factor": policy.backoff_factor,
         "backoff_cap_seconds": policy.backoff_cap_seconds,
         "jitter": policy.jitter,
-        "non_retryable": policy.non_retryable,
+        "non_retryable": list(dict.fromkeys([*policy.non_retryable, *NEVER_RETRIED.get(operator or "", ())])),
         "lease_seconds": min(policy.lease_seconds or runtime.lease_seconds, timeout),
         "timeout_seconds": timeout,
         "max_concurrency": scaling.max_concurrency,

@@ -17,7 +17,7 @@ from interlock.access.tokens import write_prefix
 from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Connection, Row, queries
 from interlock.errors import BadRequest, Conflict, Forbidden, InterlockError
-from interlock.schemas import MARKER, DatasetSchema, Marker, SchemaClash, evolved, hash_of
+from interlock.schemas import MARKER, MOST_MARKER_BYTES, DatasetSchema, Marker, SchemaClash, evolved, hash_of
 from interlock.wire import Completion, Output
 
 _sql = queries("files")
@@ -64,7 +64,7 @@ class Markers:
     async def _read(self, item: Completion, output: Output) -> Marker:
         prefix = self.prefix(item, output)
         require_under(output.location, prefix)
-        raw = await self._objects.read(prefix + MARKER)
+        raw = await self._objects.read(prefix + MARKER, MOST_MARKER_BYTES)
         if raw is None:
             raise Conflict(
                 f"There is no {MARKER} beside {output.location}: a file counts once its marker is written, which is "

@@ -93,7 +93,7 @@ class Reads:
         job = await self.find_job(name_or_id, org_id)
         async with self._database.connection() as connection:
             run = await _sql.newest_run(connection, org_id=org_id, job_id=job["job_id"])
-        return _job_view(job, _run_view(run) if run else None)
+        return _job_view(job, run_view(run) if run else None)
 
     async def jobs(self, org_id: UUID, cursor: str | None, limit: int) -> JobPage:
         async with self._database.connection() as connection:
@@ -106,7 +106,7 @@ class Reads:
             row = await _sql.run_by_id(connection, org_id=org_id, run_id=run_id)
         if row is None:
             raise NotFound(f"There is no run {run_id} in this org.")
-        return _run_view(row)
+        return run_view(row)
 
     async def runs(self, name_or_id: str, org_id: UUID, cursor: str | None, limit: int) -> RunPage:
         job = await self.find_job(name_or_id, org_id)
@@ -114,7 +114,7 @@ class Reads:
             rows = await _sql.list_runs(
                 connection, org_id=org_id, job_id=job["job_id"], cursor=_uuid_cursor(cursor), most=limit
             )
-        return RunPage(runs=[_run_view(row) for row in rows], next_cursor=_next(rows, "run_id", limit))
+        return RunPage(runs=[run_view(row) for row in rows], next_cursor=_next(rows, "run_id", limit))
 
     async def gauges(self) -> tuple[list[Row], int]:
         """Attempts in flight per operator, and what the outbox owes."""
@@ -335,7 +335,7 @@ def _job_view(row: Row, run: RunView | None) -> JobView:
     )
 
 
-def _run_view(row: Any) -> RunView:
+def run_view(row: Any) -> RunView:
     return RunView(
         run_id=row["run_id"],
         job_id=row["job_id"],
@@ -358,7 +358,7 @@ def _run_view(row: Any) -> RunView:
 def _joined_run(row: Row) -> RunView | None:
     if row["run_id"] is None:
         return None
-    return _run_view({**row, "created_at": row["run_created_at"]})
+    return run_view({**row, "created_at": row["run_created_at"]})
 
 
 def _priority(number: int) -> Priority:

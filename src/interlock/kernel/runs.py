@@ -7,6 +7,7 @@ from interlock.adapters.postgres import Connection, Database, queries
 from interlock.failpoints import failpoint
 from interlock.kernel.actions import Actions
 from interlock.kernel.loop import Periodic
+from interlock.kernel.webhook_events import tell_of_runs
 from interlock.settings import Settings
 
 _sql = queries("runs")
@@ -39,8 +40,10 @@ class RunCounters(Periodic):
         rows = await _sql.fold_deltas(connection, most=_BATCH, since=look.since)
         look.reached = rows[0]["reached"] if rows else None
         over = [row["run_id"] for row in rows if row["over"]]
-        if over:
-            await _sql.end_runs(connection, run_ids=over)
+        ended = [row["run_id"] for row in await _sql.end_runs(connection, run_ids=over)] if over else []
+        watched = [row["run_id"] for row in rows if row["watched"]]
+        if watched:
+            await tell_of_runs(connection, watched, ended=ended, now=self._database.clock.now())
         await failpoint("fold.before_commit")
         return len(rows)
 

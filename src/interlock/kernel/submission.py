@@ -15,10 +15,13 @@ from msgspec import Raw
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
 from interlock.failpoints import failpoint
+from interlock.kernel.bundles import pin
 from interlock.kernel.idempotency import answered_before, remember
 from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
 from interlock.kernel.tasks import enqueue, run_task_id
-from interlock.settings import Settings
+from interlock.kernel.udf import UDF
+from interlock.kernel.webhook_events import tell_of_runs
+from interlock.settings import RuntimeKind, Settings
 from interlock.telemetry import TASKS_CREATED
 from interlock.wire import JobAccepted, JobRequest, RunState
 
@@ -87,6 +90,12 @@ class Submissions:
             TASKS_CREATED.labels(runtime=submitted.runtime).inc(submitted.created)
         return submitted
 
+    async def within(self, connection: Connection, request: JobRequest, org_id: UUID) -> JobAccepted:
+        """As a part of a larger transaction."""
+        self._check_size(request)
+        written, _ = await self._write(connection, request, org_id)
+        return written
+
     def _check_size(self, request: JobRequest) -> None:
         most = self._settings.sync_threshold
         if len(request.tasks) > most:
@@ -116,6 +125,9 @@ class Submissions:
         indexes = await self._tasks(connection, job, run["run_id"], items)
         if items.dedupe_keys is not None:
             run = await _sql.latch_run(connection, run_id=run["run_id"], total=len(indexes))
+        if not indexes:  # it is over as soon as it is there, and nothing will be folded into it
+            over = [run["run_id"]]
+            await tell_of_runs(connection, over, ended=over, now=self._database.clock.now())
         await self._enqueue(connection, job, run["run_id"], indexes, len(items) - 1)
         accepted = JobAccepted(
             job_id=job["job_id"],
@@ -163,7 +175,8 @@ class Submissions:
     async def _job(self, connection: Connection, request: JobRequest, org_id: UUID) -> Row:
         if request.operator is None:
             return await self._known_job(connection, request, org_id)
-        definition = self._definition(request, org_id)
+        config = await self._config(connection, request, org_id)
+        definition = self._definition(request, config, org_id)
         await self._own_outputs(connection, request, org_id)
         job: Row | None = await _sql.insert_job(connection, **definition)
         if job is not None:
@@ -203,12 +216,22 @@ class Submissions:
             if foreign:
                 raise NotFound(f"There is no dataset {foreign[0]['dataset_uuid']} with that version in this org.")
 
-    def _definition(self, request: JobRequest, org_id: UUID) -> dict[str, Any]:
+    async def _config(self, connection: Connection, request: JobRequest, org_id: UUID) -> dict[str, Any]:
+        """Code of users is fixed to what it is now, and runs where it can do no harm; nothing else does there."""
+        runtime = runtime_of(self._settings, request.runtime)
+        if (runtime.kind is RuntimeKind.INVOKE) != (request.operator == UDF):
+            raise BadRequest(
+                f"Operator {UDF!r} runs in a runtime for untrusted code, such as 'lambda', and no other one does.",
+                code="bad_udf",
+            )
+        return await pin(connection, request.config, org_id) if request.operator == UDF else request.config
+
+    def _definition(self, request: JobRequest, config: dict[str, Any], org_id: UUID) -> dict[str, Any]:
         runtime = runtime_of(self._settings, request.runtime)
         definition = {
             "name": request.name,
-            **work_columns(runtime, name=request.runtime, operator=request.operator, config=request.config),
-            **policy_columns(runtime, request.policy, request.scaling, request.priority),
+            **work_columns(runtime, name=request.runtime, operator=request.operator, config=config),
+            **policy_columns(runtime, request.policy, request.scaling, request.priority, operator=request.operator),
             "outputs": msgspec.json.encode(request.outputs).decode(),
         }
         digest = hashlib.sha256(msgspec.json.encode(definition, order="sorted")).digest()

@@ -6,15 +6,17 @@ crash in between leaves the row: it comes due again.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Final
 
 import msgspec
 
 from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.errors import TooLarge
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
-from interlock.schemas import MARKER, Marker
+from interlock.schemas import MARKER, MOST_MARKER_BYTES, Marker
 from interlock.settings import Settings
 from interlock.telemetry import FILES_SWEPT
 
@@ -34,6 +36,7 @@ class Sweeper(Periodic):
         self._objects = objects
         self._again = max(settings.sweep_grace_seconds, _LEAST_AGAIN_SECONDS)
         self._keep = settings.replaced_files_seconds
+        self._stale = timedelta(seconds=settings.upload_stale_seconds)
 
     async def run_once(self) -> int:
         judged = await self._database.run(self._condemn)
@@ -44,17 +47,32 @@ class Sweeper(Periodic):
             await failpoint("sweep.before_forgotten")
             async with self._database.connection() as connection:
                 await _sql.swept(connection, places=condemned)
-        return len(judged)
+        return len(judged) + await self._sweep_uploads()
+
+    async def _sweep_uploads(self) -> int:
+        """Of what never became an object nobody but the store knows."""
+        swept = await self._objects.sweep_uploads(self._database.clock.now() - self._stale)
+        FILES_SWEPT.inc(swept)
+        return swept
 
     async def _sweep(self, place: str) -> int:
         if place.endswith("/"):
             return await self._objects.delete_under(place)
         folder, _, name = place.rpartition("/")
-        raw = await self._objects.read(f"{folder}/{MARKER}")
+        marked = await self._marked(f"{folder}/{MARKER}")
         await self._objects.delete(place)
-        if raw is not None and _marker.decode(raw).file == name:
+        if marked in (name, None):
             await self._objects.delete(f"{folder}/{MARKER}")
         return 1
+
+    async def _marked(self, marker: str) -> str | None:
+        """The file that it is about. None for one that is gone, or that nobody can read: it was written by an attempt,
+        and whatever stands in there must not keep anything from being swept."""
+        try:
+            raw = await self._objects.read(marker, MOST_MARKER_BYTES)
+            return None if raw is None else _marker.decode(raw).file
+        except (TooLarge, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
 
     async def _condemn(self, connection: Connection) -> list[Row]:
         rows: list[Row] = await _sql.condemn(connection, most=_BATCH, keep=self._keep, again=self._again)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,13 @@ from uuid import UUID
 import msgspec
 from msgspec import Raw
 
-from interlock.access.tokens import CapabilityTokens, Grant, read_prefix, write_grants
+from interlock.access.tokens import CapabilityTokens, Grant, write_grants
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, Conflict, Fenced, Forbidden, InterlockError, TooLarge
 from interlock.failpoints import armed, failpoint
 from interlock.kernel import changes
 from interlock.kernel.changes import Admitted, Change
+from interlock.kernel.inputs import Inputs
 from interlock.kernel.markers import Found, Markers
 from interlock.kernel.operator_state import OperatorState, keep_state
 from interlock.schemas import Marker
@@ -62,9 +64,12 @@ class _Outcome:
 
 
 class Tasks:
-    def __init__(self, database: Database, settings: Settings, tokens: CapabilityTokens, markers: Markers) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, tokens: CapabilityTokens, markers: Markers, inputs: Inputs
+    ) -> None:
         self._database = database
         self._markers = markers
+        self._inputs = inputs
         self._settings = settings
         self._tokens = tokens
         self._objects_root = settings.objects_root
@@ -91,7 +96,11 @@ class Tasks:
             row["task_id"]: row for row in await self._database.run(work, transaction=armed("heartbeat.before_commit"))
         }
         kid = await self.active_kid() if any(i.token for i in items) else ""
-        replies = [await self._beat(rows[i.task_id], i, kid) for i in items if i.task_id in rows]
+        held = [i for i in items if i.task_id in rows]
+        if kid and await self._tokens.signs_elsewhere(kid):
+            replies = await asyncio.gather(*(self._beat(rows[i.task_id], i, kid) for i in held))
+        else:
+            replies = [await self._beat(rows[i.task_id], i, kid) for i in held]
         missing = [i for i in items if i.task_id not in rows]
         states = await self._fence_states([i.task_id for i in missing])
         refused = [_refusal(i.task_id, _fenced(states.get(i.task_id), i)) for i in missing]
@@ -107,7 +116,7 @@ class Tasks:
         token = None
         if item.token:
             outputs = write_grants(self._objects_root, item.task_id, item.attempt, outputs_of(row))
-            grant = Grant(row["org_id"], item.task_id, item.attempt, outputs, await self._inputs(item.task_id))
+            grant = Grant(row["org_id"], item.task_id, item.attempt, outputs, await self._read_by(item.task_id))
             token = await self._tokens.issue(grant, kid)
         return HeartbeatReply(
             status="Running",
@@ -118,11 +127,10 @@ class Tasks:
             capability_token=token,
         )
 
-    async def _inputs(self, task_id: UUID) -> Sequence[TaskInput]:
+    async def _read_by(self, task_id: UUID) -> Sequence[TaskInput]:
         async with self._database.connection() as connection:
             rows = await _sql.readers_among(connection, shard=SMALL_SHARD, task_ids=[task_id])
-            jobs = [row["job_id"] for row in rows]
-            inputs = await inputs_of(connection, jobs, self._objects_root) if jobs else {}
+            inputs = await self._inputs.of(connection, [row["job_id"] for row in rows])
         return [each for found in inputs.values() for each in found]
 
     async def active_kid(self) -> str:
@@ -361,23 +369,6 @@ async def wake_parked(connection: Connection, jobs: Sequence[UUID], keys: Sequen
 def outputs_of(job: Row) -> list[DatasetRef]:
     outputs: list[DatasetRef] = msgspec.json.decode(job["outputs"], type=list[DatasetRef])
     return outputs
-
-
-async def inputs_of(connection: Connection, jobs: Sequence[UUID], root: str) -> dict[UUID, list[TaskInput]]:
-    """By job: what its tasks read, each input without a scope yet."""
-    found: dict[UUID, list[TaskInput]] = {}
-    for row in await _sql.inputs_of_jobs(connection, job_ids=list(jobs)):
-        found.setdefault(row["job_id"], []).append(
-            TaskInput(
-                input_index=row["input_index"],
-                dataset_uuid=row["dataset_uuid"],
-                dataset_version=row["dataset_version"],
-                storage=row["storage"],
-                read_prefix=read_prefix(root, row["dataset_uuid"], row["dataset_version"]),
-                where=row["condition"],
-            )
-        )
-    return found
 
 
 Fence = Heartbeat | Completion | Release

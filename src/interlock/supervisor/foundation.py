@@ -6,6 +6,7 @@ Loading this takes most of a second, so the supervisor does it while its childre
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import ssl
 from typing import Final
@@ -13,17 +14,18 @@ from typing import Final
 import structlog
 
 from interlock.adapters.postgres import migrate
-from interlock.api.listener import bind, require_safe, url_of
+from interlock.api.listener import bind, require_loopback, require_safe, url_of
 from interlock.client import WorkerClient
 from interlock.errors import ConfigurationError
 from interlock.settings import Settings
 from interlock.supervisor.credentials import Credentials, ensure_credentials
 from interlock.supervisor.folder import Folder
+from interlock.supervisor.query_role import as_role, make_query_role
 from interlock.supervisor.servers import Servers
 
 log = structlog.get_logger()
 
-LISTENERS: Final = ("gateway", "internal")
+LISTENERS: Final = ("gateway", "internal", "query")
 READY_SECONDS: Final = 60.0
 _BIND_SECONDS: Final = 2.0
 
@@ -35,6 +37,9 @@ class Foundation:
         self.servers = Servers(folder, settings)
         self.listeners: dict[str, socket.socket] = {}
         self.credentials = Credentials("", "")
+        self.runner_token = secrets.token_urlsafe(32)
+        """Known to the dispatcher and the runner of this start, and to nobody else."""
+        self._query_password = ""
 
     async def lay(self) -> None:
         """Sockets first: a port that is taken or a missing certificate shall stop the start at once."""
@@ -42,10 +47,22 @@ class Foundation:
         for setting in LISTENERS:
             require_safe(getattr(self._settings, setting), self._settings)
             self.listeners[setting] = await self._listen(setting)
+        if not self._settings.has_runner:
+            require_loopback(self._settings.runner, setting="runner")
+            self.listeners["runner"] = await self._listen("runner")
         urls = await self.servers.start()
         if applied := await migrate(urls.state):
             log.info("schema.migrated", applied=applied)
         self.credentials = await ensure_credentials(urls.state, self._folder)
+        if self._settings.data_url is None and self._settings.query_data_url is None:
+            self._query_password = await make_query_role(urls.data)
+
+    @property
+    def query_data_url(self) -> str | None:
+        """In a database of somebody else's no role is made: there its owner says by which one it is read."""
+        if self._settings.query_data_url is not None:
+            return self._settings.query_data_url.get_secret_value()
+        return as_role(self.servers.urls.data, self._query_password) if self._query_password else None
 
     async def _listen(self, setting: str) -> socket.socket:
         """After a crash the last gateway may take a moment to follow its supervisor."""
@@ -64,6 +81,15 @@ class Foundation:
         """Where clients reach it: behind a proxy or a name in a certificate, the settings say."""
         configured: str | None = getattr(self._settings, f"{listener}_url")
         return configured or url_of(self.listeners[listener], self._settings)
+
+    @property
+    def runner(self) -> dict[str, str]:
+        """What the dispatcher is told of the runner; nothing where the settings name another one."""
+        if "runner" not in self.listeners:
+            return {}
+        host, port = self.listeners["runner"].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        return {"INTERLOCK_RUNNER_URL": f"http://{shown}:{port}", "INTERLOCK_RUNNER_TOKEN": self.runner_token}
 
     async def answers(self, listener: str) -> None:
         """Returns once its process is healthy: the socket takes connections before anybody accepts them."""

@@ -1,8 +1,8 @@
 """Everything of one folder, started in order, kept alive, and put away in the opposite order.
 
-    lock the folder ─► sockets ─► servers ─► schema ─► credentials ─► gateway, dispatcher ─► scheduler, workers
-                                                                                                    │
-    unlock ◄────────────────────── servers ◄────── gateway, dispatcher, scheduler ◄────── workers ◄ drain
+    lock the folder ─► sockets ─► servers ─► schema ─► credentials ─► gateway, dispatcher ─► query, scheduler, workers
+                                                                                                           │
+    unlock ◄────────────────────── servers ◄────── gateway, dispatcher, query, scheduler ◄────── workers ◄ drain
 
 The listening sockets belong to this process and are handed down: a gateway that dies costs its open requests, and the
 next one answers those that came in meanwhile.
@@ -48,12 +48,17 @@ _NOT_FOR_ALL: Final = frozenset(
     {
         "INTERLOCK_STATE_URL",
         "INTERLOCK_DATA_URL",
+        "INTERLOCK_QUERY_DATA_URL",
         "INTERLOCK_VALKEY_URL",
         "INTERLOCK_API_KEY",
         "INTERLOCK_WORKER_TOKEN",
+        "INTERLOCK_RUNNER_TOKEN",
     }
 )
 """Each child gets those of these that it needs, and no other."""
+_FOR_THE_RUNNER: Final = ("HOME", "LANG", "PATH", "PYTHONPATH", "TMPDIR", "TZ", "VIRTUAL_ENV")
+_ITS_SETTINGS: Final = ("BODY_", "BUNDLE_", "CONFIG", "DIR", "DRAIN_", "FAILPOINTS", "LOG_", "RUNNER", "TLS_CA")
+"""What it works with is users' code: of the environment it gets these alone."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Started:
 
     gateway: str
     internal: str
-    query: str | None
+    query: str
     dir: str
     admin_key: str
     worker_token: str
@@ -91,6 +96,8 @@ class Supervisor:
     plan: Plan
     doors: list[Child] = field(default_factory=list)
     schedulers: list[Child] = field(default_factory=list)
+    queries: list[Child] = field(default_factory=list)
+    runners: list[Child] = field(default_factory=list)
     workers: list[Child] = field(default_factory=list)
     _foundation: Foundation | None = None
     _laid: asyncio.Event = field(default_factory=asyncio.Event)
@@ -108,7 +115,11 @@ class Supervisor:
             await self._wait_until_ready(door)
         # Not sooner: on a small machine a worker's start would only slow down theirs, and it could not work yet.
         self.workers = [self._worker(runtime) for runtime in self.plan.workers]
-        self.schedulers = [self._scheduler()]
+        self.schedulers = [self._scheduler(), self._sink()]
+        self.queries = [self._query()]
+        self._keep_alive(self.queries)
+        self.runners = [self._runner()] if foundation.runner else []
+        self._keep_alive(self.runners)
         self._keep_alive([*self.schedulers, *self.workers])
         started = self._started(foundation)
         self._write_endpoints(started)
@@ -148,7 +159,7 @@ class Supervisor:
         return Started(
             gateway=foundation.url("gateway"),
             internal=foundation.url("internal"),
-            query=None,
+            query=foundation.url("query"),
             dir=str(self.folder.path),
             admin_key=credentials.admin_key,
             worker_token=credentials.worker_token,
@@ -158,8 +169,11 @@ class Supervisor:
         )
 
     def _write_endpoints(self, started: Started) -> None:
-        names = ("gateway", "internal", "state_url", "data_url", "valkey_url")
-        self.folder.write_endpoints({name: str(getattr(started, name)) for name in names} | {"pid": str(os.getpid())})
+        names = ("gateway", "internal", "query", "state_url", "data_url", "valkey_url")
+        known = {name: str(getattr(started, name)) for name in names} | {"pid": str(os.getpid())}
+        if url := self._laid_foundation.runner.get("INTERLOCK_RUNNER_URL"):
+            known["runner"] = url
+        self.folder.write_endpoints(known)
 
     # Children
 
@@ -172,16 +186,62 @@ class Supervisor:
                 "INTERLOCK_STATE_URL": urls.state,
                 "INTERLOCK_DATA_URL": urls.data,
                 "INTERLOCK_VALKEY_URL": urls.valkey,
+                "INTERLOCK_OBJECTS_PUBLIC_URL": self._objects_url(foundation),
+                "INTERLOCK_QUERY_URL": foundation.url("query"),
+                "INTERLOCK_INTERNAL_URL": foundation.url("internal"),
             }
+            if name == "dispatcher":
+                settings |= foundation.runner
+            elif name == "gateway" and (runner := foundation.runner.get("INTERLOCK_RUNNER_URL")):
+                # That there is one: it takes no jobs for a runtime that nobody runs.
+                settings["INTERLOCK_RUNNER_URL"] = runner
             return Handover(settings, foundation.listeners[_DOORS[name]].fileno())
 
         return self._child(name, [name], hand_over, _LISTENER_GRACE_SECONDS)
+
+    def _objects_url(self, foundation: Foundation) -> str:
+        """Where signed URLs of objects lead: only here is it known which port the gateway has got."""
+        settings = self.settings
+        return settings.objects_public_url or settings.gateway_url or foundation.url("gateway")
+
+    def _runner(self) -> Child:
+        async def hand_over() -> Handover:
+            foundation = self._laid_foundation
+            settings = {"INTERLOCK_RUNNER_TOKEN": foundation.runner_token}
+            return Handover(settings, foundation.listeners["runner"].fileno())
+
+        told = {name: value for name, value in self._environment().items() if _is_for_the_runner(name)}
+        return self._child("runner", ["runner"], hand_over, _LISTENER_GRACE_SECONDS, told)
+
+    def _query(self) -> Child:
+        async def hand_over() -> Handover:
+            foundation = self._laid_foundation
+            urls = foundation.servers.urls
+            settings = {
+                "INTERLOCK_STATE_URL": urls.state,
+                "INTERLOCK_VALKEY_URL": urls.valkey,
+                "INTERLOCK_OBJECTS_PUBLIC_URL": self._objects_url(foundation),
+                # Whose keys it lets attempts in by.
+                "INTERLOCK_INTERNAL_URL": foundation.url("internal"),
+            }
+            if foundation.query_data_url is not None:
+                settings["INTERLOCK_QUERY_DATA_URL"] = foundation.query_data_url
+            return Handover(settings, foundation.listeners["query"].fileno())
+
+        return self._child("query", ["query"], hand_over, _LISTENER_GRACE_SECONDS)
 
     def _scheduler(self) -> Child:
         async def hand_over() -> Handover:
             return Handover({"INTERLOCK_STATE_URL": self._laid_foundation.servers.urls.state})
 
         return self._child("scheduler", ["scheduler"], hand_over, _LISTENER_GRACE_SECONDS)
+
+    def _sink(self) -> Child:
+        async def hand_over() -> Handover:
+            urls = self._laid_foundation.servers.urls
+            return Handover({"INTERLOCK_STATE_URL": urls.state, "INTERLOCK_DATA_URL": urls.data})
+
+        return self._child("sink", ["sink"], hand_over, _LISTENER_GRACE_SECONDS)
 
     def _worker(self, runtime: str) -> Child:
         async def hand_over() -> Handover:
@@ -199,13 +259,18 @@ class Supervisor:
         return self._child(f"worker-{runtime}", arguments, hand_over, _WORKER_GRACE_SECONDS)
 
     def _child(
-        self, name: str, arguments: list[str], hand_over: Callable[[], Awaitable[Handover]], grace: float
+        self,
+        name: str,
+        arguments: list[str],
+        hand_over: Callable[[], Awaitable[Handover]],
+        grace: float,
+        environment: Mapping[str, str] | None = None,
     ) -> Child:
         return Child(
             name,
             arguments,
             hand_over,
-            environment=self._environment(),
+            environment=self._environment() if environment is None else environment,
             log_file=self.folder.log_of(name),
             drain_seconds=self.settings.drain_seconds + grace,
             stderr=self.plan.children_stderr,
@@ -241,7 +306,8 @@ class Supervisor:
             if await self._laid_foundation.servers.revive():
                 log.warning("server.moved", effect="what uses it starts again with its new address")
                 self._write_endpoints(self._started(self._laid_foundation))
-                for child in (*self.doors, *self.schedulers, *self.workers):
+                # The runner is on no server: its invocations go on.
+                for child in (*self.doors, *self.queries, *self.schedulers, *self.workers):
                     child.restart()
         except InterlockError as error:
             log.warning("server.not_revived", reason=error.detail, effect="tried again")
@@ -250,14 +316,19 @@ class Supervisor:
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Workers give back what they hold while the dispatcher still listens; the stores go last."""
-        await asyncio.gather(*(worker.stop(hurry) for worker in self.workers))
-        await asyncio.gather(*(child.stop(hurry) for child in (*self.doors, *self.schedulers)))
+        await asyncio.gather(*(worker.stop(hurry) for worker in (*self.workers, *self.runners)))
+        await asyncio.gather(*(child.stop(hurry) for child in (*self.doors, *self.queries, *self.schedulers)))
         for outcome in await asyncio.gather(*self._loops, return_exceptions=True):
             if isinstance(outcome, Exception):
                 log.error("child.loop_died", exc_info=outcome)
         if self._foundation is not None:
             await self._foundation.clear()
         self.folder.remove_endpoints()
+
+
+def _is_for_the_runner(name: str) -> bool:
+    setting = name.removeprefix("INTERLOCK_")
+    return name in _FOR_THE_RUNNER or (setting != name and setting.startswith(_ITS_SETTINGS))
 
 
 async def up(settings: Settings, folder: Folder, plan: Plan, on_ready: Callable[[Started], None]) -> None:

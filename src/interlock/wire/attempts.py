@@ -262,10 +262,41 @@ class OutputData(Internal, frozen=True, kw_only=True):
     """The partition with the bounds of the task's scope."""
 
 
+class ExportGrant(Internal, frozen=True, kw_only=True):
+    """Where an attempt of a batch query writes its result, and whose rows it reads."""
+
+    prefix: str
+    org_id: UUID
+
+
+class LoadBatch(Internal, frozen=True, kw_only=True):
+    """One published batch that a task loads on Spark."""
+
+    publish_id: UUID
+    batch_uri: str
+    record_count: int
+
+
+class BufferLoad(Internal, frozen=True, kw_only=True):
+    """What a task of `buffer_load` loads: from the records of the publishes, whatever its payload says."""
+
+    batches: list[LoadBatch]
+    """In the order of their publishing."""
+    schema: DatasetSchema
+    unique_key: list[str]
+    replace_rows: bool
+    limit_bytes: int
+    """Of one batch."""
+
+
 class TaskData(Internal, frozen=True, kw_only=True):
     task_id: UUID
     inputs: list[InputData]
     outputs: list[OutputData]
+    export: ExportGrant | None = None
+    """Of a batch query alone."""
+    load: BufferLoad | None = None
+    """Of a task that loads published batches alone."""
 
 
 class DataRequest(Internal, frozen=True, kw_only=True):

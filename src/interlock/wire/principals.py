@@ -49,6 +49,28 @@ class KeyList(Reply, frozen=True, kw_only=True):
     keys: list[KeyView]
 
 
+class MemberRequest(Request, frozen=True, kw_only=True):
+    subject: Annotated[str, Meta(min_length=1, max_length=255)]
+    """`sub` of the user's tokens, as the identity provider writes it."""
+    role: Role = Role.READER
+    org: Name | None = None
+    """Another org than the caller's: needs the `platform` scope."""
+
+
+class MemberView(Reply, frozen=True, kw_only=True):
+    subject: str
+    org: str
+    role: Role
+    since: datetime
+    by: str
+    """Who let the user in, or changed the role last."""
+
+
+class MemberPage(Reply, frozen=True, kw_only=True):
+    members: list[MemberView]
+    next_cursor: str | None
+
+
 class WorkerTokenRequest(Request, frozen=True, kw_only=True):
     name: Name
     runtimes: list[Name] | None = None

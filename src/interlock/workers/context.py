@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from interlock.wire import Event, Output, WriteGrant
-from interlock.workers.protocol import Assignment, Work
+from interlock.workers.protocol import Assignment, Outbound, Work
 
 PROGRESS_TEXT = 500
 
@@ -99,6 +99,11 @@ class TaskContext:
                 "DataDatabaseRefused",
             )
         return self._work.data_url
+
+    @property
+    def outbound(self) -> Outbound:
+        """Which servers an operator of the platform may ask: others are told of no exception and no proxy."""
+        return self._work.outbound or Outbound()
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from msgspec import UNSET, Raw, UnsetType
 
 from interlock.client import Fence, TaskClient
 from interlock.wire import ClaimGroup, Completion, Crash, Event, Heartbeat, Output, Release, TaskPayload
-from interlock.workers.operators import PLATFORM
+from interlock.workers.operators import ON_DATA, ON_SERVERS
 from interlock.workers.pace import Kind
-from interlock.workers.protocol import Assignment, Progressed, Work
+from interlock.workers.protocol import Assignment, Outbound, Progressed, Work
 
 LONGEST_BEAT_SECONDS = 5.0
 """Heartbeats also bring the news of a cancel: a long lease is no reason to hear of it late."""
@@ -40,18 +40,27 @@ class Lease:
         return self.work.operator, self.work.config
 
 
-def lease_of(group: ClaimGroup) -> Lease:
+def lease_of(group: ClaimGroup, outbound: Outbound | None = None) -> Lease:
     job = (group.job.dag_name, group.job.name)
-    work = Work(group.operator, job, group.run_id, group.attempt, bytes(group.config), [], [])
+    reached = outbound if group.operator in ON_SERVERS else None
+    work = Work(group.operator, job, group.run_id, group.attempt, bytes(group.config), [], [], outbound=reached)
     return Lease(group.attempt, group.lease_token, group.lease_expires_at, group.timeout_at, group.job_id, work)
 
 
-def lease_alone(task: TaskPayload, token: UUID, expires_at: datetime, data_url: str | None = None) -> Lease:
+def lease_alone(
+    task: TaskPayload,
+    token: UUID,
+    expires_at: datetime,
+    data_url: str | None = None,
+    outbound: Outbound | None = None,
+) -> Lease:
     """Of a task that shares nothing: what it may write names the task itself."""
     job = (task.job.dag_name, task.job.name)
     inputs = [msgspec.json.encode(one) for one in task.inputs]
-    told = data_url if task.operator in PLATFORM else None
-    work = Work(task.operator, job, task.run_id, task.attempt, bytes(task.config), inputs, task.outputs, told)
+    told = data_url if task.operator in ON_DATA else None
+    reached = outbound if task.operator in ON_SERVERS else None
+    config = bytes(task.config)
+    work = Work(task.operator, job, task.run_id, task.attempt, config, inputs, task.outputs, told, outbound=reached)
     return Lease(task.attempt, token, expires_at, task.timeout_at, task.job_id, work)
 
 

@@ -19,8 +19,15 @@ from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
 Operator = Callable[[Any, TaskContext], Any]
 F = TypeVar("F", bound=Operator)
 
-PLATFORM: Final = {"block_follower": "interlock.pipeline.follower.operator:block_follower"}
-"""Operators of the platform that work on the data database. They are loaded when a task names them."""
+PLATFORM: Final = {
+    "block_follower": "interlock.pipeline.follower.operator:block_follower",
+    "http_fetch": "interlock.pipeline.http_fetch.operator:http_fetch",
+}
+"""Operators of the platform that are loaded when a task names them."""
+ON_DATA: Final = frozenset({"block_follower"})
+"""Those that are told where the data database is."""
+ON_SERVERS: Final = frozenset({"http_fetch"})
+"""Those that ask other servers, and are told which they may."""
 
 _registered: dict[str, Operator] = {}
 _imported: dict[str, Operator] = {}

@@ -72,6 +72,8 @@ class Launch:
     """Names of further variables that operators may see."""
     data_url: str | None = field(default=None, repr=False)
     """Told with a task of an operator of the platform's own, and never through the environment."""
+    outbound: protocol.Outbound | None = field(default=None, repr=False)
+    """Told in the same way to operators that ask other servers."""
     kernel_kills: crash.KernelKills = field(default_factory=crash.KernelKills)
     """Of all children together: the kernel counts them in one."""
 

@@ -21,6 +21,18 @@ from msgspec import Struct
 from interlock.wire import Event, Output, WriteGrant
 
 
+class Outbound(Struct, array_like=True, frozen=True):
+    """What operators of the platform that ask other servers are told of the installation."""
+
+    allow: list[str] = []
+    """Addresses, networks and hosts that may be reached although they are not public."""
+    ports: list[int] = []
+    """That may be reached; none: all."""
+    proxy: str | None = None
+    result_limit: int = 65_536
+    """Most bytes of a result, as JSON."""
+
+
 class Work(Struct, array_like=True, frozen=True):
     """What assignments share, as much of it as operator code may see: neither lease token nor capability token."""
 
@@ -35,6 +47,8 @@ class Work(Struct, array_like=True, frozen=True):
     """Of the data database: for operators of the platform itself."""
     data: bytes | None = None
     """A `TaskData`: what a task on Spark reads and writes."""
+    outbound: Outbound | None = None
+    """For operators of the platform that ask other servers."""
 
 
 class Assignment(Struct, array_like=True, frozen=True):

@@ -43,8 +43,16 @@ class Desk(Protocol):
 
 
 class WorkPool(ABC):
-    def __init__(self, pace: Pace, desk: Desk, usual_lease: float, data_url: str | None = None) -> None:
+    def __init__(
+        self,
+        pace: Pace,
+        desk: Desk,
+        usual_lease: float,
+        data_url: str | None = None,
+        outbound: protocol.Outbound | None = None,
+    ) -> None:
         self._pace, self._desk, self._usual_lease, self._data_url = pace, desk, usual_lease, data_url
+        self._outbound = outbound
         self._slots = itertools.count(1)
         self._draining = asyncio.Event()
         self._failed_starts = 0
@@ -105,12 +113,13 @@ class WorkPool(ABC):
     def _claimed(self, reply: ClaimBatchReply) -> list[Held]:
         taken: list[Held] = []
         for group in reply.groups:
-            taken += self._hold(lease_of(group), group.tasks)
+            taken += self._hold(lease_of(group, self._outbound), group.tasks)
         for claim in reply.claims:
             task, token, expires_at = claim.task, claim.lease_token, claim.lease_expires_at
             if task is not None and token is not None and expires_at is not None:
                 alone = GroupedTask(task.task_id, task.index, task.payload)
-                taken += self._hold(lease_alone(task, token, expires_at, self._data_url), [alone])
+                lease = lease_alone(task, token, expires_at, self._data_url, self._outbound)
+                taken += self._hold(lease, [alone])
         return taken
 
     def _hold(self, lease: Lease, tasks: list[GroupedTask]) -> list[Held]:

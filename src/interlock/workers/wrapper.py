@@ -32,7 +32,7 @@ from interlock.workers.leases import Leases
 from interlock.workers.pace import Pace
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch
-from interlock.workers.protocol import SparkOptions
+from interlock.workers.protocol import Outbound, SparkOptions
 from interlock.workers.puller import PULLERS, Puller
 from interlock.workers.reporter import Reporter
 from interlock.workers.watch import CANCEL_GRACE_SECONDS, Watch
@@ -121,6 +121,7 @@ class Worker:
             modules=self._modules,
             environment=self._environment,
             data_url=_data_url(settings, self._runtime),
+            outbound=_outbound(settings, self._runtime),
         )
         pool = Pool(launch, pace, reporter, self._runtime.lease_seconds)
         pool.start(self.concurrency)
@@ -198,10 +199,21 @@ def _queue_runtime(settings: Settings, name: str) -> Runtime:
 
 def _data_url(settings: Settings, runtime: Runtime) -> str | None:
     """Only the platform's own runtimes are trusted with it."""
-    trusted = runtime.spark or runtime.queue == settings.runtime("platform").queue
-    if settings.data_url is None or not trusted:
+    if settings.data_url is None or not _is_trusted(settings, runtime):
         return None
     return settings.data_url.get_secret_value()
+
+
+def _outbound(settings: Settings, runtime: Runtime) -> Outbound | None:
+    """In other runtimes there are no exceptions and no proxy."""
+    if not _is_trusted(settings, runtime):
+        return None
+    proxy = settings.outbound_proxy.get_secret_value() if settings.outbound_proxy else None
+    return Outbound(settings.outbound_allow, settings.outbound_ports, proxy, settings.result_limit_bytes)
+
+
+def _is_trusted(settings: Settings, runtime: Runtime) -> bool:
+    return runtime.spark or runtime.queue == settings.runtime("platform").queue
 
 
 def _default_id() -> str:

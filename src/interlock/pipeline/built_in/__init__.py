@@ -5,6 +5,7 @@
     dedupe            one row for each key
     parquet_compact   many files as one, in order
     sql               a SELECT over the inputs                 sql_gate     what such a SELECT may say
+    batch_query       a query that somebody asked, exported
     integrity_check   what does not fit together
     block_ingest      a range of a chain over JSON-RPC         chain_rows   the chain, asked by executors
 

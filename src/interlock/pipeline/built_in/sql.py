@@ -37,11 +37,15 @@ class SqlConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @operator()
 def sql(inputs: Mapping[str, DataFrame], ctx: TaskContext) -> DataFrame:
     """What the query selects. Filters and columns go down to the files, as if the operator had been written by hand."""
-    config = read_config(ctx, SqlConfig)
+    return selected(ctx.spark, read_config(ctx, SqlConfig).query, inputs)
+
+
+def selected(spark: SparkSession, text: str, inputs: Mapping[str, DataFrame]) -> DataFrame:
+    """What a statement selects of these relations, after both checks. Raises UnsafeQuery and BadConfig."""
     require_distinct(list(inputs), "The query")
-    query = checked(config.query, inputs)
+    query = checked(text, inputs)
     try:
-        return _connected(ctx.spark, query, inputs) if _is_remote(ctx.spark) else _local(ctx.spark, query, inputs)
+        return _connected(spark, query, inputs) if _is_remote(spark) else _local(spark, query, inputs)
     except (AnalysisException, ParseException) as error:
         raise BadConfig(f"The query cannot be run: {_sentence(error)}") from None
 

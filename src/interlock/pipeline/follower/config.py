@@ -57,10 +57,10 @@ def read_config(given: Mapping[str, Any], outputs: int, environment: Mapping[str
     if config.end_block is not None and config.end_block < config.start_block:
         raise BadConfig(f"end_block {config.end_block} is before start_block {config.start_block}.")
     kinds = _kinds(config, outputs)
-    url = _filled(config.rpc_url, "rpc_url", environment)
+    url = filled(config.rpc_url, "rpc_url", environment)
     if not re.match(r"https?://[^/?#@\s]+([/?][^\s#]*)?$", url):
         raise BadConfig("rpc_url must look like http://host:port/path or https://host/path; credentials go to headers.")
-    headers = {name: _filled(value, f"headers.{name}", environment) for name, value in config.headers.items()}
+    headers = {name: filled(value, f"headers.{name}", environment) for name, value in config.headers.items()}
     for name, value in headers.items():
         if not re.fullmatch(r"[A-Za-z0-9-]+", name) or not value.isascii() or not value.isprintable():
             raise BadConfig(f"Header {name!r} cannot be sent: a name has letters, digits and -, a value plain text.")
@@ -77,7 +77,7 @@ def _kinds(config: FollowerConfig, outputs: int) -> list[Kind]:
     return kinds
 
 
-def _filled(text: str, field: str, environment: Mapping[str, str]) -> str:
+def filled(text: str, field: str, environment: Mapping[str, str]) -> str:
     """So that a key stands in the worker's environment and not in a DAG's file."""
 
     def value(found: re.Match[str]) -> str:

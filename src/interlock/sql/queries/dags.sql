@@ -114,10 +114,13 @@ from json_to_recordset(:jobs::text::json)
          per_update boolean, max_queue_depth int, max_queue_age float8, source jsonb);
 
 -- name: insert_versions!
-insert into interlock.dataset_versions (dataset_version, dataset_uuid, org_id, job_id, output_index, storage, unique_key)
-select o.dataset_version, o.dataset_uuid, :org_id, o.job_id, o.output_index, o.storage, o.unique_key
+insert into interlock.dataset_versions (dataset_version, dataset_uuid, org_id, job_id, output_index, storage, unique_key,
+                                        schema, schema_hash, replace_rows)
+select o.dataset_version, o.dataset_uuid, :org_id, o.job_id, o.output_index, o.storage, o.unique_key, o.schema::json,
+       o.schema_hash, coalesce(o.replace_rows, false)
 from json_to_recordset(:outputs::text::json)
-    as o(dataset_version uuid, dataset_uuid uuid, job_id uuid, output_index int, storage text, unique_key text[]);
+    as o(dataset_version uuid, dataset_uuid uuid, job_id uuid, output_index int, storage text, unique_key text[],
+         schema text, schema_hash text, replace_rows boolean);
 
 -- name: insert_edges!
 insert into interlock.edges (job_id, input_index, org_id, dataset_uuid, dataset_version, floating, condition)
@@ -221,6 +224,27 @@ with followers as materialized (
 select t.job_id, t.dataset_version, 0::bigint as range_start, v.cursor as range_end, t.pointed_at as commit_id
 from turned t
 join interlock.dataset_versions v on v.dataset_version = t.dataset_version and v.progress = 'cursor' and v.cursor >= 0;
+
+-- name: touch_readers!
+-- Jobs that read one of these through ranges that were cut from it. What is behind a range is known by the row of the
+-- job that reads it: a new one makes every dispatcher look again.
+with recursive cutters as (
+    select e.job_id from interlock.edges e
+    join interlock.jobs p on p.job_id = e.job_id and p.operator = any(:range_operators::text[])
+    where e.active and e.floating and e.input_index = 0 and e.dataset_uuid = any(:datasets::uuid[])
+    union
+    select e.job_id from interlock.edges e
+    join interlock.jobs p on p.job_id = e.job_id and p.operator = any(:range_operators::text[])
+    where e.floating and e.input_index = 0 and e.job_id = any(:job_ids::uuid[])
+), readers as (
+    select c.job_id from cutters c
+    union
+    select e.job_id from readers r
+    join interlock.jobs p on p.job_id = r.job_id and p.operator = any(:range_operators::text[])
+    join interlock.dataset_versions v on v.job_id = r.job_id
+    join interlock.edges e on e.dataset_version = v.dataset_version and e.active
+)
+update interlock.jobs set inputs = inputs where job_id in (select job_id from readers);
 
 -- name: publish!
 -- A name that is new belongs to its DAG from the deploy on, so that nobody takes it while the version is being built.

@@ -40,6 +40,20 @@ where o.outbox_id = any(array(
     for no key update skip locked))
 returning o.outbox_id, o.kind, o.target, o.body, o.priority, o.dedupe_key, o.tries, old.due_at as was_due_at;
 
+-- name: call_in
+-- Places of a runner are free: the oldest that wait for one come due now.
+update interlock.outbox set due_at = interlock.clock()
+where outbox_id = any(array(
+    select w.outbox_id from unnest(:targets::text[]) as t(target)
+    cross join lateral (
+        select o.outbox_id, o.priority from interlock.outbox o
+        where o.kind = 'invoke' and o.target = t.target and o.due_at > interlock.clock()
+        order by o.priority, o.outbox_id limit :most
+        for no key update skip locked
+    ) w
+    order by w.priority, w.outbox_id limit :most))
+returning outbox_id;
+
 -- name: clock$
 select interlock.clock();
 

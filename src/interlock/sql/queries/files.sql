@@ -2,7 +2,7 @@
 
 -- name: held_attempts
 -- Attempts that hold their tasks, with what says which data they are about.
-select t.task_id, t.attempt, t.job_id, t.payload, t.timeout_at, j.outputs, j.wait_for_all
+select t.task_id, t.attempt, t.job_id, t.org_id, t.payload, t.timeout_at, j.operator, j.outputs, j.wait_for_all
 from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[]) as i(task_id, attempt, lease_token)
 join interlock.tasks t on t.shard = :shard and t.task_id = i.task_id and t.attempt = i.attempt
      and t.lease_token = i.lease_token and t.status = 'Running'
@@ -64,12 +64,21 @@ join interlock.partitions p on p.dataset_version = s.dataset_version and p.range
 
 -- name: expect_files!
 -- Before anything is written there.
-insert into interlock.file_sweeps (place, dataset_version, task_id, attempt, due_at, final_at)
+insert into interlock.file_sweeps (place, dataset_version, task_id, attempt, due_at, final_at, buffer)
 select s.place, s.dataset_version, s.task_id, s.attempt,
-       interlock.clock() + make_interval(secs => :grace::float8), s.timeout_at + make_interval(secs => :grace::float8)
-from unnest(:places::text[], :versions::uuid[], :task_ids::uuid[], :attempts::int[], :timeouts::timestamptz[])
-    as s(place, dataset_version, task_id, attempt, timeout_at)
+       interlock.clock() + make_interval(secs => :grace::float8), s.timeout_at + make_interval(secs => :grace::float8),
+       s.buffer
+from unnest(:places::text[], :versions::uuid[], :task_ids::uuid[], :attempts::int[], :timeouts::timestamptz[],
+            :buffers::boolean[]) as s(place, dataset_version, task_id, attempt, timeout_at, buffer)
 on conflict (place) do update set final_at = greatest(interlock.file_sweeps.final_at, excluded.final_at);
+
+-- name: expect_exports!
+-- Results of queries: kept for their time, which begins when nobody can write there any more.
+insert into interlock.file_sweeps (place, due_at, final_at)
+select s.place, s.timeout_at + make_interval(secs => :seconds::float8),
+       s.timeout_at + make_interval(secs => :seconds::float8 - :keep::float8)
+from unnest(:places::text[], :timeouts::timestamptz[]) as s(place, timeout_at)
+on conflict (place) do nothing;
 
 -- name: set_schemas!
 update interlock.dataset_versions v set schema = s.schema::json, schema_hash = s.schema_hash
@@ -79,7 +88,8 @@ where v.dataset_version = s.dataset_version;
 -- name: condemn
 -- Prefixes that are due, and whether their files go now. One whose attempt still runs is looked at again later. From an
 -- attempt that has lost its lease nothing is accepted any more once its files are gone. One that has committed keeps
--- them, and is looked at no more: what takes its place sees to that.
+-- them, and is looked at no more: what takes its place sees to that. A prefix of batches is swept once its attempt is
+-- over and the file of each batch that was published from it is gone.
 with due as materialized (
     select * from interlock.file_sweeps where due_at <= interlock.clock() order by due_at limit :most for update skip locked
 ), owners as materialized (
@@ -89,7 +99,12 @@ with due as materialized (
     for no key update
 ), judged as materialized (
     select d.place,
-           case when d.task_id is null then
+           case when d.buffer then
+                    case when (o.attempt = d.attempt and o.status = 'Running')
+                           or exists (select 1 from interlock.buffer_publishes p
+                                      where p.task_id = d.task_id and p.attempt = d.attempt
+                                        and (p.swept_at is null or p.sweep_at is not null)) then 'wait' else 'sweep' end
+                when d.task_id is null then
                     case when d.final_at + make_interval(secs => :keep::float8) <= interlock.clock() then 'sweep' else 'wait' end
                 when o.task_id is null then
                     case when exists (select 1 from interlock.partitions p where p.dataset_version = d.dataset_version
@@ -97,7 +112,7 @@ with due as materialized (
                 when o.attempt = d.attempt and o.status = 'Running' then 'wait'
                 when o.attempt = d.attempt and o.status = 'Completed' then 'keep'
                 else 'sweep' end as verdict,
-           case when o.late_reply and d.attempt in (o.attempt, o.attempt - 1) then o.task_id end as deaf
+           case when o.late_reply and not d.buffer and d.attempt in (o.attempt, o.attempt - 1) then o.task_id end as deaf
     from due d left join owners o on o.task_id = d.task_id
 ), silenced as (
     update interlock.tasks set late_reply = false

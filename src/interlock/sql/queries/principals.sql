@@ -53,15 +53,19 @@ set retired_at = interlock.clock(), verify_until = interlock.clock() + make_inte
 where retired_at is null;
 
 -- name: insert_signing_key^
-insert into interlock.signing_keys (kid, public_jwk) values (:kid, :public_jwk::text::jsonb)
+insert into interlock.signing_keys (kid, public_jwk, kms_key, made_here)
+values (:kid, :public_jwk::text::jsonb, :kms_key, :made_here)
 returning kid, created_at, retired_at, verify_until;
+
+-- name: signing_key^
+select kid, kms_key, public_jwk from interlock.signing_keys where kid = :kid;
 
 -- name: verifying_keys
 select kid, public_jwk, retired_at, verify_until, created_at from interlock.signing_keys
 where retired_at is null or verify_until > interlock.clock() order by created_at desc;
 
 -- name: delete_dead_signing_keys
-delete from interlock.signing_keys where verify_until <= interlock.clock() returning kid;
+delete from interlock.signing_keys where verify_until <= interlock.clock() returning kid, kms_key, made_here;
 
 -- name: insert_capability$
 -- Lives as long as any token that may name it: renewals carry the same id on.

@@ -23,6 +23,7 @@ set queued = r.queued + s.queued, running = r.running + s.running, completed = r
     state = case when r.ended_at is null then r.state else 'Running' end, ended_at = null
 from sums s where r.run_id = any(array(select run_id from sums)) and r.run_id = s.run_id
 returning r.run_id, r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead as over,
+          (select true from interlock.webhooks w where w.org_id = r.org_id limit 1) is not null as watched,
           (select max(place) from taken) as reached;
 
 -- name: end_runs
@@ -90,9 +91,14 @@ delete from interlock.buffer_publishes where task_id = any(:task_ids::uuid[]);
 delete from interlock.runs where run_id = :run_id;
 
 -- name: delete_nameless_job!
--- A job that was submitted without a name goes with its last run.
-delete from interlock.jobs j
-where j.job_id = :job_id and j.name is null and not exists (select 1 from interlock.runs r where r.job_id = j.job_id);
+-- A job that was submitted without a name goes with its last run; one of a batch query has edges, too.
+with gone as (
+    select j.job_id from interlock.jobs j
+    where j.job_id = :job_id and j.name is null and not exists (select 1 from interlock.runs r where r.job_id = j.job_id)
+), edges as (
+    delete from interlock.edges where job_id = any(array(select job_id from gone))
+)
+delete from interlock.jobs where job_id = any(array(select job_id from gone));
 
 -- name: delete_expired_requests
 delete from interlock.idempotency_keys where ctid = any(array(

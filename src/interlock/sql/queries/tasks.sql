@@ -191,14 +191,6 @@ select job_id, xmin::text as version, dag_name, name, operator, config, outputs,
        jsonb_array_length(inputs) as inputs
 from interlock.jobs where job_id = any(:job_ids::uuid[]);
 
--- name: inputs_of_jobs
--- What a task may read: the versions that the edges of its job stand at.
-select g.job_id, g.input_index, g.dataset_uuid, g.dataset_version, g.condition, v.storage
-from interlock.edges g
-join interlock.dataset_versions v on v.dataset_version = g.dataset_version
-where g.job_id = any(:job_ids::uuid[])
-order by g.job_id, g.input_index;
-
 -- name: readers_among
 -- Those of these tasks whose jobs have inputs.
 select t.task_id, t.job_id

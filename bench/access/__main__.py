@@ -1,0 +1,3 @@
+from bench.access.program import main
+
+main()

@@ -1,0 +1,75 @@
+"""What a process gives up before it looks at a statement."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from interlock import landlock
+
+_PR_SET_PDEATHSIG: Final = 1
+_HEADROOM: Final = 2 << 30
+"""Of address space beyond DuckDB's own limit: stacks, Arrow's buffers, what allocators keep."""
+_OPEN_FILES: Final = 512
+
+
+def die_with_parent(parent: int) -> None:
+    """However the parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def let_go(kept: Collection[int]) -> None:
+    """Every other descriptor and the whole environment."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    last = max((2, *kept))
+    for number in range(3, last):
+        if number not in kept:
+            with suppress(OSError):
+                os.close(number)
+    os.closerange(last + 1, 65_536)
+    os.environ.clear()
+
+
+def bound(*, memory_mb: int, temp_mb: int, cpu_seconds: int) -> None:
+    """The number of processes is not bounded here: the kernel counts all of the user's, whoever started them. There is
+    nothing to start, as Landlock lets no file be executed."""
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_CPU, cpu_seconds)
+    _limit(resource.RLIMIT_FSIZE, temp_mb << 20)
+    _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    if sys.platform == "linux":
+        _limit(resource.RLIMIT_AS, _address_space() + (memory_mb << 20) + _HEADROOM)
+        # Whoever must die when memory runs out, it is this one.
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _limit(which: int, value: int) -> None:
+    _, hard = resource.getrlimit(which)
+    most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (most, most))
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+def confine(files: Collection[str], folder: Path) -> None:
+    """From here on the process reads these files, writes into this folder and reaches nothing else. Raises where the
+    kernel has no Landlock."""
+    os.umask(0o077)
+    os.chdir(folder)
+    landlock.restrict(map(Path, files), [folder])

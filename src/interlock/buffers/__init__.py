@@ -1,0 +1,1 @@
+"""Buffered datasets: published batches become rows of tables in the data database, each once."""

@@ -1,0 +1,100 @@
+"""Published batches for users: what became of them, and one more try."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.buffers.messages import rearm
+from interlock.errors import BadRequest, Conflict, NotFound
+from interlock.failpoints import failpoint
+from interlock.settings import Settings
+from interlock.wire import BatchRefusal, BufferPage, BufferView, PublishStatus
+
+_sql = queries("buffers")
+_refusal = msgspec.json.Decoder(BatchRefusal)
+
+
+class Buffers:
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+
+    async def page(self, org_id: UUID, status: PublishStatus | None, cursor: str | None, limit: int) -> BufferPage:
+        """Newest first."""
+        asked = {"org_id": org_id, "cursor": _cursor(cursor), "most": limit}
+        async with self._database.connection() as connection:
+            if status is None:
+                rows = await _sql.list_publishes(connection, **asked)
+            else:
+                rows = await _sql.list_publishes_by_status(connection, status=status, **asked)
+        following = str(rows[-1]["publish_id"]) if len(rows) == limit else None
+        # The rows of a refusal are for whoever asks for the one batch.
+        return BufferPage(buffers=[_view(row, with_rows=False) for row in rows], next_cursor=following)
+
+    async def show(self, publish_id: UUID, org_id: UUID) -> BufferView:
+        async with self._database.connection() as connection:
+            return _view(await self._row(connection, publish_id, org_id))
+
+    async def redrive(self, publish_id: UUID, org_id: UUID) -> BufferView:
+        async def work(connection: Connection) -> BufferView:
+            row: Row | None = await _sql.redrive(connection, publish_id=publish_id, org_id=org_id)
+            if row is None:
+                raise _not_redriven(await self._row(connection, publish_id, org_id))
+            await rearm(connection, [row], self._settings)
+            await failpoint("buffer_redrive.before_commit")
+            return _view(row)
+
+        return await self._database.run(work)
+
+    async def _row(self, connection: Connection, publish_id: UUID, org_id: UUID) -> Row:
+        row: Row | None = await _sql.publish_by_id(connection, publish_id=publish_id, org_id=org_id)
+        if row is None:
+            raise NotFound(f"There is no published batch {publish_id} in this org.")
+        return row
+
+
+def _not_redriven(row: Row) -> Conflict:
+    if row["status"] in (PublishStatus.REFUSED, PublishStatus.FAILED):
+        return Conflict(
+            "The file of this batch was deleted after buffer_refused_days: publish it anew.", code="batch_swept"
+        )
+    return Conflict(
+        f"This batch is {row['status']}: only one that is Refused or Failed can be redriven.", code="not_redrivable"
+    )
+
+
+def _cursor(cursor: str | None) -> UUID | None:
+    try:
+        return None if cursor is None else UUID(cursor)
+    except ValueError:
+        raise BadRequest(
+            "The cursor is not one of ours: take next_cursor of the last page.", code="bad_cursor"
+        ) from None
+
+
+def _view(row: Row, *, with_rows: bool = True) -> BufferView:
+    refusal = None if row["refusal"] is None else _refusal.decode(row["refusal"])
+    if refusal is not None and not with_rows:
+        refusal = msgspec.structs.replace(refusal, rows=[])
+    return BufferView(
+        publish_id=row["publish_id"],
+        dataset_uuid=row["dataset_uuid"],
+        dataset_version=row["dataset_version"],
+        task_id=row["task_id"],
+        attempt=row["attempt"],
+        batch_uri=row["batch_uri"],
+        record_count=row["record_count"],
+        status=PublishStatus(row["status"]),
+        published_at=row["published_at"],
+        settled_at=row["settled_at"],
+        batch=row["batch"],
+        rows=row["rows"],
+        bytes=row["bytes"],
+        redrives=row["redrives"],
+        load_task=row["load_task"],
+        swept_at=row["swept_at"],
+        refusal=refusal,
+    )

@@ -1,0 +1,222 @@
+"""`interlock sql`: ask a query, and see what was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from interlock.cli.connection import ask, collect
+from interlock.cli.conventions import (
+    CursorOption,
+    FolderOption,
+    LimitOption,
+    Output,
+    OutputOption,
+    Panel,
+    command,
+    usage,
+)
+from interlock.cli.output import present, sheet, table
+from interlock.wire import QueryFormat, QueryMode, QueryOutcome
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from interlock.client import Client, QueryClient, QueryOptions
+    from interlock.wire import QueryPage, QueryReply, QueryView
+
+T = TypeVar("T")
+
+app = typer.Typer()
+
+_PATIENCE_SECONDS: Final = 2.0
+
+
+@command(
+    app,
+    "sql",
+    panel=Panel.WORK,
+    example='interlock sql "select count(*) from transfers"\n'
+    'interlock sql "select * from \\"chain:follow:logs\\"" --csv > logs.csv\n'
+    'interlock sql "select * from transfers" --arrow transfers.arrow\n'
+    'interlock sql "select * from transfers" --batch\n'
+    "interlock sql --show 0197a0c4-…\n"
+    "interlock sql --history",
+)
+def sql(
+    statement: Annotated[
+        str | None, typer.Argument(help="One SELECT over datasets; - reads it from stdin.", show_default=False)
+    ] = None,
+    datasets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dataset", help="A dataset that there is for the statement; repeatable. Default: those that it names."
+        ),
+    ] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, however many rows.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the reply as JSON; as -o json.")] = False,
+    arrow: Annotated[
+        Path | None, typer.Option("--arrow", help="Write an Arrow IPC stream to this file.", show_default=False)
+    ] = None,
+    export: Annotated[bool, typer.Option("--export", help="Write the result as Parquet; print where it is.")] = False,
+    batch: Annotated[bool, typer.Option("--batch", help="Run it as a task on Spark; print its query id.")] = False,
+    auto: Annotated[bool, typer.Option("--auto", help="As --batch when it goes past the limits.")] = False,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Most rows.", show_default=False)] = None,
+    show: Annotated[
+        str | None, typer.Option("--show", help="Show the query with this id, and where its result is.")
+    ] = None,
+    history: Annotated[bool, typer.Option("--history", help="Show what was asked, newest first.")] = False,
+    limit: LimitOption = 100,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Ask one SELECT of the query service, over published datasets.
+
+    A dataset is named by its published name, or in double quotes as "dag:job:output" or by its uuid.
+    """
+    shown = Output.JSON if as_json else output
+    if history:
+        present(_history(folder, cursor, limit), shown, _queries)
+    elif show is not None:
+        present(ask(folder, lambda client: client.queries.show(show)), shown, _query)
+    else:
+        options: QueryOptions = {"datasets": datasets, "export": export, "limit": rows, "mode": _mode(batch, auto)}
+        _ask(folder, _statement(statement), _format(csv, arrow, options), arrow, options, shown)
+
+
+def _mode(batch: bool, auto: bool) -> QueryMode:
+    if batch and auto:
+        raise usage("Give --batch or --auto, not both")
+    return QueryMode.BATCH if batch else QueryMode.AUTO if auto else QueryMode.INTERACTIVE
+
+
+def _format(csv: bool, arrow: Path | None, options: QueryOptions) -> QueryFormat:
+    if csv and arrow is not None:
+        raise usage("Give --csv or --arrow, not both")
+    streamed = csv or arrow is not None
+    if streamed and (options["export"] or options["mode"] is QueryMode.BATCH):
+        raise usage("--csv and --arrow print rows; --export and --batch write them elsewhere. Give one of them")
+    return QueryFormat.CSV if csv else QueryFormat.ARROW if arrow is not None else QueryFormat.JSON
+
+
+def _statement(given: str | None) -> str:
+    if given is None:
+        raise usage('Which statement? For example: interlock sql "select 1"')
+    return sys.stdin.read() if given == "-" else given
+
+
+def _ask(
+    folder: Path | None,
+    statement: str,
+    form: QueryFormat,
+    file: Path | None,
+    options: QueryOptions,
+    output: Output,
+) -> None:
+    if form is QueryFormat.JSON:
+        present(_asked(folder, lambda queries: queries.ask(statement, **options)), output, _reply)
+    elif file is None:
+        _asked(folder, lambda queries: queries.stream(statement, form, sys.stdout.buffer.write, **options))
+        sys.stdout.flush()
+    else:
+        with file.open("wb") as opened:
+            _asked(folder, lambda queries: queries.stream(statement, form, opened.write, **options))
+
+
+def _asked(folder: Path | None, question: Callable[[QueryClient], Coroutine[Any, Any, T]]) -> T:
+    async def open_and_ask() -> T:
+        from interlock.client import QueryClient, query_access
+        from interlock.settings import load
+
+        settings = load(dir=folder)
+        access = query_access(settings)
+        async with QueryClient(
+            access.url, access.secret, verify=access.verify, patience=_PATIENCE_SECONDS, org=settings.org
+        ) as queries:
+            return await question(queries)
+
+    return asyncio.run(open_and_ask())
+
+
+# How answers look
+
+
+def _reply(reply: QueryReply) -> RenderableType:
+    from rich.console import Group
+
+    if reply.outcome is QueryOutcome.BATCHED:
+        return sheet(
+            [
+                ("query", reply.query_id),
+                ("task", reply.task_id),
+                ("result", f"interlock sql --show {reply.query_id}"),
+            ]
+        )
+    if reply.export is not None:
+        return sheet(_export(reply))
+    import msgspec
+
+    rows = msgspec.json.decode(reply.rows, type=list[list[Any]])
+    shown = table([column.name for column in reply.columns], rows, empty="No rows.")
+    said = f"{reply.row_count} row{'' if reply.row_count == 1 else 's'}, {reply.duration_ms:.0f} ms"
+    more = ", and there are more: --csv, --arrow or --export give all" if reply.truncated else ""
+    return Group(shown, f"[dim]{said}{more}[/]")
+
+
+def _export(view: QueryReply | QueryView) -> list[tuple[str, Any]]:
+    if view.export is None:
+        return [("query", view.query_id)]
+    files = [file.url or file.uri for file in view.export.files]
+    return [
+        ("query", view.query_id),
+        ("rows", view.export.row_count),
+        ("files", "\n".join(files)),
+        ("good until", view.export.expires_at),
+    ]
+
+
+def _history(folder: Path | None, cursor: str | None, limit: int) -> QueryPage:
+    from interlock.wire import QueryPage
+
+    async def read(client: Client) -> QueryPage:
+        found, rest = await collect(client.queries.page, lambda page: page.queries, cursor, limit)
+        return QueryPage(queries=found, next_cursor=rest)
+
+    return ask(folder, read)
+
+
+def _queries(page: QueryPage) -> RenderableType:
+    rows = [
+        (
+            one.started_at,
+            one.user or f"task {one.task_id}",
+            one.outcome,
+            one.code,
+            one.row_count,
+            None if one.duration_ms is None else f"{one.duration_ms:.0f}",
+            one.query_id,
+        )
+        for one in page.queries
+    ]
+    columns = ("asked", "by", "outcome", "code", "rows", "ms", "query")
+    return table(columns, rows, empty="Nothing was asked yet.")
+
+
+def _query(view: QueryView) -> RenderableType:
+    return sheet(
+        [
+            *_export(view),
+            ("outcome", view.outcome),
+            ("code", view.code),
+            ("task", view.batch_task_id),
+            ("status", view.batch_status),
+            ("error", view.batch_error),
+            ("asked", view.started_at),
+        ]
+    )

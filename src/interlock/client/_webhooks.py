@@ -1,0 +1,119 @@
+"""Webhooks: who is told of runs, and what became of it, one method per endpoint; and how a receiver checks a call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+from uuid import UUID, uuid4
+
+import msgspec
+
+from interlock.client._caller import Caller, path, query
+from interlock.errors import BadRequest, Unauthenticated
+from interlock.wire import (
+    Changed,
+    DeliveryPage,
+    DeliveryRedrive,
+    DeliveryStatus,
+    DeliveryView,
+    RotateRequest,
+    WebhookEvent,
+    WebhookPage,
+    WebhookRequest,
+    WebhookSecret,
+    WebhookView,
+)
+from interlock.wire.signatures import SIGNATURE, signed_at
+
+PAGE: Final = 100
+
+_view = msgspec.json.Decoder(WebhookView)
+_page = msgspec.json.Decoder(WebhookPage)
+_secret = msgspec.json.Decoder(WebhookSecret)
+_delivery = msgspec.json.Decoder(DeliveryView)
+_deliveries = msgspec.json.Decoder(DeliveryPage)
+_changed = msgspec.json.Decoder(Changed)
+_event = msgspec.json.Decoder(WebhookEvent)
+
+
+class WebhookCalls:
+    """`client.webhooks`. A webhook is named by its name or its id."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def create(self, request: WebhookRequest) -> WebhookSecret:
+        """The secret is shown here and never again."""
+        return await self._caller.call("POST", path("v1", "webhooks"), _secret, request, extra=_once())
+
+    async def page(self, cursor: str | None = None, limit: int = PAGE) -> WebhookPage:
+        return await self._caller.call("GET", query("/v1/webhooks", cursor=cursor, limit=limit), _page)
+
+    async def webhook(self, which: str | UUID) -> WebhookView:
+        return await self._caller.call("GET", path("v1", "webhooks", which), _view)
+
+    async def pause(self, which: str | UUID) -> WebhookView:
+        return await self._caller.call("POST", path("v1", "webhooks", which, "pause"), _view)
+
+    async def resume(self, which: str | UUID) -> WebhookView:
+        return await self._caller.call("POST", path("v1", "webhooks", which, "resume"), _view)
+
+    async def rotate(self, which: str | UUID, *, overlap_seconds: float = 86_400.0) -> WebhookSecret:
+        """From now on calls are signed with a new secret, and for so long with the old one, too."""
+        body = RotateRequest(overlap_seconds=overlap_seconds)
+        return await self._caller.call("POST", path("v1", "webhooks", which, "rotate"), _secret, body, extra=_once())
+
+    async def delete(self, which: str | UUID) -> WebhookView:
+        return await self._caller.call("DELETE", path("v1", "webhooks", which), _view, repeatable=False)
+
+    async def test(self, which: str | UUID) -> DeliveryView:
+        """Has `webhook.test` sent; what became of it, `delivery` tells."""
+        return await self._caller.call("POST", path("v1", "webhooks", which, "test"), _delivery, extra=_once())
+
+    async def deliveries(
+        self, which: str | UUID, status: DeliveryStatus | None = None, cursor: str | None = None, limit: int = PAGE
+    ) -> DeliveryPage:
+        target = query(path("v1", "webhooks", which, "deliveries"), status=status, cursor=cursor, limit=limit)
+        return await self._caller.call("GET", target, _deliveries)
+
+    async def delivery(self, which: str | UUID, delivery_id: UUID) -> DeliveryView:
+        return await self._caller.call("GET", path("v1", "webhooks", which, "deliveries", delivery_id), _delivery)
+
+    async def redrive(
+        self, which: str | UUID, delivery_ids: list[UUID] | None = None, *, limit: int = 1_000
+    ) -> Changed:
+        """Dead deliveries are tried again: those named, or the oldest."""
+        body = DeliveryRedrive(delivery_ids=delivery_ids, limit=limit)
+        return await self._caller.call("POST", path("v1", "webhooks", which, "redrive"), _changed, body)
+
+
+def verify_webhook(
+    secrets: str | Iterable[str],
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    tolerance: float = 300.0,
+    now: float | None = None,
+) -> WebhookEvent:
+    """For a receiver: the event of a call that proves itself, by one of the secrets and within `tolerance` seconds.
+
+    `body` is what came in, byte for byte. Raises Unauthenticated for a call that does not prove itself, and BadRequest
+    for one that does and is no event. A call may come more than once: `id` tells.
+    """
+    known = [secrets] if isinstance(secrets, str) else list(secrets)
+    given = [value for name, value in headers.items() if name.lower() == SIGNATURE.lower()]
+    moment = signed_at([secret for secret in known if secret], given[0], body) if len(given) == 1 else None
+    if moment is None:
+        raise Unauthenticated("The call is not signed by a secret of this webhook.", code="bad_signature")
+    if not abs((time.time() if now is None else now) - moment) <= tolerance:
+        raise Unauthenticated("The call was signed too long ago, or by a clock that is wrong.", code="stale_signature")
+    try:
+        return _event.decode(body)
+    except msgspec.MsgspecError as error:
+        raise BadRequest("The call is signed, and holds no event of a webhook.", code="not_an_event") from error
+
+
+def _once() -> str:
+    """So that a reply that was lost can be asked for again."""
+    return f"Idempotency-Key: {uuid4()}\r\n"

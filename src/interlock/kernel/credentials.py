@@ -1,0 +1,142 @@
+"""Credentials for objects, made for one attempt out of its capability token: what is not in there is not granted."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from interlock.access.object_tokens import ObjectTokens
+from interlock.access.prefixes import Prefix, canonical_all
+from interlock.access.session_policy import session_policy
+from interlock.access.tokens import Claims
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.adapters.sts import SHORTEST_SECONDS, Sts
+from interlock.errors import Fenced, Forbidden, Unavailable
+from interlock.failpoints import failpoint
+from interlock.kernel.files import Files
+from interlock.kernel.tasks import Tasks
+from interlock.settings import Settings
+from interlock.telemetry import CREDENTIALS_MINTED
+from interlock.wire import CredentialsRequest, Release, TaskCredentials
+
+_sql = queries("credentials")
+
+_S3: Final = "s3://"
+
+
+class Credentials:
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        tasks: Tasks,
+        files: Files,
+        tokens: ObjectTokens,
+        sts: Sts | None,
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._tasks = tasks
+        self._files = files
+        self._tokens = tokens
+        self._sts = sts
+
+    async def mint(self, capability: Claims, request: CredentialsRequest) -> TaskCredentials:
+        """For an attempt that holds its task and was not asked to stop. Raises Fenced for any other."""
+        expires_at = await self._hold(capability, request)
+        root = self._settings.objects_root
+        read = canonical_all(capability.s3.read_prefixes, root)
+        write = canonical_all(capability.s3.write_prefixes, root)
+        if not read and not write:
+            raise Forbidden(
+                "This task has no files to read and none to write: there is nothing to give it credentials for.",
+                code="nothing_granted",
+            )
+        if root.startswith(_S3):
+            minted = await self._session(request, read, write, expires_at)
+        else:
+            minted = await self._object_token(capability, request, read, write, expires_at)
+        CREDENTIALS_MINTED.labels(scheme=minted.scheme).inc()
+        return minted
+
+    async def close(self) -> None:
+        if self._sts is not None:
+            await self._sts.close()
+
+    async def _hold(self, capability: Claims, request: CredentialsRequest) -> datetime:
+        """When the lease ends. What the attempt may leave behind is written down before it can write."""
+
+        async def work(connection: Connection) -> Row | None:
+            row: Row | None = await _sql.minting(
+                connection,
+                task_id=request.task_id,
+                org_id=capability.org_id,
+                attempt=request.attempt,
+                lease_token=request.lease_token,
+            )
+            if row is not None and row["alive"] and not row["cancel_requested"]:
+                await self._files.expect(connection, [row])
+                await failpoint("credentials.before_commit")
+            return row
+
+        row = await self._database.run(work)
+        if row is None:
+            fence = Release(task_id=request.task_id, attempt=request.attempt, lease_token=request.lease_token)
+            raise await self._tasks.fenced(fence)
+        if row["cancel_requested"]:
+            raise Fenced("The task is being canceled: its attempt gets no more credentials.", stale="status")
+        if not row["alive"]:
+            raise Fenced("The lease has run out; send a heartbeat first.", stale="lease_token")
+        expires_at: datetime = row["lease_expires_at"]
+        return expires_at
+
+    async def _session(
+        self, request: CredentialsRequest, read: list[Prefix], write: list[Prefix], expires_at: datetime
+    ) -> TaskCredentials:
+        if self._sts is None:
+            raise Unavailable(
+                "This installation gives tasks no credentials for S3: set credentials_role_arn on its dispatchers.",
+                code="no_credentials_role",
+            )
+        seconds = int((expires_at - self._database.clock.now()).total_seconds())
+        # A session of STS may live longer than the lease. What it allows does not.
+        policy = session_policy(read, write, until=expires_at if seconds < SHORTEST_SECONDS else None)
+        role = await self._sts.assume(session_name(request.task_id, request.attempt), policy, seconds)
+        return TaskCredentials(
+            scheme="s3",
+            expiration=min(expires_at, role.expires_at),
+            read_prefixes=[str(prefix) for prefix in read],
+            write_prefixes=[str(prefix) for prefix in write],
+            endpoint=self._settings.objects_endpoint,
+            region=self._settings.bucket_region,
+            access_key_id=role.access_key_id,
+            secret_access_key=role.secret_access_key,
+            session_token=role.session_token,
+        )
+
+    async def _object_token(
+        self,
+        capability: Claims,
+        request: CredentialsRequest,
+        read: list[Prefix],
+        write: list[Prefix],
+        expires_at: datetime,
+    ) -> TaskCredentials:
+        # No longer than a capability token: its key may be retired meanwhile.
+        longest = self._database.clock.now() + timedelta(seconds=self._settings.token_ttl_seconds)
+        expires_at = min(expires_at, longest)
+        kid = await self._tasks.active_kid()
+        return TaskCredentials(
+            scheme="file",
+            expiration=expires_at,
+            read_prefixes=[str(prefix) for prefix in read],
+            write_prefixes=[str(prefix) for prefix in write],
+            endpoint=self._settings.objects_base_url,
+            object_token=await self._tokens.issue(capability, request.lease_token, expires_at, kid),
+        )
+
+
+def session_name(task_id: UUID, attempt: int) -> str:
+    """As it stands in the access logs of the bucket."""
+    return f"task-{task_id}-{attempt}"

@@ -1,0 +1,300 @@
+"""What is kept of queries: who asked, of which data, how it ended. Never the statement, only its hash.
+
+A record is opened before anything is looked at and closed at the end, so that refused ones have theirs, too. One whose
+process died stays open until a loop gives it up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from interlock.access.principals import Principal
+from interlock.access.tokens import Claims
+from interlock.adapters.lowwater import LowWater
+from interlock.adapters.objects import Objects
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.errors import BadRequest, NotFound
+from interlock.failpoints import failpoint
+from interlock.kernel.loop import Periodic
+from interlock.kernel.tasks import SMALL_SHARD
+from interlock.settings import Settings
+from interlock.wire import ExportedFile, QueryExport, QueryMode, QueryOutcome, QueryPage, QueryView, TaskStatus
+
+_sql = queries("queries")
+_BATCH: Final = 5000
+_FIRST: Final = UUID(int=0)
+_LAST: Final = UUID(int=2**128 - 1)
+_GRACE_SECONDS: Final = 60.0
+"""Beyond all that: no query is open for longer."""
+SIGNED_SECONDS: Final = 3600.0
+BATCH_QUERY: Final = "batch_query"
+"""The operator on Spark."""
+
+
+class StoredFile(Struct, frozen=True):
+    uri: str
+    bytes: int
+
+
+class _BatchResult(Struct, frozen=True):
+    """What the operator batch_query leaves as its task's result."""
+
+    prefix: str
+    files: list[StoredFile]
+    row_count: int
+
+
+_files = msgspec.json.Decoder(list[StoredFile])
+_result = msgspec.json.Decoder(_BatchResult)
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A user, or an attempt of a task."""
+
+    org_id: UUID
+    user: str | None = None
+    key_id: str | None = None
+    task_id: UUID | None = None
+    attempt: int | None = None
+
+    @classmethod
+    def user_of(cls, principal: Principal) -> Asker:
+        return cls(principal.org_id, user=principal.user, key_id=principal.key_id)
+
+    @classmethod
+    def attempt_of(cls, claims: Claims) -> Asker:
+        return cls(claims.org_id, task_id=claims.task_id, attempt=claims.attempt)
+
+
+@dataclass
+class Record:
+    """An open record; what is known of the query is filled in as it becomes known."""
+
+    query_id: UUID
+    asker: Asker
+    outcome: QueryOutcome = QueryOutcome.LOST
+    code: str | None = None
+    versions: list[UUID] = field(default_factory=list)
+    rows: int | None = None
+    bytes: int | None = None
+    truncated: bool = False
+    batch_task_id: UUID | None = None
+    export_files: list[StoredFile] | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+
+class Queries:
+    def __init__(self, database: Database, settings: Settings, objects: Objects) -> None:
+        self._database = database
+        self._objects = objects
+        self._export_seconds = settings.query_export_hours * 3600
+        self._keep_seconds = settings.replaced_files_seconds
+
+    # Writing
+
+    async def open(self, asker: Asker, mode: QueryMode, sql: str) -> Record:
+        async with self._database.connection() as connection:
+            query_id = await _sql.open_query(
+                connection,
+                org_id=asker.org_id,
+                user_name=asker.user,
+                key_id=asker.key_id,
+                task_id=asker.task_id,
+                attempt=asker.attempt,
+                mode=mode.value,
+                sql_sha256=hashlib.sha256(sql.encode("utf-8", "surrogatepass")).digest(),
+            )
+        return Record(query_id, asker)
+
+    async def close(self, record: Record) -> None:
+        async with self._database.transaction() as connection:
+            await close_record(connection, record)
+            await failpoint("query.before_commit")
+
+    async def note_export(self, record: Record, prefix: str) -> None:
+        """Before anything is written there, so that whatever happens next, it is deleted in the end."""
+        async with self._database.connection() as connection:
+            await _sql.note_export(
+                connection,
+                query_id=record.query_id,
+                org_id=record.asker.org_id,
+                prefix=prefix,
+                seconds=self._export_seconds,
+                keep=self._keep_seconds,
+            )
+
+    # Reading
+
+    async def page(self, org_id: UUID, cursor: str | None, limit: int) -> QueryPage:
+        before = _LAST if cursor is None else _cursor(cursor)
+        async with self._database.connection() as connection:
+            rows = await _sql.list_queries(connection, org_id=org_id, before=before, most=limit)
+        next_cursor = str(rows[-1]["query_id"]) if len(rows) == limit else None
+        return QueryPage(queries=[_view(row) for row in rows], next_cursor=next_cursor)
+
+    async def query(self, query_id: UUID, org_id: UUID) -> QueryView:
+        """With fresh addresses of what was exported."""
+        async with self._database.connection() as connection:
+            row = await _sql.find_query(connection, query_id=query_id, org_id=org_id)
+            if row is None:
+                raise NotFound(f"There is no query {query_id} in this org; old ones are forgotten in time.")
+            task: Row | None = None
+            if row["batch_task_id"] is not None:
+                task = await _sql.batch_task(connection, shard=SMALL_SHARD, task_id=row["batch_task_id"], org_id=org_id)
+        view = _view(row)
+        return await self._with_export(view, row) if task is None else await self._with_batch(view, task, org_id)
+
+    async def _with_export(self, view: QueryView, row: Row) -> QueryView:
+        if row["export_files"] is None or self._is_gone(row["started_at"]):
+            return view
+        export = await self.export(row["export_prefix"], _files.decode(row["export_files"]), row["row_count"] or 0)
+        return msgspec.structs.replace(view, export=export)
+
+    def _is_gone(self, started_at: datetime) -> bool:
+        return started_at + timedelta(seconds=self._export_seconds) <= self._database.clock.now()
+
+    async def _with_batch(self, view: QueryView, task: Row, org_id: UUID) -> QueryView:
+        status = TaskStatus(task["status"])
+        view = msgspec.structs.replace(
+            view, batch_status=status, batch_error=None if status is TaskStatus.COMPLETED else task["error"]
+        )
+        if status is not TaskStatus.COMPLETED or task["result"] is None:
+            return view
+        result = _result.decode(task["result"])
+        # The result is the operator's own word: what it says is signed only if it lies where that operator may write.
+        own = f"{batch_prefix(self._objects.root, org_id, view.batch_task_id)}"
+        if not all(file.uri.startswith(own) for file in result.files):
+            raise NotFound(f"The task of query {view.query_id} has left no export.")
+        export = await self.export(result.prefix, result.files, result.row_count)
+        return msgspec.structs.replace(
+            view, export=export, row_count=result.row_count, bytes=sum(file.bytes for file in result.files)
+        )
+
+    async def export(self, prefix: str, files: Sequence[StoredFile], rows: int) -> QueryExport:
+        signed = [
+            ExportedFile(uri=file.uri, url=await self._objects.sign("GET", file.uri, SIGNED_SECONDS), bytes=file.bytes)
+            for file in files
+        ]
+        expires_at = self._database.clock.now() + timedelta(seconds=SIGNED_SECONDS)
+        return QueryExport(prefix=prefix, files=signed, row_count=rows, expires_at=expires_at)
+
+
+async def close_record(connection: Connection, record: Record) -> None:
+    """Harmless when it is closed already."""
+    files = None if record.export_files is None else msgspec.json.encode(record.export_files).decode()
+    await _sql.close_query(
+        connection,
+        query_id=record.query_id,
+        org_id=record.asker.org_id,
+        outcome=record.outcome.value,
+        code=record.code,
+        versions=record.versions,
+        row_count=record.rows,
+        bytes=record.bytes,
+        truncated=record.truncated,
+        batch_task_id=record.batch_task_id,
+        export_files=files,
+    )
+
+
+class QueryRetention(Periodic):
+    """Gives up records whose process has died, and deletes old ones."""
+
+    name = "queries"
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.seconds = settings.retention_seconds
+        self._database = database
+        self._age_seconds = settings.query_audit_days * 86_400
+        # So long it may run, so long its reader may take, so long it may have waited.
+        self._longest = 2 * settings.query_timeout_seconds + settings.query_queue_seconds + _GRACE_SECONDS
+        self._water: LowWater[UUID] = LowWater(_FIRST, _a_little_before)
+
+    async def run_once(self) -> int:
+        async with self._database.connection() as connection:
+            lost = await _sql.lose_queries(connection, seconds=self._longest, most=_BATCH)
+        return len(lost) + await self._old()
+
+    async def _old(self) -> int:
+        with self._water.look() as look:
+            async with self._database.connection() as connection:
+                rows = await _sql.delete_old_queries(
+                    connection, since=look.since, age_seconds=self._age_seconds, most=_BATCH
+                )
+            look.reached = max((row["query_id"] for row in rows), default=None)
+        return len(rows)
+
+
+def _a_little_before(query_id: UUID) -> UUID:
+    """Ids are made in the order of time: two seconds earlier, in their first 48 bits of milliseconds."""
+    return UUID(int=max(0, query_id.int - (2_000 << 80)))
+
+
+def export_prefix(root: str, org_id: UUID, query_id: UUID) -> str:
+    """Where a user's results go."""
+    return f"{root}/exports/{org_id}/{query_id}/"
+
+
+def batch_prefix(root: str, org_id: UUID, task_id: UUID | None) -> str:
+    """Where attempts of a batch query write, each in a folder of its own."""
+    return f"{root}/exports/{org_id}/_batch/{task_id}/"
+
+
+def _cursor(cursor: str) -> UUID:
+    try:
+        return UUID(cursor)
+    except ValueError:
+        raise BadRequest("This is no cursor; use the last page's next_cursor.", code="bad_cursor") from None
+
+
+def _view(row: Row) -> QueryView:
+    return QueryView(
+        query_id=row["query_id"],
+        outcome=QueryOutcome(row["outcome"]),
+        mode=QueryMode(row["mode"]),
+        code=row["code"],
+        user=row["user_name"],
+        task_id=row["task_id"],
+        attempt=row["attempt"],
+        dataset_versions=list(row["dataset_versions"]),
+        sql_sha256=bytes(row["sql_sha256"]).hex(),
+        row_count=row["row_count"],
+        bytes=row["bytes"],
+        truncated=row["truncated"],
+        duration_ms=_milliseconds(row["started_at"], row["ended_at"]),
+        started_at=row["started_at"],
+        batch_task_id=row["batch_task_id"],
+        batch_status=None,
+        batch_error=None,
+        export=None,
+    )
+
+
+def _milliseconds(started_at: datetime, ended_at: datetime | None) -> float | None:
+    return None if ended_at is None else max(0.0, (ended_at - started_at).total_seconds() * 1000)
+
+
+def summary(record: Record) -> dict[str, Any]:
+    """For the log: who and how, and nothing of what."""
+    return {
+        "query_id": str(record.query_id),
+        "org_id": str(record.asker.org_id),
+        "task_id": str(record.asker.task_id) if record.asker.task_id else None,
+        "outcome": record.outcome.value,
+        "code": record.code,
+        "rows": record.rows,
+    }

@@ -1,0 +1,445 @@
+"""A query from its question to its answer: record, place, what it may read, the engine, the reply.
+
+    open the record ─► wait for a place ─► resolve names ─► run (or hand on to Spark) ─► reply ─► close the record
+
+Whatever happens on the way, the place is given back, the statement's process ends and the record says how it went. A
+stream takes place and record with it until its last byte, or until its reader is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import structlog
+from msgspec import Raw
+
+from interlock.access.admission import Places
+from interlock.access.principals import Principal
+from interlock.access.query import (
+    DataFile,
+    Engine,
+    Files,
+    Format,
+    Limits,
+    QueryJob,
+    Relation,
+    Result,
+    Table,
+    csv_header,
+    csv_of,
+    rows_of,
+)
+from interlock.access.tokens import Claims, require_binding
+from interlock.adapters.objects import Objects
+from interlock.errors import (
+    BadRequest,
+    ConfigurationError,
+    Conflict,
+    Forbidden,
+    InterlockError,
+    InvalidQuery,
+    NotFound,
+    QueryCrashed,
+    QueryTooLarge,
+    TooLarge,
+    TooManyRequests,
+    Unauthenticated,
+    Unavailable,
+)
+from interlock.kernel.batch_queries import BatchQueries
+from interlock.kernel.queries import Asker, Queries, Record, StoredFile, export_prefix, summary
+from interlock.kernel.query_relations import (
+    Attempt,
+    Granted,
+    QueryRelations,
+    ReadableFile,
+    Version,
+    mentioned,
+)
+from interlock.kernel.query_replies import Rows
+from interlock.settings import Settings
+from interlock.telemetry import QUERIES, QUERY_SECONDS
+from interlock.wire import (
+    QueryColumn,
+    QueryExport,
+    QueryFormat,
+    QueryMode,
+    QueryOutcome,
+    QueryReply,
+    TaskQuery,
+    UserQuery,
+)
+
+log = structlog.get_logger()
+
+_SCHEMA: Final = "datasets"
+"""Of the data database."""
+_BUFFERED: Final = "buffered"
+"""Storage whose tables say in each row which org it belongs to."""
+_ANY: Final = 2**62
+_CHUNK: Final = 1 << 20
+_AHEAD: Final = 4
+"""Parts of a stream that are made before they are taken."""
+_FILE: Final = "result.parquet"
+
+_OUTCOMES: Final[Mapping[type[BaseException], QueryOutcome]] = {
+    asyncio.CancelledError: QueryOutcome.CANCELED,
+    GeneratorExit: QueryOutcome.CANCELED,
+    TooManyRequests: QueryOutcome.BUSY,
+    QueryTooLarge: QueryOutcome.OVER_LIMIT,
+    QueryCrashed: QueryOutcome.FAILED,
+    InvalidQuery: QueryOutcome.REFUSED,
+    BadRequest: QueryOutcome.REFUSED,
+    Unauthenticated: QueryOutcome.REFUSED,
+    Forbidden: QueryOutcome.REFUSED,
+    NotFound: QueryOutcome.REFUSED,
+    Conflict: QueryOutcome.REFUSED,
+    TooLarge: QueryOutcome.REFUSED,
+}
+"""By the first that fits; anything else is `Lost`."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A reply that is sent while it is made. Whoever takes it iterates over it, or closes it."""
+
+    query_id: UUID
+    format: QueryFormat
+    parts: AsyncIterator[bytes]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, whoever asks it."""
+
+    asker: Asker
+    body: TaskQuery | UserQuery
+    granted: Callable[[], Awaitable[Granted]]
+    """What may be read."""
+    prefix: Callable[[UUID], str]
+    """Where an export of the query goes."""
+
+
+@dataclass(frozen=True)
+class _Readable:
+    """What a statement reads."""
+
+    granted: Granted
+    relations: list[Relation]
+
+
+class QueryService:
+    def __init__(
+        self,
+        settings: Settings,
+        queries: Queries,
+        relations: QueryRelations,
+        batches: BatchQueries,
+        engine: Engine,
+        objects: Objects,
+    ) -> None:
+        self._settings = settings
+        self._queries = queries
+        self._relations = relations
+        self._batches = batches
+        self._engine = engine
+        self._objects = objects
+        self._background: set[asyncio.Task[None]] = set()
+        self.places = Places(
+            settings.query_concurrency, queue=settings.query_queue, seconds=settings.query_queue_seconds
+        )
+
+    async def ask_as_task(self, claims: Claims, body: TaskQuery) -> QueryReply | Stream:
+        async def granted() -> Granted:
+            require_binding(claims, body.task_id, body.attempt)
+            if body.mode is not QueryMode.INTERACTIVE:
+                raise _no_batch_of_a_task()
+            return await self._relations.of_task(Attempt(claims, body.lease_token))
+
+        def prefix(query_id: UUID) -> str:
+            if not claims.s3.write_prefixes:
+                raise Forbidden("The job of this task has no output, so that it may write nowhere.", code="no_prefix")
+            return f"{claims.s3.write_prefixes[0]}exports/{query_id}/"
+
+        return await self._ask(Asked(Asker.attempt_of(claims), body, granted, prefix))
+
+    async def ask_as_user(self, caller: Principal, body: UserQuery) -> QueryReply | Stream:
+        async def granted() -> Granted:
+            return await self._relations.of_user(caller, body.sql, body.datasets)
+
+        def prefix(query_id: UUID) -> str:
+            return export_prefix(self._objects.root, caller.org_id, query_id)
+
+        return await self._ask(Asked(Asker.user_of(caller), body, granted, prefix))
+
+    async def drain(self) -> None:
+        """Waits for what is still being put away. Comes after the engine's end, which ends whatever runs."""
+        while self._background:
+            await asyncio.wait(self._background)
+
+    # One query
+
+    async def _ask(self, asked: Asked) -> QueryReply | Stream:
+        async with AsyncExitStack() as stack:
+            record = await stack.enter_async_context(self._recorded(asked))
+            if asked.body.export and asked.body.limit is not None:
+                raise BadRequest("An export has all rows: write LIMIT into the statement instead.", code="export_limit")
+            # A batch one has one, too, for as long as its statement is looked at.
+            await stack.enter_async_context(self.places.place(asked.asker.org_id))
+            if asked.body.mode is not QueryMode.BATCH:
+                try:
+                    return await self._answer(asked, record, await self._resolved(asked, record), stack)
+                except QueryTooLarge:
+                    if asked.body.mode is not QueryMode.AUTO:
+                        raise
+            return await self._hand_on(asked, record, await self._checked(asked, record))
+
+    @asynccontextmanager
+    async def _recorded(self, asked: Asked) -> AsyncIterator[Record]:
+        record = await self._queries.open(asked.asker, asked.body.mode, asked.body.sql)
+        try:
+            yield record
+        except BaseException as error:
+            record.outcome, record.code = _outcome_of(error), error.code if isinstance(error, InterlockError) else None
+            self._close_later(record)
+            raise
+        else:
+            self._observe(record)
+            # Before the answer is out: what is not recorded has not been answered.
+            await self._queries.close(record)
+
+    def _close_later(self, record: Record) -> None:
+        """Not here: whoever asked may be gone, and this task cancelled with him."""
+        self._observe(record)
+        self._in_background(self._close(record))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        """What it failed with is in the record; its reader, who would raise it, may be gone."""
+        self._background.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def _close(self, record: Record) -> None:
+        try:
+            await self._queries.close(record)
+        except InterlockError as error:
+            log.warning("query.not_recorded", reason=error.detail, **summary(record))
+
+    def _observe(self, record: Record) -> None:
+        QUERIES.labels(outcome=record.outcome.value).inc()
+        QUERY_SECONDS.observe(record.seconds)
+
+    # What it reads
+
+    async def _resolved(self, asked: Asked, record: Record) -> _Readable:
+        granted = mentioned(asked.body.sql, await asked.granted())
+        _note_versions(record, granted, granted)
+        org_id = asked.asker.org_id
+        files = await self._relations.files(granted.values(), org_id)
+        relations = [
+            _relation(name, version, files.get(version.dataset_version, []), org_id)
+            for name, version in granted.items()
+        ]
+        return _Readable(granted, relations)
+
+    async def _checked(self, asked: Asked, record: Record) -> _Readable:
+        readable = await self._resolved(asked, record)
+        statement = await self._engine.check(asked.body.sql, readable.relations)
+        _note_versions(record, readable.granted, statement.scans)
+        read = {name: version for name, version in readable.granted.items() if name in statement.scans}
+        return replace(readable, granted=read)
+
+    # How it is answered
+
+    async def _hand_on(self, asked: Asked, record: Record, readable: _Readable) -> QueryReply:
+        task_id = await self._batches.submit(record, asked.body.sql, readable.granted)
+        return QueryReply(query_id=record.query_id, outcome=QueryOutcome.BATCHED, task_id=task_id)
+
+    async def _answer(
+        self, asked: Asked, record: Record, readable: _Readable, stack: AsyncExitStack
+    ) -> QueryReply | Stream:
+        body = asked.body
+        job = QueryJob(body.sql, readable.relations, self._limits(body), Format.PARQUET if body.export else Format.ROWS)
+        result = await stack.enter_async_context(await self._run(job))
+        _note_versions(record, readable.granted, result.relations)
+        if body.export:
+            return await self._export(asked, record, result)
+        if body.format is QueryFormat.JSON:
+            return await self._rows(body, record, result)
+        parts = result.arrow() if body.format is QueryFormat.ARROW else _csv(result)
+        return self._stream(body, record, result, parts, stack.pop_all())
+
+    async def _run(self, job: QueryJob) -> Result:
+        try:
+            return await self._engine.run(job)
+        except ConfigurationError as error:
+            raise Unavailable(
+                f"This query service reads files only: its operator must say how it may read tables. {error.detail}",
+                code="tables_not_readable",
+            ) from None
+
+    def _limits(self, body: TaskQuery | UserQuery) -> Limits:
+        settings = self._settings
+        whole = body.format is QueryFormat.JSON and not body.export
+        most_rows = settings.query_max_rows if whole else _ANY
+        return Limits(
+            seconds=settings.query_timeout_seconds,
+            memory_mb=settings.query_memory_mb,
+            threads=settings.query_threads,
+            temp_mb=settings.query_temp_mb,
+            rows=min(body.limit or most_rows, most_rows),
+            bytes=settings.query_max_bytes if whole else settings.query_stream_bytes,
+        )
+
+    async def _rows(self, body: TaskQuery | UserQuery, record: Record, result: Result) -> QueryReply:
+        rows = Rows(self._settings.query_max_bytes)
+        async for batch in result.batches():
+            if not rows.add(rows_of(batch)):
+                break
+        truncated = rows.full or result.summary.truncated
+        if truncated and body.mode is QueryMode.AUTO and not _as_many_as_asked(body, rows.count):
+            raise QueryTooLarge("The result has more rows or bytes than a reply may have.", code="query_too_many_rows")
+        record.outcome, record.truncated = QueryOutcome.COMPLETED, truncated
+        record.rows, record.bytes = rows.count, rows.bytes
+        return QueryReply(
+            query_id=record.query_id,
+            outcome=QueryOutcome.COMPLETED,
+            columns=[QueryColumn(name, kind) for name, kind in result.columns],
+            rows=Raw(rows.document()),
+            row_count=rows.count,
+            truncated=truncated,
+            duration_ms=record.seconds * 1000,
+        )
+
+    def _stream(
+        self,
+        body: TaskQuery | UserQuery,
+        record: Record,
+        result: Result,
+        parts: AsyncIterator[bytes],
+        stack: AsyncExitStack,
+    ) -> Stream:
+        """What makes the parts is a task of its own: whatever ends its reader, it puts everything away by itself."""
+        ready: asyncio.Queue[bytes] = asyncio.Queue(_AHEAD)
+
+        async def make() -> None:
+            async with stack, self._in_time():
+                record.bytes = 0
+                async for part in parts:
+                    record.bytes += len(part)
+                    await ready.put(part)
+                _note_end(body, record, result)
+
+        making = self._in_background(make())
+        return Stream(record.query_id, body.format, _until_made(ready, making))
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """A reader that takes nothing must not hold its place for ever."""
+        try:
+            async with asyncio.timeout(self._settings.query_timeout_seconds):
+                yield
+        except TimeoutError:
+            raise QueryTooLarge("The reply was not taken in time: export it.", code="query_timed_out") from None
+
+    async def _export(self, asked: Asked, record: Record, result: Result) -> QueryReply:
+        prefix = asked.prefix(record.query_id)
+        ended = result.summary
+        if ended.file is None:
+            raise RuntimeError("a result that was exported has a file")
+        await self._queries.note_export(record, prefix)
+        stored = await self._objects.write(f"{prefix}{_FILE}", _chunks(Path(ended.file)))
+        record.export_files = [StoredFile(stored.uri, stored.size)]
+        record.outcome, record.rows, record.bytes = QueryOutcome.COMPLETED, ended.rows, stored.size
+        export: QueryExport = await self._queries.export(prefix, record.export_files, ended.rows)
+        return QueryReply(
+            query_id=record.query_id,
+            outcome=QueryOutcome.COMPLETED,
+            columns=[QueryColumn(name, kind) for name, kind in result.columns],
+            row_count=ended.rows,
+            duration_ms=record.seconds * 1000,
+            export=export,
+        )
+
+
+def _note_versions(record: Record, granted: Granted, names: Iterable[str]) -> None:
+    record.versions = sorted({granted[name].dataset_version for name in names})
+
+
+def _relation(name: str, version: Version, files: list[ReadableFile], org_id: UUID) -> Relation:
+    columns = None if version.schema is None else version.schema.columns
+    if version.table is not None:
+        if version.storage == _BUFFERED:
+            return Relation(name, Table(_SCHEMA, version.table, org_id), columns)
+        # What a follower writes of a chain: all its numbers are integers, some of 256 bits.
+        return Relation(name, Table(_SCHEMA, version.table, whole_numbers=True), columns)
+    return Relation(name, Files([_data_file(file, version.placed_by) for file in files]), columns)
+
+
+def _data_file(file: ReadableFile, placed_by: str | None) -> DataFile:
+    bounds = {} if placed_by is None else {placed_by: (file.start, file.end)}
+    return DataFile(file.location, bounds, file.bytes, file.schema_hash)
+
+
+def _note_end(body: TaskQuery | UserQuery, record: Record, result: Result) -> None:
+    """A stream ends well or not at all: its reader must be able to tell a part from the whole."""
+    ended = result.summary
+    record.rows, record.truncated = ended.rows, ended.truncated
+    if ended.truncated and not _as_many_as_asked(body, ended.rows):
+        raise QueryTooLarge("The reply is longer than it may be: export it.", code="query_stream_too_long")
+    record.outcome = QueryOutcome.COMPLETED
+
+
+async def _until_made(ready: asyncio.Queue[bytes], making: asyncio.Task[None]) -> AsyncIterator[bytes]:
+    try:
+        while not (making.done() and ready.empty()):
+            taking = asyncio.create_task(ready.get())
+            await asyncio.wait({taking, making}, return_when=asyncio.FIRST_COMPLETED)
+            if taking.done():
+                yield taking.result()
+            else:
+                taking.cancel()
+        making.result()
+    finally:
+        making.cancel()
+
+
+def _as_many_as_asked(body: TaskQuery | UserQuery, rows: int) -> bool:
+    """The caller's own limit is what cut it off."""
+    return body.limit is not None and rows >= body.limit
+
+
+def _outcome_of(error: BaseException) -> QueryOutcome:
+    return next((outcome for kind, outcome in _OUTCOMES.items() if isinstance(error, kind)), QueryOutcome.LOST)
+
+
+def _no_batch_of_a_task() -> Forbidden:
+    return Forbidden(
+        "A task may not start batch queries: let it ask with mode `interactive`, or give its DAG a job with the "
+        "operator sql.",
+        code="batch_of_a_task",
+    )
+
+
+async def _csv(result: Result) -> AsyncIterator[bytes]:
+    yield csv_header([name for name, _ in result.columns])
+    async for batch in result.batches():
+        yield csv_of(batch)
+
+
+async def _chunks(file: Path) -> AsyncIterator[bytes]:
+    with file.open("rb") as opened:
+        while part := await asyncio.to_thread(opened.read, _CHUNK):
+            yield part

@@ -1,0 +1,169 @@
+"""Bundles by their SHA-256, unpacked once, in a folder that user code cannot write to."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import os
+import shutil
+import ssl
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from interlock import archives
+from interlock.errors import InterlockError
+
+log = structlog.get_logger()
+
+_CHUNK: Final = 1 << 20
+_SOCKET_SECONDS: Final = 30.0
+_WHOLE_SECONDS: Final = 300.0
+_COMING: Final = ".coming-"
+_LIMIT_ENTRIES: Final = 10_000
+
+
+class BundleError(InterlockError):
+    """A bundle that cannot be had, or is not what was promised."""
+
+    default_code = "bad_bundle"
+
+
+class BundleAway(BundleError):
+    """It may be there the next time."""
+
+
+@dataclass
+class Bundles:
+    """`most_kept` bundles stay; beyond that the one that was used longest ago goes, unless it is in use."""
+
+    folder: Path
+    limit_bytes: int
+    unpacked_bytes: int
+    most_kept: int = 50
+    verify: ssl.SSLContext | None = None
+    _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _used: Counter[str] = field(default_factory=Counter)
+
+    def prepare(self) -> None:
+        """Removes what a runner that was killed had not finished."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o755)
+        for left in self.folder.glob(f"{_COMING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    async def fetch(self, url: str, sha256: str) -> Path:
+        """The folder with its files; downloaded once, however many ask at the same time."""
+        lock = self._locks.setdefault(sha256, asyncio.Lock())
+        try:
+            async with lock:
+                place = self.folder / sha256
+                if not place.is_dir():
+                    await asyncio.to_thread(self._bring, url, sha256, place)
+                os.utime(place)
+                return place
+        finally:
+            if not lock.locked():
+                self._locks.pop(sha256, None)
+
+    @contextmanager
+    def in_use(self, sha256: str) -> Iterator[None]:
+        self._used[sha256] += 1
+        try:
+            yield
+        finally:
+            self._used[sha256] -= 1
+            if not self._used[sha256]:
+                del self._used[sha256]
+
+    def _bring(self, url: str, sha256: str, place: Path) -> None:
+        """Under another name until it is whole: a folder with the right name is a sound one."""
+        self._make_room()
+        coming = Path(tempfile.mkdtemp(prefix=_COMING, dir=self.folder))
+        try:
+            archive = coming / "bundle.zip"
+            self._download(url, sha256, archive)
+            limits = archives.Limits(entries=_LIMIT_ENTRIES, unpacked_bytes=self.unpacked_bytes)
+            try:
+                archives.unpack(archive, coming / "files", limits)
+            except InterlockError as error:
+                raise BundleError(error.detail) from None
+            _open_for_reading(coming / "files")
+            _put(coming / "files", place)
+        except OSError as error:
+            # A full disk, mostly. Nobody has to know more than that this runner cannot have it now.
+            raise BundleAway(f"The bundle could not be unpacked: {_reason(error)}.") from error
+        finally:
+            shutil.rmtree(coming, ignore_errors=True)
+
+    def _download(self, url: str, sha256: str, archive: Path) -> None:
+        digest, size, deadline = hashlib.sha256(), 0, time.monotonic() + _WHOLE_SECONDS
+        try:
+            with _opened(url, self.verify) as reply, archive.open("xb") as file:
+                while chunk := reply.read(_CHUNK):
+                    size += len(chunk)
+                    if size > self.limit_bytes:
+                        raise BundleError(f"The bundle has more than the {self.limit_bytes} bytes that it may have.")
+                    if time.monotonic() > deadline:
+                        raise BundleAway(f"The bundle has not come within {_WHOLE_SECONDS:.0f} s.")
+                    digest.update(chunk)
+                    file.write(chunk)
+        except urllib.error.HTTPError as error:
+            raise (BundleAway if error.code >= 500 else BundleError)(
+                f"The bundle could not be had: the server of objects answered {error.code}."
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise BundleAway(f"The bundle could not be had: {_reason(error)}.") from None
+        if digest.hexdigest() != sha256:
+            raise BundleError(f"The bundle has the SHA-256 {digest.hexdigest()}, and should have {sha256}.")
+
+    def _make_room(self) -> None:
+        kept = [place for place in self.folder.iterdir() if not place.name.startswith(_COMING)]
+        idle = sorted((p for p in kept if p.name not in self._used), key=lambda place: place.stat().st_mtime)
+        for place in idle[: max(0, len(kept) - self.most_kept + 1)]:
+            log.info("bundle.forgotten", sha256=place.name)
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _put(files: Path, place: Path) -> None:
+    """One whose dispatcher hung up may have been brought all the same: then it is there, and the same."""
+    try:
+        files.rename(place)
+    except OSError:
+        if not place.is_dir():
+            raise
+
+
+def _opened(url: str, verify: ssl.SSLContext | None) -> http.client.HTTPResponse:
+    """No redirects, no proxies: what the dispatcher signed is where it is."""
+    context = [] if verify is None else [urllib.request.HTTPSHandler(context=verify)]
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects, *context)
+    reply: http.client.HTTPResponse = opener.open(url, timeout=_SOCKET_SECONDS)
+    return reply
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object, **__: object) -> None:
+        return None
+
+
+def _reason(error: Exception) -> str:
+    """Without the URL, whose signature is a credential."""
+    reason = getattr(error, "reason", error)
+    return str(getattr(reason, "strerror", None) or type(reason).__name__)
+
+
+def _open_for_reading(folder: Path) -> None:
+    """Whatever the umask: user code may be another user."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

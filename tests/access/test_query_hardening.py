@@ -1,0 +1,234 @@
+"""The hardening alone: with a gate that lets everything through, an attack still reaches nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from interlock import landlock
+from interlock.access import sql_gate
+from interlock.access.query import DataFile, Engine, Files, Limits, QueryJob, Relation, rows_of
+from interlock.access.sql_gate import Scan
+from interlock.errors import InterlockError, QueryTooLarge
+from tests.access.corpus import ATTACKS, Attack
+
+SECRET = "a-secret-that-no-statement-contains"
+UNNAMED = "a-file-that-no-statement-names"
+AT_ONCE = 3
+KINDS = sorted({attack.kind for attack in ATTACKS})
+
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="the kernel has no Landlock")
+
+
+def open_gate(sql: str, _tree: bytes, relations: Collection[str], _columns: Collection[str]) -> sql_gate.Statement:
+    return sql_gate.Statement(sql, {name: Scan(None) for name in relations})
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with what an attack would like to have, and a listener that it would like to reach."""
+
+    folder: Path
+    listener: socket.socket
+
+    @property
+    def granted(self) -> Path:
+        return self.folder / "granted.parquet"
+
+    @property
+    def names(self) -> dict[str, object]:
+        return {
+            "canary": self.folder / "canary.txt",
+            "folder": self.folder,
+            "granted": self.granted,
+            "other": self.folder / "other.parquet",
+            "out": self.folder / "out",
+            "port": self.listener.getsockname()[1],
+        }
+
+    def contents(self) -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+
+    def was_called(self) -> bool:
+        try:
+            self.listener.accept()[0].close()
+        except BlockingIOError:
+            return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("data")
+    pq.write_table(pa.table({"a": [1, 2], "b": ["x", "y"]}), folder / "granted.parquet")
+    pq.write_table(pa.table({"a": [SECRET]}), folder / "other.parquet")
+    (folder / "canary.txt").write_text(f"{SECRET}\n")
+    (folder / UNNAMED).write_text("x")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        yield Place(folder, listener)
+
+
+@pytest.fixture(scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    os.environ["INTERLOCK_TEST_CANARY"] = SECRET
+    running = Engine(tmp_path_factory.mktemp("engine") / "temp", judge=open_gate)
+    await running.start()
+    del os.environ["INTERLOCK_TEST_CANARY"]
+    yield running
+    await running.stop()
+
+
+async def outcome(engine: Engine, place: Place, sql: str, limits: Limits) -> str:
+    """What the caller would get to see: rows, or an error."""
+    relation = Relation("granted", Files([DataFile(str(place.granted))]))
+    try:
+        async with await engine.run(QueryJob(sql, [relation], limits)) as result:
+            return str([rows_of(batch) async for batch in result.batches()])
+    except InterlockError as error:
+        return f"{type(error).__name__}: {error.detail}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_attack_is_harmless_without_the_gate(engine: Engine, place: Place, kind: str) -> None:
+    before = place.contents()
+    places = asyncio.Semaphore(AT_ONCE)
+    limits = Limits(seconds=1.5, memory_mb=128, threads=1, temp_mb=16, rows=2_000)
+
+    async def attacked(attack: Attack) -> None:
+        async with places:
+            seen = await outcome(engine, place, attack.text(place.names), limits)
+        assert SECRET not in seen, attack.name
+        assert UNNAMED not in seen, attack.name
+        assert not seen.startswith("Unavailable"), attack.name
+
+    await asyncio.gather(*(attacked(attack) for attack in ATTACKS if attack.kind == kind))
+    assert place.contents() == before
+    assert not place.was_called()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "set enable_external_access = true",
+        "set allowed_paths = ['{canary}']",
+        "set memory_limit = '1TB'",
+        "set lock_configuration = false",
+        "set threads = 64",
+        "set allow_unsigned_extensions = true",
+        "reset temp_directory",
+        "pragma memory_limit = '1TB'",
+    ],
+)
+async def test_the_configuration_is_locked(engine: Engine, place: Place, sql: str) -> None:
+    text = sql.replace("{canary}", str(place.folder / "canary.txt"))
+    assert (await outcome(engine, place, text, Limits())).startswith("InvalidQuery")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "json"])
+async def test_copy_does_not_write_into_a_granted_file(engine: Engine, place: Place, kind: str) -> None:
+    """DuckDB alone would: what may be read may be written to."""
+    before = place.granted.read_bytes()
+    seen = await outcome(engine, place, f"copy (select 42) to '{place.granted}' (format {kind})", Limits())
+    assert seen.startswith(("InvalidQuery", "Unavailable"))
+    assert place.granted.read_bytes() == before
+    assert sorted(path.name for path in place.folder.iterdir()) == sorted(
+        ["granted.parquet", "other.parquet", "canary.txt", UNNAMED]
+    )
+
+
+async def test_the_warm_process_has_no_environment_of_the_service(engine: Engine) -> None:
+    assert SECRET not in str(psutil.Process(engine.warm_pid).environ())
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select repeat(repeat('x', 1000000), 4000)",
+        "select list_sum(range(2000000000))",
+        "select list(a.a || repeat('y', 1000)) from granted a, (select unnest(range(2000000))) b",
+        "select string_agg(repeat('z', 10000000)) from (select unnest(range(200)))",
+    ],
+)
+async def test_what_allocates_without_end_meets_its_limit(engine: Engine, place: Place, sql: str) -> None:
+    limits = Limits(seconds=20, memory_mb=64, threads=1, temp_mb=16)
+    assert (await outcome(engine, place, sql, limits)).startswith(("QueryTooLarge", "InvalidQuery"))
+
+
+async def test_what_runs_for_ever_is_killed(engine: Engine, place: Place) -> None:
+    endless = "with recursive r(n) as (select 1 union all select n + 1 from r) select max(n) from r"
+    relation = Relation("granted", Files([DataFile(str(place.granted))]))
+    with pytest.raises(QueryTooLarge) as ended:
+        await engine.run(QueryJob(endless, [relation], Limits(seconds=0.5)))
+    assert ended.value.code == "query_timeout"
+    assert engine.running == 0
+
+
+async def test_a_text_that_is_made_to_be_parsed_for_ever_is_killed(engine: Engine) -> None:
+    with pytest.raises(QueryTooLarge) as ended:
+        await engine.run(QueryJob("select " + "(" * 20_000, [], Limits(seconds=0.5)))
+    assert ended.value.code == "query_timeout"
+
+
+# Landlock itself
+
+CONFINED = """
+import os, socket, sys
+from pathlib import Path
+from interlock import landlock
+folder, port = Path(sys.argv[1]), int(sys.argv[2])
+landlock.restrict([folder / "readable"], [folder / "writable"])
+def tried(name, action):
+    try:
+        action()
+        print(name, "done")
+    except OSError as error:
+        print(name, "refused")
+tried("read", (folder / "readable").read_bytes)
+tried("write-readable", lambda: (folder / "readable").write_text("x"))
+tried("read-other", (folder / "other").read_bytes)
+tried("list", lambda: list(folder.iterdir()))
+tried("make", lambda: (folder / "writable" / "new").write_text("x"))
+tried("make-outside", lambda: (folder / "new").write_text("x"))
+tried("rename-out", lambda: os.rename(folder / "writable" / "new", folder / "new"))
+tried("link-in", lambda: os.symlink(folder / "other", folder / "writable" / "link"))
+tried("execute", lambda: os.execv("/bin/true", ["true"]))
+tried("connect", lambda: socket.create_connection(("127.0.0.1", port), timeout=5))
+tried("listen", lambda: socket.create_server(("127.0.0.1", 0)))
+"""
+
+
+async def test_a_restricted_process_reads_and_writes_what_it_was_given_and_no_more(
+    tmp_path: Path, place: Place
+) -> None:
+    (tmp_path / "writable").mkdir()
+    (tmp_path / "readable").write_text("readable")
+    (tmp_path / "other").write_text("other")
+    arguments = ["-c", CONFINED, str(tmp_path), str(place.names["port"])]
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    said, _ = await process.communicate()
+    tcp = "refused" if landlock.version() >= 4 else "done"
+    assert dict(line.split() for line in said.decode().splitlines()) == {
+        "read": "done",
+        "write-readable": "refused",
+        "read-other": "refused",
+        "list": "refused",
+        "make": "done",
+        "make-outside": "refused",
+        "rename-out": "refused",
+        "link-in": "refused",
+        "execute": "refused",
+        "connect": tcp,
+        "listen": tcp,
+    }
+    assert not place.was_called() or tcp == "done"

@@ -1,0 +1,303 @@
+"""What every adapter of the objects port does: a directory behind the gateway, and a bucket of a real S3.
+
+A new adapter adds itself to ADAPTERS and passes as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from interlock.adapters.objects import Found, Method, Objects, open_objects
+from interlock.errors import BadRequest, PreconditionFailed, TooLarge
+from tests.s3 import S3
+from tests.system import System, until
+
+ADAPTERS = ("directory", "s3")
+ODD_NAMES = ["with space", "a+b", "k=v", "a&b", "über", "日本", "a,b;c", "(1)", "~x", "a'b", "x@y:z", "#1", "what?"]
+MIB = 1 << 20
+
+
+@dataclass
+class Store:
+    """A prefix of its own for a test."""
+
+    objects: Objects
+    http: httpx.AsyncClient
+    prefix: str = field(default_factory=lambda: str(uuid4()))
+
+    def uri(self, name: str = "a") -> str:
+        return f"{self.objects.root}/{self.prefix}/{name}"
+
+    async def put(self, *names: str) -> None:
+        for name in names:
+            await self.objects.put(self.uri(name), name.encode())
+
+    async def names(self, under: str = "") -> list[str]:
+        found = [one async for one in self.objects.list_under(self.uri(under))]
+        return sorted(one.uri.removeprefix(self.uri("")) for one in found)
+
+    async def ask(self, method: Method, name: str = "a", *, url: str | None = None, content: bytes = b"") -> int:
+        signed = url or await self.objects.sign(method, self.uri(name), 60)
+        return (await self.http.request(method, signed, content=content)).status_code
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: S3) -> Iterator[Objects]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment.items():
+            patch.setenv(name, value)
+        patch.delenv("AWS_ENDPOINT_URL")
+        patch.delenv("AWS_REGION")
+        yield open_objects(s3.root, endpoint=s3.endpoint, region=s3.region)
+
+
+@pytest.fixture(params=ADAPTERS)
+def store(request: pytest.FixtureRequest, shared: System) -> Store:
+    objects = shared.kernel.objects if request.param == "directory" else request.getfixturevalue("bucket")
+    return Store(objects, shared.http)
+
+
+async def in_chunks(data: bytes, size: int = 64 * 1024) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+async def broken_off() -> AsyncIterator[bytes]:
+    yield b"x" * MIB
+    raise ConnectionResetError
+
+
+# Whole objects
+
+
+async def test_what_is_put_is_read_with_its_size(store: Store) -> None:
+    put = await store.objects.put(store.uri(), b"first")
+    assert await store.objects.read(store.uri()) == b"first"
+    assert await store.objects.read(store.uri(), 5) == b"first"
+    with pytest.raises(TooLarge):
+        await store.objects.read(store.uri(), 4)
+    assert await store.objects.head(store.uri()) == put
+    assert (put.uri, put.size) == (store.uri(), 5)
+
+
+async def test_another_content_has_another_tag(store: Store) -> None:
+    first = await store.objects.put(store.uri(), b"first")
+    second = await store.objects.put(store.uri(), b"other")
+    assert first.etag != second.etag
+    assert await store.objects.read(store.uri()) == b"other"
+
+
+async def test_an_empty_object_is_an_object(store: Store) -> None:
+    await store.objects.put(store.uri(), b"")
+    assert await store.objects.read(store.uri()) == b""
+
+
+async def test_what_is_not_there_is_none(store: Store, tmp_path: Path) -> None:
+    await store.put("a/b")
+    for name in ("b", "a", "a/b/c", "a/bc"):
+        assert await store.objects.read(store.uri(name)) is None
+        assert await store.objects.head(store.uri(name)) is None
+        assert await store.objects.read_to(store.uri(name), tmp_path / "copy", 100) is None
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+async def test_a_name_may_have_any_character_that_can_be_seen(store: Store, name: str) -> None:
+    await store.objects.put(store.uri(name), b"odd")
+    assert await store.names() == [name]
+    reply = await store.http.get(await store.objects.sign("GET", store.uri(name), 60))
+    assert (reply.status_code, reply.content) == (200, b"odd")
+
+
+# Streams
+
+
+async def test_a_large_stream_comes_back_as_it_was(store: Store, tmp_path: Path) -> None:
+    data = hashlib.shake_256(b"seed").digest(12 * MIB + 7)
+    written = await store.objects.write(store.uri(), in_chunks(data), most=len(data))
+    assert written.size == len(data)
+    read = await store.objects.read_to(store.uri(), tmp_path / "copy", len(data))
+    assert read == await store.objects.head(store.uri())
+    assert (tmp_path / "copy").read_bytes() == data
+
+
+async def test_a_stream_that_breaks_off_leaves_nothing(store: Store) -> None:
+    with pytest.raises(ConnectionResetError):
+        await store.objects.write(store.uri(), broken_off())
+    assert await store.names() == []
+
+
+async def test_a_stream_that_breaks_off_leaves_what_was_there(store: Store) -> None:
+    await store.objects.put(store.uri(), b"old")
+    with pytest.raises(ConnectionResetError):
+        await store.objects.write(store.uri(), broken_off())
+    assert await store.objects.read(store.uri()) == b"old"
+
+
+@pytest.mark.parametrize("create", [False, True])
+async def test_a_stream_past_its_limit_is_refused_and_leaves_nothing(store: Store, create: bool) -> None:
+    with pytest.raises(TooLarge) as refused:
+        await store.objects.write(store.uri(), in_chunks(b"x" * 1001, 100), most=1000, create=create)
+    assert refused.value.code == "object_too_large"
+    assert await store.names() == []
+
+
+async def test_a_download_past_its_limit_is_refused_before_its_first_byte(store: Store, tmp_path: Path) -> None:
+    await store.objects.put(store.uri(), b"x" * 1001)
+    with pytest.raises(TooLarge):
+        await store.objects.read_to(store.uri(), tmp_path / "copy", 1000)
+    assert not (tmp_path / "copy").exists()
+
+
+# Writers at once
+
+
+async def test_only_one_of_many_creates_an_object(store: Store) -> None:
+    async def create(number: int) -> Found:
+        return await store.objects.put(store.uri(), str(number).encode(), create=True)
+
+    outcomes = await asyncio.gather(*(create(n) for n in range(8)), return_exceptions=True)
+    (winner,) = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, Found)]
+    assert await store.objects.read(store.uri()) == str(winner).encode()
+    refused = [outcome for outcome in outcomes if isinstance(outcome, PreconditionFailed)]
+    assert [error.code for error in refused] == ["object_exists"] * 7
+
+
+async def test_of_writers_at_once_one_is_read_whole(store: Store) -> None:
+    contents = [bytes([65 + n]) * 100_000 for n in range(6)]
+    await asyncio.gather(*(store.objects.write(store.uri(), in_chunks(data)) for data in contents))
+    assert await store.objects.read(store.uri()) in contents
+    assert await store.names() == ["a"]
+
+
+async def test_writing_and_deleting_at_once_never_breaks(store: Store) -> None:
+    async def write_and_delete(name: str) -> None:
+        for _ in range(10):
+            await store.objects.put(store.uri(f"deep/er/{name}"), b"x")
+            await store.objects.delete(store.uri(f"deep/er/{name}"))
+
+    await asyncio.gather(*(write_and_delete(str(n)) for n in range(6)))
+    assert await store.names() == []
+
+
+# Lists and deletes
+
+
+async def test_a_list_has_everything_once_however_deep(store: Store) -> None:
+    names = ["a-b", "a/b!", "a/b/c", "a/z", "a0", "b"]
+    await store.put(*reversed(names))
+    assert await store.names() == names
+
+
+async def test_a_prefix_is_a_folder_and_not_the_beginning_of_a_name(store: Store) -> None:
+    await store.put("a/b/c", "a/bc", "a/b.d")
+    assert await store.names("a/b/") == ["a/b/c"]
+    assert await store.names("a/x/") == []
+
+
+async def test_deleting_twice_is_deleting_once(store: Store) -> None:
+    await store.put("a/b", "a/c")
+    await store.objects.delete(store.uri("a/b"))
+    await store.objects.delete(store.uri("a/b"))
+    assert await store.names() == ["a/c"]
+
+
+async def test_a_prefix_is_deleted_and_nothing_beside_it(store: Store) -> None:
+    await store.put("a/1/x", "a/1/y/z", "a/10/x", "a/1x")
+    assert await store.objects.delete_under(store.uri("a/1/")) == 2
+    assert await store.objects.delete_under(store.uri("a/1/")) == 0
+    assert await store.names() == ["a/10/x", "a/1x"]
+
+
+# What is no object
+
+
+@pytest.mark.parametrize("name", ["", "../a", "a/../b", "a//b", "./a", "a/.", "a/..", "a\0b"])
+async def test_a_uri_that_leads_elsewhere_is_a_mistake(store: Store, name: str) -> None:
+    with pytest.raises(ValueError):
+        await store.objects.put(store.uri(name), b"x")
+
+
+async def test_another_root_is_a_mistake(store: Store) -> None:
+    for uri in (f"{store.objects.root}x/a", "file:///etc/passwd", "s3://elsewhere/a", store.objects.root):
+        with pytest.raises(ValueError):
+            await store.objects.read(uri)
+
+
+async def test_a_name_without_a_slash_is_no_prefix_and_one_with_a_slash_no_object(store: Store) -> None:
+    with pytest.raises(ValueError):
+        await store.objects.delete_under(store.uri("a"))
+    with pytest.raises(ValueError):
+        await store.names("a")
+    with pytest.raises(ValueError):
+        await store.objects.put(store.uri("a/"), b"x")
+
+
+# Signed URLs, as their holders use them
+
+
+async def test_a_signed_url_reads_and_writes_without_any_other_credential(store: Store) -> None:
+    assert await store.ask("PUT", content=b"signed") == 200
+    assert await store.objects.read(store.uri()) == b"signed"
+    reply = await store.http.get(await store.objects.sign("GET", store.uri(), 60))
+    assert (reply.status_code, reply.content) == (200, b"signed")
+    head = await store.http.head(await store.objects.sign("HEAD", store.uri(), 60))
+    assert (head.status_code, head.headers["content-length"], head.content) == (200, "6", b"")
+
+
+async def test_a_signed_url_of_nothing_finds_nothing(store: Store) -> None:
+    assert await store.ask("GET") == 404
+    assert await store.ask("HEAD") == 404
+
+
+@pytest.mark.parametrize(
+    ("signed", "sent"), [("GET", "PUT"), ("GET", "HEAD"), ("PUT", "GET"), ("HEAD", "GET"), ("GET", "DELETE")]
+)
+async def test_a_signed_url_is_for_one_method(store: Store, signed: Method, sent: Method) -> None:
+    await store.put("a")
+    url = await store.objects.sign(signed, store.uri(), 60)
+    assert await store.ask(sent, url=url) in (401, 403)
+    assert await store.objects.read(store.uri()) == b"a"
+
+
+async def test_a_signed_url_is_for_one_object(store: Store) -> None:
+    await store.put("a", "b", "ab", "c/a")
+    url = await store.objects.sign("GET", store.uri("a"), 60)
+    for other in ("/b?", "/ab?", "/c/a?", "/none?"):
+        assert await store.ask("GET", url=url.replace("/a?", other)) in (401, 403)
+
+
+async def test_a_signed_url_is_for_what_its_query_says(store: Store) -> None:
+    await store.put("a")
+    url = await store.objects.sign("GET", store.uri(), 60)
+    longer = re.sub(r"(expires=\d+)", r"\g<1>0", url, flags=re.IGNORECASE)
+    assert longer != url
+    for changed in (longer, url[:-1], f"{url}A", f"{url}&uploads=", f"{url}&uploadId=x&partNumber=1", f"{url}&x=y"):
+        assert await store.ask("GET", url=changed) in (400, 401, 403), changed
+    assert await store.ask("GET", url=url) == 200
+
+
+async def test_a_signed_url_ends(store: Store) -> None:
+    await store.put("a")
+    url = await store.objects.sign("GET", store.uri(), 1)
+
+    async def refused() -> bool:
+        return await store.ask("GET", url=url) in (401, 403)
+
+    assert not await refused()
+    await until(refused)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 8 * 24 * 3600])
+async def test_a_signed_url_lives_no_longer_than_s3_lets_one_live(store: Store, seconds: float) -> None:
+    with pytest.raises(BadRequest):
+        await store.objects.sign("GET", store.uri(), seconds)

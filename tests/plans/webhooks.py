@@ -1,0 +1,89 @@
+"""What statements about webhooks may touch; as in expectations.py."""
+
+from __future__ import annotations
+
+from tests.plans.expectations import Bounded, Exempt, Expectation, Live
+
+_ORG = {"org_id": "seed.id('org 0')"}
+_ONE = _ORG | {"webhook_id": "seed.id('webhook 0')"}
+_ZERO = "'00000000-0000-0000-0000-000000000000'"
+_LAST = "'ffffffff-ffff-ffff-ffff-ffffffffffff'"
+_TAKEN = _ORG | {"delivery_id": "seed.id('delivery 0')", "tries": "0"}
+_HUNDRED = "array(select seed.id('webhook ' || n) from generate_series(0, 99) n)"
+_PAGE = _ONE | {"before": _LAST, "most": "100"}
+_PENDING = "select count(distinct webhook_id) from interlock.webhook_deliveries where status = 'Pending'"
+
+WEBHOOKS: dict[str, list[Expectation]] = {
+    "lock_org": [Exempt("touches no table")],
+    "new_delivery_id": [Exempt("touches no table")],
+    "count_webhooks": [Bounded(100, _ORG)],
+    "insert_webhook": [
+        Bounded(
+            1,
+            _ORG
+            | {"name": "'new'", "url": "'https://hooks.example/'", "events": "'{}'", "dag_name": "null"}
+            | {"job_name": "null", "failed_share": "null", "done_share": "null", "secret": "'s'", "paused": "false"}
+            | {"created_by": "'root'"},
+            pages=40,
+        )
+    ],
+    "list_webhooks": [Bounded(100, _ORG | {"after": "''", "most": "100"})],
+    "find_webhook": [Bounded(1, _ORG | {"name": "'webhook 0'"})],
+    "webhook_by_id": [Bounded(1, _ONE)],
+    "set_paused": [Bounded(1, _ONE | {"paused": "true"}, pages=30)],
+    "rotate_secret": [Bounded(1, _ONE | {"secret": "'s'", "overlap_seconds": "60"}, pages=30)],
+    "delete_webhook": [Bounded(1, _ONE, pages=30)],
+    # A hundred webhooks are told of each of ten runs.
+    "news_of_runs": [
+        Bounded(1000, {"run_ids": "seed.run_ids(10)", "ended": "seed.run_ids(10)"}, rows=6, pages=12),
+    ],
+    "insert_deliveries": [
+        Bounded(
+            10,
+            {"ids": "array(select uuidv7() from generate_series(1, 10))"}
+            | {
+                name: f"array_fill(seed.id('{of} 0'), array[10])"
+                for name, of in (("org_ids", "org"), ("run_ids", "run"))
+            }
+            | {"webhook_ids": "array_fill(seed.id('webhook 0'), array[10])"}
+            | {"events": "seed.repeat('run.completed', 10)", "bodies": "seed.repeat('{}', 10)"},
+            pages=60,
+        )
+    ],
+    "waiting_webhooks": [
+        Live(_PENDING, "one look per webhook that something waits for", {"after": _ZERO, "most": "1000"}, rows=4)
+    ],
+    "take_deliveries": [
+        Bounded(
+            100,
+            {"webhook_ids": _HUNDRED, "each": "4", "failing": "false", "most": "100", "hold_seconds": "12"},
+            rows=20,
+            pages=60,
+        )
+    ],
+    "set_delivered": [Bounded(1, _TAKEN | {"http_status": "204"}, rows=6, pages=60)],
+    "set_failed": [
+        Bounded(
+            1,
+            _TAKEN
+            | {"http_status": "500", "reason": "'no'", "final": "false", "wait_seconds": "0", "most_tries": "15"}
+            | {"base": "5", "cap": "3600", "rest_after": "5", "rest_cap": "600"},
+            rows=6,
+            pages=60,
+        )
+    ],
+    "list_deliveries": [Bounded(100, _PAGE)],
+    "list_deliveries_by_status": [Bounded(100, _PAGE | {"status": "'Dead'"})],
+    "find_delivery": [Bounded(1, _ONE | {"delivery_id": "seed.id('delivery 0')"})],
+    "redrive_deliveries": [Bounded(5, _ONE | {"delivery_ids": "null", "most": "5"}, rows=8, pages=60)],
+    "expire_deliveries": [Bounded(1, {"age_seconds": "3600", "most": "100"}, pages=30)],
+    "delete_old_deliveries": [Bounded(200, {"age_seconds": "1209600", "most": "200"}, rows=4, pages=40)],
+    "webhooks_with_history": [Bounded(10, {"after": _ZERO, "most": "10"}, rows=8, pages=30)],
+    "trim_deliveries": [
+        Bounded(20, _webhook | {"there": there, "keep": "10", "most": "10"}, rows=8, pages=60)
+        for there in ("true", "false")
+        for _webhook in ({"webhook_id": "seed.id('webhook 0')"},)
+    ],
+}
+
+EXPECTED: dict[str, list[Expectation]] = {f"webhooks.{name}": cases for name, cases in WEBHOOKS.items()}

@@ -1,0 +1,94 @@
+"""The operator `batch_query` on Spark: what a query selects, as files where the dispatcher says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from interlock.pipeline.attempt import run_operator
+from interlock.pipeline.built_in.sql_gate import UnsafeQuery
+from interlock.pipeline.failures import BadConfig
+from interlock.pipeline.operators import BUILT_IN, resolve
+from interlock.wire import ExportGrant, InputData, TaskData
+from tests.files import path_of
+from tests.spark.attempts import Store, context, parquet_input, schema
+
+BLOCKS = schema("block_number bigint not null, miner string")
+EVERYTHING = (-(2**62), 2**62)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def blocks(store: Store) -> InputData:
+    tables = [
+        pa.table({"block_number": list(range(start, start + 10)), "miner": [f"miner {n % 3}" for n in range(10)]})
+        for start in (0, 10)
+    ]
+    files = [store.file(table, start, start + 9) for table, start in zip(tables, (0, 10), strict=True)]
+    return parquet_input("blocks_of_a_job", files, EVERYTHING, BLOCKS)
+
+
+def asked(
+    spark: SparkSession, store: Store, sql: str, *, relations: tuple[str, ...] = ("chain",), granted: bool = True
+) -> dict[str, Any]:
+    export = ExportGrant(prefix=store.prefix(), org_id=uuid4()) if granted else None
+    data = TaskData(task_id=uuid4(), inputs=[blocks(store)], outputs=[], export=export)
+    payload = {"query_id": str(uuid4()), "sql": sql, "relations": relations, "start": EVERYTHING[0]}
+    ctx = context(spark, data, operator="batch_query", payload=payload)
+    result, outputs, events = run_operator(resolve("batch_query"), spark, ctx, data)
+    assert (outputs, events) == ([], [])
+    assert isinstance(result, dict)
+    return result
+
+
+def test_the_result_is_exported_in_the_order_that_the_statement_says(spark: SparkSession, store: Store) -> None:
+    result = asked(spark, store, "select block_number, miner from chain where block_number > 4 order by 1 desc")
+    assert result["row_count"] == 15
+    assert all(file["uri"].startswith(result["prefix"]) for file in result["files"])
+    rows = [number for file in result["files"] for number in pq.read_table(path_of(file["uri"]))[0].to_pylist()]
+    assert rows == list(range(19, 4, -1))
+    assert [path_of(file["uri"]).stat().st_size for file in result["files"]] == [
+        file["bytes"] for file in result["files"]
+    ]
+
+
+def test_a_result_without_rows_is_a_file_with_its_columns(spark: SparkSession, store: Store) -> None:
+    result = asked(spark, store, "select miner, count(*) as n from chain where block_number < 0 group by miner")
+    (file,) = result["files"]
+    assert result["row_count"] == 0
+    assert pq.read_schema(path_of(file["uri"])).names == ["miner", "n"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "error", "said"),
+    [
+        ("select * from blocks_of_a_job", UnsafeQuery, "blocks_of_a_job"),
+        ("select * from parquet.`/etc/passwd`", UnsafeQuery, "refused|relation|input"),
+        ("select 1 as a, 2 as A", BadConfig, "Two columns"),
+        ("select nothing from chain", BadConfig, "nothing"),
+    ],
+)
+def test_what_cannot_be_run_says_why(
+    spark: SparkSession, store: Store, sql: str, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        asked(spark, store, sql)
+
+
+def test_a_task_that_somebody_made_up_reaches_nothing(spark: SparkSession, store: Store) -> None:
+    for made_up in ({"granted": False}, {"relations": ()}, {"relations": ("a", "b")}):
+        with pytest.raises(BadConfig, match="no task of a batch query"):
+            asked(spark, store, "select 1", **made_up)
+
+
+def test_it_has_no_place_in_a_dag() -> None:
+    assert "batch_query" not in BUILT_IN

@@ -1,0 +1,437 @@
+"""http_fetch: what it asks, what it makes of the answer, and how politely."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock.kernel.jobs import NEVER_RETRIED
+from interlock.outbound import failures
+from interlock.outbound.failures import OutboundFailed
+from interlock.pipeline.http_fetch.config import FetchConfig, read_config
+from interlock.pipeline.http_fetch.fetching import retry_after
+from interlock.pipeline.http_fetch.operator import http_fetch
+from interlock.pipeline.http_fetch.politeness import HostBusy, Hosts, Patience, hosts_of_this_machine
+from interlock.pipeline.http_fetch.template import rendered
+from interlock.workers import TaskContext, TaskFailed
+from interlock.workers.protocol import Assignment, Outbound, Work
+from tests.dags import valid
+from tests.docs.pages import blocks, read, rows
+from tests.strangers import SILENCE, Stranger, answer, chunked, stranger
+from tests.unit.test_operators import Recorded
+
+HERE = ["127.0.0.1"]
+
+
+@pytest.fixture(autouse=True)
+def own_politeness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Not that of this machine: a port that a test was told to leave alone may be another test's next."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    hosts_of_this_machine.cache_clear()
+    yield
+    if hosts_of_this_machine.cache_info().currsize:
+        hosts_of_this_machine().close()
+    hosts_of_this_machine.cache_clear()
+
+
+@pytest.fixture
+async def there() -> AsyncIterator[Stranger]:
+    async with stranger() as started:
+        yield started
+
+
+def context(outbound: Outbound, **config: Any) -> TaskContext:
+    body = msgspec.json.encode(config)
+    work = Work("http_fetch", (None, None), uuid4(), 1, body, [], [], outbound=outbound)
+    return TaskContext(work, Assignment(1, uuid4(), 0, b"null"), Recorded())
+
+
+async def fetched(payload: Any, outbound: Outbound | None = None, **config: Any) -> dict[str, Any]:
+    """As a worker's child runs it: in a thread, with a loop of its own."""
+    told = Outbound(HERE) if outbound is None else outbound
+    return await asyncio.to_thread(http_fetch, payload, context(told, **config))
+
+
+async def failed(payload: Any, outbound: Outbound | None = None, **config: Any) -> TaskFailed:
+    with pytest.raises(TaskFailed) as raised:
+        await fetched(payload, outbound, **config)
+    return raised.value
+
+
+# What it returns
+
+
+async def test_the_result_says_what_the_server_answered(there: Stranger) -> None:
+    there.says("/page", answer(b"<p>hello</p>", content_type="text/html; charset=utf-8", etag='"1"', set_cookie="a=b"))
+    for payload in ({"url": there.url("/page")}, there.url("/page")):
+        result = await fetched(payload)
+        assert result.pop("elapsed_ms") >= 0
+        assert result == {
+            "url": there.url("/page"),
+            "status": 200,
+            "headers": {"content-length": "12", "content-type": "text/html; charset=utf-8", "etag": '"1"'},
+            "bytes": 12,
+            "sha256": hashlib.sha256(b"<p>hello</p>").hexdigest(),
+            "body": "<p>hello</p>",
+            "body_encoding": "text",
+        }
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "text"),
+    [
+        ("grüß".encode(), "text/plain", "grüß"),
+        ("grüß".encode("latin-1"), "text/plain; charset=ISO-8859-1", "grüß"),
+        (b"\xff\xfe\x00", "image/png", None),
+        (b"with a \0 in it", "text/plain", None),
+        (b"plain", "text/plain; charset=no-such", "plain"),
+        (b"00ff", "text/plain; charset=hex", "00ff"),
+        (b"plain", 'text/plain; charset="', "plain"),
+        (b"", "", ""),
+    ],
+)
+async def test_a_body_is_text_where_it_can_be_and_base64_elsewhere(
+    body: bytes, content_type: str, text: str | None, there: Stranger
+) -> None:
+    there.says("/", answer(body, content_type=content_type))
+    result = await fetched(there.url("/"))
+    if text is not None:
+        assert (result["body"], result["body_encoding"]) == (text, "text")
+    else:
+        assert (msgspec.convert(result["body"], bytes), result["body_encoding"]) == (body, "base64")
+
+
+async def test_a_body_that_does_not_fit_into_a_result_is_left_out_and_still_counted(there: Stranger) -> None:
+    body = b'"' * 40_000
+    there.says("/", chunked([body]))
+    result = await fetched(there.url("/"))
+    assert (result["bytes"], result["body_omitted"]) == (40_000, True)
+    assert "body" not in result
+    assert "body" in await fetched(there.url("/"), Outbound(HERE, result_limit=100_000))
+    assert "body_omitted" not in await fetched(there.url("/"), keep_body="none")
+    assert (await failed(there.url("/"), keep_body="required")).error_class == "BodyTooLarge"
+
+
+async def test_headers_that_are_no_text_do_not_break_the_result(there: Stranger) -> None:
+    there.says("/", b"HTTP/1.1 200 OK\r\nServer: \xff\xfe\r\nContent-Length: 0\r\n\r\n")
+    assert msgspec.json.encode(await fetched(there.url("/")))
+
+
+# What it asks
+
+
+async def test_method_headers_and_body_are_those_of_the_config(there: Stranger) -> None:
+    there.says("/api", answer(b"{}"))
+    config: dict[str, Any] = {
+        "method": "POST",
+        "headers": {"Authorization": "Bearer ${FETCH_KEY}"},
+        "body": {"query": "{{query}}", "title": "No. {{ n }}: {{tags.0}}", "all": "{{tags}}"},
+    }
+    os.environ["FETCH_KEY"] = "k3y"
+    try:
+        await fetched({"url": there.url("/api"), "query": 'say "hi"', "n": 7, "tags": ["a", "b"]}, **config)
+    finally:
+        del os.environ["FETCH_KEY"]
+    (asked,) = there.asked
+    assert (asked.method, asked.headers["authorization"]) == ("POST", "Bearer k3y")
+    assert asked.headers["content-type"] == "application/json"
+    assert msgspec.json.decode(asked.body) == {"query": 'say "hi"', "title": "No. 7: a", "all": ["a", "b"]}
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+TEMPLATES = st.recursive(
+    st.sampled_from(
+        ["{{value}}", "a {{value}} b", '"{{value}}"', "{{value}}{{ value }}", "plain", "\\{{value}}", 1, None]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "{{value}}", "x{{value}}"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(TEMPLATES, JSON)
+def test_whatever_the_payload_holds_the_body_is_json_of_the_template_s_shape(template: Any, value: Any) -> None:
+    made = msgspec.json.decode(rendered(template, {"value": value}))
+    assert type(made) is type(template) or template == "{{value}}"
+    if isinstance(template, list):
+        assert len(made) == len(template)
+
+
+@given(JSON)
+def test_a_string_that_is_nothing_but_a_field_becomes_its_value(value: Any) -> None:
+    assert msgspec.json.decode(rendered(["{{value}}"], {"value": value})) == [value]
+
+
+async def test_a_body_may_be_written_as_text_that_is_json() -> None:
+    config = read_config({"method": "POST", "body": '{"q": "{{q}}"}'})
+    assert rendered(config.body, {"q": [1]}) == b'{"q":[1]}'
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"body": {"a": 1}}, "A GET has no body"),
+        ({"method": "POST", "body": '{"q": {{q}}}'}, "within quotes"),
+        ({"method": "POST", "body": ["{{}}"]}, "names no field"),
+        ({"method": "TRACE"}, "method"),
+        ({"timeout": 3}, "timeout"),
+        ({"headers": {"Host": "other.test"}}, "not for a job to set"),
+        ({"headers": {"Transfer-Encoding": "chunked"}}, "not for a job to set"),
+        ({"headers": {"X-A": "a\r\nX-B: b"}}, "cannot be sent"),
+        ({"headers": {"X-A": "${INTERLOCK_API_KEY}"}}, "cannot see"),
+        ({"proxy": "socks5://a.test"}, "http://host:port"),
+        ({"max_bytes": 1 << 40}, "max_bytes"),
+    ],
+)
+async def test_a_config_that_makes_no_sense_fails_with_what_to_write(config: dict[str, Any], told: str) -> None:
+    error = await failed("http://a.test/", **config)
+    assert error.error_class == "BadConfig"
+    assert told in str(error)
+
+
+@pytest.mark.parametrize("payload", [None, 7, {}, {"url": 3}, ["http://a.test/"]])
+async def test_a_payload_without_a_url_fails_with_what_to_write(payload: Any) -> None:
+    error = await failed(payload)
+    assert (error.error_class, '{"url": "https://example.com/"}' in str(error)) == ("BadPayload", True)
+
+
+async def test_a_field_that_the_payload_lacks_is_named(there: Stranger) -> None:
+    error = await failed({"url": there.url("/"), "a": {"b": 1}}, method="POST", body=["{{a.c}}"])
+    assert (error.error_class, "'a.c'" in str(error), there.asked) == ("BadPayload", True, [])
+
+
+# How it fails
+
+
+async def test_an_address_that_is_not_public_is_refused_unless_the_installation_allows_it(there: Stranger) -> None:
+    error = await failed(there.url("/"), Outbound())
+    assert (error.error_class, there.asked) == ("AddressRefused", [])
+
+
+@pytest.mark.parametrize(
+    ("said", "config", "error_class"),
+    [
+        (SILENCE, {"timeout_seconds": 0.05}, "TooSlow"),
+        (answer(b"x" * 2_000), {"max_bytes": 1_000}, "ReplyTooLarge"),
+        (answer(status=302, location="/"), {}, "TooManyRedirects"),
+        (answer(b"x", content_length="9"), {}, "BadReply"),
+        (answer(status=404), {}, "HttpRefused"),
+        (answer(status=501), {}, "HttpRefused"),
+        (answer(status=500), {}, "HttpUnavailable"),
+        (answer(status=429), {}, "RateLimited"),
+        (answer(status=429, retry_after="9999"), {}, "RateLimited"),
+        (answer(status=503, retry_after="9999"), {}, "HttpUnavailable"),
+        (answer(status=404), {"retry": [404]}, "HttpUnavailable"),
+    ],
+)
+async def test_each_failure_has_a_class_that_a_policy_can_know(
+    said: bytes, config: dict[str, Any], error_class: str, there: Stranger
+) -> None:
+    there.says("/", said)
+    assert (await failed(there.url("/"), **config)).error_class == error_class
+
+
+async def test_a_status_that_the_job_accepts_is_a_result(there: Stranger) -> None:
+    assert (await fetched(there.url("/"), accept=[404]))["status"] == 404
+    there.says("/", answer(status=302, location="/next"))
+    assert (await fetched(there.url("/"), follow_redirects=0))["headers"]["location"] == "/next"
+
+
+async def test_a_server_that_says_when_is_asked_again_then(there: Stranger) -> None:
+    there.says("/", answer(status=429, retry_after="0"), answer(status=503, retry_after="0"), answer(b"at last"))
+    assert (await fetched(there.url("/")))["body"] == "at last"
+    assert len(there.asked) == 3
+
+
+async def test_a_server_that_goes_on_refusing_is_left_alone(there: Stranger) -> None:
+    there.says("/", answer(status=429, retry_after="0"))
+    assert (await failed(there.url("/"), retries=1)).error_class == "RateLimited"
+    assert len(there.asked) == 2
+
+
+async def test_a_host_that_wants_to_be_left_alone_is_asked_by_nobody_here(there: Stranger) -> None:
+    there.says("/", answer(status=429, retry_after="600"))
+    assert (await failed(there.url("/"))).error_class == "RateLimited"
+    assert (await failed(there.url("/other"))).error_class == "HostBusy"
+    assert len(there.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("7", 7), (" 7 ", 7), ("Mon, 16 Nov 2026 12:00:30 GMT", 30), ("Mon, 16 Nov 2026 11:00:00 GMT", 0)]
+    + [(value, None) for value in (None, "", "soon", "-1", "1.5", "٣", "Mon, 99 Nov 2026 12:00:00 GMT")],
+)
+def test_retry_after_is_a_number_of_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
+    assert retry_after(value, datetime(2026, 11, 16, 12, tzinfo=UTC)) == seconds
+
+
+def test_what_another_attempt_would_only_repeat_is_never_retried() -> None:
+    classes = [kind for kind in vars(failures).values() if isinstance(kind, type) and issubclass(kind, OutboundFailed)]
+    final = {kind.__name__ for kind in classes if not kind.retryable}
+    assert set(NEVER_RETRIED["http_fetch"]) == final | {"BadConfig", "BadPayload", "BodyTooLarge", "HttpRefused"}
+
+
+# A proxy
+
+
+async def test_the_proxy_of_the_job_is_checked_and_that_of_the_installation_is_not(there: Stranger) -> None:
+    there.says("http://8.8.8.8/", answer(b"by proxy"))
+    proxy = f"http://127.0.0.1:{there.port}"
+    assert (await fetched("http://8.8.8.8/", Outbound(proxy=proxy)))["body"] == "by proxy"
+    assert (await fetched("http://8.8.8.8/", Outbound(HERE), proxy=proxy))["body"] == "by proxy"
+    assert (await failed("http://8.8.8.8/", Outbound(), proxy=proxy)).error_class == "AddressRefused"
+    assert "leave `proxy` out" in str(await failed("http://8.8.8.8/", Outbound(proxy=proxy), proxy=proxy))
+
+
+# Politeness
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from interlock.pipeline.http_fetch.politeness import Hosts, Patience
+
+async def main():
+    async with Hosts(Path(sys.argv[1])).turn("a.test:80", 2, 0, Patience(0)):
+        print("held", flush=True)
+        sys.stdin.read()
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that asks the host, until it is killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+async def test_no_more_processes_ask_a_host_at_once_than_may_and_one_that_is_killed_has_let_go(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path / "hosts")
+    with holder(tmp_path / "hosts") as first, holder(tmp_path / "hosts"):
+        with pytest.raises(HostBusy, match="asked by 2 others"):
+            async with hosts.turn("a.test:80", 2, 0, Patience(0.05)):
+                pytest.fail("there was no place")
+        async with hosts.turn("b.test:80", 2, 0, Patience(0)):
+            pass
+        first.kill()
+        first.wait()
+        async with hosts.turn("a.test:80", 2, 0, Patience(0)):
+            pass
+    hosts.close()
+
+
+class Time:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_requests_to_one_host_keep_their_distance_and_a_hold_counts_for_all(tmp_path: Path) -> None:
+    clock = Time()
+    hosts, others = Hosts(tmp_path / "hosts", clock), Hosts(tmp_path / "hosts", clock)
+
+    async def may_ask(which: Hosts, host: str = "a.test:80") -> bool:
+        try:
+            async with which.turn(host, 2, 5.0, Patience(0)):
+                return True
+        except HostBusy:
+            return False
+
+    assert await may_ask(hosts)
+    assert not await may_ask(others)
+    assert await may_ask(others, "b.test:80")
+    clock.now += 5.0
+    assert await may_ask(others)
+    hosts.hold("a.test:80", 60.0)
+    clock.now += 59.0
+    assert not await may_ask(others)
+    clock.now += 1.0
+    assert await may_ask(hosts)
+    hosts.hold("a.test:80", 1e9)
+    clock.now += 3600.0
+    assert await may_ask(others)
+    clock.now -= 1e6
+    assert await may_ask(hosts), "a clock that was set back holds nobody for ever"
+    hosts.close()
+    others.close()
+
+
+async def test_a_request_waits_for_its_turn(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path / "hosts")
+    hosts.hold("a.test:80", 0.05)
+    patience = Patience(5)
+    async with hosts.turn("a.test:80", 1, 0, patience):
+        assert patience.left < 5
+    hosts.close()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o750])
+def test_a_folder_that_others_could_use_is_refused(mode: int, tmp_path: Path) -> None:
+    folder = tmp_path / "hosts"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(TaskFailed, match="only this user"):
+        Hosts(folder)
+
+
+def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir(mode=0o700)
+    (tmp_path / "hosts").symlink_to(tmp_path / "mine")
+    with pytest.raises(TaskFailed, match="only this user"):
+        Hosts(tmp_path / "hosts")
+
+
+# Its page
+
+PAGE = read("docs/http-fetch.md")
+
+
+def test_its_settings_are_documented_and_nothing_else() -> None:
+    table = PAGE.partition("| setting |")[2].partition("\n\n")[0]
+    assert {row[0].strip("`") for row in rows(table)} == {field.name for field in msgspec.structs.fields(FetchConfig)}
+
+
+def test_every_class_of_failure_is_documented() -> None:
+    classes = {kind.__name__ for kind in OutboundFailed.__subclasses__()} | {"TlsFailed", "ProxyFailed"}
+    classes |= {"HttpUnavailable", "RateLimited", "HostBusy", "BadTempFolder", *NEVER_RETRIED["http_fetch"]}
+    assert {name for name in classes if f"`{name}`" not in PAGE} == set()
+
+
+def test_its_examples_can_be_used() -> None:
+    (dag,) = blocks(PAGE, "yaml")
+    (job,) = valid(dag).jobs
+    assert read_config(job.config, {"SEARCH_KEY": "x"}).body == {"q": "{{query}}", "limit": 10}
+    (submission,) = blocks(PAGE, "json")
+    assert read_config(msgspec.json.decode(submission)["config"]).max_per_host == 2
