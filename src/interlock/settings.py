@@ -294,6 +294,17 @@ class Settings(BaseSettings):
         10_000, ge=1, description="Calls of one webhook that are kept, for at most retention_days."
     )
 
+    # Telemetry of the command bus, in `interlock bus`
+    telemetry_seconds: float = Field(
+        1.0, gt=0, description="An event waits at most so long to be handed to its tenant; ten of them do not wait."
+    )
+    telemetry_days: float = Field(
+        14.0, gt=0, description="Telemetry that its tenant has not taken for so long is dropped, and the tenant told."
+    )
+    bus_metrics: str | None = Field(
+        None, description="Loopback host:port under which `interlock bus` serves its own metrics; unset: it does not."
+    )
+
     # Bundles, and the runner that runs them
     bundle_limit_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Largest zip of a bundle; larger gets 413.")
     bundle_unpacked_bytes: int = Field(512 * 1024 * 1024, ge=1024, description="Most bytes in all files of a bundle.")
@@ -381,7 +392,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
     log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, JSON elsewhere.")
 
-    @field_validator("gateway", "internal", "query", "runner", "sink_metrics")
+    @field_validator("gateway", "internal", "query", "runner", "sink_metrics", "bus_metrics")
     @classmethod
     def _host_and_port(cls, value: str | None) -> str | None:
         if value is None:

@@ -26,6 +26,7 @@ from interlock.adapters.signers import Signers
 from interlock.adapters.sts import Sts
 from interlock.adapters.valkey import Coordination
 from interlock.buffers.reads import Buffers
+from interlock.bus.process import services as bus_services
 from interlock.clock import Clock, SystemClock
 from interlock.dags import ranges
 from interlock.dags.backfills import Backfills, BackfillTasks
@@ -309,6 +310,13 @@ async def sink(
         yield await stack.enter_async_context(
             sinking.services(settings, database, queue, objects, url, wait_seconds=wait_seconds)
         )
+
+
+@asynccontextmanager
+async def bus(settings: Settings, *, clock: Clock | None = None) -> AsyncIterator[list[Service]]:
+    """The loops behind the command bus."""
+    async with _state_database(settings, "bus", clock) as database:
+        yield bus_services(settings, database)
 
 
 @asynccontextmanager

@@ -43,7 +43,7 @@ from interlock.wire import (
     WriteGrant,
 )
 from tests.bundles import zipped
-from tests.crash import test_pipeline, test_sink
+from tests.crash import test_bus, test_pipeline, test_sink
 from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load
@@ -812,7 +812,7 @@ async def _(scene: Scene) -> None:
 
 def test_every_failpoint_has_a_case() -> None:
     """A new one has to be died at, too."""
-    assert {failpoint for _, failpoint in (*CASES, *test_pipeline.CASES, *test_sink.CASES)} == NAMES
+    assert {failpoint for _, failpoint in (*CASES, *test_pipeline.CASES, *test_sink.CASES, *test_bus.CASES)} == NAMES
 
 
 @pytest.fixture(scope="module")

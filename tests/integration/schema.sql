@@ -228,6 +228,43 @@ CREATE TABLE interlock.bundles (
     uploaded_by text NOT NULL,
     uploaded_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
 );
+CREATE TABLE interlock.bus_archive (
+    archive_id bigint NOT NULL,
+    org_id uuid NOT NULL,
+    commands json NOT NULL,
+    commands_in integer NOT NULL,
+    accepted_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+ALTER TABLE interlock.bus_archive ALTER COLUMN archive_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME interlock.bus_archive_archive_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE interlock.bus_telemetry (
+    batch_id bigint NOT NULL,
+    org_id uuid NOT NULL,
+    events json NOT NULL,
+    events_in integer NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+ALTER TABLE interlock.bus_telemetry ALTER COLUMN batch_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME interlock.bus_telemetry_batch_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE interlock.bus_telemetry_queues (
+    org_id uuid NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    last_received_at timestamp with time zone
+);
 CREATE TABLE interlock.capabilities (
     capability_id uuid DEFAULT uuidv7() NOT NULL,
     task_id uuid NOT NULL,
@@ -754,6 +791,12 @@ ALTER TABLE ONLY interlock.bundle_sweeps
     ADD CONSTRAINT bundle_sweeps_pkey PRIMARY KEY (org_id, sha256);
 ALTER TABLE ONLY interlock.bundles
     ADD CONSTRAINT bundles_pkey PRIMARY KEY (org_id, sha256);
+ALTER TABLE ONLY interlock.bus_archive
+    ADD CONSTRAINT bus_archive_pkey PRIMARY KEY (archive_id);
+ALTER TABLE ONLY interlock.bus_telemetry
+    ADD CONSTRAINT bus_telemetry_pkey PRIMARY KEY (batch_id);
+ALTER TABLE ONLY interlock.bus_telemetry_queues
+    ADD CONSTRAINT bus_telemetry_queues_pkey PRIMARY KEY (org_id);
 ALTER TABLE ONLY interlock.capabilities
     ADD CONSTRAINT capabilities_pkey PRIMARY KEY (capability_id);
 ALTER TABLE ONLY interlock.cron_state
@@ -851,6 +894,8 @@ CREATE INDEX buffer_publishes_open ON interlock.buffer_publishes USING btree (pu
 CREATE INDEX buffer_publishes_sweep ON interlock.buffer_publishes USING btree (sweep_at) WHERE (sweep_at IS NOT NULL);
 CREATE INDEX bundle_names_by_bundle ON interlock.bundle_names USING btree (org_id, sha256);
 CREATE INDEX bundle_sweeps_due ON interlock.bundle_sweeps USING btree (due_at);
+CREATE INDEX bus_archive_by_org ON interlock.bus_archive USING btree (org_id, archive_id);
+CREATE INDEX bus_telemetry_by_org ON interlock.bus_telemetry USING btree (org_id, batch_id);
 CREATE INDEX capabilities_expiry ON interlock.capabilities USING btree (expires_at);
 CREATE INDEX cron_state_due ON interlock.cron_state USING btree (next_at);
 CREATE INDEX dag_version_jobs_by_job ON interlock.dag_version_jobs USING btree (job_id);
@@ -931,6 +976,8 @@ ALTER TABLE ONLY interlock.bundle_names
     ADD CONSTRAINT bundle_names_org_id_sha256_fkey FOREIGN KEY (org_id, sha256) REFERENCES interlock.bundles(org_id, sha256);
 ALTER TABLE ONLY interlock.bundles
     ADD CONSTRAINT bundles_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.bus_telemetry_queues
+    ADD CONSTRAINT bus_telemetry_queues_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.dag_version_jobs
     ADD CONSTRAINT dag_version_jobs_dag_version_fkey FOREIGN KEY (dag_version) REFERENCES interlock.dag_versions(dag_version);
 ALTER TABLE ONLY interlock.dag_version_jobs

@@ -14,6 +14,7 @@ from interlock.cli import (
     backfill,
     buffer,
     bundle,
+    bus,
     config,
     dag,
     dataset,
@@ -63,7 +64,7 @@ for name, group in (
     app.add_typer(group, name=name, rich_help_panel=Panel.WORK)
 for name, group in (("users", principals.users), ("keys", principals.keys)):
     app.add_typer(group, name=name, rich_help_panel=Panel.OPERATION)
-for module in (sql, config, openapi, processes, query, scheduler, sink, runner, devchain):
+for module in (sql, config, openapi, processes, query, scheduler, sink, bus, runner, devchain):
     app.add_typer(module.app)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from interlock.cli.conventions import FolderOption, Output, OutputOption, Panel,
 from interlock.cli.output import present
 
 if TYPE_CHECKING:
+    from interlock.kernel.loop import Service
     from interlock.settings import Settings
 
 app = typer.Typer()
@@ -134,6 +135,37 @@ def run_process(process: Coroutine[Any, Any, None]) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(process)
+
+
+async def run_loops(process: str, services: Sequence[Service]) -> None:
+    """Until a signal. What a pass has not committed then is done by the next process."""
+    import signal
+
+    import structlog
+
+    from interlock.kernel.loop import forever
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    structlog.get_logger().info(f"{process}.started")
+    loops = [asyncio.create_task(forever(service), name=service.name) for service in services]
+    await stop.wait()
+    for loop in loops:
+        loop.cancel()
+    await asyncio.gather(*loops, return_exceptions=True)
+
+
+def serve_metrics(address: str, *, setting: str) -> None:
+    """In a thread that ends with the process: whoever asks does not wait for a loop."""
+    from prometheus_client import start_http_server
+
+    from interlock.api.listener import require_loopback
+    from interlock.telemetry import REGISTRY
+
+    require_loopback(address, setting=setting)
+    host, _, port = address.rpartition(":")
+    start_http_server(int(port), host.strip("[]"), REGISTRY)
 
 
 @command(app, "migrate", panel=Panel.OPERATION, example="INTERLOCK_STATE_URL=postgresql://… interlock migrate")

@@ -1,0 +1,15 @@
+"""The loops of `interlock bus`, on the stores that it is handed."""
+
+from __future__ import annotations
+
+from interlock.adapters.postgres import Database
+from interlock.bus.telemetry import TelemetryAgeOut, TelemetryBatches
+from interlock.kernel.loop import Service
+from interlock.settings import Settings
+
+
+def services(settings: Settings, database: Database) -> list[Service]:
+    return [
+        TelemetryBatches(database, settings),
+        TelemetryAgeOut(database, settings),
+    ]

@@ -1,0 +1,120 @@
+"""Hands telemetry to tenants, and drops what a tenant never takes.
+
+a decision ─► bus_telemetry ─┬─ 10 events, or the oldest waits 1 s ─► a message in the tenant's queue ─► its consumer
+                             │                                              └─ unconsumed for 14 days ─► dropped, told
+                             └─ one tenant's flood costs another nothing: each pass takes a share of everybody's
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.bus.events import tell
+from interlock.bus.metrics import TELEMETRY_DROPPED, TELEMETRY_EVENTS
+from interlock.bus.queues import telemetry_queue
+from interlock.failpoints import failpoint
+from interlock.kernel.loop import Periodic
+from interlock.settings import Settings
+from interlock.wire.bus_events import TelemetryDropped
+
+_sql = queries("bus_telemetry")
+
+FULL: Final = 10
+"""Events in a message."""
+_TENANTS: Final = 500
+_EACH: Final = 200
+"""Rows of one tenant in one pass."""
+_AGED: Final = 500
+_FIRST: Final = UUID(int=0)
+
+
+class _Kind(Struct, gc=False):
+    event: str
+
+
+_events = msgspec.json.Decoder(list[Raw])
+_kinds = msgspec.json.Decoder(list[_Kind])
+
+
+class TelemetryBatches(Periodic):
+    """Takes, groups and hands over in one transaction: nothing is lost, and nothing comes twice from here."""
+
+    name = "telemetry"
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.seconds = settings.telemetry_seconds / 4
+        self._database = database
+        self._wait = settings.telemetry_seconds
+        self._after = _FIRST
+
+    async def run_once(self) -> int:
+        async with self._database.transaction() as connection:
+            found = await _sql.tenants_due(
+                connection, after=self._after, wait_seconds=self._wait, full=FULL, most=_TENANTS
+            )
+            self._after = found[-1]["org_id"] if len(found) == _TENANTS else _FIRST
+            if not found:
+                return 0
+            rows = await _sql.take(connection, org_ids=[row["org_id"] for row in found], each=_EACH)
+            await self._hand_over(connection, rows)
+            await failpoint("telemetry.before_commit")
+        for kind, count in Counter(kind.event for row in rows for kind in _kinds.decode(row["events"])).items():
+            TELEMETRY_EVENTS.labels(event=kind).inc(count)
+        return len(rows)
+
+    async def _hand_over(self, connection: Connection, rows: list[Row]) -> None:
+        by_org: dict[UUID, list[Raw]] = {}
+        for row in sorted(rows, key=lambda row: row["batch_id"]):
+            by_org.setdefault(row["org_id"], []).extend(_events.decode(row["events"]))
+        messages = [
+            (org_id, msgspec.json.encode({"events": events[at : at + FULL]}).decode())
+            for org_id, events in by_org.items()
+            for at in range(0, len(events), FULL)
+        ]
+        if messages:
+            await _sql.hand_over(
+                connection,
+                org_ids=[org_id for org_id, _ in messages],
+                queues=[telemetry_queue(org_id) for org_id, _ in messages],
+                bodies=[body for _, body in messages],
+            )
+
+
+class TelemetryAgeOut(Periodic):
+    """Consuming telemetry is nobody's duty: what is not consumed must end somewhere. It is dropped, and told."""
+
+    name = "telemetry_age_out"
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.seconds = settings.retention_seconds
+        self._database = database
+        self._age = settings.telemetry_days * 86_400
+        self._after = _FIRST
+
+    async def run_once(self) -> int:
+        async with self._database.transaction() as connection:
+            rows: list[Row] = await _sql.age_out(
+                connection, after=self._after, tenants=_TENANTS, age_seconds=self._age, most=_AGED
+            )
+            dropped = [(row["org_id"], _dropped(row)) for row in rows if row["events_in"]]
+            await tell(connection, dropped)
+            await failpoint("telemetry_age_out.before_commit")
+        self._after = rows[-1]["org_id"] if len(rows) == _TENANTS else _FIRST
+        TELEMETRY_DROPPED.inc(sum(event.dropped_events for _, event in dropped))
+        return len(dropped)
+
+
+def _dropped(row: Row) -> TelemetryDropped:
+    return TelemetryDropped(
+        tenant=row["tenant"],
+        dropped_events=row["events_in"],
+        reason="queue_unconsumed",
+        queue_age_seconds=round(row["age_seconds"], 3),
+        last_received_at=row["last_received_at"] or UNSET,
+    )

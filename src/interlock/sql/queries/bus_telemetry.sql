@@ -1,0 +1,86 @@
+-- Telemetry of the command bus: what is owed to tenants, and what has been handed to them.
+
+-- name: tell!
+-- For whoever has no statement of its own to write its events with.
+insert into interlock.bus_telemetry (org_id, events, events_in)
+select t.org_id, t.events::json, t.events_in
+from unnest(:org_ids::uuid[], :events::text[], :events_in::int[]) as t(org_id, events, events_in);
+
+-- name: tenants_due
+-- From one tenant to the next along the index: however much waits for one of them, it is read once. Due is who has a
+-- message full of events, or one event that has waited long enough.
+with recursive tenants as (
+    (select org_id from interlock.bus_telemetry where org_id > :after order by org_id limit 1)
+    union all
+    select (select t.org_id from interlock.bus_telemetry t where t.org_id > w.org_id order by t.org_id limit 1)
+    from tenants w where w.org_id is not null
+)
+select w.org_id from tenants w
+where w.org_id is not null
+  and ((select t.created_at from interlock.bus_telemetry t where t.org_id = w.org_id order by t.batch_id limit 1)
+           <= interlock.clock() - make_interval(secs => :wait_seconds::float8)
+       or (select sum(f.events_in) from (select t.events_in from interlock.bus_telemetry t
+                                         where t.org_id = w.org_id order by t.batch_id limit :full::int) f) >= :full::int)
+limit :most;
+
+-- name: take
+-- A share of each tenant's, so that one with a flood delays nobody else. Taken and handed over in one transaction.
+delete from interlock.bus_telemetry
+where batch_id = any(array(
+    select b.batch_id from unnest(:org_ids::uuid[]) as o(org_id)
+    cross join lateral (select t.batch_id from interlock.bus_telemetry t where t.org_id = o.org_id
+                        order by t.batch_id limit :each for update skip locked) b))
+returning batch_id, org_id, events;
+
+-- name: hand_over
+with sent as (
+    insert into interlock.queue_messages (queue, body)
+    select m.queue, m.body::json from unnest(:queues::text[], :bodies::text[]) as m(queue, body)
+), known as (
+    insert into interlock.bus_telemetry_queues (org_id)
+    select distinct o.org_id from unnest(:org_ids::uuid[]) as o(org_id)
+    on conflict do nothing
+)
+select count(pg_notify('interlock_queue', q.queue))
+from (select distinct m.queue from unnest(:queues::text[]) as m(queue)) q;
+
+-- name: age_out
+-- What nobody has taken for so long goes: live messages by how long they have been there for the taking, dead letters
+-- by their age. Of a page of tenants, and a bounded number of each.
+with tenants as materialized (
+    select q.org_id, q.last_received_at, 'telemetry:' || q.org_id as queue
+    from interlock.bus_telemetry_queues q where q.org_id > :after order by q.org_id limit :tenants
+), live as materialized (
+    select t.org_id, m.message_id, m.enqueued_at, m.body from tenants t
+    cross join lateral (select l.message_id, l.enqueued_at, l.body from interlock.queue_messages l
+                        where l.queue = t.queue and l.priority = 0 and l.dead_at is null
+                          and l.visible_at <= interlock.clock() - make_interval(secs => :age_seconds::float8)
+                        order by l.visible_at limit :most for update skip locked) m
+), dead as materialized (
+    select t.org_id, m.message_id, m.enqueued_at, m.body from tenants t
+    cross join lateral (select d.message_id, d.enqueued_at, d.body from interlock.queue_messages d
+                        where d.queue = t.queue and d.dead_at is not null
+                          and d.enqueued_at <= interlock.clock() - make_interval(secs => :age_seconds::float8)
+                        order by d.message_id limit :most for update skip locked) m
+), old as materialized (
+    select m.org_id, m.message_id, m.enqueued_at, json_array_length(m.body -> 'events') as events_in
+    from (select * from live union all select * from dead) m
+), gone as (
+    delete from interlock.queue_messages
+    where message_id = any(array(select message_id from old))
+    returning message_id
+)
+select t.org_id, g.name as tenant, t.last_received_at, coalesce(o.events_in, 0) as events_in, o.age_seconds,
+       (select count(*) from gone) as messages
+from tenants t
+join interlock.orgs g on g.org_id = t.org_id
+left join lateral (select sum(x.events_in) as events_in,
+                          extract(epoch from interlock.clock() - min(x.enqueued_at))::float8 as age_seconds
+                   from old x where x.org_id = t.org_id) o on true
+order by t.org_id;
+
+-- name: received!
+-- Who asks often is written down now and then.
+update interlock.bus_telemetry_queues set last_received_at = interlock.clock()
+where org_id = :org_id
+  and (last_received_at is null or last_received_at < interlock.clock() - interval '10 seconds');

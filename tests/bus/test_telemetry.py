@@ -1,0 +1,91 @@
+"""Telemetry on its way from a decision to the tenant's queue, and out of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID
+
+from interlock.bus.events import tell
+from interlock.bus.queues import telemetry_queue
+from interlock.bus.telemetry import TelemetryAgeOut, TelemetryBatches
+from interlock.clock import ManualClock
+from interlock.wire.bus_events import LegacyKeyUsed
+from tests.system import System
+
+
+async def _tell(system: System, *versions: str, org_id: UUID | None = None) -> None:
+    events = [(org_id or system.org_id, LegacyKeyUsed(version_id=each, source="acme/billing")) for each in versions]
+    async with system.kernel.database.transaction() as connection:
+        await tell(connection, events)
+
+
+async def _handed(system: System, org_id: UUID | None = None) -> list[list[dict[str, Any]]]:
+    queue = system.kernel.queue
+    found = await queue.receive(
+        telemetry_queue(org_id or system.org_id), wait_seconds=0, most=1000, visibility_seconds=30
+    )
+    return [json.loads(message.body)["events"] for message in found]
+
+
+async def _another_org(system: System) -> UUID:
+    org_id: UUID = await system.value("insert into interlock.orgs (name) values ('other') returning org_id")
+    return org_id
+
+
+def _batches(system: System) -> TelemetryBatches:
+    return TelemetryBatches(system.kernel.database, system.kernel.settings)
+
+
+async def test_ten_events_go_at_once_and_fewer_after_a_second(still: System, clock: ManualClock) -> None:
+    await _tell(still, "a")
+    assert await _batches(still).run_once() == 0
+    await _tell(still, *"bcdefghijkl")
+    assert await _batches(still).run_once() == 2
+    ten, two = await _handed(still)
+    assert [event["version_id"] for event in ten + two] == [*"abcdefghijkl"]
+    assert len(ten) == 10
+    await _tell(still, "m")
+    clock.advance(1)
+    assert await _batches(still).run_once() == 1
+    assert await _handed(still) == [
+        [{"event": "snavio.secret.legacy_key_used", "version_id": "m", "source": "acme/billing"}]
+    ]
+    assert await still.value("select count(*) from interlock.bus_telemetry") == 0
+
+
+async def test_a_tenant_gets_its_own_events_though_another_is_flooded(still: System, clock: ManualClock) -> None:
+    other = await _another_org(still)
+    for _ in range(300):
+        await _tell(still, "flood", org_id=other)
+    await _tell(still, "mine")
+    clock.advance(1)
+    await _batches(still).run_once()
+    assert [[event["version_id"] for event in each] for each in await _handed(still)] == [["mine"]]
+    assert await still.value("select count(*) from interlock.bus_telemetry where org_id = $1", other) == 100
+
+
+async def test_what_nobody_takes_is_dropped_and_told(still: System, clock: ManualClock) -> None:
+    await _tell(still, *"abc")
+    clock.advance(1)
+    await _batches(still).run_once()
+    age_out = TelemetryAgeOut(still.kernel.database, still.kernel.settings)
+    clock.advance(14 * 86_400 - 1)
+    assert await age_out.run_once() == 0
+    clock.advance(1)
+    assert await age_out.run_once() == 1
+    assert await age_out.run_once() == 0
+    clock.advance(1)
+    await _batches(still).run_once()
+    tenant = await still.value("select name from interlock.orgs where org_id = $1", still.org_id)
+    assert await _handed(still) == [
+        [
+            {
+                "event": "snavio.telemetry.dropped",
+                "tenant": tenant,
+                "dropped_events": 3,
+                "reason": "queue_unconsumed",
+                "queue_age_seconds": 14.0 * 86_400,
+            }
+        ]
+    ]

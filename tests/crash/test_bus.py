@@ -1,0 +1,91 @@
+"""Processes of the command bus that kill themselves where something is half done, and others that go on after them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock.bus.events import tell
+from interlock.bus.queues import telemetry_queue
+from interlock.wire.bus_events import LegacyKeyUsed
+from tests.crash.deployment import Process
+from tests.patience import answered
+from tests.system import System
+
+CASES = {
+    ("bus", "telemetry.before_commit"),
+    ("bus", "telemetry_age_out.before_commit"),
+}
+
+pytestmark = pytest.mark.crash
+
+
+def _bus(system: System, folder: Path, **settings: str) -> Process:
+    url = system.kernel.settings.state_url
+    assert url is not None
+    known = {
+        "state_url": url.get_secret_value(),
+        "objects_url": system.kernel.settings.objects_root,
+        "retention_seconds": "0.1",
+    }
+    return Process("bus", ["bus", "--dir", str(folder)], known | settings, folder / "bus.stderr")
+
+
+async def _messages(system: System) -> list[dict[str, Any]]:
+    async with system.kernel.database.connection() as connection:
+        rows = await connection.fetch(
+            "select body from interlock.queue_messages where queue = $1 order by message_id",
+            telemetry_queue(system.org_id),
+        )
+    return [event for row in rows for event in json.loads(row["body"])["events"]]
+
+
+async def test_events_are_handed_over_once_though_the_process_dies_before_its_commit(
+    system: System, tmp_path: Path
+) -> None:
+    told = [f"hmac-v{n}" for n in range(25)]
+    async with system.kernel.database.transaction() as connection:
+        await tell(
+            connection, [(system.org_id, LegacyKeyUsed(version_id=each, source="acme/billing")) for each in told]
+        )
+    bus = _bus(system, tmp_path)
+    try:
+        await bus.start("telemetry.before_commit=kill")
+        await bus.killed_itself()
+        assert await _messages(system) == []
+        await bus.start()
+        events = await answered(lambda: _messages(system))
+        assert [event["version_id"] for event in events] == told
+        assert await bus.stop() == 0
+    finally:
+        await bus.give_up()
+
+
+async def test_what_was_dropped_is_told_though_the_process_dies_before_its_commit(
+    system: System, tmp_path: Path
+) -> None:
+    async with system.kernel.database.transaction() as connection:
+        await tell(connection, [(system.org_id, LegacyKeyUsed(version_id="hmac-v1", source="acme/billing"))])
+    bus = _bus(system, tmp_path)
+    try:
+        await bus.start()
+        await answered(lambda: _messages(system))
+        assert await bus.stop() == 0
+        await system.value("update interlock.queue_messages set visible_at = visible_at - interval '15 days'")
+        await bus.start("telemetry_age_out.before_commit=kill")
+        await bus.killed_itself()
+        assert [event["event"] for event in await _messages(system)] == ["snavio.secret.legacy_key_used"]
+        await bus.start()
+        await answered(lambda: _dropped(system))
+        (event,) = await _messages(system)
+        assert event["dropped_events"] == 1
+        assert await bus.stop() == 0
+    finally:
+        await bus.give_up()
+
+
+async def _dropped(system: System) -> bool:
+    return any(event["event"] == "snavio.telemetry.dropped" for event in await _messages(system))
