@@ -68,6 +68,7 @@ from interlock.kernel.relay import Invoke, Relay
 from interlock.kernel.retention import Retention
 from interlock.kernel.retries import Retries
 from interlock.kernel.runs import RunCancels, RunCounters
+from interlock.kernel.shards import Shards
 from interlock.kernel.submission import Submissions
 from interlock.kernel.sweeper import Sweeper
 from interlock.kernel.tasks import Tasks
@@ -88,6 +89,7 @@ class Kernel:
     wakeups: Wakeups
     listener: Listener
     queue: Queue
+    shards: Shards
     coordination: Coordination | None
     keyring: Keyring
     tokens: CapabilityTokens
@@ -136,8 +138,8 @@ class Kernel:
         database, settings = self.database, self.settings
         return [
             Relay(database, settings, self.queue, self._invoke, self.wakeups),
-            Retries(database, settings),
-            Reaper(database, settings),
+            Retries(database, settings, self.shards),
+            Reaper(database, settings, self.shards),
             RunCounters(database, settings),
             RunCancels(database, settings, self.actions),
             Reconciler(database, settings),
@@ -170,6 +172,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         database, keyring, clock, issuer=settings.token_issuer, ttl_seconds=settings.token_ttl_seconds
     )
     inputs = Inputs(settings.objects_root, RANGES)
+    shards = Shards(database)
     claims = Claims(database, settings, queue, tokens, inputs)
     signed_urls = SignedUrls(keyring, clock, base_url=settings.objects_base_url)
     objects = open_objects(
@@ -193,6 +196,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         wakeups=wakeups,
         listener=Listener(state_url, wakeups),
         queue=queue,
+        shards=shards,
         coordination=coordination,
         keyring=keyring,
         tokens=tokens,

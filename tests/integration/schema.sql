@@ -59,9 +59,108 @@ CREATE FUNCTION interlock.backoff(attempt integer, base double precision, factor
 CREATE FUNCTION interlock.clock() RETURNS timestamp with time zone
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$ select coalesce(nullif(current_setting('interlock.now', true), '')::timestamptz, now()) $$;
+CREATE FUNCTION interlock.create_shard(shard integer, org_id uuid, run_id uuid, job_id uuid, max_attempts integer, priority integer) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_variable
+declare
+    name text := 'tasks_' || shard;
+    made text := interlock.clock();
+begin
+    if shard <= 0 then
+        raise exception 'shard % cannot be a run''s own', shard using errcode = 'invalid_parameter_value';
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('interlock:' || name, 0));
+    -- Whoever deletes the run waits, or was first.
+    perform from interlock.runs r
+    where r.run_id = create_shard.run_id and r.shard = create_shard.shard and not r.delete_requested
+    for share;
+    if not found then
+        return false;
+    end if;
+    if to_regclass('interlock.' || name) is not null then
+        return true;
+    end if;
+    execute format(
+        'create table interlock.%I (like interlock.tasks including defaults including generated including storage,'
+        ' constraint %I check (shard = %s))'
+        ' with (fillfactor = 35, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0)',
+        name, name || '_shard', shard);
+    execute format(
+        'alter table interlock.%I alter shard set default %s, alter org_id set default %L, alter run_id set default %L,'
+        ' alter job_id set default %L, alter max_attempts set default %s, alter priority set default %s,'
+        ' alter created_at set default %L, alter queued_at set default %L',
+        name, shard, org_id, run_id, job_id, max_attempts, priority, made, made);
+    execute format('create index %I on interlock.%I (run_id, listed_status, task_index)'
+                   ' where run_id is not null and listed_status is not null', name || '_by_run_status', name);
+    execute format('create index %I on interlock.%I (retry_at) where retry_at is not null', name || '_retries', name);
+    execute format('create index %I on interlock.%I (job_id, priority, queued_at) where parked', name || '_parked', name);
+    execute format('create index %I on interlock.%I (job_id, slot_key, priority, queued_at) where parked',
+                   name || '_parked_by_key', name);
+    return true;
+end
+$$;
+CREATE FUNCTION interlock.drop_shard(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET lock_timeout TO '100ms'
+    AS $$
+#variable_conflict use_variable
+begin
+    if shard > 0 then
+        execute format('drop table if exists interlock.%I', 'tasks_' || shard);
+        delete from interlock.lease_alarms a where a.shard = drop_shard.shard;
+    end if;
+end
+$$;
+CREATE FUNCTION interlock.finish_shard(shard integer) RETURNS boolean
+    LANGUAGE plpgsql
+    SET maintenance_work_mem TO '256MB'
+    AS $$
+declare
+    name text := 'tasks_' || shard;
+    loaded regclass;
+    patience text := current_setting('lock_timeout');
+begin
+    perform pg_advisory_xact_lock(hashtextextended('interlock:' || name, 0));
+    loaded := to_regclass('interlock.' || name);
+    if loaded is null or (select relispartition from pg_class where oid = loaded) then
+        return loaded is not null;
+    end if;
+    if not exists (select from pg_index where indrelid = loaded and indisprimary) then
+        execute format('alter table interlock.%I add primary key (task_id)', name);
+    end if;
+    execute format('create unique index if not exists %I on interlock.%I (run_id, task_index) where run_id is not null',
+                   name || '_by_run', name);
+    for tries in 1 .. 300 loop
+        begin
+            perform set_config('lock_timeout', '200ms', true);
+            execute format('alter table interlock.tasks attach partition interlock.%I for values in (%s)', name, shard);
+            execute format('alter table interlock.%I drop constraint %I', name, name || '_shard');
+            perform set_config('lock_timeout', patience, true);
+            return true;
+        exception when lock_not_available then
+            perform pg_sleep(0.1);
+        end;
+    end loop;
+    raise exception 'tasks is being changed by others: shard % is not attached yet', shard
+        using errcode = 'lock_not_available';
+end
+$$;
+CREATE FUNCTION interlock.lease_token(shard integer) RETURNS uuid
+    LANGUAGE sql PARALLEL SAFE
+    AS $$ select case when shard = 0 then r else
+       (lpad(to_hex(shard), 8, '0') || substr(r::text, 9, 6) || '8' || substr(r::text, 16))::uuid end
+   from (select gen_random_uuid() as r) g $$;
+CREATE FUNCTION interlock.live_state(paused boolean, ingesting boolean) RETURNS interlock.run_state
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select (case when paused then 'Paused' when ingesting then 'Ingesting' else 'Running' end)::interlock.run_state $$;
 CREATE FUNCTION interlock.run_task_id(run_id uuid, task_index bigint) RETURNS uuid
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$ select encode(substring(sha256((run_id::text || ':' || task_index::text)::bytea) for 16), 'hex')::uuid $$;
+CREATE FUNCTION interlock.shard_of(lease_token uuid) RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select case when uuid_extract_version(lease_token) = 8
+               then ('x' || substr(lease_token::text, 1, 8))::bit(32)::int else 0 end $$;
 CREATE FUNCTION interlock.source_task_id(job_id uuid) RETURNS uuid
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$ select encode(substring(sha256(('source:' || job_id::text)::bytea) for 16), 'hex')::uuid $$;
@@ -98,7 +197,8 @@ CREATE TABLE interlock.attempts (
     ended_at timestamp with time zone NOT NULL,
     error_class text,
     error_message text,
-    crash json
+    crash json,
+    shard integer DEFAULT 0 NOT NULL
 );
 CREATE TABLE interlock.tasks (
     shard integer DEFAULT 0 NOT NULL,
@@ -453,7 +553,8 @@ CREATE TABLE interlock.jobs (
     max_queue_depth integer,
     max_queue_age double precision,
     source jsonb,
-    swapped_at timestamp with time zone
+    swapped_at timestamp with time zone,
+    deleted_at timestamp with time zone
 );
 CREATE TABLE interlock.lease_alarms (
     due_at timestamp with time zone NOT NULL,
@@ -461,7 +562,8 @@ CREATE TABLE interlock.lease_alarms (
     run_id uuid,
     first_index bigint,
     last_index bigint,
-    task_ids uuid[]
+    task_ids uuid[],
+    shard integer DEFAULT 0 NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
 CREATE TABLE interlock.materialisations (
@@ -628,8 +730,25 @@ CREATE TABLE interlock.runs (
     canceled bigint DEFAULT 0 NOT NULL,
     created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     ended_at timestamp with time zone,
-    cancel_index bigint DEFAULT 0 NOT NULL
+    cancel_index bigint DEFAULT 0 NOT NULL,
+    paused boolean DEFAULT false NOT NULL,
+    ingesting boolean DEFAULT false NOT NULL,
+    wake_index bigint,
+    reason text,
+    max_concurrency integer,
+    rate_key text,
+    rate_per_second double precision,
+    tolerated_share double precision,
+    deadline_at timestamp with time zone,
+    delete_requested boolean DEFAULT false NOT NULL
 );
+CREATE SEQUENCE interlock.shards
+    AS integer
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
 CREATE TABLE interlock.signing_keys (
     kid text NOT NULL,
     public_jwk jsonb NOT NULL,
@@ -884,6 +1003,7 @@ ALTER TABLE ONLY interlock.workers
 ALTER TABLE ONLY public.interlock_migrations
     ADD CONSTRAINT interlock_migrations_pkey PRIMARY KEY (version);
 CREATE INDEX api_keys_by_org ON interlock.api_keys USING btree (org_id, created_at);
+CREATE INDEX attempts_of_shards ON interlock.attempts USING btree (shard) WHERE (shard <> 0);
 CREATE INDEX backfills_by_org ON interlock.backfills USING btree (org_id, run_id);
 CREATE INDEX backfills_making ON interlock.backfills USING btree (run_id) WHERE (state = 'Running'::interlock.backfill_state);
 CREATE INDEX backfills_shedding ON interlock.backfills USING btree (job_id) WHERE ((state = 'Running'::interlock.backfill_state) AND (priority = 1));
@@ -927,7 +1047,7 @@ CREATE INDEX jobs_limited ON interlock.jobs USING btree (job_id) WHERE (active A
 CREATE INDEX jobs_of_dag ON interlock.jobs USING btree (org_id, dag_name, name) WHERE (active AND (dag_name IS NOT NULL));
 CREATE INDEX jobs_sources ON interlock.jobs USING btree (((source ->> 'kind'::text)), job_id) WHERE ((source IS NOT NULL) AND active);
 CREATE INDEX jobs_swapped ON interlock.jobs USING btree (job_id) WHERE (swapped_at IS NOT NULL);
-CREATE INDEX lease_alarms_due ON interlock.lease_alarms USING btree (due_at);
+CREATE INDEX lease_alarms_due ON interlock.lease_alarms USING btree (shard, due_at);
 CREATE INDEX materialisations_by_task ON interlock.materialisations USING btree (task_id);
 CREATE INDEX materialisations_undone ON interlock.materialisations USING btree (job_id) WHERE ((done_commit IS NULL) OR (done_commit < input_commit));
 CREATE INDEX members_by_org ON interlock.members USING btree (org_id, issuer, subject);
@@ -945,10 +1065,15 @@ CREATE UNIQUE INDEX queue_messages_once ON interlock.queue_messages USING btree 
 CREATE INDEX queue_messages_ready ON interlock.queue_messages USING btree (queue, priority, visible_at) WHERE (dead_at IS NULL);
 CREATE INDEX runs_busy ON interlock.runs USING btree (job_id) WHERE (running <> 0);
 CREATE INDEX runs_by_job ON interlock.runs USING btree (job_id, run_id);
+CREATE UNIQUE INDEX runs_by_shard ON interlock.runs USING btree (shard) WHERE (shard <> 0);
 CREATE INDEX runs_canceling ON interlock.runs USING btree (run_id) WHERE (cancel_requested AND (ended_at IS NULL) AND (cancel_index <= last_index));
+CREATE INDEX runs_deadline ON interlock.runs USING btree (deadline_at) WHERE ((deadline_at IS NOT NULL) AND (ended_at IS NULL));
+CREATE INDEX runs_deleting ON interlock.runs USING btree (run_id) WHERE delete_requested;
 CREATE INDEX runs_ended ON interlock.runs USING btree (ended_at) WHERE (ended_at IS NOT NULL);
 CREATE INDEX runs_live ON interlock.runs USING btree (run_id) WHERE (ended_at IS NULL);
 CREATE INDEX runs_live_by_job ON interlock.runs USING btree (job_id) WHERE (ended_at IS NULL);
+CREATE INDEX runs_of_shards ON interlock.runs USING btree (shard) WHERE ((shard <> 0) AND (ended_at IS NULL));
+CREATE INDEX runs_waking ON interlock.runs USING btree (run_id) WHERE (wake_index IS NOT NULL);
 CREATE UNIQUE INDEX signing_keys_active ON interlock.signing_keys USING btree ((true)) WHERE (retired_at IS NULL);
 CREATE INDEX slots_by_job ON interlock.slots USING btree (job_id, slot_key);
 CREATE INDEX tasks_0_by_job ON interlock.tasks_0 USING btree (listed_status, job_id, task_id) WHERE (run_id IS NULL);

@@ -11,8 +11,9 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from interlock.kernel.shards import SMALL_SHARD
 from interlock.kernel.submission import Submitted
-from interlock.kernel.tasks import SMALL_SHARD, enqueue, run_task_id
+from interlock.kernel.tasks import enqueue, run_task_id
 from interlock.wire import JobAccepted, JobRequest
 from interlock.wiring import Kernel
 from tests.model.driving import Driven, Refused, chosen, dispatchers, often, picks, seldom

@@ -122,14 +122,29 @@ TASKS: dict[str, list[Expectation]] = {
     ],
     "outputs_of": [Bounded(100, _SMALL | {"task_ids": "seed.tasks('running', 100)"})],
     "release": [Bounded(100, _FENCES, pages=30)],
-    "reap": [Bounded(500, {"most": "500", "since": _EPOCH}, rows=5, pages=40)],
-    "requeue_due": [Bounded(1000, {"most": "1000", "since": _EPOCH}, pages=25)],
+    "reap": [Bounded(500, _SMALL | {"most": "500", "since": _EPOCH}, rows=5, pages=40)],
+    "requeue_due": [Bounded(1000, _SMALL | {"most": "1000", "since": _EPOCH}, pages=25)],
     "cancel": [Bounded(2000, _SMALL | _ORG | {"task_ids": "seed.tasks('canceling', 2000)"}, pages=25)],
     "redrive": [Bounded(2000, _SMALL | _ORG | {"task_ids": "seed.tasks('dead', 2000)"}, pages=25)],
     "unpark": [
         Bounded(1000, {"job_ids": "array[seed.id('job 2')]", "keys": "'{7}'"}),
         Bounded(1000, {"job_ids": "array[seed.id('job 103')]", "keys": "'{}'"}),
     ],
+}
+
+# shards.sql
+
+SHARDS: dict[str, list[Expectation]] = {
+    "next_shard": [Bounded(1)],
+    "shards_of_runs": [Bounded(1, _run_ids("queued"))],
+    "live_shards": [
+        Live("select count(*) from interlock.runs where shard <> 0 and ended_at is null", "runs with a shard")
+    ],
+    "alarmed_shards": [
+        Live("select count(distinct shard) from interlock.lease_alarms where shard > 0", "shards that have an alarm")
+    ],
+    "attachment": [Exempt("reads the catalog, once per shard that is dropped")],
+    "drop_shard": [Exempt("drops a table")],
 }
 
 # queue.sql
@@ -475,6 +490,7 @@ EXPECTED: dict[str, list[Expectation]] = {
         "queue": QUEUE,
         "reads": READS,
         "runs": RUNS,
+        "shards": SHARDS,
         "tasks": TASKS,
     }.items()
     for name, cases in table.items()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from interlock.adapters.postgres import Connection, queries
+from interlock.adapters.postgres import SHARD, Connection, in_shard, queries
 
 _FOLDER = resources.files("interlock.sql") / "queries"
 
@@ -26,7 +26,7 @@ class Statement:
         return f"{self.area}.{self.name}"
 
     def call(self, arguments: dict[str, str]) -> str:
-        assert set(arguments) == set(self.parameters), f"{self.key} takes {self.parameters}"
+        assert set(arguments) - {SHARD} == set(self.parameters), f"{self.key} takes {self.parameters}"
         values = ", ".join(arguments[name] for name in self.parameters)
         return f"execute {self.area}_{self.name}" + (f"({values})" if values else "")
 
@@ -52,7 +52,10 @@ def statements() -> list[Statement]:
         loaded = queries(area)
         for name in loaded.available_queries:
             sql = getattr(loaded, name).sql
-            found.append(Statement(area, name, sql, tuple(loaded.driver_adapter.var_sorted.get(name, ()))))
+            names = loaded.driver_adapter.var_sorted.get(name, [])
+            if SHARD in names:
+                sql, names = in_shard(sql, names, 0)
+            found.append(Statement(area, name, sql, tuple(names)))
     return found
 
 

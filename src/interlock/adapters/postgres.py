@@ -33,6 +33,10 @@ Row = asyncpg.Record
 
 _SQL = resources.files("interlock.sql")
 _NAMED = re.compile(r"^-- name: (\w+)", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\$(\d+)")
+SHARD = "shard"
+"""A parameter of this name is the partition of `tasks` that a statement works on."""
+_MANY_TEXTS = 10_000
 
 # A connection that broke, or a server that is starting, stopping or out of connections: trying again is right.
 _AWAY = (
@@ -67,20 +71,50 @@ class _Statements(AsyncPGAdapter):
 
     is_aio_driver = False  # what the methods return is awaited by the caller, as it is
 
-    def _ordered(self, query_name: str, parameters: dict[str, Any]) -> list[Any]:
-        return [parameters[name] for name in self.var_sorted[query_name]]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._of_shards: dict[tuple[str, int], tuple[str, list[str]]] = {}
+
+    def _bound(self, query_name: str, sql: str, parameters: dict[str, Any]) -> tuple[Any, ...]:
+        names = self.var_sorted[query_name]
+        if SHARD in names:
+            sql, names = self._of_shard(query_name, sql, parameters[SHARD])
+        return sql, *[parameters[name] for name in names]
+
+    def _of_shard(self, query_name: str, sql: str, shard: int) -> tuple[str, list[str]]:
+        known = self._of_shards.get((query_name, shard))
+        if known is None:
+            if len(self._of_shards) > _MANY_TEXTS:
+                self._of_shards.clear()
+            known = self._of_shards[query_name, shard] = in_shard(sql, self.var_sorted[query_name], shard)
+        return known
 
     def select(self, conn: Any, query_name: str, sql: str, parameters: Any, record_class: Any = None) -> Any:  # noqa: ARG002
-        return conn.fetch(sql, *self._ordered(query_name, parameters))
+        return conn.fetch(*self._bound(query_name, sql, parameters))
 
     def select_one(self, conn: Any, query_name: str, sql: str, parameters: Any, record_class: Any = None) -> Any:  # noqa: ARG002
-        return conn.fetchrow(sql, *self._ordered(query_name, parameters))
+        return conn.fetchrow(*self._bound(query_name, sql, parameters))
 
     def select_value(self, conn: Any, query_name: str, sql: str, parameters: Any) -> Any:
-        return conn.fetchval(sql, *self._ordered(query_name, parameters))
+        return conn.fetchval(*self._bound(query_name, sql, parameters))
 
     def insert_update_delete(self, conn: Any, query_name: str, sql: str, parameters: Any) -> Any:
-        return conn.execute(sql, *self._ordered(query_name, parameters))
+        return conn.execute(*self._bound(query_name, sql, parameters))
+
+
+def in_shard(sql: str, names: list[str], shard: int) -> tuple[str, list[str]]:
+    """A statement with the number of the shard in its text, and the parameters that are left.
+
+    A parameter would leave every partition in the plan, to be locked by each execution: what is asked of one shard
+    would get slower with the number of others.
+    """
+    place, literal = names.index(SHARD) + 1, str(int(shard))
+
+    def renumbered(found: re.Match[str]) -> str:
+        number = int(found[1])
+        return literal if number == place else f"${number - (number > place)}"
+
+    return _PLACEHOLDER.sub(renumbered, sql), [name for name in names if name != SHARD]
 
 
 class Statements:
@@ -90,7 +124,7 @@ class Statements:
     """
 
     def __init__(self, text: str) -> None:
-        self.driver_adapter: Any = _Statements()  # type: ignore[no-untyped-call]
+        self.driver_adapter: Any = _Statements()
         starts = [*_NAMED.finditer(text)]
         ends = [*(start.start() for start in starts[1:]), len(text)]
         self._texts = {start[1]: text[start.start() : end] for start, end in zip(starts, ends, strict=True)}

@@ -10,7 +10,8 @@ from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
 from interlock.kernel.reads import Reads
-from interlock.kernel.tasks import SMALL_SHARD, enqueue, wake_parked
+from interlock.kernel.shards import SMALL_SHARD
+from interlock.kernel.tasks import enqueue, wake_parked
 from interlock.settings import Settings
 from interlock.wire import CancelRequest, Changed, RedriveRequest, TaskStatus, TaskView
 

@@ -19,7 +19,8 @@ from interlock.adapters.queue import Handle, Queue
 from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import armed, failpoint
 from interlock.kernel.inputs import Inputs
-from interlock.kernel.tasks import SMALL_SHARD, clean, outputs_of, run_task_id
+from interlock.kernel.shards import SMALL_SHARD
+from interlock.kernel.tasks import clean, outputs_of, run_task_id
 from interlock.settings import Settings
 from interlock.telemetry import TASKS_CLAIMED
 from interlock.wire import (

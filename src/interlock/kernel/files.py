@@ -23,7 +23,8 @@ from interlock.kernel.changes import BUFFERED
 from interlock.kernel.inputs import Inputs
 from interlock.kernel.markers import FILES
 from interlock.kernel.queries import BATCH_QUERY, batch_prefix
-from interlock.kernel.tasks import SMALL_SHARD, Tasks, outputs_of
+from interlock.kernel.shards import SMALL_SHARD
+from interlock.kernel.tasks import Tasks, outputs_of
 from interlock.schemas import DatasetSchema
 from interlock.settings import Settings
 from interlock.wire import (

@@ -25,7 +25,7 @@ from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
-from interlock.kernel.tasks import SMALL_SHARD
+from interlock.kernel.shards import SMALL_SHARD
 from interlock.settings import Settings
 from interlock.wire import ExportedFile, QueryExport, QueryMode, QueryOutcome, QueryPage, QueryView, TaskStatus
 

@@ -23,7 +23,7 @@ from interlock.errors import BadRequest, Fenced, Forbidden, NotFound, TooLarge
 from interlock.kernel.files import input_names
 from interlock.kernel.inputs import Inputs
 from interlock.kernel.markers import FILES
-from interlock.kernel.tasks import SMALL_SHARD
+from interlock.kernel.shards import SMALL_SHARD
 from interlock.schemas import DatasetSchema
 
 _sql = queries("queries")

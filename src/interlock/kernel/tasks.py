@@ -22,6 +22,7 @@ from interlock.kernel.changes import Admitted, Change
 from interlock.kernel.inputs import Inputs
 from interlock.kernel.markers import Found, Markers
 from interlock.kernel.operator_state import OperatorState, keep_state
+from interlock.kernel.shards import SMALL_SHARD
 from interlock.schemas import Marker
 from interlock.settings import Settings
 from interlock.telemetry import ATTEMPTS_ENDED
@@ -42,9 +43,6 @@ from interlock.wire import (
 
 _sql = queries("tasks")
 _jobs_sql = queries("jobs")
-
-SMALL_SHARD = 0
-"""Tasks of DAGs and of small runs; a large run gets a shard of its own."""
 
 
 def run_task_id(run_id: UUID, index: int) -> UUID:
@@ -351,9 +349,9 @@ class Tasks:
         return _fenced((await self._fence_states([item.task_id])).get(item.task_id), item)
 
 
-async def enqueue(connection: Connection, task_ids: Sequence[UUID], *, direct: bool) -> None:
+async def enqueue(connection: Connection, task_ids: Sequence[UUID], *, direct: bool, shard: int = SMALL_SHARD) -> None:
     """Wakes workers for tasks that were just queued, in the transaction that queued them."""
-    await _jobs_sql.enqueue_tasks(connection, shard=SMALL_SHARD, task_ids=list(task_ids), direct=direct)
+    await _jobs_sql.enqueue_tasks(connection, shard=shard, task_ids=list(task_ids), direct=direct)
 
 
 async def wake_parked(connection: Connection, jobs: Sequence[UUID], keys: Sequence[str], *, direct: bool) -> int:

@@ -131,9 +131,13 @@ with ranges as (
 select case when :direct::boolean then pg_notify('interlock_queue', :queue) else pg_notify('interlock_outbox', '') end;
 
 -- name: enqueue_tasks
--- A wake-up per task: through the queue, the outbox, or, for runtimes without a queue, an invocation.
+-- A wake-up per task: through the queue, the outbox, or, for runtimes without a queue, an invocation. A task of a shard
+-- of its own is named by its run and index, which tell the shard.
 with tasks as (
-    select t.task_id, t.priority, j.queue, j.runtime, json_build_object('task_id', t.task_id) as body
+    select t.task_id, t.priority, j.queue, j.runtime,
+           case when :shard = 0 then json_build_object('task_id', t.task_id)
+                else json_build_object('job_id', t.job_id, 'run_id', t.run_id, 'start', t.task_index, 'end', t.task_index)
+                end as body
     from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
     where t.shard = :shard and t.task_id = any(:task_ids::uuid[])
 ), direct as (

@@ -13,7 +13,7 @@
 -- name: claim
 -- Jobs with a concurrency cap are left out here and below: claim_capped takes their job's lock first.
 with moment as materialized (
-    select interlock.clock() as now, gen_random_uuid() as lease_token
+    select interlock.clock() as now, interlock.lease_token(:shard) as lease_token
 ), asked as materialized (
     select task_id from interlock.tasks
     where shard = :shard and task_id = any(:task_ids::uuid[]) and status = 'Queued'
@@ -34,15 +34,15 @@ with moment as materialized (
     insert into interlock.run_deltas (run_id, queued, running)
     select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
 ), alarm as (
-    insert into interlock.lease_alarms (due_at, tasks, task_ids)
-    select min(lease_expires_at), count(*), array_agg(task_id) from claimed having count(*) > 0
+    insert into interlock.lease_alarms (shard, due_at, tasks, task_ids)
+    select :shard, min(lease_expires_at), count(*), array_agg(task_id) from claimed having count(*) > 0
 )
 select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid from claimed c;
 
 -- name: claim_ranges
 -- All that is queued in ranges of runs. A row without a task describes the range, once for all of its tasks.
 with moment as materialized (
-    select interlock.clock() as now, gen_random_uuid() as lease_token
+    select interlock.clock() as now, interlock.lease_token(:shard) as lease_token
 ), ranges as materialized (
     select r.n, r.run_id, r.first, r.last, j.job_id, j.org_id, j.xmin::text as job_version,
            m.now + make_interval(secs => j.timeout_seconds) as timeout_at,
@@ -67,8 +67,8 @@ with moment as materialized (
     insert into interlock.run_deltas (run_id, queued, running)
     select r.run_id, -sum(f.tasks), sum(f.tasks) from found f join ranges r on r.n = f.n group by r.run_id
 ), alarm as (
-    insert into interlock.lease_alarms (due_at, tasks, run_id, first_index, last_index)
-    select r.lease_expires_at, f.tasks, r.run_id, f.first, f.last from found f join ranges r on r.n = f.n
+    insert into interlock.lease_alarms (shard, due_at, tasks, run_id, first_index, last_index)
+    select :shard, r.lease_expires_at, f.tasks, r.run_id, f.first, f.last from found f join ranges r on r.n = f.n
 )
 select r.n, null::uuid as task_id, null::bigint as task_index, null::int as attempt,
        json_build_object('job_id', r.job_id, 'job_version', r.job_version, 'org_id', r.org_id, 'run_id', r.run_id,
@@ -82,7 +82,7 @@ select n, task_id, task_index, attempt, payload from claimed;
 -- name: claim_range_start
 -- The first `most` of a range, for a worker that has no room for all of it.
 with moment as materialized (
-    select interlock.clock() as now, gen_random_uuid() as lease_token
+    select interlock.clock() as now, interlock.lease_token(:shard) as lease_token
 ), picked as materialized (
     select t.task_id, j.lease_seconds, j.timeout_seconds, j.xmin::text as version
     from interlock.tasks t
@@ -108,8 +108,8 @@ with moment as materialized (
     insert into interlock.run_deltas (run_id, queued, running)
     select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
 ), alarm as (
-    insert into interlock.lease_alarms (due_at, tasks, run_id, first_index, last_index)
-    select min(lease_expires_at), count(*), run_id, min(task_index), max(task_index) from claimed group by run_id
+    insert into interlock.lease_alarms (shard, due_at, tasks, run_id, first_index, last_index)
+    select :shard, min(lease_expires_at), count(*), run_id, min(task_index), max(task_index) from claimed group by run_id
 )
 select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid from claimed c;
 
@@ -123,7 +123,7 @@ for no key update;
 -- name: claim_capped
 -- Runs under lock_capped_jobs. What finds no slot is parked: it has no message until a slot is freed.
 with moment as materialized (
-    select interlock.clock() as now, gen_random_uuid() as lease_token
+    select interlock.clock() as now, interlock.lease_token(:shard) as lease_token
 ), used as (
     select job_id, slot_key, count(*) as n from interlock.slots where job_id = any(:job_ids::uuid[])
     group by job_id, slot_key
@@ -167,8 +167,8 @@ with moment as materialized (
     insert into interlock.run_deltas (run_id, queued, running)
     select run_id, -count(*), count(*) from claimed where run_id is not null group by run_id
 ), alarm as (
-    insert into interlock.lease_alarms (due_at, tasks, task_ids)
-    select min(lease_expires_at), count(*), array_agg(task_id) from claimed having count(*) > 0
+    insert into interlock.lease_alarms (shard, due_at, tasks, task_ids)
+    select :shard, min(lease_expires_at), count(*), array_agg(task_id) from claimed having count(*) > 0
 ), parked as (
     update interlock.tasks t set parked = true
     from candidates c
@@ -297,9 +297,9 @@ with moment as materialized (
               j.max_concurrency is not null or j.max_concurrency_per_key is not null as capped,
               j.dag_name is not null and t.status = 'Completed' as scoped
 ), history as (
-    insert into interlock.attempts (task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at,
+    insert into interlock.attempts (shard, task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at,
                                     error_class, error_message, crash)
-    select task_id, attempt, lease_token, status::text::interlock.outcome, worker_id, started_at, ended_at,
+    select :shard, task_id, attempt, lease_token, status::text::interlock.outcome, worker_id, started_at, ended_at,
            error_class, error_message, crash::json
     from ended where status <> 'Completed'
     on conflict (task_id, attempt, lease_token) do update
@@ -381,8 +381,8 @@ with input as materialized (
       and t.attempt = i.attempt and t.lease_token = i.lease_token
     returning t.task_id, t.run_id, t.attempt, t.lease_token, t.status, t.worker_id, old.started_at as began
 ), history as (
-    insert into interlock.attempts (task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at)
-    select task_id, attempt, lease_token,
+    insert into interlock.attempts (shard, task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at)
+    select :shard, task_id, attempt, lease_token,
            case status when 'Canceled' then 'Canceled'::interlock.outcome else 'Released' end,
            worker_id, began, interlock.clock()
     from given_back
@@ -400,10 +400,10 @@ from given_back;
 -- name: reap
 -- Ends attempts whose lease, or whose hard timeout, has passed, among those whose alarm is due. What still runs gets
 -- its next alarm; a row that somebody holds just now is looked at again in the next pass. The scan begins where the last
--- one ended: see lowwater.py.
+-- one of the shard ended: see lowwater.py.
 with due as materialized (
     select ctid as alarm, due_at, tasks, run_id, first_index, last_index, task_ids from interlock.lease_alarms
-    where due_at > :since::timestamptz and due_at <= interlock.clock()
+    where shard = :shard and due_at > :since::timestamptz and due_at <= interlock.clock()
     order by due_at
     limit :most
     for update skip locked
@@ -414,19 +414,19 @@ with due as materialized (
 ), stopped as (
     delete from interlock.lease_alarms where ctid = any(array(select alarm from rung))
 ), running as materialized (
-    select r.alarm, t.shard, t.task_id, t.run_id, t.task_index, t.lease_expires_at
+    select r.alarm, t.task_id, t.run_id, t.task_index, t.lease_expires_at
     from rung r
-    join interlock.tasks t on t.shard = 0 and t.run_id = r.run_id
+    join interlock.tasks t on t.shard = :shard and t.run_id = r.run_id
          and t.task_index between r.first_index and r.last_index and t.status = 'Running'
     union all
-    select r.alarm, t.shard, t.task_id, null, null, t.lease_expires_at
+    select r.alarm, t.task_id, null, null, t.lease_expires_at
     from rung r
     cross join lateral unnest(r.task_ids) as i(task_id)
-    join interlock.tasks t on t.shard = 0 and t.task_id = i.task_id and t.status = 'Running'
+    join interlock.tasks t on t.shard = :shard and t.task_id = i.task_id and t.status = 'Running'
 ), expired as (
-    select t.shard, t.task_id from interlock.tasks t
-    where t.shard = 0 and t.task_id = any(array(select task_id from running where lease_expires_at <= interlock.clock()
-                                                order by task_id))
+    select t.task_id from interlock.tasks t
+    where t.shard = :shard
+      and t.task_id = any(array(select task_id from running where lease_expires_at <= interlock.clock() order by task_id))
       and t.status = 'Running' and t.lease_expires_at <= interlock.clock()
     for no key update skip locked
 ), ended as (
@@ -438,13 +438,13 @@ with due as materialized (
                         then interlock.clock() + interlock.backoff(t.attempt, j.backoff_seconds, j.backoff_factor,
                                                                    j.backoff_cap_seconds, j.jitter, random()) end
     from expired x, interlock.jobs j
-    where t.shard = x.shard and t.task_id = x.task_id and j.job_id = t.job_id
+    where t.shard = :shard and t.task_id = x.task_id and j.job_id = t.job_id
     returning t.task_id, t.job_id, t.run_id, t.attempt, t.lease_token, t.status, t.dead, t.worker_id, t.started_at,
               t.timeout_at <= interlock.clock() as timed_out, j.timeout_seconds
 ), history as (
-    insert into interlock.attempts (task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at,
+    insert into interlock.attempts (shard, task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at,
                                     error_class, error_message)
-    select task_id, attempt, lease_token,
+    select :shard, task_id, attempt, lease_token,
            case when status = 'Canceled' then 'Canceled' when timed_out then 'TimedOut'
                 else 'LeaseExpired' end::interlock.outcome,
            worker_id, started_at, interlock.clock(),
@@ -460,8 +460,8 @@ with due as materialized (
            count(*) filter (where status = 'Canceled')
     from ended where run_id is not null group by run_id
 ), rearmed as (
-    insert into interlock.lease_alarms (due_at, tasks, run_id, first_index, last_index, task_ids)
-    select greatest(min(lease_expires_at), interlock.clock()), count(*), run_id, min(task_index), max(task_index),
+    insert into interlock.lease_alarms (shard, due_at, tasks, run_id, first_index, last_index, task_ids)
+    select :shard, greatest(min(lease_expires_at), interlock.clock()), count(*), run_id, min(task_index), max(task_index),
            case when run_id is null then array_agg(task_id) end
     from running where task_id not in (select task_id from ended)
     group by alarm, run_id
@@ -478,8 +478,8 @@ left join ended e on true;
 -- Failed tasks whose wait is over. The lease token stays: until the next claim the last holder may still report. The scan
 -- begins where the last one ended: see lowwater.py.
 with due as (
-    select t.shard, t.task_id from interlock.tasks t
-    where t.retry_at > :since::timestamptz and t.retry_at <= interlock.clock()
+    select t.task_id from interlock.tasks t
+    where t.shard = :shard and t.retry_at > :since::timestamptz and t.retry_at <= interlock.clock()
     order by t.retry_at
     limit :most
     for no key update skip locked
@@ -487,7 +487,7 @@ with due as (
     update interlock.tasks t
     set status = 'Queued', attempt = t.attempt + 1, retry_at = null, ended_at = null, queued_at = interlock.clock()
     from due d
-    where t.shard = d.shard and t.task_id = d.task_id
+    where t.shard = :shard and t.task_id = d.task_id
     returning t.task_id, t.run_id, old.retry_at as was_due_at
 ), counted as (
     insert into interlock.run_deltas (run_id, queued, failed)

@@ -1,0 +1,96 @@
+"""Which partition of `tasks` a task lies in: shard 0, or its run's own.
+
+A large run has a table of its own, loaded by COPY and dropped with the run. Nothing on the wire says so: the lease
+token of an attempt carries the shard, a message names its run, and whoever has nothing but a task's id looks in shard 0
+first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+from uuid import UUID
+
+import asyncpg
+
+from interlock.adapters.postgres import Connection, Database, queries
+
+_sql = queries("shards")
+T = TypeVar("T")
+
+SMALL_SHARD = 0
+"""Tasks of DAGs and of small runs; a large run gets a shard of its own."""
+_OF_A_SHARD = 8
+_LAST_SHARD = 2**31 - 1
+_CACHED = 100_000
+
+
+def shard_of(lease_token: UUID) -> int:
+    """The same function as interlock.shard_of in SQL. A forged token names a shard where its task is not."""
+    if lease_token.version != _OF_A_SHARD:
+        return SMALL_SHARD
+    shard = lease_token.int >> 96
+    return shard if shard <= _LAST_SHARD else SMALL_SHARD
+
+
+def by_shard(items: Iterable[T], lease: Callable[[T], UUID]) -> dict[int, list[T]]:
+    """In one batch, mostly of one shard."""
+    groups: defaultdict[int, list[T]] = defaultdict(list)
+    for item in items:
+        groups[shard_of(lease(item))].append(item)
+    return groups
+
+
+class Shards:
+    """What is known of runs' shards. It never changes for a run, so it is asked once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._of_run: dict[UUID, int] = {}
+
+    async def of_runs(self, run_ids: Sequence[UUID]) -> dict[UUID, int]:
+        """Runs that are not there are left out."""
+        missing = [run_id for run_id in run_ids if run_id not in self._of_run]
+        if missing:
+            async with self._database.connection() as connection:
+                rows = await _sql.shards_of_runs(connection, run_ids=missing)
+            if len(self._of_run) > _CACHED:
+                self._of_run.clear()
+            self._of_run |= {row["run_id"]: row["shard"] for row in rows}
+        return {run_id: self._of_run[run_id] for run_id in run_ids if run_id in self._of_run}
+
+    async def live(self) -> list[int]:
+        """Shards in which something may still happen."""
+        async with self._database.connection() as connection:
+            rows = await _sql.live_shards(connection)
+        return [SMALL_SHARD, *(row["shard"] for row in rows)]
+
+    async def alarmed(self) -> list[int]:
+        """Shards of their own with alarms of leases, of runs that have ended, too."""
+        async with self._database.connection() as connection:
+            rows = await _sql.alarmed_shards(connection)
+        return [row["shard"] for row in rows]
+
+
+async def new_shard(connection: Connection) -> int:
+    """A number that no run has had."""
+    shard: int = await _sql.next_shard(connection)
+    return shard
+
+
+async def drop(database: Database, shard: int) -> bool:
+    """Detaches and drops. False: somebody is in the way, and the caller tries again later; nobody waits for it."""
+    try:
+        async with database.connection() as connection:
+            state = await _sql.attachment(connection, table=f"tasks_{shard}")
+            if state is not None and state["attached"]:
+                # Concurrently, so that no claim in another shard waits; one that was broken off is brought to its end.
+                how = "finalize" if state["pending"] else "concurrently"
+                await connection.execute(
+                    f"alter table interlock.tasks detach partition interlock.tasks_{shard:d} {how}"
+                )
+            await _sql.drop_shard(connection, number=shard)
+    except (asyncpg.LockNotAvailableError, asyncpg.ObjectNotInPrerequisiteStateError):
+        return False
+    return True
