@@ -47,7 +47,14 @@ REFUSED = {
     "overlong dots": "s3://bucket/a/%c0%ae%c0%ae/b/",
     "overlong dots as they are decoded": "s3://bucket/a/\xc0\xae\xc0\xae/b/",
     "dots of IIS": "s3://bucket/a/%u002e%u002e/b/",
-    "dots as an entity": "s3://bucket/a/&#46;&#46;/../",
+    "dots as an entity": "s3://bucket/a/&#46;&#46;/b/",
+    "dots as a hexadecimal entity": "s3://bucket/a/&#x2e;&#x2E;/b/",
+    "dots as a named entity": "s3://bucket/a/&period;&period;/b/",
+    "one dot as an entity": "s3://bucket/a/.&#46;/b/",
+    "a slash as an entity": "s3://bucket/a&sol;b/",
+    "a fragment": "s3://bucket/a/#/b/",
+    "parameters of a segment": "s3://bucket/a/..;/b/",
+    "parameters of a plain segment": "s3://bucket/a;b/",
     "dots as an escape": "s3://bucket/a/\\u002e\\u002e/b/",
     "wide dots": "file:///a/\uff0e\uff0e/b/",
     "a leader of two dots": "file:///a/\u2025/b/",
@@ -130,6 +137,10 @@ HOSTILE = st.sampled_from(
         "",
         "%2e%2e",
         "%252e",
+        "%c0%ae",
+        "&#46;&#46;",
+        "#",
+        ";",
         "*",
         "?",
         "\0",
@@ -166,7 +177,7 @@ def test_whatever_is_accepted_is_spelled_in_one_way_and_means_one_place(
     assert canonical(spelled) == prefix
     assert spelled in (text, f"{text}/")
     assert all(segment.strip(".") and segment.strip() == segment for segment in prefix.path[:-1].split("/"))
-    assert not set(prefix.path) & set("*?%\\$\"'<>|{}[]^`")
+    assert not set(prefix.path) & set("*?%\\$&#;\"'<>|{}[]^`")
     assert ".." not in unicodedata.normalize("NFKC", spelled)
     assert unicodedata.normalize("NFKC", spelled).count("/") == spelled.count("/")
     assert spelled.isprintable()

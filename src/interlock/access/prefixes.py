@@ -20,9 +20,9 @@ Scheme = Literal["s3", "file"]
 _MOST_BYTES: Final = 1024
 """Of a key in S3."""
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-# No `*` or `?`, which widen; no `$`, which begins a variable of a policy; no `%` or backslash, which begin another
-# spelling of a character; no quotes, brackets or `<>|^`, which some client reads as its own syntax.
-_PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _.,=@:+~()!&;#-")
+# No `*` or `?`, which widen; no `$`, which begins a variable of a policy; no `%`, `&` or backslash, which begin another
+# spelling of a character; no `#`, quotes, brackets or `;<>|^`, which some client reads as its own syntax.
+_PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _.,=@:+~()!-")
 
 
 @dataclass(frozen=True, order=True)
