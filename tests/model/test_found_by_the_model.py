@@ -42,14 +42,16 @@ async def test_a_slot_is_freed_also_when_the_cap_was_taken_away_meanwhile(still:
     assert (await still.claim(again))["status"] == "Claimed"
 
 
-async def test_a_task_that_is_retried_after_its_run_was_canceled_is_left_alone(still: System) -> None:
+@pytest.mark.parametrize("others", [0, 1], ids=["nothing left to cancel", "one left to cancel"])
+async def test_a_task_that_is_retried_after_its_run_was_canceled_is_left_alone(still: System, others: int) -> None:
     """The cancel had been to it, dead as it was; whoever retries it after that wants it to run."""
-    accepted = await still.submit([{"n": 1}, {"n": 2}], policy={"max_attempts": 1})
-    first, second = await still.task_ids(accepted["run_id"])
+    accepted = await still.submit([{"n": n} for n in range(1 + others)], policy={"max_attempts": 1})
+    first, *rest = await still.task_ids(accepted["run_id"])
     await still.complete(await still.claim(first), "Failed", error_class="Oops")
-    await still.claim(second)
+    for other in rest:
+        await still.claim(other)
     canceled = await still.user("POST", f"/v1/runs/{accepted['run_id']}/cancel")
-    assert canceled.json()["matched"] == 1
+    assert canceled.json()["matched"] == others
     assert (await still.user("POST", f"/v1/tasks/{first}/retry")).status_code == 200
     assert await still.pass_of("run-cancels") == 0
     assert (await still.task(first))["status"] == "Queued"
