@@ -15,6 +15,8 @@ import typer
 
 from interlock import __version__
 from interlock.cli.app import app, execute
+from interlock.cli.checks import Result, objects
+from interlock.settings import Settings
 
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -238,3 +240,9 @@ def test_the_doctor_says_what_to_do_about_what_is_broken(
     assert broken["state database"]["advice"] == "check INTERLOCK_STATE_URL"
     assert broken["credentials"]["advice"] == f"chmod 600 {folder}/credentials.json"
     assert _run(capsys, "doctor", "--dir", str(folder))[0] == 1
+
+
+def test_the_doctor_tells_of_a_place_of_objects_that_cannot_be_granted(tmp_path: Path) -> None:
+    odd, plain = (objects(Settings(dir=tmp_path / name)) for name in ("it's here", "here"))
+    assert (odd.result, plain.result) == (Result.WARN, Result.OK)
+    assert "objects_url" in (odd.advice or "")

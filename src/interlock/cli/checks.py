@@ -23,12 +23,13 @@ from typing import Any, Final
 import asyncpg
 
 from interlock import landlock
+from interlock.access.prefixes import canonical
 from interlock.adapters.postgres import migrations, queries, require_schema
 from interlock.adapters.valkey import Coordination
 from interlock.api.listener import bind, require_safe
 from interlock.cli.stores import endpoints, store_urls
 from interlock.client import WorkerClient
-from interlock.errors import ConfigurationError, InterlockError
+from interlock.errors import ConfigurationError, Forbidden, InterlockError
 from interlock.pipeline.java import JavaMissing
 from interlock.pipeline.java import find as find_java
 from interlock.runner.confinement import Interpreter
@@ -61,7 +62,7 @@ class Finding:
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    local = [python(), *packages(settings), folder(settings), credentials(settings), open_files()]
+    local = [python(), *packages(settings), folder(settings), objects(settings), credentials(settings), open_files()]
     local += [java(settings), *spark(settings), await confinement(settings), statements()]
     running = bool(endpoints(settings))
     listeners = await health(settings) if running else list(ports(settings))
@@ -109,6 +110,16 @@ def folder(settings: Settings) -> Finding:
     if free < GOOD_DISK:
         return Finding("folder", Result.WARN, detail, "make room soon: databases grow")
     return Finding("folder", Result.OK, detail)
+
+
+def objects(settings: Settings) -> Finding:
+    """Where they are, and whether prefixes below can be granted: tasks learn of it late, when they ask."""
+    root = settings.objects_root
+    try:
+        canonical(f"{root}/dataset/")
+    except Forbidden as error:
+        return Finding("objects", Result.WARN, f"tasks get no credentials for {root}", error.detail)
+    return Finding("objects", Result.OK, root)
 
 
 def credentials(settings: Settings) -> Finding:
