@@ -239,7 +239,7 @@ async def test_a_dispatcher_that_hangs_up_has_the_code_and_all_its_children_kill
     payload = {"nonce": nonce, "tell": f"{runner.files.url}/tell/{nonce}"}
     call = asyncio.create_task(runner.invoke(HOSTILE, "main.hang_with_children", payload=payload))
     await heard(runner, nonce)
-    assert len(with_word(nonce)) == 3
+    await eventually(lambda: len(with_word(nonce)) == 3)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     await eventually(lambda: not with_word(nonce))
