@@ -274,6 +274,7 @@ async def test_of_many_bad_rows_the_first_hundred_are_named_and_all_are_counted(
     assert (refusal["bad_rows"], [one["line"] for one in refusal["rows"]]) == (1_500, list(range(1, 101)))
     listed = (await site.system.user("GET", "/v1/buffers?status=Refused&limit=1")).json()
     assert (listed["buffers"][0]["publish_id"], listed["buffers"][0]["refusal"]["rows"]) == (publish_id, [])
+    assert listed["buffers"][0]["dataset"] == f"{dataset.dag}:produce:rows"
 
 
 async def test_what_the_database_itself_refuses_is_the_batchs_fault_alone(site: Depot) -> None:

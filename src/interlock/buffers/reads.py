@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 import msgspec
@@ -14,6 +15,7 @@ from interlock.settings import Settings
 from interlock.wire import BatchRefusal, BufferPage, BufferView, PublishStatus
 
 _sql = queries("buffers")
+_registry_sql = queries("registry")
 _refusal = msgspec.json.Decoder(BatchRefusal)
 
 
@@ -30,13 +32,15 @@ class Buffers:
                 rows = await _sql.list_publishes(connection, **asked)
             else:
                 rows = await _sql.list_publishes_by_status(connection, status=status, **asked)
+            names = await _names(connection, rows, org_id)
         following = str(rows[-1]["publish_id"]) if len(rows) == limit else None
         # The rows of a refusal are for whoever asks for the one batch.
-        return BufferPage(buffers=[_view(row, with_rows=False) for row in rows], next_cursor=following)
+        return BufferPage(buffers=[_view(row, names, with_rows=False) for row in rows], next_cursor=following)
 
     async def show(self, publish_id: UUID, org_id: UUID) -> BufferView:
         async with self._database.connection() as connection:
-            return _view(await self._row(connection, publish_id, org_id))
+            row = await self._row(connection, publish_id, org_id)
+            return _view(row, await _names(connection, [row], org_id))
 
     async def redrive(self, publish_id: UUID, org_id: UUID) -> BufferView:
         async def work(connection: Connection) -> BufferView:
@@ -45,7 +49,7 @@ class Buffers:
                 raise _not_redriven(await self._row(connection, publish_id, org_id))
             await rearm(connection, [row], self._settings)
             await failpoint("buffer_redrive.before_commit")
-            return _view(row)
+            return _view(row, await _names(connection, [row], org_id))
 
         return await self._database.run(work)
 
@@ -75,12 +79,27 @@ def _cursor(cursor: str | None) -> UUID | None:
         ) from None
 
 
-def _view(row: Row, *, with_rows: bool = True) -> BufferView:
+async def _names(connection: Connection, rows: Iterable[Row], org_id: UUID) -> dict[UUID, str]:
+    """As a query names them."""
+    wanted = sorted({row["dataset_uuid"] for row in rows})
+    found = await _registry_sql.names_of_datasets(connection, dataset_uuids=wanted, org_id=org_id) if wanted else []
+    return {row["dataset_uuid"]: name for row in found if (name := _name(row))}
+
+
+def _name(row: Row) -> str | None:
+    published: list[str] = row["names"]
+    if published or row["dag_name"] is None:
+        return published[0] if published else None
+    return f"{row['dag_name']}:{row['job_name']}:{row['output_name']}"
+
+
+def _view(row: Row, names: Mapping[UUID, str], *, with_rows: bool = True) -> BufferView:
     refusal = None if row["refusal"] is None else _refusal.decode(row["refusal"])
     if refusal is not None and not with_rows:
         refusal = msgspec.structs.replace(refusal, rows=[])
     return BufferView(
         publish_id=row["publish_id"],
+        dataset=names.get(row["dataset_uuid"]),
         dataset_uuid=row["dataset_uuid"],
         dataset_version=row["dataset_version"],
         task_id=row["task_id"],

@@ -38,11 +38,15 @@ def list_buffers(
 
 def _page(page: BufferPage) -> RenderableType:
     rows = [
-        (one.publish_id, one.status, one.dataset_uuid, one.record_count, one.batch, one.published_at, _why(one))
+        (one.publish_id, one.status, _name(one), one.record_count, one.batch, one.published_at, _why(one))
         for one in page.buffers
     ]
     columns = ("publish", "status", "dataset", "records", "batch", "published", "why not")
     return table(columns, rows, empty="No batch has been published.")
+
+
+def _name(view: BufferView) -> str:
+    return view.dataset or str(view.dataset_uuid)
 
 
 def _why(view: BufferView) -> str | None:
@@ -62,7 +66,7 @@ def _view(view: BufferView) -> RenderableType:
         [
             ("publish", view.publish_id),
             ("status", view.status),
-            ("dataset", f"{view.dataset_uuid} version {view.dataset_version}"),
+            ("dataset", f"{_name(view)}, version {view.dataset_version}"),
             ("producer", f"task {view.task_id}, attempt {view.attempt}"),
             ("file", view.batch_uri),
             ("records", view.record_count),

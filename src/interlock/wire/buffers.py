@@ -42,6 +42,8 @@ class BufferView(Reply, frozen=True, kw_only=True):
     """A published batch."""
 
     publish_id: UUID
+    dataset: str | None = None
+    """Its published name, or `dag:job:output`: as a query names it. None for one that no DAG has declared."""
     dataset_uuid: UUID
     dataset_version: UUID
     task_id: UUID
