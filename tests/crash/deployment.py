@@ -9,7 +9,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,8 @@ class Process:
 
     def drain(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
-        self.thaw()
+        with suppress(ProcessLookupError):  # one that was not frozen may have ended already
+            self.thaw()
 
     async def stop(self) -> int:
         self.drain()

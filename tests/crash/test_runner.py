@@ -23,7 +23,7 @@ async def test_a_runner_that_is_killed_leaves_no_process(confinement: str) -> No
         payload = {"nonce": nonce, "tell": f"{runner.files.url}/tell/{nonce}"}
         call = asyncio.create_task(runner.invoke(zipped("hostile"), "main.hang_with_children", payload=payload))
         await heard(runner, nonce)
-        assert len(with_word(nonce)) == 3
+        await eventually(lambda: len(with_word(nonce)) == 3)
         started = psutil.Process(runner.process.pid).children(recursive=True)
         runner.process.send_signal(signal.SIGKILL)
         await runner.ended()

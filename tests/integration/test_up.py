@@ -351,7 +351,8 @@ async def test_after_a_kill_the_next_start_takes_over_what_was_left(fresh: Up) -
     assert psutil.pid_exists(server)
     fresh.folder.joinpath("credentials.json").chmod(0o644)
     after = fresh.start()
-    assert after == before | {"gateway": after["gateway"], "internal": after["internal"]}
+    listeners = {name: after[name] for name in ("gateway", "internal", "query")}
+    assert after == before | listeners
     assert fresh.postmaster() == server
     assert stat.S_IMODE((fresh.folder / "credentials.json").stat().st_mode) == 0o600
     async with fresh.client() as client:
