@@ -132,6 +132,8 @@ NAMES: Final = frozenset(
         "webhook.sent",
         "query.before_commit",
         "batch_query.before_commit",
+        "archive.written",
+        "archive.before_commit",
         "telemetry.before_commit",
         "telemetry_age_out.before_commit",
         "worker.received",

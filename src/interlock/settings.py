@@ -301,6 +301,10 @@ class Settings(BaseSettings):
     telemetry_days: float = Field(
         14.0, gt=0, description="Telemetry that its tenant has not taken for so long is dropped, and the tenant told."
     )
+    archive_seconds: float = Field(
+        300.0, gt=0, description="An accepted command is in the archive after so long; a part of it is a file."
+    )
+    archive_days: float = Field(30.0, gt=0, description="Parts of the archive that are older are dropped.")
     bus_metrics: str | None = Field(
         None, description="Loopback host:port under which `interlock bus` serves its own metrics; unset: it does not."
     )

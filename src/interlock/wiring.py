@@ -26,7 +26,6 @@ from interlock.adapters.signers import Signers
 from interlock.adapters.sts import Sts
 from interlock.adapters.valkey import Coordination
 from interlock.buffers.reads import Buffers
-from interlock.bus.process import services as bus_services
 from interlock.clock import Clock, SystemClock
 from interlock.dags import ranges
 from interlock.dags.backfills import Backfills, BackfillTasks
@@ -318,9 +317,13 @@ async def sink(
 
 @asynccontextmanager
 async def bus(settings: Settings, *, clock: Clock | None = None) -> AsyncIterator[list[Service]]:
-    """The loops behind the command bus."""
+    """The loops behind the command bus, which needs the state database and the objects."""
+    # Arrow, as with the sink.
+    from interlock.bus import process  # noqa: PLC0415
+
+    objects = open_objects(settings.objects_root, endpoint=settings.objects_endpoint, region=settings.objects_region)
     async with _state_database(settings, "bus", clock) as database:
-        yield bus_services(settings, database)
+        yield process.services(settings, database, objects)
 
 
 @asynccontextmanager

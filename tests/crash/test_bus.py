@@ -11,11 +11,14 @@ import pytest
 from interlock.bus.events import tell
 from interlock.bus.queues import telemetry_queue
 from interlock.wire.bus_events import LegacyKeyUsed
+from tests.bus.commands import archived_payloads, owe_commands
 from tests.crash.deployment import Process
 from tests.patience import answered
 from tests.system import System
 
 CASES = {
+    ("bus", "archive.written"),
+    ("bus", "archive.before_commit"),
     ("bus", "telemetry.before_commit"),
     ("bus", "telemetry_age_out.before_commit"),
 }
@@ -89,3 +92,23 @@ async def test_what_was_dropped_is_told_though_the_process_dies_before_its_commi
 
 async def _dropped(system: System) -> bool:
     return any(event["event"] == "snavio.telemetry.dropped" for event in await _messages(system))
+
+
+async def test_commands_are_archived_once_though_the_process_dies_anywhere(system: System, tmp_path: Path) -> None:
+    bus = _bus(system, tmp_path, archive_seconds="0.2")
+    try:
+        for point in ("archive.written", "archive.before_commit"):
+            await owe_commands(system, [point], seconds_ago=10)
+            await bus.start(f"{point}=kill")
+            await bus.killed_itself()
+            await system.value("update interlock.bus_archives set taken_until = interlock.clock()")
+        await bus.start()
+        await answered(lambda: _nothing_is_owed(system))
+        assert await archived_payloads(system) == ["archive.written", "archive.before_commit"]
+        assert await bus.stop() == 0
+    finally:
+        await bus.give_up()
+
+
+async def _nothing_is_owed(system: System) -> bool:
+    return bool(await system.value("select not exists (select 1 from interlock.bus_archive)"))

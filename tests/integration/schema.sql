@@ -344,6 +344,14 @@ ALTER TABLE interlock.bus_archive ALTER COLUMN archive_id ADD GENERATED ALWAYS A
     NO MAXVALUE
     CACHE 1
 );
+CREATE TABLE interlock.bus_archives (
+    org_id uuid NOT NULL,
+    dataset_uuid uuid NOT NULL,
+    dataset_version uuid NOT NULL,
+    "position" bigint DEFAULT 0 NOT NULL,
+    attempt integer DEFAULT 0 NOT NULL,
+    taken_until timestamp with time zone
+);
 CREATE TABLE interlock.bus_telemetry (
     batch_id bigint NOT NULL,
     org_id uuid NOT NULL,
@@ -655,7 +663,7 @@ CREATE TABLE interlock.publications (
     org_id uuid NOT NULL,
     name text NOT NULL,
     dataset_uuid uuid NOT NULL,
-    dag_id uuid NOT NULL,
+    dag_id uuid,
     read_roles interlock.role[] DEFAULT '{reader,writer,admin}'::interlock.role[] NOT NULL
 );
 CREATE TABLE interlock.query_audit (
@@ -912,6 +920,8 @@ ALTER TABLE ONLY interlock.bundles
     ADD CONSTRAINT bundles_pkey PRIMARY KEY (org_id, sha256);
 ALTER TABLE ONLY interlock.bus_archive
     ADD CONSTRAINT bus_archive_pkey PRIMARY KEY (archive_id);
+ALTER TABLE ONLY interlock.bus_archives
+    ADD CONSTRAINT bus_archives_pkey PRIMARY KEY (org_id);
 ALTER TABLE ONLY interlock.bus_telemetry
     ADD CONSTRAINT bus_telemetry_pkey PRIMARY KEY (batch_id);
 ALTER TABLE ONLY interlock.bus_telemetry_queues
@@ -1101,6 +1111,10 @@ ALTER TABLE ONLY interlock.bundle_names
     ADD CONSTRAINT bundle_names_org_id_sha256_fkey FOREIGN KEY (org_id, sha256) REFERENCES interlock.bundles(org_id, sha256);
 ALTER TABLE ONLY interlock.bundles
     ADD CONSTRAINT bundles_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.bus_archives
+    ADD CONSTRAINT bus_archives_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
+ALTER TABLE ONLY interlock.bus_archives
+    ADD CONSTRAINT bus_archives_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.bus_telemetry_queues
     ADD CONSTRAINT bus_telemetry_queues_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.dag_version_jobs

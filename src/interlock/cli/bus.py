@@ -32,11 +32,12 @@ def bus(
     parent: Parent = None,
     handover: Handover = None,
 ) -> None:
-    """Run one process of the command bus, which hands telemetry to tenants.
+    """Run one process of the command bus, which hands telemetry to tenants and writes the archive.
 
-    It needs INTERLOCK_STATE_URL; any number may run.
+    It needs INTERLOCK_STATE_URL and the objects; any number may run.
     """
     join(parent)
+    import interlock.bus.process
     import interlock.wiring  # noqa: F401 - loaded while the supervisor starts the stores
 
     take_over(handover)

@@ -4,3 +4,88 @@
 insert into interlock.bus_archive (org_id, commands, commands_in)
 select a.org_id, a.commands::json, a.commands_in
 from unnest(:org_ids::uuid[], :commands::text[], :commands_in::int[]) as a(org_id, commands, commands_in);
+
+-- name: tenants_due
+-- From one tenant to the next along the index, as with telemetry. Due is whose oldest command waits long enough, or who
+-- has a file full of them; nobody is counted further than that.
+with recursive tenants as (
+    (select org_id from interlock.bus_archive where org_id > :after order by org_id limit 1)
+    union all
+    select (select a.org_id from interlock.bus_archive a where a.org_id > w.org_id order by a.org_id limit 1)
+    from tenants w where w.org_id is not null
+)
+select w.org_id from tenants w
+where w.org_id is not null
+  and ((select a.accepted_at from interlock.bus_archive a where a.org_id = w.org_id order by a.archive_id limit 1)
+           <= interlock.clock() - make_interval(secs => :wait_seconds::float8)
+       or (select count(*) from (select 1 from interlock.bus_archive a where a.org_id = w.org_id
+                                 limit :full::int) f) >= :full::int)
+limit :most;
+
+-- name: make_archive!
+-- A dataset that no DAG makes, under a name that DAGs may read it by.
+with made as (
+    insert into interlock.datasets (dataset_uuid, org_id, current_version)
+    select :dataset_uuid, :org_id, :dataset_version
+    where not exists (select 1 from interlock.bus_archives where org_id = :org_id)
+    returning dataset_uuid
+), version as (
+    insert into interlock.dataset_versions (dataset_version, dataset_uuid, org_id)
+    select :dataset_version, dataset_uuid, :org_id from made
+), published as (
+    insert into interlock.publications (org_id, name, dataset_uuid, dag_id, read_roles)
+    select :org_id, :name, dataset_uuid, null, '{writer,admin}' from made
+    on conflict do nothing
+)
+insert into interlock.bus_archives (org_id, dataset_uuid, dataset_version)
+select :org_id, dataset_uuid, :dataset_version from made;
+
+-- name: take_archive^
+-- One process at a time writes a tenant's archive: positions follow each other.
+update interlock.bus_archives
+set attempt = attempt + 1, taken_until = interlock.clock() + make_interval(secs => :lease_seconds::float8)
+where org_id = :org_id and (taken_until is null or taken_until <= interlock.clock())
+returning org_id, dataset_uuid, dataset_version, position, attempt, interlock.clock() as now;
+
+-- name: waiting
+select archive_id, commands, commands_in from interlock.bus_archive where org_id = :org_id order by archive_id limit :most;
+
+-- name: release_archive!
+update interlock.bus_archives set taken_until = null where org_id = :org_id and attempt = :attempt;
+
+-- name: settle_archive^
+-- The fence and the rows in one: who comes late finds another attempt, and deletes nothing.
+with held as materialized (
+    select org_id from interlock.bus_archives where org_id = :org_id and attempt = :attempt for no key update
+), gone as (
+    delete from interlock.bus_archive
+    where archive_id = any(:ids::bigint[]) and org_id in (select org_id from held)
+    returning archive_id
+)
+update interlock.bus_archives a set position = :position, taken_until = null
+from held where a.org_id = held.org_id
+returning (select count(*) from gone) as settled;
+
+-- name: drop_old$
+-- The oldest partitions of each archive; their files go when nobody reads them any more.
+with old as materialized (
+    select a.org_id, p.dataset_version, p.range_start, p.location
+    from (select * from interlock.bus_archives where org_id > :after order by org_id limit :tenants) a
+    cross join lateral (select p.dataset_version, p.range_start, p.location, p.committed_at
+                        from interlock.partitions p where p.dataset_version = a.dataset_version
+                        order by p.range_start limit :most) p
+    where p.committed_at <= interlock.clock() - make_interval(secs => :age_seconds::float8)
+), gone as (
+    delete from interlock.partitions p using old o
+    where p.dataset_version = o.dataset_version and p.range_start = o.range_start
+    returning p.location, p.dataset_version
+), swept as (
+    insert into interlock.file_sweeps (place, dataset_version, due_at, final_at)
+    select location, dataset_version, interlock.clock(), interlock.clock() from gone where location is not null
+    on conflict (place) do nothing
+)
+select count(*) from gone;
+
+-- name: last_of_page$
+select max(org_id::text)::uuid from (select org_id from interlock.bus_archives where org_id > :after
+                                     order by org_id limit :tenants) a;

@@ -49,17 +49,18 @@ where m.dag_version = :dag_version
 order by j.name;
 
 -- name: published_by_others
-select p.name, p.dataset_uuid, d.current_version as dataset_version, g.name as dag_name
+-- What no DAG publishes is the platform's.
+select p.name, p.dataset_uuid, d.current_version as dataset_version, coalesce(g.name, 'interlock') as dag_name
 from interlock.publications p
 join interlock.datasets d on d.dataset_uuid = p.dataset_uuid
-join interlock.dags g on g.dag_id = p.dag_id
-where p.org_id = :org_id and p.name = any(:names::text[]) and g.name <> :dag_name;
+left join interlock.dags g on g.dag_id = p.dag_id
+where p.org_id = :org_id and p.name = any(:names::text[]) and g.name is distinct from :dag_name;
 
 -- name: some_published
 -- To suggest one where a name is misspelt.
 select p.name from interlock.publications p
-join interlock.dags g on g.dag_id = p.dag_id
-where p.org_id = :org_id and g.name <> :dag_name
+left join interlock.dags g on g.dag_id = p.dag_id
+where p.org_id = :org_id and g.name is distinct from :dag_name
 order by p.name limit :most;
 
 -- name: existing_inputs

@@ -1,0 +1,94 @@
+"""Accepted commands as a dataset of their tenant."""
+
+from __future__ import annotations
+
+import json
+
+from interlock.bus.archive import Archive, ArchiveRetention
+from interlock.clock import ManualClock
+from interlock.failpoints import arm, disarm
+from interlock.kernel.sweeper import Sweeper
+from tests.bus.commands import archived_payloads, archived_rows, owe_commands
+from tests.datasets import deploy
+from tests.system import System
+
+
+def _archive(system: System) -> Archive:
+    return Archive(system.kernel.database, system.kernel.settings, system.kernel.objects)
+
+
+async def test_commands_become_partitions_that_follow_each_other(still: System, clock: ManualClock) -> None:
+    await owe_commands(still, ["a", "b"])
+    await owe_commands(still, ["c"])
+    assert await _archive(still).run_once() == 0
+    clock.advance(300)
+    assert await _archive(still).run_once() == 3
+    await owe_commands(still, ["d"])
+    clock.advance(300)
+    assert await _archive(still).run_once() == 1
+    rows = await archived_rows(still)
+    assert [(row["position"], row["payload"]) for row in rows] == [(0, '"a"'), (1, '"b"'), (2, '"c"'), (3, '"d"')]
+    assert {row["source"] for row in rows} == {"default/billing"}
+    page = (await still.user("GET", "/v1/datasets/bus_commands/partitions")).json()
+    assert [each["partition_key"] for each in page["partitions"]] == ["0-2", "3-3"]
+    dataset = (await still.user("GET", "/v1/datasets/bus_commands")).json()
+    assert [column["name"] for column in dataset["versions"][0]["columns"]["columns"]][:2] == ["position", "command_id"]
+
+
+async def test_a_dag_that_reads_the_archive_gets_a_task_for_each_part(still: System, clock: ManualClock) -> None:
+    await owe_commands(still, ["a"])
+    clock.advance(300)
+    await _archive(still).run_once()
+    await deploy(
+        still,
+        """
+name: audit
+jobs:
+  - name: count
+    operator: "audits:count"
+    inputs: [{ from: { dataset: bus_commands } }]
+    outputs: [counts]
+""",
+    )
+    await still.settle()
+    await owe_commands(still, ["b", "c"])
+    clock.advance(300)
+    await _archive(still).run_once()
+    await still.settle()
+    async with still.kernel.database.connection() as connection:
+        rows = await connection.fetch("select payload from interlock.tasks")
+    scopes = [json.loads(row["payload"]) for row in rows]
+    assert sorted((scope["start"], scope["end"]) for scope in scopes) == [(0, 0), (1, 2)]
+
+
+async def test_an_attempt_that_comes_late_commits_nothing(still: System, clock: ManualClock) -> None:
+    await owe_commands(still, ["a"])
+    clock.advance(300)
+
+    async def overtaken() -> None:
+        disarm("archive.written")
+        clock.advance(121)
+        assert await _archive(still).run_once() == 1
+
+    arm("archive.written", overtaken)
+    assert await _archive(still).run_once() == 0
+    assert await archived_payloads(still) == ["a"]
+    clock.advance(86_400)
+    swept = Sweeper(still.kernel.database, still.kernel.settings, still.kernel.objects)
+    await swept.run_once()
+    assert await archived_payloads(still) == ["a"]
+    assert await still.value("select count(*) from interlock.file_sweeps") == 0
+
+
+async def test_parts_that_are_too_old_are_dropped_with_their_files(still: System, clock: ManualClock) -> None:
+    await owe_commands(still, ["a"])
+    clock.advance(300)
+    await _archive(still).run_once()
+    clock.advance(30 * 86_400)
+    await owe_commands(still, ["b"])
+    clock.advance(300)
+    await _archive(still).run_once()
+    retention = ArchiveRetention(still.kernel.database, still.kernel.settings)
+    assert await retention.run_once() == 1
+    assert await retention.run_once() == 0
+    assert await archived_payloads(still) == ["b"]
