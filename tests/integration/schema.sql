@@ -5,6 +5,18 @@ CREATE TYPE interlock.backfill_state AS ENUM (
     'Done',
     'Canceled'
 );
+CREATE TYPE interlock.bus_action AS ENUM (
+    'create',
+    'update',
+    'delete'
+);
+CREATE TYPE interlock.bus_kind AS ENUM (
+    'services',
+    'routes',
+    'acls',
+    'limits',
+    'keys'
+);
 CREATE TYPE interlock.dag_state AS ENUM (
     'Building',
     'Current',
@@ -12,10 +24,23 @@ CREATE TYPE interlock.dag_state AS ENUM (
     'Abandoned',
     'Purged'
 );
+CREATE TYPE interlock.dedupe_mode AS ENUM (
+    'none',
+    'strict'
+);
 CREATE TYPE interlock.delivery_status AS ENUM (
     'Pending',
     'Delivered',
     'Dead'
+);
+CREATE TYPE interlock.dispatch_mode AS ENUM (
+    'adaptive',
+    'cold-only'
+);
+CREATE TYPE interlock.enforcement AS ENUM (
+    'strict',
+    'relaxed',
+    'shadow'
 );
 CREATE TYPE interlock.outcome AS ENUM (
     'Completed',
@@ -45,6 +70,11 @@ CREATE TYPE interlock.run_state AS ENUM (
     'CompletedWithFailures',
     'Failed',
     'Canceled'
+);
+CREATE TYPE interlock.sensitivity AS ENUM (
+    'critical',
+    'moderate',
+    'low'
 );
 CREATE TYPE interlock.task_status AS ENUM (
     'Queued',
@@ -185,7 +215,8 @@ CREATE TABLE interlock.api_keys (
     secret_hash bytea NOT NULL,
     created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     expires_at timestamp with time zone,
-    revoked_at timestamp with time zone
+    revoked_at timestamp with time zone,
+    service text COLLATE pg_catalog."C"
 );
 CREATE TABLE interlock.attempts (
     task_id uuid NOT NULL,
@@ -328,6 +359,17 @@ CREATE TABLE interlock.bundles (
     uploaded_by text NOT NULL,
     uploaded_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
 );
+CREATE TABLE interlock.bus_acls (
+    org_id uuid NOT NULL,
+    target text NOT NULL COLLATE pg_catalog."C",
+    name text NOT NULL COLLATE pg_catalog."C",
+    source text NOT NULL COLLATE pg_catalog."C",
+    sensitivity interlock.sensitivity DEFAULT 'moderate'::interlock.sensitivity NOT NULL,
+    expires_at timestamp with time zone,
+    version bigint NOT NULL,
+    changed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    changed_by text NOT NULL
+);
 CREATE TABLE interlock.bus_archive (
     archive_id bigint NOT NULL,
     org_id uuid NOT NULL,
@@ -352,6 +394,71 @@ CREATE TABLE interlock.bus_archives (
     attempt integer DEFAULT 0 NOT NULL,
     taken_until timestamp with time zone
 );
+CREATE TABLE interlock.bus_changes (
+    change_id bigint NOT NULL,
+    org_id uuid NOT NULL,
+    kind interlock.bus_kind NOT NULL,
+    action interlock.bus_action NOT NULL,
+    subject text NOT NULL COLLATE pg_catalog."C",
+    before jsonb,
+    after jsonb,
+    version bigint NOT NULL,
+    changed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    changed_by text NOT NULL,
+    reverts bigint
+);
+ALTER TABLE interlock.bus_changes ALTER COLUMN change_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME interlock.bus_changes_change_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE interlock.bus_keys (
+    org_id uuid NOT NULL,
+    service text NOT NULL COLLATE pg_catalog."C",
+    number integer NOT NULL,
+    sealed bytea NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    created_by text NOT NULL,
+    rotates_at timestamp with time zone,
+    expires_at timestamp with time zone,
+    revoked_at timestamp with time zone
+);
+CREATE TABLE interlock.bus_limits (
+    org_id uuid NOT NULL,
+    target text NOT NULL COLLATE pg_catalog."C",
+    name text NOT NULL COLLATE pg_catalog."C",
+    source text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
+    rate integer NOT NULL,
+    window_seconds double precision DEFAULT 1 NOT NULL,
+    burst integer DEFAULT 0 NOT NULL,
+    cooldown_seconds double precision DEFAULT 0 NOT NULL,
+    enforcement interlock.enforcement DEFAULT 'strict'::interlock.enforcement NOT NULL,
+    version bigint NOT NULL,
+    changed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    changed_by text NOT NULL
+);
+CREATE TABLE interlock.bus_routes (
+    org_id uuid NOT NULL,
+    target text NOT NULL COLLATE pg_catalog."C",
+    name text NOT NULL COLLATE pg_catalog."C",
+    queue text,
+    dlq text,
+    dag_name text,
+    job_name text,
+    dedupe_mode interlock.dedupe_mode DEFAULT 'none'::interlock.dedupe_mode NOT NULL,
+    dedupe_seconds double precision DEFAULT 300 NOT NULL,
+    expected_drain_seconds double precision DEFAULT 300 NOT NULL,
+    fairness jsonb DEFAULT '{}'::jsonb NOT NULL,
+    expires_at timestamp with time zone,
+    version bigint NOT NULL,
+    changed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    changed_by text NOT NULL,
+    CONSTRAINT bus_routes_check CHECK (((queue IS NULL) <> (job_name IS NULL))),
+    CONSTRAINT bus_routes_check1 CHECK (((queue IS NULL) = (dlq IS NULL)))
+);
 CREATE TABLE interlock.bus_telemetry (
     batch_id bigint NOT NULL,
     org_id uuid NOT NULL,
@@ -372,6 +479,11 @@ CREATE TABLE interlock.bus_telemetry_queues (
     org_id uuid NOT NULL,
     created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     last_received_at timestamp with time zone
+);
+CREATE TABLE interlock.bus_versions (
+    org_id uuid NOT NULL,
+    kind interlock.bus_kind NOT NULL,
+    version bigint NOT NULL
 );
 CREATE TABLE interlock.capabilities (
     capability_id uuid DEFAULT uuidv7() NOT NULL,
@@ -750,6 +862,20 @@ CREATE TABLE interlock.runs (
     deadline_at timestamp with time zone,
     delete_requested boolean DEFAULT false NOT NULL
 );
+CREATE TABLE interlock.service_polls (
+    org_id uuid NOT NULL,
+    service text NOT NULL COLLATE pg_catalog."C",
+    polled_at timestamp with time zone NOT NULL
+);
+CREATE TABLE interlock.services (
+    org_id uuid NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    description text DEFAULT ''::text NOT NULL,
+    dispatch_mode interlock.dispatch_mode,
+    version bigint NOT NULL,
+    changed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    changed_by text NOT NULL
+);
 CREATE SEQUENCE interlock.shards
     AS integer
     START WITH 1
@@ -918,14 +1044,26 @@ ALTER TABLE ONLY interlock.bundle_sweeps
     ADD CONSTRAINT bundle_sweeps_pkey PRIMARY KEY (org_id, sha256);
 ALTER TABLE ONLY interlock.bundles
     ADD CONSTRAINT bundles_pkey PRIMARY KEY (org_id, sha256);
+ALTER TABLE ONLY interlock.bus_acls
+    ADD CONSTRAINT bus_acls_pkey PRIMARY KEY (org_id, target, name, source);
 ALTER TABLE ONLY interlock.bus_archive
     ADD CONSTRAINT bus_archive_pkey PRIMARY KEY (archive_id);
 ALTER TABLE ONLY interlock.bus_archives
     ADD CONSTRAINT bus_archives_pkey PRIMARY KEY (org_id);
+ALTER TABLE ONLY interlock.bus_changes
+    ADD CONSTRAINT bus_changes_pkey PRIMARY KEY (change_id);
+ALTER TABLE ONLY interlock.bus_keys
+    ADD CONSTRAINT bus_keys_pkey PRIMARY KEY (org_id, service, number);
+ALTER TABLE ONLY interlock.bus_limits
+    ADD CONSTRAINT bus_limits_pkey PRIMARY KEY (org_id, target, name, source);
+ALTER TABLE ONLY interlock.bus_routes
+    ADD CONSTRAINT bus_routes_pkey PRIMARY KEY (org_id, target, name);
 ALTER TABLE ONLY interlock.bus_telemetry
     ADD CONSTRAINT bus_telemetry_pkey PRIMARY KEY (batch_id);
 ALTER TABLE ONLY interlock.bus_telemetry_queues
     ADD CONSTRAINT bus_telemetry_queues_pkey PRIMARY KEY (org_id);
+ALTER TABLE ONLY interlock.bus_versions
+    ADD CONSTRAINT bus_versions_pkey PRIMARY KEY (org_id, kind);
 ALTER TABLE ONLY interlock.capabilities
     ADD CONSTRAINT capabilities_pkey PRIMARY KEY (capability_id);
 ALTER TABLE ONLY interlock.cron_state
@@ -986,6 +1124,10 @@ ALTER TABLE ONLY interlock.queue_messages
     ADD CONSTRAINT queue_messages_pkey PRIMARY KEY (message_id);
 ALTER TABLE ONLY interlock.runs
     ADD CONSTRAINT runs_pkey PRIMARY KEY (run_id);
+ALTER TABLE ONLY interlock.service_polls
+    ADD CONSTRAINT service_polls_pkey PRIMARY KEY (org_id, service);
+ALTER TABLE ONLY interlock.services
+    ADD CONSTRAINT services_pkey PRIMARY KEY (org_id, name);
 ALTER TABLE ONLY interlock.signing_keys
     ADD CONSTRAINT signing_keys_pkey PRIMARY KEY (kid);
 ALTER TABLE ONLY interlock.slots
@@ -1024,7 +1166,16 @@ CREATE INDEX buffer_publishes_open ON interlock.buffer_publishes USING btree (pu
 CREATE INDEX buffer_publishes_sweep ON interlock.buffer_publishes USING btree (sweep_at) WHERE (sweep_at IS NOT NULL);
 CREATE INDEX bundle_names_by_bundle ON interlock.bundle_names USING btree (org_id, sha256);
 CREATE INDEX bundle_sweeps_due ON interlock.bundle_sweeps USING btree (due_at);
+CREATE INDEX bus_acls_by_source ON interlock.bus_acls USING btree (org_id, source);
 CREATE INDEX bus_archive_by_org ON interlock.bus_archive USING btree (org_id, archive_id);
+CREATE INDEX bus_changes_by_kind ON interlock.bus_changes USING btree (org_id, kind, change_id);
+CREATE INDEX bus_changes_by_org ON interlock.bus_changes USING btree (org_id, change_id);
+CREATE INDEX bus_changes_by_subject ON interlock.bus_changes USING btree (org_id, kind, subject, change_id);
+CREATE UNIQUE INDEX bus_keys_current ON interlock.bus_keys USING btree (org_id, service) WHERE (expires_at IS NULL);
+CREATE INDEX bus_keys_expiring ON interlock.bus_keys USING btree (expires_at) WHERE (expires_at IS NOT NULL);
+CREATE INDEX bus_keys_rotating ON interlock.bus_keys USING btree (rotates_at) WHERE (rotates_at IS NOT NULL);
+CREATE INDEX bus_routes_by_dlq ON interlock.bus_routes USING btree (org_id, dlq, target, name) WHERE (dlq IS NOT NULL);
+CREATE INDEX bus_routes_by_queue ON interlock.bus_routes USING btree (org_id, queue, target, name) WHERE (queue IS NOT NULL);
 CREATE INDEX bus_telemetry_by_org ON interlock.bus_telemetry USING btree (org_id, batch_id);
 CREATE INDEX capabilities_expiry ON interlock.capabilities USING btree (expires_at);
 CREATE INDEX cron_state_due ON interlock.cron_state USING btree (next_at);
@@ -1111,12 +1262,26 @@ ALTER TABLE ONLY interlock.bundle_names
     ADD CONSTRAINT bundle_names_org_id_sha256_fkey FOREIGN KEY (org_id, sha256) REFERENCES interlock.bundles(org_id, sha256);
 ALTER TABLE ONLY interlock.bundles
     ADD CONSTRAINT bundles_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.bus_acls
+    ADD CONSTRAINT bus_acls_org_id_source_fkey FOREIGN KEY (org_id, source) REFERENCES interlock.services(org_id, name);
+ALTER TABLE ONLY interlock.bus_acls
+    ADD CONSTRAINT bus_acls_org_id_target_fkey FOREIGN KEY (org_id, target) REFERENCES interlock.services(org_id, name);
 ALTER TABLE ONLY interlock.bus_archives
     ADD CONSTRAINT bus_archives_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
 ALTER TABLE ONLY interlock.bus_archives
     ADD CONSTRAINT bus_archives_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.bus_changes
+    ADD CONSTRAINT bus_changes_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.bus_keys
+    ADD CONSTRAINT bus_keys_org_id_service_fkey FOREIGN KEY (org_id, service) REFERENCES interlock.services(org_id, name);
+ALTER TABLE ONLY interlock.bus_limits
+    ADD CONSTRAINT bus_limits_org_id_target_fkey FOREIGN KEY (org_id, target) REFERENCES interlock.services(org_id, name);
+ALTER TABLE ONLY interlock.bus_routes
+    ADD CONSTRAINT bus_routes_org_id_target_fkey FOREIGN KEY (org_id, target) REFERENCES interlock.services(org_id, name);
 ALTER TABLE ONLY interlock.bus_telemetry_queues
     ADD CONSTRAINT bus_telemetry_queues_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.bus_versions
+    ADD CONSTRAINT bus_versions_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.dag_version_jobs
     ADD CONSTRAINT dag_version_jobs_dag_version_fkey FOREIGN KEY (dag_version) REFERENCES interlock.dag_versions(dag_version);
 ALTER TABLE ONLY interlock.dag_version_jobs
@@ -1149,6 +1314,10 @@ ALTER TABLE ONLY interlock.query_audit
     ADD CONSTRAINT query_audit_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.runs
     ADD CONSTRAINT runs_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);
+ALTER TABLE ONLY interlock.service_polls
+    ADD CONSTRAINT service_polls_org_id_service_fkey FOREIGN KEY (org_id, service) REFERENCES interlock.services(org_id, name) ON DELETE CASCADE;
+ALTER TABLE ONLY interlock.services
+    ADD CONSTRAINT services_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.webhook_crossings
     ADD CONSTRAINT webhook_crossings_run_id_fkey FOREIGN KEY (run_id) REFERENCES interlock.runs(run_id) ON DELETE CASCADE;
 ALTER TABLE ONLY interlock.webhooks

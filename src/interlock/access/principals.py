@@ -27,9 +27,13 @@ from interlock.wire import (
 
 _sql = queries("principals")
 
-READ: Final = frozenset({"jobs:read", "tasks:read", "queues:read", "query:read"})
-WRITE: Final = frozenset({"jobs:write", "tasks:write", "bundles:write"})
+READ: Final = frozenset({"jobs:read", "tasks:read", "queues:read", "query:read", "registry:read"})
+WRITE: Final = frozenset({"jobs:write", "tasks:write", "bundles:write", "registry:write"})
 ADMIN: Final = frozenset({"admin"})
+SEND: Final = "commands:send"
+RECEIVE: Final = "commands:receive"
+SERVICE: Final = frozenset({SEND, RECEIVE})
+"""Only a key that names a service can have these, whatever its role: they are what the service does."""
 PLATFORM: Final = "platform"
 """Reaches beyond one org: orgs, worker tokens, signing keys. The first key has it, and those it hands it to."""
 
@@ -54,6 +58,8 @@ class Principal:
     user: str
     role: Role
     scopes: frozenset[str]
+    service: str | None = None
+    """Which service of the org the key speaks for."""
 
     def require(self, scope: str) -> None:
         if scope not in self.scopes:
@@ -91,6 +97,7 @@ class Principals:
             user=row["user_name"],
             role=Role(row["role"]),
             scopes=frozenset(row["scopes"]),
+            service=row["service"],
         )
 
     async def authenticate_worker(self, token: str) -> WorkerIdentity:
@@ -128,8 +135,14 @@ class Principals:
                 user_name=request.user,
                 role=request.role.value,
                 scopes=sorted(scopes),
+                service=request.service,
                 secret_hash=_hash(secret),
                 seconds=_seconds(request.expires_in_days),
+            )
+        if row is None:
+            raise NotFound(
+                f"There is no service {request.service!r} in this org; register it: interlock service add NAME.",
+                code="unknown_service",
             )
         return KeyCreated(key=f"ilk_{key_id}_{secret}", view=_key_view(row))
 
@@ -204,13 +217,17 @@ def _scopes(request: KeyRequest, granted_by: Principal | None) -> frozenset[str]
         allowed |= {PLATFORM}
     if granted_by is None:
         return allowed
-    wanted = frozenset(request.scopes) if request.scopes is not None else allowed - {PLATFORM}
+    usual = allowed - {PLATFORM}
+    if request.service is not None:
+        allowed |= SERVICE
+        usual = SERVICE
+    wanted = frozenset(request.scopes) if request.scopes is not None else usual
     if unknown := wanted - allowed:
         raise BadRequest(
             f"A {request.role} key cannot have the scopes {sorted(unknown)}; choose from {sorted(allowed)}.",
             code="bad_scope",
         )
-    if beyond := wanted - granted_by.scopes:
+    if beyond := wanted - granted_by.scopes - SERVICE:
         raise Forbidden(
             f"This key cannot hand out {sorted(beyond)}: it does not have them itself. Name fewer `scopes`.",
             code="scope_not_held",
@@ -225,6 +242,7 @@ def _key_view(row: Any) -> KeyView:
         user=row["user_name"],
         role=Role(row["role"]),
         scopes=list(row["scopes"]),
+        service=row["service"],
         created_at=row["created_at"],
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],

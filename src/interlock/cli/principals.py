@@ -56,8 +56,11 @@ def list_users(output: OutputOption = Output.TABLE, folder: FolderOption = None)
 
 def _keys(found: KeyList) -> RenderableType:
 
-    columns = ("key", "org", "user", "role", "scopes", "created", "expires", "revoked")
-    rows = [(k.key_id, k.org, k.user, k.role, k.scopes, k.created_at, k.expires_at, k.revoked_at) for k in found.keys]
+    columns = ("key", "org", "user", "role", "service", "scopes", "created", "expires", "revoked")
+    rows = [
+        (k.key_id, k.org, k.user, k.role, k.service, k.scopes, k.created_at, k.expires_at, k.revoked_at)
+        for k in found.keys
+    ]
     return table(columns, rows, empty="There are no keys.")
 
 
@@ -70,13 +73,17 @@ def create(
     ] = None,
     expires: ExpiryOption = None,
     org: Annotated[str | None, typer.Option(help="Another org than yours; needs the platform scope.")] = None,
+    service: Annotated[
+        str | None,
+        typer.Option(help="The key speaks for this service: it sends commands as it, and receives its own."),
+    ] = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
     """Make an API key. It is shown this once."""
     from interlock.wire import KeyRequest
 
-    request = KeyRequest(user=user, role=role, scopes=scopes or None, expires_in_days=expires, org=org)
+    request = KeyRequest(user=user, role=role, scopes=scopes or None, expires_in_days=expires, org=org, service=service)
     present(ask(folder, lambda client: client.create_key(request)), output, _created_key)
 
 
@@ -89,6 +96,7 @@ def _created_key(made: KeyCreated) -> RenderableType:
             ("id", view.key_id),
             ("user", view.user),
             ("role", view.role),
+            ("service", view.service),
             ("scopes", view.scopes),
             ("expires", view.expires_at or "never"),
             ("use", "set INTERLOCK_API_KEY to the key; it is not shown again"),

@@ -8,6 +8,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]*$(?!\n)")]
+ServiceName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$(?!\n)")]
+"""Of services and of commands: one spelling, and no look-alikes."""
 OperatorName = Annotated[
     str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_.]*)?$(?!\n)")
 ]

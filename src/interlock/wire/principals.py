@@ -9,7 +9,7 @@ from uuid import UUID
 
 from msgspec import Meta
 
-from interlock.wire.base import Name, Reply, Request
+from interlock.wire.base import Name, Reply, Request, ServiceName
 
 
 class Role(StrEnum):
@@ -26,6 +26,9 @@ class KeyRequest(Request, frozen=True, kw_only=True):
     expires_in_days: Annotated[float, Meta(gt=0, le=3650)] | None = None
     org: Name | None = None
     """Another org than the caller's: needs the `platform` scope."""
+    service: ServiceName | None = None
+    """The key speaks for this service: it may send commands as it and receive what is sent to it, and, unless `scopes`
+    says so, nothing else."""
 
 
 class KeyView(Reply, frozen=True, kw_only=True):
@@ -37,6 +40,8 @@ class KeyView(Reply, frozen=True, kw_only=True):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    service: str | None = None
+    """Which service of the org it speaks for."""
 
 
 class KeyCreated(Reply, frozen=True, kw_only=True):

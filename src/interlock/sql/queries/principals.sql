@@ -7,19 +7,22 @@ insert into interlock.orgs (name) values (:name) on conflict (name) do nothing r
 select org_id, name from interlock.orgs where name = :name;
 
 -- name: insert_key^
-insert into interlock.api_keys (key_id, org_id, user_name, role, scopes, secret_hash, expires_at)
-values (:key_id, :org_id, :user_name, :role, :scopes, :secret_hash,
-        interlock.clock() + make_interval(secs => :seconds::float8))
+-- Nothing, for a service that is not there.
+insert into interlock.api_keys (key_id, org_id, user_name, role, scopes, service, secret_hash, expires_at)
+select :key_id, :org_id, :user_name, :role, :scopes, :service, :secret_hash,
+       interlock.clock() + make_interval(secs => :seconds::float8)
+where :service::text is null
+   or exists (select from interlock.services s where s.org_id = :org_id and s.name = :service)
 returning key_id, (select name from interlock.orgs o where o.org_id = api_keys.org_id) as org, user_name, role, scopes,
-          created_at, expires_at, revoked_at;
+          service, created_at, expires_at, revoked_at;
 
 -- name: find_key^
-select k.key_id, k.org_id, o.name as org, k.user_name, k.role, k.scopes, k.secret_hash, k.revoked_at is not null as revoked,
-       k.expires_at <= interlock.clock() as expired
+select k.key_id, k.org_id, o.name as org, k.user_name, k.role, k.scopes, k.service, k.secret_hash,
+       k.revoked_at is not null as revoked, k.expires_at <= interlock.clock() as expired
 from interlock.api_keys k join interlock.orgs o on o.org_id = k.org_id where k.key_id = :key_id;
 
 -- name: list_keys
-select k.key_id, o.name as org, k.user_name, k.role, k.scopes, k.created_at, k.expires_at, k.revoked_at
+select k.key_id, o.name as org, k.user_name, k.role, k.scopes, k.service, k.created_at, k.expires_at, k.revoked_at
 from interlock.api_keys k join interlock.orgs o on o.org_id = k.org_id
 where k.org_id = :org_id order by k.created_at, k.key_id limit 1000;
 
@@ -27,7 +30,7 @@ where k.org_id = :org_id order by k.created_at, k.key_id limit 1000;
 update interlock.api_keys k set revoked_at = coalesce(k.revoked_at, interlock.clock())
 where k.key_id = :key_id and k.org_id = :org_id
 returning k.key_id, (select name from interlock.orgs o where o.org_id = k.org_id) as org, k.user_name, k.role, k.scopes,
-          k.created_at, k.expires_at, k.revoked_at;
+          k.service, k.created_at, k.expires_at, k.revoked_at;
 
 -- name: insert_worker_token^
 insert into interlock.worker_tokens (token_id, name, runtimes, secret_hash, expires_at)

@@ -1,0 +1,105 @@
+"""Canonical JSON of RFC 8785, fast: what signatures of commands are made over.
+
+The reference is the `rfc8785` package, which walks a value in Python. Encoding sorted keys by msgspec gives the same
+bytes for nearly everything, at a tenth of the cost; where it might not, the reference decides. Tests hold the two
+against each other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+import msgspec
+import rfc8785
+
+_ASTRAL: Final = re.compile(rb"[\xf0-\xf4]")
+"""RFC 8785 sorts by UTF-16, where characters beyond the basic plane come before some within it."""
+_LONG_NUMBER: Final = re.compile(rb"[0-9]{16}")
+"""An integer that a double may not hold exactly has at least so many digits."""
+
+
+_SAFE: Final = 2**53 - 1
+_EXPONENT: Final = 10**21
+"""From here on a double is written with an exponent."""
+
+
+class NotCanonical(ValueError):
+    """No JSON, or one that different readers would read differently. Says what is wrong with it."""
+
+
+def canonical(raw: bytes | msgspec.Raw) -> bytes:
+    """The canonical form of one JSON value.
+
+    Refuses what has no canonical form: a key that comes twice, an integer that no double is written as, a number that
+    is not finite.
+    """
+    try:
+        form = _encoder.encode(_decoder.decode(raw))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise NotCanonical(_sentence(error)) from None
+    text = bytes(raw)
+    if b"\\" in text:
+        refuse_twins(text)
+    elif text.count(b":") != form.count(b":"):
+        # Without escapes every string is in both texts as it is: a colon that is missing belonged to a key.
+        raise NotCanonical(_TWICE)
+    if _LONG_NUMBER.search(form) or not (form.isascii() or _ASTRAL.search(form) is None):
+        return _by_reference(text)
+    return form
+
+
+def refuse_twins(text: bytes) -> None:
+    """A key that comes twice is read by some as its first value, and by others as its last."""
+    try:
+        json.loads(text, object_pairs_hook=_pairs)
+    except RecursionError as error:
+        raise NotCanonical(_sentence(error)) from None
+    except ValueError as error:
+        raise NotCanonical(str(error)) from None
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    whole = dict(pairs)
+    if len(whole) != len(pairs):
+        raise NotCanonical(_TWICE)
+    return whole
+
+
+def _by_reference(text: bytes) -> bytes:
+    try:
+        return rfc8785.dumps(json.loads(text, parse_int=_integer))
+    except NotCanonical:
+        raise
+    except (rfc8785.CanonicalizationError, ValueError, RecursionError) as error:
+        raise NotCanonical(_sentence(error)) from None
+
+
+def _integer(literal: str) -> int | float:
+    """A large one must be what its double is written as. Others are not read as they are written by every reader."""
+    number = int(literal)
+    if abs(number) <= _SAFE:
+        return number
+    if abs(number) >= _EXPONENT or rfc8785.dumps(float(number)) != literal.encode():
+        raise NotCanonical("an integer is beyond what a double holds exactly: send it as a string")
+    return float(number)
+
+
+def _number(literal: str) -> msgspec.Raw:
+    """A fraction or an exponent, as ECMAScript writes it."""
+    try:
+        return msgspec.Raw(rfc8785.dumps(float(literal)))
+    except rfc8785.FloatDomainError:
+        raise NotCanonical(f"{literal[:40]} is beyond what a double can hold") from None
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(error) or type(error).__name__
+
+
+_TWICE: Final = "an object has the same key twice"
+_decoder: Final = msgspec.json.Decoder(float_hook=_number)
+_encoder: Final = msgspec.json.Encoder(order="sorted")

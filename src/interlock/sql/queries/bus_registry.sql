@@ -1,0 +1,60 @@
+-- The registry as dispatchers read it: the whole of one org, or what one decision needs.
+
+-- name: read_versions
+select kind, version from interlock.bus_versions where org_id = :org_id;
+
+-- name: read_version$
+-- 0: nothing of that kind was ever there.
+select coalesce((select version from interlock.bus_versions where org_id = :org_id and kind = :kind), 0);
+
+-- name: read_services
+select name, dispatch_mode from interlock.services where org_id = :org_id order by name;
+
+-- name: read_routes
+-- One whose time is over is no route.
+select target, name, queue, dlq, dag_name, job_name, dedupe_mode, dedupe_seconds, expected_drain_seconds, fairness,
+       expires_at, version
+from interlock.bus_routes
+where org_id = :org_id and (expires_at is null or expires_at > interlock.clock())
+order by target, name;
+
+-- name: read_acls
+select source, target, name, sensitivity, expires_at, version
+from interlock.bus_acls
+where org_id = :org_id and (expires_at is null or expires_at > interlock.clock())
+order by target, name, source;
+
+-- name: read_limits
+select target, name, nullif(source, '') as source, rate, window_seconds, burst, cooldown_seconds, enforcement, version
+from interlock.bus_limits where org_id = :org_id order by target, name, source;
+
+-- name: read_keys
+-- The current version of each service and the one before it, while that is good.
+select k.service, k.number, k.sealed, k.expires_at, k.rotates_at, p.polled_at
+from interlock.bus_keys k
+left join interlock.service_polls p on p.org_id = k.org_id and p.service = k.service
+where k.org_id = :org_id and k.revoked_at is null and (k.expires_at is null or k.expires_at > interlock.clock())
+order by k.service, k.number;
+
+-- name: read_one_route^
+select target, name, queue, dlq, dag_name, job_name, dedupe_mode, dedupe_seconds, expected_drain_seconds, fairness,
+       expires_at, version
+from interlock.bus_routes
+where org_id = :org_id and target = :target and name = :name
+  and (expires_at is null or expires_at > interlock.clock());
+
+-- name: read_one_acl^
+select source, target, name, sensitivity, expires_at, version
+from interlock.bus_acls
+where org_id = :org_id and target = :target and name = :name and source = :source
+  and (expires_at is null or expires_at > interlock.clock());
+
+-- name: acl_revoked_at$
+-- When an ACL that is gone went: for the audit of what was sent by it since.
+select changed_at from interlock.bus_changes
+where org_id = :org_id and kind = 'acls' and subject = :subject and action = 'delete'
+order by change_id desc limit 1;
+
+-- name: routes_of_queue
+-- Which commands lead to a queue of this org; its target is who may receive from it.
+select target, name from interlock.bus_routes where org_id = :org_id and queue = :queue order by target, name limit :most;
