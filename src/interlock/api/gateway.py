@@ -13,7 +13,19 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter, RawBody
 
 from interlock.access.principals import PLATFORM
-from interlock.api import backfills, buffers, bundles, dags, datasets, members, objects, queries, sources, webhooks
+from interlock.api import (
+    backfills,
+    buffers,
+    bundles,
+    dags,
+    datasets,
+    members,
+    objects,
+    queries,
+    results,
+    sources,
+    webhooks,
+)
 from interlock.api.application import application
 from interlock.api.auth import kernel_of, principal_of, user_guard
 from interlock.errors import BadRequest, ConfigurationError, Conflict, NotFound
@@ -442,6 +454,7 @@ HANDLERS = [
     *queries.HANDLERS,
     *objects.HANDLERS,
     *webhooks.HANDLERS,
+    *results.HANDLERS,
 ]
 
 
