@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -247,6 +248,15 @@ async def test_bad_batches_do_not_keep_good_ones_from_being_loaded(
 ) -> None:
     assert [one["id"] for one in await first_wins.rows("id")] == [1_000, 1_001]
     assert await first_wins.events() == [1, 2]
+
+
+async def test_a_batch_of_a_gigabyte_is_refused_where_less_is_the_limit(site: Depot, dataset: Dataset) -> None:
+    publish_id = await dataset.publish(None, count=1)
+    uri = (await site.buffer(publish_id))["batch_uri"]
+    write(uri, b"")
+    os.truncate(uri.removeprefix("file://"), 1 << 30)  # it takes no room on the disk
+    await site.drain()
+    assert (await site.buffer(publish_id))["refusal"]["code"] == "too_large"
 
 
 async def test_a_byte_order_mark_windows_lines_and_empty_lines_are_no_fault(site: Depot, dataset: Dataset) -> None:
