@@ -40,7 +40,8 @@ class Terminal:
     def type(self, line: str, *, expect: int = 0) -> str:
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         ended = subprocess.run(
-            ["bash", "-c", line.replace(GATEWAY, self.gateway)],
+            # A refusal counts: curl by itself calls it a success.
+            ["bash", "-c", line.replace(GATEWAY, self.gateway).replace("curl -s ", "curl -sf ")],
             cwd=self.folder,
             env=environment,
             capture_output=True,
