@@ -632,6 +632,8 @@ async def test_a_query_is_asked_on_the_command_line(terminal: Terminal, tmp_path
     refused = await terminal("sql", "select * from nowhere")
     assert refused.code == 1
     assert "nowhere" in refused.err
+    full = await terminal("sql", "select * from blocks", "--arrow", "/dev/full")
+    assert (full.code, "No space left" in full.err) == (1, True), full.err
 
 
 async def test_exports_batch_queries_and_history_are_shown(terminal: Terminal) -> None:
@@ -642,8 +644,8 @@ async def test_exports_batch_queries_and_history_are_shown(terminal: Terminal) -
     assert "Queued" in shown.out
     history = await terminal("sql", "--history", "--limit", "3")
     assert "Batched" in history.out
-    for line in (("sql",), ("sql", "select 1", "--csv", "--export"), ("sql", "select 1", "--batch", "--auto")):
-        assert (await terminal(*line)).code == 2
+    for words in ([], [" "], ["select 1", "--csv", "--export"], ["select 1", "--batch", "--auto"]):
+        assert (await terminal("sql", *words)).code == 2
 
 
 async def test_an_attempt_asks_through_its_client(site: Site, claim: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from interlock import client as sdk
-from interlock.client import Client, Fence, TaskClient, WorkerClient
+from interlock.client import Client, Fence, QueryClient, TaskClient, WorkerClient
 from interlock.errors import (
     BadRequest,
     Conflict,
@@ -28,7 +28,7 @@ from interlock.errors import (
     Unauthenticated,
     Unavailable,
 )
-from interlock.wire import HeartbeatReply, KeyRequest, MessageRef, SettleRequest
+from interlock.wire import HeartbeatReply, KeyRequest, MessageRef, QueryFormat, SettleRequest
 
 Answer = bytes | None
 """What the server writes; None hangs up instead."""
@@ -235,6 +235,17 @@ async def test_bytes_that_nobody_asked_for_are_no_reply(server: Scripted) -> Non
         assert (await client.ack(SETTLE)).settled == 1
         assert (await client.ack(SETTLE)).settled == 1
     assert [request.connection for request in server.requests] == [1, 2]
+
+
+async def test_whoever_cannot_take_a_reply_is_told_why_and_not_that_the_server_is_away(server: Scripted) -> None:
+    server.script = [reply("rows")]
+
+    def full(_: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with QueryClient(server.url, "key") as queries:
+        with pytest.raises(OSError, match="No space left"):
+            await queries.stream("select 1", QueryFormat.CSV, full)
 
 
 @pytest.mark.parametrize("secret", ["a\r\nX-Other: b", "a\nb", "a\0b"])

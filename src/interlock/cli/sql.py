@@ -106,9 +106,10 @@ def _format(csv: bool, arrow: Path | None, options: QueryOptions) -> QueryFormat
 
 
 def _statement(given: str | None) -> str:
-    if given is None:
+    text = sys.stdin.read() if given == "-" else given
+    if text is None or not text.strip():
         raise usage('Which statement? For example: interlock sql "select 1"')
-    return sys.stdin.read() if given == "-" else given
+    return text
 
 
 def _ask(

@@ -109,9 +109,18 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         if self._take is not None and self._parser.get_status_code() < _FIRST_FAILURE:
-            self._take(body)
+            self._hand_on(self._take, body)
         else:
             self._body.append(body)
+
+    def _hand_on(self, take: Take, body: bytes) -> None:
+        if self._waiter is None or self._waiter.done():
+            return
+        try:
+            take(body)
+        except Exception as error:  # a full disk, a pipe that was closed: the caller's own, and not the server's
+            self.usable = False
+            self._waiter.set_exception(error)
 
     def on_message_complete(self) -> None:
         if self._waiter is None or self._waiter.done():
