@@ -189,13 +189,7 @@ class Settings(BaseSettings):
     # Jobs and tasks
     sync_threshold: int = Field(1000, ge=1, le=10_000, description="Most tasks one POST /v1/jobs may carry.")
     range_size: int = Field(100, ge=1, le=10_000, description="Tasks behind one queue message of a run.")
-    result_limit_bytes: int = Field(65_536, ge=0, description="Largest result of a task.")
-    result_inline_bytes: int = Field(
-        1024,
-        ge=0,
-        description="Results of tasks of runs up to this are kept in the state database; longer ones as objects, "
-        "packed together.",
-    )
+    result_limit_bytes: int = Field(65_536, ge=0, description="Largest result kept with a task.")
     payload_limit_bytes: int = Field(262_144, ge=1024, description="Largest payload of one task.")
     idempotency_hours: float = Field(24.0, gt=0, description="How long an Idempotency-Key is remembered.")
     retention_days: float = Field(
@@ -298,6 +292,20 @@ class Settings(BaseSettings):
     )
     webhook_keep: int = Field(
         10_000, ge=1, description="Calls of one webhook that are kept, for at most retention_days."
+    )
+
+    # The path of commands
+    command_batch_limit: int = Field(
+        1_000, ge=1, le=10_000, description="Most commands in one POST /v1/commands; more get 413."
+    )
+    command_window_seconds: float = Field(
+        60.0, gt=0, le=3600, description="How far the timestamp of a command may be from now, before or after."
+    )
+    dispatch_mode: Literal["adaptive", "cold-only"] = Field(
+        "adaptive", description="cold-only: every command by the slow stage. A service may have its own."
+    )
+    token_prefetchers: int = Field(
+        5, ge=1, description="Gateways that may prefetch tokens of one command's limit in the same second."
     )
 
     # Telemetry of the command bus, in `interlock bus`

@@ -13,7 +13,7 @@ from interlock.access.members import Members
 from interlock.access.object_tokens import ObjectTokens
 from interlock.access.oidc import Issuer
 from interlock.access.principals import Principals
-from interlock.access.signed_urls import RESULTS, SignedUrls
+from interlock.access.signed_urls import SignedUrls
 from interlock.access.tokens import CapabilityTokens, CapabilityVerifier
 from interlock.adapters.documents import Documents
 from interlock.adapters.notifications import Listener, Wakeups
@@ -26,8 +26,14 @@ from interlock.adapters.signers import Signers
 from interlock.adapters.sts import Sts
 from interlock.adapters.valkey import Coordination
 from interlock.buffers.reads import Buffers
-from interlock.bulk.receipts import Receipts
-from interlock.bulk.results import Results
+from interlock.bus.caches import Caches
+from interlock.bus.fast import Fast
+from interlock.bus.ingress import Ingress
+from interlock.bus.limits import Limits
+from interlock.bus.model import DispatchMode
+from interlock.bus.registry_reads import RegistryReads
+from interlock.bus.secrets import Seal
+from interlock.bus.shield import Shield
 from interlock.clock import Clock, SystemClock
 from interlock.dags import ranges
 from interlock.dags.backfills import Backfills, BackfillTasks
@@ -60,7 +66,6 @@ from interlock.kernel.inputs import Inputs
 from interlock.kernel.invoke import Invoker, by_kind
 from interlock.kernel.loop import Service
 from interlock.kernel.markers import Markers
-from interlock.kernel.packs import Packs
 from interlock.kernel.presence import Presence
 from interlock.kernel.queries import Queries, QueryRetention
 from interlock.kernel.reads import Reads
@@ -130,8 +135,7 @@ class Kernel:
     buffers: Buffers
     outbound: Guard
     webhooks: Webhooks
-    results: Results
-    receipts: Receipts
+    ingress: Ingress
 
     @property
     def _invoke(self) -> Invoke:
@@ -185,12 +189,11 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         region=settings.objects_region,
         sign_url=signed_urls.sign,
     )
-    packs = Packs(database, objects, inline_bytes=settings.result_inline_bytes)
-    tasks = Tasks(database, settings, tokens, Markers(objects), inputs, packs)
+    tasks = Tasks(database, settings, tokens, Markers(objects), inputs)
     files = Files(database, settings, tasks, inputs)
     object_tokens = ObjectTokens(database, keyring, clock, issuer=settings.token_issuer, root=settings.objects_root)
     effects = Effects(database, settings)
-    reads = Reads(database, packs)
+    reads = Reads(database)
     registry = Registry(database)
     actions = Actions(database, settings, reads)
     outbound = Guard(Exceptions.read(settings.outbound_allow), ports=settings.outbound_ports)
@@ -217,7 +220,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         object_tokens=object_tokens,
         credentials=Credentials(database, settings, tasks, files, object_tokens, _sts(settings)),
         submissions=Submissions(database, settings),
-        queries=Queries(database, settings, objects, packs),
+        queries=Queries(database, settings, objects),
         reads=reads,
         actions=actions,
         explanations=Explanations(database),
@@ -239,10 +242,18 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         buffers=Buffers(database, settings),
         outbound=outbound,
         webhooks=Webhooks(database, settings, outbound),
-        results=Results(
-            database, reads, packs, SignedUrls(keyring, clock, base_url=settings.objects_base_url, path=RESULTS)
-        ),
-        receipts=Receipts(database, keyring, reads, issuer=settings.token_issuer),
+        ingress=_ingress(settings, database),
+    )
+
+
+def _ingress(settings: Settings, database: Database) -> Ingress:
+    registry = RegistryReads(database, Seal(settings.signing_keys_dir))
+    return Ingress(
+        database,
+        Caches(registry, database.clock),
+        Shield(window_seconds=settings.command_window_seconds),
+        Fast(mode=DispatchMode(settings.dispatch_mode)),
+        Limits(database, prefetchers=settings.token_prefetchers),
     )
 
 
@@ -280,6 +291,7 @@ async def kernel(
         parts = assemble(settings, database, coordination=coordination, state_url=url)
         stack.push_async_callback(parts.keyring.signers.close)
         stack.push_async_callback(parts.credentials.close)
+        stack.push_async_callback(parts.ingress.close)
         if signs:
             await parts.keyring.ensure()
         else:
@@ -333,7 +345,12 @@ async def bus(settings: Settings, *, clock: Clock | None = None) -> AsyncIterato
 
     objects = open_objects(settings.objects_root, endpoint=settings.objects_endpoint, region=settings.objects_region)
     async with _state_database(settings, "bus", clock) as database:
-        yield process.services(settings, database, objects)
+        wakeups = Wakeups()
+        listening = asyncio.create_task(Listener(_state_url(settings), wakeups).run(), name="listener")
+        try:
+            yield process.services(settings, database, objects, wakeups)
+        finally:
+            await _stop(listening)
 
 
 @asynccontextmanager

@@ -43,7 +43,7 @@ from interlock.wire import (
     WriteGrant,
 )
 from tests.bundles import zipped
-from tests.crash import test_bus, test_pipeline, test_sink
+from tests.crash import test_bus, test_bus_path, test_pipeline, test_sink
 from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load
@@ -138,7 +138,6 @@ def _with_work(failpoint: str, kind: Kind) -> None:
 
 
 _with_work("relay.taken", INLINE)
-_with_work("pack.written", Kind(4, {"text": "long " * 500}, {"runtime": "dispatcher", "operator": "echo"}))
 _with_work("relay.sent", INLINE)
 _with_work("receive.before_commit", PLAIN)
 _with_work("receive.committed", PLAIN)
@@ -192,21 +191,6 @@ async def _(scene: Scene) -> None:
         await scene.victim.start()
         for task_id in dead:
             await client.retry_task(task_id)
-
-
-@dies("gateway", "receipt.before_commit")
-async def _(scene: Scene) -> None:
-    await scene.up()
-    one = await scene.load.submit(PLAIN)
-    async with scene.deployment.client() as client:
-        job = (await client.wait(one.run_id)).job_id
-        await scene.arm("receipt.before_commit")
-        asking = asyncio.create_task(client.results.receipt(job))
-        await scene.death()
-        await scene.victim.start()
-        reply = await asking
-    assert reply.receipt is not None
-    assert (reply.receipt.total, reply.receipt.complete) == (PLAIN.tasks, True)
 
 
 @dies("gateway", "rotate.before_commit")
@@ -828,7 +812,8 @@ async def _(scene: Scene) -> None:
 
 def test_every_failpoint_has_a_case() -> None:
     """A new one has to be died at, too."""
-    assert {failpoint for _, failpoint in (*CASES, *test_pipeline.CASES, *test_sink.CASES, *test_bus.CASES)} == NAMES
+    elsewhere = (*test_pipeline.CASES, *test_sink.CASES, *test_bus.CASES, *test_bus_path.CASES)
+    assert {failpoint for _, failpoint in (*CASES, *elsewhere)} == NAMES
 
 
 @pytest.fixture(scope="module")

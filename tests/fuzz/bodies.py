@@ -80,6 +80,17 @@ _JOB: Body = {
     "update": True,
 }
 
+_COMMAND: Body = {
+    "metadata": {
+        "id": "5c0a0a5e-5f5e-4c0e-8a55-1d2f3a4b5c6d",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "type": "snavio.command-sent",
+        "version_id": "hmac-v1",
+        "hmac": "0" * 64,
+    },
+    "command": {"target": "mailer", "name": "send-mail", "payload": {"n": 1}},
+}
+
 GATEWAY: dict[str, list[Body]] = {
     "/v1/jobs": [_JOB, {"name": JOB, "tasks": [["a", "b"]], "dedupe_by": "/1"}],
     "/v1/tasks/cancel": [{"job": JOB, "run": None, "status": "Queued", "dry_run": True}],
@@ -102,6 +113,7 @@ GATEWAY: dict[str, list[Body]] = {
     ],
     "/v1/dags/{dag}/jobs/{job}/secret": [{"rotate": True}],
     "/v1/hooks/{hook_id}": [{"n": 1}],
+    "/v1/commands": [_COMMAND, {"commands": [_COMMAND, _COMMAND]}],
     "/v1/webhooks": [
         {
             "name": "odd",

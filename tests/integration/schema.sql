@@ -86,6 +86,39 @@ CREATE TYPE interlock.task_status AS ENUM (
 CREATE FUNCTION interlock.backoff(attempt integer, base double precision, factor double precision, cap double precision, jitter double precision, dice double precision) RETURNS interval
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$ select make_interval(secs => least(cap, base * power(factor, least(attempt - 1, 60))) * (1 - jitter + 2 * jitter * dice)) $$;
+CREATE TABLE interlock.bus_windows (
+    org_id uuid NOT NULL,
+    target text NOT NULL,
+    name text NOT NULL,
+    source text NOT NULL,
+    starts_at double precision NOT NULL,
+    window_seconds double precision NOT NULL,
+    rate bigint NOT NULL,
+    burst bigint NOT NULL,
+    cooldown double precision NOT NULL,
+    used bigint NOT NULL,
+    carried bigint DEFAULT 0 NOT NULL,
+    cooling_until double precision DEFAULT 0 NOT NULL,
+    asked bigint NOT NULL,
+    granted bigint NOT NULL
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
+CREATE FUNCTION interlock.bus_carried(w interlock.bus_windows, now_starts double precision, burst bigint) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select case when now_starts <= w.starts_at then least(w.carried, burst)
+          else least(burst, (greatest(0, w.rate + w.carried - w.used)
+                             + w.rate * least(1000000, (now_starts - w.starts_at) / w.window_seconds - 1))::bigint) end $$;
+CREATE FUNCTION interlock.bus_epoch() RETURNS double precision
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$ select extract(epoch from interlock.clock())::float8 $$;
+CREATE FUNCTION interlock.bus_grant(w interlock.bus_windows, next interlock.bus_windows, at double precision) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select case when w.cooling_until > at then 0
+          else greatest(0, least(next.asked, next.rate + interlock.bus_carried(w, next.starts_at, next.burst)
+                                             - interlock.bus_used(w, next.starts_at))) end $$;
+CREATE FUNCTION interlock.bus_used(w interlock.bus_windows, now_starts double precision) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select case when now_starts <= w.starts_at then w.used else 0 end $$;
 CREATE FUNCTION interlock.clock() RETURNS timestamp with time zone
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$ select coalesce(nullif(current_setting('interlock.now', true), '')::timestamptz, now()) $$;
@@ -265,10 +298,7 @@ CREATE TABLE interlock.tasks (
 CASE
     WHEN ((run_id IS NULL) OR (status = ANY (ARRAY['Failed'::interlock.task_status, 'Canceled'::interlock.task_status]))) THEN status
     ELSE NULL::interlock.task_status
-END) STORED,
-    pack uuid,
-    pack_offset integer,
-    pack_length integer
+END) STORED
 )
 PARTITION BY LIST (shard);
 CREATE VIEW interlock.attempt_history AS
@@ -397,6 +427,17 @@ CREATE TABLE interlock.bus_archives (
     attempt integer DEFAULT 0 NOT NULL,
     taken_until timestamp with time zone
 );
+CREATE TABLE interlock.bus_bans (
+    org_id uuid NOT NULL,
+    source text NOT NULL,
+    target text NOT NULL,
+    name text NOT NULL,
+    kind text NOT NULL,
+    until timestamp with time zone NOT NULL,
+    source_share double precision NOT NULL,
+    competing_share double precision NOT NULL,
+    dispatch_volume bigint NOT NULL
+);
 CREATE TABLE interlock.bus_changes (
     change_id bigint NOT NULL,
     org_id uuid NOT NULL,
@@ -412,6 +453,34 @@ CREATE TABLE interlock.bus_changes (
 );
 ALTER TABLE interlock.bus_changes ALTER COLUMN change_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME interlock.bus_changes_change_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE interlock.bus_dedupe (
+    org_id uuid NOT NULL,
+    source text NOT NULL,
+    command_id uuid NOT NULL,
+    handoff_id bigint NOT NULL,
+    expires_at timestamp with time zone NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='5000');
+CREATE TABLE interlock.bus_handoffs (
+    handoff_id bigint NOT NULL,
+    org_id uuid NOT NULL,
+    source text NOT NULL,
+    reason text NOT NULL,
+    body text NOT NULL,
+    facts json NOT NULL,
+    received_at timestamp with time zone NOT NULL,
+    due_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    tries integer DEFAULT 0 NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+ALTER TABLE interlock.bus_handoffs ALTER COLUMN handoff_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME interlock.bus_handoffs_handoff_id_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -443,6 +512,14 @@ CREATE TABLE interlock.bus_limits (
     changed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     changed_by text NOT NULL
 );
+CREATE TABLE interlock.bus_prefetches (
+    org_id uuid NOT NULL,
+    target text NOT NULL,
+    name text NOT NULL,
+    slot bigint NOT NULL,
+    holders integer NOT NULL
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
 CREATE TABLE interlock.bus_routes (
     org_id uuid NOT NULL,
     target text NOT NULL COLLATE pg_catalog."C",
@@ -461,6 +538,33 @@ CREATE TABLE interlock.bus_routes (
     changed_by text NOT NULL,
     CONSTRAINT bus_routes_check CHECK (((queue IS NULL) <> (job_name IS NULL))),
     CONSTRAINT bus_routes_check1 CHECK (((queue IS NULL) = (dlq IS NULL)))
+);
+CREATE TABLE interlock.bus_shares (
+    minute timestamp with time zone NOT NULL,
+    org_id uuid NOT NULL,
+    target text NOT NULL,
+    name text NOT NULL,
+    source text NOT NULL,
+    dispatched bigint NOT NULL
+);
+CREATE TABLE interlock.bus_strikes (
+    strike_id bigint NOT NULL,
+    org_id uuid NOT NULL,
+    source text NOT NULL,
+    target text NOT NULL,
+    name text NOT NULL,
+    source_share double precision NOT NULL,
+    competing_share double precision NOT NULL,
+    dispatch_volume bigint NOT NULL,
+    struck_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+ALTER TABLE interlock.bus_strikes ALTER COLUMN strike_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME interlock.bus_strikes_strike_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
 );
 CREATE TABLE interlock.bus_telemetry (
     batch_id bigint NOT NULL,
@@ -833,19 +937,6 @@ CREATE TABLE interlock.run_deltas (
     canceled integer DEFAULT 0 NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='5000');
-CREATE TABLE interlock.run_receipts (
-    run_id uuid NOT NULL,
-    org_id uuid NOT NULL,
-    ended_at timestamp with time zone NOT NULL,
-    next_index bigint DEFAULT 0 NOT NULL,
-    completed bigint DEFAULT 0 NOT NULL,
-    failed bigint DEFAULT 0 NOT NULL,
-    canceled bigint DEFAULT 0 NOT NULL,
-    ids bytea NOT NULL,
-    outcomes bytea NOT NULL,
-    signed text,
-    key json
-);
 CREATE TABLE interlock.runs (
     run_id uuid DEFAULT uuidv7() NOT NULL,
     org_id uuid NOT NULL,
@@ -960,10 +1051,7 @@ CREATE TABLE interlock.tasks_0 (
 CASE
     WHEN ((run_id IS NULL) OR (status = ANY (ARRAY['Failed'::interlock.task_status, 'Canceled'::interlock.task_status]))) THEN status
     ELSE NULL::interlock.task_status
-END) STORED,
-    pack uuid,
-    pack_offset integer,
-    pack_length integer
+END) STORED
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', fillfactor='35');
 CREATE TABLE interlock.triggers (
@@ -1069,20 +1157,34 @@ ALTER TABLE ONLY interlock.bus_archive
     ADD CONSTRAINT bus_archive_pkey PRIMARY KEY (archive_id);
 ALTER TABLE ONLY interlock.bus_archives
     ADD CONSTRAINT bus_archives_pkey PRIMARY KEY (org_id);
+ALTER TABLE ONLY interlock.bus_bans
+    ADD CONSTRAINT bus_bans_pkey PRIMARY KEY (org_id, source, target, name);
 ALTER TABLE ONLY interlock.bus_changes
     ADD CONSTRAINT bus_changes_pkey PRIMARY KEY (change_id);
+ALTER TABLE ONLY interlock.bus_dedupe
+    ADD CONSTRAINT bus_dedupe_pkey PRIMARY KEY (org_id, source, command_id);
+ALTER TABLE ONLY interlock.bus_handoffs
+    ADD CONSTRAINT bus_handoffs_pkey PRIMARY KEY (handoff_id);
 ALTER TABLE ONLY interlock.bus_keys
     ADD CONSTRAINT bus_keys_pkey PRIMARY KEY (org_id, service, number);
 ALTER TABLE ONLY interlock.bus_limits
     ADD CONSTRAINT bus_limits_pkey PRIMARY KEY (org_id, target, name, source);
+ALTER TABLE ONLY interlock.bus_prefetches
+    ADD CONSTRAINT bus_prefetches_pkey PRIMARY KEY (org_id, target, name);
 ALTER TABLE ONLY interlock.bus_routes
     ADD CONSTRAINT bus_routes_pkey PRIMARY KEY (org_id, target, name);
+ALTER TABLE ONLY interlock.bus_shares
+    ADD CONSTRAINT bus_shares_pkey PRIMARY KEY (minute, org_id, target, name, source);
+ALTER TABLE ONLY interlock.bus_strikes
+    ADD CONSTRAINT bus_strikes_pkey PRIMARY KEY (strike_id);
 ALTER TABLE ONLY interlock.bus_telemetry
     ADD CONSTRAINT bus_telemetry_pkey PRIMARY KEY (batch_id);
 ALTER TABLE ONLY interlock.bus_telemetry_queues
     ADD CONSTRAINT bus_telemetry_queues_pkey PRIMARY KEY (org_id);
 ALTER TABLE ONLY interlock.bus_versions
     ADD CONSTRAINT bus_versions_pkey PRIMARY KEY (org_id, kind);
+ALTER TABLE ONLY interlock.bus_windows
+    ADD CONSTRAINT bus_windows_pkey PRIMARY KEY (org_id, target, name, source);
 ALTER TABLE ONLY interlock.capabilities
     ADD CONSTRAINT capabilities_pkey PRIMARY KEY (capability_id);
 ALTER TABLE ONLY interlock.cron_state
@@ -1141,8 +1243,6 @@ ALTER TABLE ONLY interlock.query_audit
     ADD CONSTRAINT query_audit_pkey PRIMARY KEY (query_id);
 ALTER TABLE ONLY interlock.queue_messages
     ADD CONSTRAINT queue_messages_pkey PRIMARY KEY (message_id);
-ALTER TABLE ONLY interlock.run_receipts
-    ADD CONSTRAINT run_receipts_pkey PRIMARY KEY (run_id);
 ALTER TABLE ONLY interlock.runs
     ADD CONSTRAINT runs_pkey PRIMARY KEY (run_id);
 ALTER TABLE ONLY interlock.service_polls
@@ -1189,14 +1289,18 @@ CREATE INDEX bundle_names_by_bundle ON interlock.bundle_names USING btree (org_i
 CREATE INDEX bundle_sweeps_due ON interlock.bundle_sweeps USING btree (due_at);
 CREATE INDEX bus_acls_by_source ON interlock.bus_acls USING btree (org_id, source);
 CREATE INDEX bus_archive_by_org ON interlock.bus_archive USING btree (org_id, archive_id);
+CREATE INDEX bus_bans_ended ON interlock.bus_bans USING btree (until);
 CREATE INDEX bus_changes_by_kind ON interlock.bus_changes USING btree (org_id, kind, change_id);
 CREATE INDEX bus_changes_by_org ON interlock.bus_changes USING btree (org_id, change_id);
 CREATE INDEX bus_changes_by_subject ON interlock.bus_changes USING btree (org_id, kind, subject, change_id);
+CREATE INDEX bus_dedupe_expiry ON interlock.bus_dedupe USING btree (expires_at);
+CREATE INDEX bus_handoffs_due ON interlock.bus_handoffs USING btree (due_at, handoff_id);
 CREATE UNIQUE INDEX bus_keys_current ON interlock.bus_keys USING btree (org_id, service) WHERE (expires_at IS NULL);
 CREATE INDEX bus_keys_expiring ON interlock.bus_keys USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 CREATE INDEX bus_keys_rotating ON interlock.bus_keys USING btree (rotates_at) WHERE (rotates_at IS NOT NULL);
 CREATE INDEX bus_routes_by_dlq ON interlock.bus_routes USING btree (org_id, dlq, target, name) WHERE (dlq IS NOT NULL);
 CREATE INDEX bus_routes_by_queue ON interlock.bus_routes USING btree (org_id, queue, target, name) WHERE (queue IS NOT NULL);
+CREATE INDEX bus_strikes_by_time ON interlock.bus_strikes USING btree (struck_at);
 CREATE INDEX bus_telemetry_by_org ON interlock.bus_telemetry USING btree (org_id, batch_id);
 CREATE INDEX capabilities_expiry ON interlock.capabilities USING btree (expires_at);
 CREATE INDEX cron_state_due ON interlock.cron_state USING btree (next_at);

@@ -22,7 +22,6 @@ from tests.plans import (
     pipelines,
     queries,
     registry,
-    results,
     routes,
     webhooks,
 )
@@ -48,7 +47,6 @@ EXPECTED = (
     | bundles.EXPECTED
     | queries.EXPECTED
     | webhooks.EXPECTED
-    | results.EXPECTED
 )
 CASES = {
     f"{key}-{number}" if len(cases) > 1 else key: (key, case)

@@ -17,12 +17,12 @@ from interlock.api import (
     backfills,
     buffers,
     bundles,
+    commands,
     dags,
     datasets,
     members,
     objects,
     queries,
-    results,
     sources,
     webhooks,
 )
@@ -454,7 +454,7 @@ HANDLERS = [
     *queries.HANDLERS,
     *objects.HANDLERS,
     *webhooks.HANDLERS,
-    *results.HANDLERS,
+    *commands.HANDLERS,
 ]
 
 

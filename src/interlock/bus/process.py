@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from interlock.adapters.notifications import Wakeups
 from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Database
 from interlock.bus.archive import Archive, ArchiveRetention
+from interlock.bus.slow import SlowStage
+from interlock.bus.sweep import BusSweep
 from interlock.bus.telemetry import TelemetryAgeOut, TelemetryBatches
 from interlock.kernel.loop import Service
 from interlock.settings import Settings
 
 
-def services(settings: Settings, database: Database, objects: Objects) -> list[Service]:
+def services(settings: Settings, database: Database, objects: Objects, wakeups: Wakeups) -> list[Service]:
     return [
+        SlowStage(database, settings, wakeups),
+        BusSweep(database, settings),
         TelemetryBatches(database, settings),
         TelemetryAgeOut(database, settings),
         Archive(database, settings, objects),

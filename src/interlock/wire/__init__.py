@@ -184,7 +184,6 @@ from interlock.wire.queues import (
     Settled,
     SettleRequest,
 )
-from interlock.wire.results import ReceiptKeys, ReceiptReply, RunReceipt
 from interlock.wire.sources import (
     HookAccepted,
     HookSecret,
@@ -367,8 +366,6 @@ __all__ = [
     "QueueMessage",
     "QueueView",
     "Receipt",
-    "ReceiptKeys",
-    "ReceiptReply",
     "ReceiveReply",
     "ReceiveRequest",
     "RedriveRequest",
@@ -383,7 +380,6 @@ __all__ = [
     "RotateRequest",
     "RunEnd",
     "RunPage",
-    "RunReceipt",
     "RunState",
     "RunView",
     "RunnerReport",

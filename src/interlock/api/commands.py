@@ -1,0 +1,124 @@
+"""Commands: one, or a batch in which each is answered by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from litestar import Request, post
+from litestar.datastructures import State
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, RequestBody, Schema
+from litestar.params import RawBody
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from interlock.access.principals import SEND
+from interlock.api.auth import kernel_of, principal_of, user_guard
+from interlock.api.decoding import decode, require_json
+from interlock.api.problems import WITH_A_BODY
+from interlock.bus import telling
+from interlock.bus.decision import Decision
+from interlock.errors import BadRequest, Forbidden, TooLarge
+from interlock.wire.bus_commands import CommandVerdict, CommandVerdicts
+
+Http = Request[Any, Any, State]
+
+
+class _Sent(Struct, forbid_unknown_fields=True):
+    """Either a message, which is read where it is judged, or several."""
+
+    metadata: Raw | UnsetType = UNSET
+    command: Raw | UnsetType = UNSET
+    commands: list[Raw] | UnsetType = UNSET
+
+
+_text: Final = Schema(type=OpenAPIType.STRING)
+_message: Final = Schema(
+    type=OpenAPIType.OBJECT,
+    description="A signed command; docs/bus-signing.md says how it is signed.",
+    required=["metadata", "command"],
+    properties={
+        "metadata": Schema(
+            type=OpenAPIType.OBJECT,
+            properties=dict.fromkeys(("id", "timestamp", "type", "version_id", "hmac"), _text),
+        ),
+        "command": Schema(
+            type=OpenAPIType.OBJECT,
+            properties={"target": _text, "name": _text, "payload": Schema(description="Any JSON.")},
+        ),
+    },
+)
+_batch: Final = Schema(
+    type=OpenAPIType.OBJECT,
+    required=["commands"],
+    properties={"commands": Schema(type=OpenAPIType.ARRAY, items=_message)},
+)
+
+
+@dataclass
+class _Commands(Operation):
+    """A message is signed as it stands, and judged as it came: so the body is no parameter, and described here."""
+
+    def __post_init__(self) -> None:
+        content = {"application/json": OpenAPIMediaType(schema=Schema(one_of=[_message, _batch]))}
+        self.request_body = RequestBody(content=content, required=True)
+
+
+@post(
+    "/v1/commands",
+    guards=[user_guard],
+    opt={"scope": SEND},
+    status_code=202,
+    operation_class=_Commands,
+    responses=WITH_A_BODY,
+    summary="Send a signed command, or a batch of them",
+    description="Answered 202 with a verdict for each, as far as it is known: `escalated` ones are decided later, and "
+    "telemetry tells. Whatever was answered is durable.",
+)
+async def send_commands(request: Http, body: RawBody) -> CommandVerdict | CommandVerdicts:
+    require_json(request.headers.getall("content-type", []))
+    kernel, principal = kernel_of(request), principal_of(request)
+    if principal.service is None:
+        raise Forbidden(
+            "This key speaks for no service, so that nothing can be sent with it. Make one that does: "
+            "interlock users create --service NAME.",
+            code="no_service",
+        )
+    single, messages = _messages(body, most=kernel.settings.command_batch_limit)
+    source = f"{principal.org}/{principal.service}"
+    decisions = await kernel.ingress.accept(principal.org_id, source, messages)
+    now = kernel.clock.now()
+    verdicts = [_verdict(decision, now) for decision in decisions]
+    return verdicts[0] if single else CommandVerdicts(results=verdicts)
+
+
+def _messages(body: bytes, *, most: int) -> tuple[bool, list[bytes | Raw]]:
+    sent: _Sent = decode(body, _Sent)
+    if isinstance(sent.commands, UnsetType):
+        if isinstance(sent.metadata, UnsetType) and isinstance(sent.command, UnsetType):
+            raise BadRequest(
+                'Send one command, {"metadata": …, "command": …}, or several, {"commands": […]}.',
+                code="invalid_request",
+            )
+        return True, [body]
+    if not (isinstance(sent.metadata, UnsetType) and isinstance(sent.command, UnsetType)):
+        raise BadRequest("Send either one command or `commands`, not both.", code="invalid_request")
+    if not sent.commands:
+        raise BadRequest("`commands` is empty; send at least one.", code="invalid_request")
+    if len(sent.commands) > most:
+        raise TooLarge(f"The batch has {len(sent.commands)} commands; it may have {most}.", code="batch_too_large")
+    return False, list(sent.commands)
+
+
+def _verdict(decision: Decision, now: Any) -> CommandVerdict:
+    hinted = decision.wait_seconds is not None
+    return CommandVerdict(
+        command_id=decision.envelope.metadata.id if decision.envelope is not None else None,
+        outcome=decision.outcome.value,
+        reason=decision.reason or None,
+        detail=decision.detail or None,
+        retry_after_ms=telling.retry_after_ms(decision) if hinted else None,
+        throttle_until=telling.throttle_until(decision, now) if hinted else None,
+    )
+
+
+HANDLERS = [send_commands]

@@ -1,0 +1,216 @@
+"""What a dispatcher knows of each org, and how old that is.
+
+    fresh     used as it is
+    stale     used; refreshed after the dispatch
+    expired   not used: the shield waits for a refresh, the fast stage hands the command on
+
+Times to live are the guarantee. A notice of a change may refresh sooner, and may be lost. A refresh asks for version
+numbers first, one small row per kind, and loads only what has changed. One that fails keeps what is there until it
+expires; from then on commands are refused or handed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import structlog
+
+from interlock.bus import metrics
+from interlock.bus.model import Acl, Ban, BanKind, DispatchMode, Key, Kind, Limit, Registry, Route, Sensitivity
+from interlock.clock import Clock
+from interlock.errors import InterlockError
+
+log = structlog.get_logger()
+
+_JITTER: Final = 0.1
+"""Times to live are shortened by up to this share, so that dispatchers do not all refresh at once; never lengthened."""
+_METRIC: Final = {Kind.ACLS: "acl", Kind.ROUTES: "routing", Kind.KEYS: "hmac"}
+
+
+class Ttl(NamedTuple):
+    fresh: float
+    stale: float
+    """From here on it is expired."""
+
+
+TTLS: Final[Mapping[Kind, Ttl]] = {
+    Kind.SERVICES: Ttl(60, 180),
+    Kind.KEYS: Ttl(60, 180),
+    Kind.ROUTES: Ttl(60, 180),
+    Kind.LIMITS: Ttl(60, 180),
+    Kind.BANS: Ttl(10, 30),
+    Kind.ACLS: Ttl(30, 90),
+}
+"""Of ACLs as a whole; each entry is judged by its own sensitivity, below."""
+
+ACL_TTLS: Final[Mapping[Sensitivity, Ttl]] = {
+    Sensitivity.CRITICAL: Ttl(2, 4),
+    Sensitivity.MODERATE: Ttl(10, 20),
+    Sensitivity.LOW: Ttl(30, 90),
+}
+ABSENT_SECONDS: Final = 2.0
+"""How long "there is none" is believed: whoever was just given a route or an ACL need not wait for the slow stage."""
+
+
+class StaleUse(NamedTuple):
+    """An ACL that was used while stale; if it turns out to have been revoked by then, that is told."""
+
+    at: float
+    age: float
+
+
+class Revoked(NamedTuple):
+    source: str
+    target: str
+    name: str
+    used_at: float
+    stale_seconds: float
+
+
+class Tenant:
+    """One org, as this process knows it. Read on the way of every command, hence plain dicts."""
+
+    def __init__(self, org_id: UUID, jitter: float = 0.0) -> None:
+        self.org_id = org_id
+        self.modes: dict[str, DispatchMode] = {}
+        """Of services that do not follow the platform's."""
+        self.keys: dict[tuple[str, str], Key] = {}
+        self.routes: dict[tuple[str, str], Route] = {}
+        self.acls: dict[tuple[str, str, str], Acl] = {}
+        self.limits: dict[tuple[str, str], Limit] = {}
+        self.bans: dict[tuple[str, str | None, str | None], Ban] = {}
+        self.versions: dict[Kind, int] = {}
+        self.checked_at: dict[Kind, float] = dict.fromkeys(Kind, 0.0)
+        self.shorter = 1.0 - jitter
+        self.due = False
+        """Something stale was used: refresh after the dispatch."""
+        self.stale_acls: dict[tuple[str, str, str], StaleUse] = {}
+
+    def age(self, kind: Kind, now: float) -> float:
+        return now - self.checked_at[kind]
+
+    def put(self, kind: Kind, items: Iterable[Any]) -> None:
+        if kind is Kind.SERVICES:
+            self.modes = {each.source: each.dispatch_mode for each in items if each.dispatch_mode is not None}
+        elif kind is Kind.KEYS:
+            self.keys = {(key.source, key.version_id): key for key in items}
+        elif kind is Kind.ROUTES:
+            self.routes = {(route.target, route.name): route for route in items}
+        elif kind is Kind.ACLS:
+            self.acls = {(acl.source, acl.target, acl.name): acl for acl in items}
+        elif kind is Kind.LIMITS:
+            self.limits = {(limit.target, limit.name): limit for limit in items if limit.source is None}
+        else:
+            self.bans = {(ban.source, ban.target, ban.name): ban for ban in items}
+
+    def ban(self, kind: BanKind, source: str, target: str, name: str, now: float) -> Ban | None:
+        """The one that holds for this lane, or for all lanes."""
+        if not self.bans:
+            return None
+        for key in ((source, target, name), (source, None, None)):
+            found = self.bans.get(key)
+            if found is not None and found.kind is kind and found.until > now:
+                return found
+        return None
+
+
+class Caches:
+    def __init__(self, registry: Registry, clock: Clock, *, dice: Callable[[], float] = random.random) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._dice = dice
+        self._tenants: dict[UUID, Tenant] = {}
+        self._refreshing: dict[UUID, asyncio.Lock] = {}
+        self.revoked: list[tuple[UUID, Revoked]] = []
+        """Found by refreshes, and not told yet."""
+
+    def now(self) -> float:
+        return self._clock.now().timestamp()
+
+    def tenant(self, org_id: UUID) -> Tenant:
+        found = self._tenants.get(org_id)
+        if found is None:
+            found = self._tenants[org_id] = Tenant(org_id, _JITTER * self._dice())
+        return found
+
+    def due(self) -> list[Tenant]:
+        return [tenant for tenant in self._tenants.values() if tenant.due]
+
+    def expire(self, org_id: UUID | None = None) -> None:
+        """Somebody said that something has changed: look after the next dispatch, whatever its age."""
+        for tenant in [self.tenant(org_id)] if org_id is not None else self._tenants.values():
+            tenant.due = True
+
+    async def ready(self, org_id: UUID) -> Tenant:
+        """Keys that may be used, at the price of a refresh where they are expired or were never loaded."""
+        tenant = self.tenant(org_id)
+        now = self.now()
+        if tenant.age(Kind.KEYS, now) >= TTLS[Kind.KEYS].stale * tenant.shorter:
+            metrics.CACHE_EXPIRED.inc()
+            await self.refresh(tenant)
+        return tenant
+
+    async def refresh(self, tenant: Tenant, *, unless_since: float | None = None) -> None:
+        """Brings everything about an org up to date. Who comes while another does waits for that one's outcome."""
+        asked_at = self.now() if unless_since is None else unless_since
+        lock = self._refreshing.setdefault(tenant.org_id, asyncio.Lock())
+        async with lock:
+            if min(tenant.checked_at.values()) > asked_at:
+                return
+            tenant.due = False
+            await self._load(tenant)
+
+    async def refresh_due(self) -> None:
+        """After dispatches. What fails here is tried again at the next use, and matters when it expires."""
+        for tenant in self.due():
+            try:
+                await self.refresh(tenant)
+            except InterlockError as error:
+                log.warning("bus.cache_refresh_failed", org_id=str(tenant.org_id), reason=str(error))
+
+    async def _load(self, tenant: Tenant) -> None:
+        # The age counts from before the question: what changes while it is answered may or may not be in the answer.
+        asked_at = self.now()
+        versions = await self._registry.versions(tenant.org_id)
+        loaders: dict[Kind, Callable[[UUID], Any]] = {
+            Kind.SERVICES: self._registry.services,
+            Kind.KEYS: self._registry.keys,
+            Kind.ROUTES: self._registry.routes,
+            Kind.ACLS: self._registry.acls,
+            Kind.LIMITS: self._registry.limits,
+            Kind.BANS: self._registry.bans,
+        }
+        for kind, load in loaders.items():
+            started = time.perf_counter()
+            if kind not in tenant.versions or versions.get(kind) != tenant.versions[kind]:
+                tenant.put(kind, await load(tenant.org_id))
+                if kind in versions:
+                    tenant.versions[kind] = versions[kind]
+            if kind is Kind.ACLS:
+                self._audit(tenant)
+            self._refreshed(tenant, kind, asked_at, time.perf_counter() - started)
+        tenant.shorter = 1.0 - _JITTER * self._dice()
+
+    def _refreshed(self, tenant: Tenant, kind: Kind, asked_at: float, seconds: float) -> None:
+        age, ttl = asked_at - tenant.checked_at[kind], TTLS[kind]
+        tenant.checked_at[kind] = asked_at
+        if kind in _METRIC:
+            metrics.CACHE_REFRESH_DURATION[_METRIC[kind]].observe(seconds)
+        log.debug(
+            "bus.cache_refreshed",
+            cache_type=_METRIC.get(kind, kind.value).upper(),
+            age_seconds=round(age, 3),
+            fresh_ttl=ttl.fresh,
+            stale_ttl=ttl.stale,
+        )
+
+    def _audit(self, tenant: Tenant) -> None:
+        for entry, use in tenant.stale_acls.items():
+            if entry not in tenant.acls:
+                self.revoked.append((tenant.org_id, Revoked(*entry, use.at, use.age)))
+        tenant.stale_acls.clear()

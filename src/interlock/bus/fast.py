@@ -1,0 +1,134 @@
+"""The second stage: dispatches what needs no coordination, by what this process has in memory. Waits for nothing.
+
+What it cannot decide is handed to the slow stage with the reason. It never guesses: a token is there or is not, and an
+entry that is too old to be believed is as good as none.
+"""
+
+from __future__ import annotations
+
+from interlock.bus import metrics
+from interlock.bus.caches import ABSENT_SECONDS, ACL_TTLS, TTLS, StaleUse, Tenant
+from interlock.bus.decision import Decision, Outcome, escalated, failed
+from interlock.bus.envelope import Envelope
+from interlock.bus.fairness import Shares
+from interlock.bus.model import Acl, BanKind, DedupeMode, DispatchMode, Enforcement, Escalation, Kind, Limit, Route
+from interlock.bus.seen import Seen
+from interlock.bus.tokens import Tokens
+from interlock.wire.bus_events import FailureReason
+
+
+class Memory:
+    """What the fast stage keeps of one org beside the caches."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.tokens = Tokens(tenant.org_id)
+        self.shares = Shares()
+        self.seen = Seen()
+
+
+class Fast:
+    def __init__(self, *, mode: DispatchMode = DispatchMode.ADAPTIVE) -> None:
+        self._mode = mode
+        self.fresh = 0
+        self.stale = 0
+        self.expired = 0
+
+    def decide(self, memory: Memory, source: str, envelope: Envelope, now: float) -> Decision:
+        tenant, command = memory.tenant, envelope.command
+        if tenant.modes.get(source, self._mode) is DispatchMode.COLD_ONLY:
+            return escalated(envelope, Escalation.COLD_ONLY)
+        lane = (command.target, command.name)
+        route = self._route(tenant, lane, now)
+        if not isinstance(route, Route):
+            return _unresolved(envelope, route, FailureReason.ROUTE_MISSING)
+        acl = self._acl(tenant, (source, *lane), now)
+        if not isinstance(acl, Acl):
+            return _unresolved(envelope, acl, FailureReason.ACL_DENY)
+        if route.dedupe_mode is DedupeMode.STRICT:
+            return self._strict(memory, source, envelope, route, now)
+        limit = tenant.limits.get(lane)
+        if limit is None:
+            return Decision(Outcome.DELIVERED, envelope, route=route)
+        return self._limited(memory, source, envelope, route, limit, now)
+
+    def _route(self, tenant: Tenant, lane: tuple[str, str], now: float) -> Route | Escalation | None:
+        """None: there is none, and that is known well enough."""
+        age, (fresh, stale) = now - tenant.checked_at[Kind.ROUTES], TTLS[Kind.ROUTES]
+        if age >= stale * tenant.shorter:
+            self.expired += 1
+            tenant.due = True
+            return Escalation.ROUTE_STALE
+        route = tenant.routes.get(lane)
+        if route is None or (route.expires_at is not None and route.expires_at <= now):
+            return self._absent(tenant, age)
+        if age < fresh * tenant.shorter:
+            self.fresh += 1
+        else:
+            self._used_stale(tenant, "routing", age - fresh)
+        return route
+
+    def _acl(self, tenant: Tenant, entry: tuple[str, str, str], now: float) -> Acl | Escalation | None:
+        age = now - tenant.checked_at[Kind.ACLS]
+        acl = tenant.acls.get(entry)
+        if acl is None or (acl.expires_at is not None and acl.expires_at <= now):
+            return self._absent(tenant, age)
+        fresh, stale = ACL_TTLS[acl.sensitivity]
+        if age < fresh * tenant.shorter:
+            self.fresh += 1
+        elif age < stale * tenant.shorter:
+            self._used_stale(tenant, "acl", age - fresh)
+            tenant.stale_acls[entry] = StaleUse(now, age)
+        else:
+            self.expired += 1
+            tenant.due = True
+            return Escalation.ACL_EXPIRED
+        return acl
+
+    def _absent(self, tenant: Tenant, age: float) -> Escalation | None:
+        if age < ABSENT_SECONDS:
+            return None
+        tenant.due = True
+        self.expired += 1
+        return Escalation.CACHE_MISS
+
+    def _used_stale(self, tenant: Tenant, metric: str, stale_seconds: float) -> None:
+        tenant.due = True
+        self.stale += 1
+        metrics.CACHE_USAGE_STALE[metric].inc()
+        metrics.CACHE_STALE_WINDOW[metric].set(stale_seconds)
+
+    def _strict(self, memory: Memory, source: str, envelope: Envelope, route: Route, now: float) -> Decision:
+        metrics.DEDUP_STRICT_MODE_USAGE.inc()
+        if memory.seen.knows(source, envelope.metadata.id, now):
+            metrics.DEDUP_DUPLICATES_PREVENTED.labels("fast").inc()
+            return Decision(Outcome.DUPLICATE, envelope, route=route)
+        metrics.DEDUP_ESCALATIONS.inc()
+        memory.seen.handed_on(source, envelope.metadata.id, now + route.dedupe_seconds)
+        return escalated(envelope, Escalation.DEDUPE_REQUIRED)
+
+    def _limited(
+        self, memory: Memory, source: str, envelope: Envelope, route: Route, limit: Limit, now: float
+    ) -> Decision:
+        lane = (route.target, route.name)
+        shadow = limit.enforcement is Enforcement.SHADOW
+        ban = memory.shares.asked(source, lane, now)
+        if not shadow:
+            ban = ban or memory.tenant.ban(BanKind.WARM, source, route.target, route.name, now)
+            if ban is not None:
+                return escalated(envelope, Escalation.WARM_BAN, ban=ban)
+        if limit.enforcement is Enforcement.STRICT:
+            if not memory.tokens.take(limit, now):
+                return escalated(envelope, Escalation.TOKEN_REQUIRED)
+        else:
+            closed = None if shadow else memory.tokens.denied(limit, now)
+            if closed is not None:
+                return failed(envelope, FailureReason.RATE_LIMIT_EXCEEDED, wait_seconds=closed)
+            memory.tokens.spend(limit)
+        if not shadow:
+            memory.shares.dispatched(source, lane, route.fairness, now)
+        return Decision(Outcome.DELIVERED, envelope, route=route)
+
+
+def _unresolved(envelope: Envelope, found: Escalation | None, reason: FailureReason) -> Decision:
+    return failed(envelope, reason) if found is None else escalated(envelope, found)

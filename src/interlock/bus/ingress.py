@@ -1,0 +1,252 @@
+"""Where commands come in: shield and fast stage for a batch, then one write that makes the outcome durable.
+
+A caller that is answered has its commands delivered, handed on, or told of. One that gets an error has nothing but the
+tokens lost that its commands would have used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+from uuid import UUID
+
+import structlog
+from msgspec import Raw
+
+from interlock.adapters.postgres import Connection, Database, queries
+from interlock.bus import delivered, jobs, metrics, telling
+from interlock.bus.caches import ABSENT_SECONDS, Caches, Revoked, Tenant
+from interlock.bus.decision import Decision, Outcome
+from interlock.bus.effects import Effects
+from interlock.bus.events import tell
+from interlock.bus.fast import Fast, Memory
+from interlock.bus.limits import Limits
+from interlock.bus.model import Kind
+from interlock.bus.shield import UNKNOWN_KEY, Shield
+from interlock.errors import InterlockError
+from interlock.failpoints import armed
+from interlock.wire.bus_events import BusEvent, ExecutedAfterAclRevoked, FailureReason
+
+log = structlog.get_logger()
+_sql = queries("bus_path")
+
+_ASKED_AT_ONCE: Final = 500
+_CONFIRM_SECONDS: Final = 1.0
+Message = bytes | Raw
+
+
+class Ingress:
+    def __init__(self, database: Database, caches: Caches, shield: Shield, fast: Fast, limits: Limits) -> None:
+        self._database = database
+        self._caches = caches
+        self._shield = shield
+        self._fast = fast
+        self._limits = limits
+        self._memories: dict[UUID, Memory] = {}
+        self._touched: set[UUID] = set()
+        self._confirmed_at = 0.0
+        self._upkeep: asyncio.Task[None] | None = None
+
+    async def accept(
+        self, org_id: UUID, source: str, messages: Sequence[Message], *, replays: bool = False
+    ) -> list[Decision]:
+        """Each message is decided by itself. `replays`: the caller is the platform's own replay."""
+        received_at = self._caches.now()
+        memory = self._memory(await self._caches.ready(org_id))
+        decisions = [self._decide(memory, source, message, replays=replays) for message in messages]
+        if await self._learnt_a_key(memory.tenant, decisions):
+            for place, decision in enumerate(decisions):
+                if decision.reason == UNKNOWN_KEY:
+                    decisions[place] = self._decide(memory, source, messages[place], replays=replays)
+        notices, self._shield.notices = self._shield.notices, []
+        await self._write(org_id, source, messages, decisions, notices, received_at)
+        self._count(decisions)
+        self._look_after(org_id)
+        return decisions
+
+    def _memory(self, tenant: Tenant) -> Memory:
+        memory = self._memories.get(tenant.org_id)
+        if memory is None:
+            memory = self._memories[tenant.org_id] = Memory(tenant)
+        return memory
+
+    def _decide(self, memory: Memory, source: str, message: Message, *, replays: bool) -> Decision:
+        now = self._caches.now()
+        checked = self._shield.check(message, source, memory.tenant, now, replays=replays)
+        return checked if isinstance(checked, Decision) else self._fast.decide(memory, source, checked, now)
+
+    async def _learnt_a_key(self, tenant: Tenant, decisions: Sequence[Decision]) -> bool:
+        """A version that is not known may be newer than what is: worth a look, unless one has just been taken."""
+        if tenant.age(Kind.KEYS, self._caches.now()) < ABSENT_SECONDS:
+            return False
+        if all(decision.reason != UNKNOWN_KEY for decision in decisions):
+            return False
+        await self._caches.refresh(tenant)
+        return True
+
+    async def _write(
+        self,
+        org_id: UUID,
+        source: str,
+        messages: Sequence[Message],
+        decisions: list[Decision],
+        notices: Sequence[tuple[UUID, BusEvent]],
+        received_at: float,
+    ) -> None:
+        triggers = any(d.outcome is Outcome.DELIVERED and d.route is not None and d.route.job for d in decisions)
+
+        async def work(connection: Connection) -> None:
+            now = self._caches.now()
+            effects, moment = Effects(), datetime.fromtimestamp(now, UTC)
+            for place, message in enumerate(messages):
+                if triggers:
+                    decisions[place] = await _triggered(connection, org_id, source, decisions[place])
+                _note(effects, org_id, source, message, decisions[place], moment, now - received_at)
+            for tenant, event in notices:
+                effects.tell(tenant, event)
+            await effects.write(connection)
+
+        await self._database.run(work, transaction=triggers or armed("command.before_commit"))
+
+    def _count(self, decisions: Sequence[Decision]) -> None:
+        sent: Counter[tuple[str, str]] = Counter()
+        for decision in decisions:
+            if decision.outcome is Outcome.DELIVERED and decision.route is not None:
+                sent[decision.route.target, decision.route.name] += 1
+            elif decision.outcome is Outcome.ESCALATED:
+                metrics.COMMANDS_ESCALATED.labels(decision.reason).inc()
+            elif decision.outcome is Outcome.FAILED:
+                metrics.COMMANDS_FAILED.labels(decision.reason).inc()
+                metrics.MISROUTES.inc(decision.reason == FailureReason.ROUTE_MISSING)
+            elif decision.outcome is Outcome.INVALID:
+                metrics.COMMANDS_INVALID.labels(decision.reason).inc()
+        for (target, name), amount in sent.items():
+            metrics.delivered(target, name, "fast", amount)
+        fast = self._fast
+        metrics.CACHE_FRESH.inc(fast.fresh)
+        metrics.CACHE_STALE.inc(fast.stale)
+        metrics.CACHE_EXPIRED.inc(fast.expired)
+        fast.fresh = fast.stale = fast.expired = 0
+
+    def _look_after(self, org_id: UUID) -> None:
+        """Refreshes and fetches begin once the answer is on its way; one pass at a time."""
+        self._touched.add(org_id)
+        if self._upkeep is None or self._upkeep.done():
+            self._upkeep = asyncio.create_task(self._look_after_all(), name="bus-upkeep")
+
+    async def _look_after_all(self) -> None:
+        while self._touched:
+            try:
+                await self.look_after()
+            except InterlockError as error:
+                log.warning("bus.upkeep_failed", reason=str(error))
+
+    async def look_after(self) -> None:
+        """Everything that the fast stage may not do while a command waits."""
+        touched, self._touched = self._touched, set()
+        memories = [self._memories[org_id] for org_id in touched if org_id in self._memories]
+        await self._caches.refresh_due()
+        await self._tell_revoked()
+        await self._limits.settle([memory.tokens for memory in memories], self._caches.now())
+        now = self._caches.now()
+        if now - self._confirmed_at >= _CONFIRM_SECONDS:
+            self._confirmed_at = now
+            for memory in memories:
+                await self._confirm(memory, now)
+
+    async def _tell_revoked(self) -> None:
+        revoked, self._caches.revoked = self._caches.revoked, []
+        if revoked:
+            async with self._database.transaction() as connection:
+                await tell(connection, await _revocations(connection, revoked))
+
+    async def _confirm(self, memory: Memory, now: float) -> None:
+        asked = memory.seen.open(_ASKED_AT_ONCE, now)
+        if not asked:
+            return
+        async with self._database.connection() as connection:
+            rows = await _sql.delivered_ids(
+                connection,
+                org_id=memory.tenant.org_id,
+                sources=[source for source, _ in asked],
+                command_ids=[UUID(command_id) for _, command_id in asked],
+            )
+        for row in rows:
+            memory.seen.confirmed(row["source"], str(row["command_id"]), row["until"])
+
+    async def close(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.gather(self._upkeep, return_exceptions=True)
+
+
+async def _triggered(connection: Connection, org_id: UUID, source: str, decision: Decision) -> Decision:
+    """A command for a job is delivered once the job has it."""
+    route, envelope = decision.route, decision.envelope
+    if decision.outcome is not Outcome.DELIVERED or route is None or envelope is None or route.job is None:
+        return decision
+    told = await jobs.trigger(
+        connection,
+        org_id,
+        route.dag or "",
+        route.job,
+        source=source,
+        command_id=envelope.metadata.id,
+        body=delivered.body(envelope, source),
+    )
+    return decision if told else Decision(Outcome.FAILED, envelope, FailureReason.DELIVERY_FAILURE.value)
+
+
+def _note(
+    effects: Effects,
+    org_id: UUID,
+    source: str,
+    message: Message,
+    decision: Decision,
+    moment: datetime,
+    latency: float,
+) -> None:
+    envelope = decision.envelope
+    if decision.outcome is Outcome.INVALID or envelope is None:
+        effects.tell(org_id, telling.invalid(bytes(message), source, decision, moment))
+        return
+    metadata, command = envelope.metadata, envelope.command
+    said = metadata, source, command.target, command.name
+    if decision.outcome is Outcome.DELIVERED and decision.route is not None:
+        if decision.route.queue is not None:
+            effects.deliver(org_id, decision.route.queue, delivered.body(envelope, source))
+        effects.tell(org_id, telling.delivered(*said, path="fast", latency_seconds=latency))
+        effects.keep(org_id, source, envelope, moment)
+    elif decision.outcome is Outcome.ESCALATED:
+        effects.hand_on(org_id, source, decision.reason, delivered.body(envelope, source), decision.ban, moment)
+        effects.keep(org_id, source, envelope, moment)
+    elif decision.outcome is Outcome.DUPLICATE:
+        effects.tell(org_id, telling.duplicate(*said))
+    else:
+        effects.tell(org_id, telling.failed(*said, decision, moment))
+
+
+async def _revocations(connection: Connection, revoked: Sequence[tuple[UUID, Revoked]]) -> list[tuple[UUID, BusEvent]]:
+    """Those that were used after they had been revoked, by the registry's own record of when that was."""
+    rows = await _sql.revoked_at(
+        connection,
+        org_ids=[org_id for org_id, _ in revoked],
+        subjects=[f"{use.target}/{use.name}/{use.source.partition('/')[2]}" for _, use in revoked],
+    )
+    moments = {row["n"]: row["changed_at"] for row in rows}
+    events: list[tuple[UUID, BusEvent]] = []
+    for n, (org_id, use) in enumerate(revoked, 1):
+        moment = moments.get(n)
+        if moment is not None and use.used_at > moment.timestamp():
+            told = ExecutedAfterAclRevoked(
+                source=use.source,
+                target=use.target,
+                name=use.name,
+                stale_duration_seconds=round(use.stale_seconds, 3),
+                acl_revocation_timestamp=moment,
+            )
+            events.append((org_id, told))
+    return events

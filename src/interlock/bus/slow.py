@@ -1,0 +1,335 @@
+"""The third stage: decides by the registry and the counts themselves, whatever it costs. Caches and prefetches nothing.
+
+Taking a hand-off, deciding about it, and what that causes are one transaction: the id of a strict command is used up by
+its delivery and by nothing else, a limit counts what went out, and a crash at any point leaves the hand-off as it was.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import structlog
+
+from interlock.adapters.lowwater import Look, low_water
+from interlock.adapters.notifications import Wakeups
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.bus import jobs, limits, metrics, telling
+from interlock.bus.decision import Decision, Outcome
+from interlock.bus.delivered import Delivered, delivered
+from interlock.bus.effects import HANDOFFS, Effects, Facts, facts
+from interlock.bus.limits import Ask
+from interlock.bus.model import DedupeMode, Enforcement, Escalation, Limit
+from interlock.errors import Unavailable
+from interlock.failpoints import failpoint
+from interlock.settings import Settings
+from interlock.wire.bus_events import FailureReason
+
+log = structlog.get_logger()
+_sql = queries("bus_path")
+_effects_sql = queries("effects")
+
+_MOST: Final = 200
+_MOST_TRIES: Final = 8
+"""Of a command that breaks whatever tries to deliver it; then its failure is told."""
+
+
+@dataclass
+class Case:
+    """One hand-off on its way through. `decision` stands once it is set."""
+
+    row: Row
+    message: Delivered
+    known: Facts
+    place: Row | None = None
+    """What the registry says of its lane and source."""
+    decision: Decision | None = None
+
+    @property
+    def org_id(self) -> UUID:
+        org_id: UUID = self.row["org_id"]
+        return org_id
+
+    @property
+    def source(self) -> str:
+        return self.message.command.source
+
+    @property
+    def entry(self) -> tuple[UUID, str, str]:
+        return self.org_id, self.source, self.message.metadata.id
+
+    def get(self, column: str) -> Any:
+        return None if self.place is None else self.place[column]
+
+    @property
+    def strict(self) -> bool:
+        return bool(self.get("dedupe_mode") == DedupeMode.STRICT)
+
+    def fail(self, reason: FailureReason, wait_seconds: float | None = None) -> None:
+        self.decision = Decision(Outcome.FAILED, None, reason.value, wait_seconds=wait_seconds, ban=self.known.ban)
+
+    def limit(self) -> Limit | None:
+        if self.get("rate") is None:
+            return None
+        return self._limit("", None)
+
+    def quota(self) -> Limit | None:
+        """Looked at only for who was banned: it costs everybody else nothing."""
+        if self.row["reason"] != Escalation.WARM_BAN or self.get("quota_rate") is None:
+            return None
+        return self._limit("quota_", self.source.partition("/")[2])
+
+    def _limit(self, prefix: str, source: str | None) -> Limit:
+        command = self.message.command
+        return Limit(
+            command.target,
+            command.name,
+            self.get(f"{prefix}rate"),
+            self.get(f"{prefix}window_seconds"),
+            self.get(f"{prefix}burst"),
+            self.get(f"{prefix}cooldown_seconds"),
+            Enforcement(self.get("enforcement")) if source is None else Enforcement.STRICT,
+            source,
+        )
+
+
+class SlowStage:
+    """Any number may run: each takes other hand-offs, and what they share is decided by the rows that they lock."""
+
+    name = "bus_slow"
+
+    def __init__(self, database: Database, settings: Settings, wakeups: Wakeups) -> None:
+        self.seconds = settings.relay_seconds
+        self._database = database
+        self._wakeups = wakeups
+        self._water = low_water()
+
+    async def idle(self, seconds: float) -> None:
+        await self._wakeups.wait(f"queue:{HANDOFFS}", seconds)
+
+    async def run_once(self) -> int:
+        with self._water.look() as look:
+            try:
+                return await self._pass(look, _MOST)
+            except Unavailable:
+                raise
+            except Exception as error:
+                log.warning("bus.batch_failed", reason=type(error).__name__, exc_info=error)
+            return await self._one_by_one(look)
+
+    async def _pass(self, look: Look[datetime], most: int) -> int:
+        async def work(connection: Connection) -> list[Case]:
+            rows = await _sql.take_handoffs(connection, since=look.since, most=most)
+            look.reached = max((row["due_at"] for row in rows), default=None) or await _effects_sql.clock(connection)
+            cases = [
+                Case(row, delivered(row["body"]), facts(row["facts"]))
+                for row in sorted(rows, key=lambda row: row["handoff_id"])
+            ]
+            if cases:
+                await self._decide(connection, cases)
+                await failpoint("slow.before_commit")
+            return cases
+
+        cases = await self._database.run(work)
+        _count(cases, self._database.clock.now())
+        return len(cases)
+
+    async def _one_by_one(self, look: Look[datetime]) -> int:
+        """One of a batch breaks it: the others must not wait for that one."""
+        done = 0
+        for _ in range(_MOST):
+            try:
+                found = await self._pass(look, 1)
+            except Unavailable:
+                raise
+            except Exception as error:
+                log.warning("bus.command_failed", reason=type(error).__name__, exc_info=error)
+                found = await self._set_aside(look)
+            if not found:
+                break
+            done += found
+        return done
+
+    async def _set_aside(self, look: Look[datetime]) -> int:
+        async with self._database.transaction() as connection:
+            rows = await _sql.take_handoffs(connection, since=look.since, most=1)
+            worn = [row for row in rows if row["tries"] + 1 >= _MOST_TRIES]
+            again = [row for row in rows if row["tries"] + 1 < _MOST_TRIES]
+            await _sql.put_back_handoffs(
+                connection,
+                org_ids=[row["org_id"] for row in again],
+                sources=[row["source"] for row in again],
+                reasons=[row["reason"] for row in again],
+                bodies=[row["body"] for row in again],
+                facts=[row["facts"] for row in again],
+                received=[row["received_at"] for row in again],
+                tries=[row["tries"] + 1 for row in again],
+            )
+            effects = Effects()
+            for row in worn:
+                case = Case(row, delivered(row["body"]), Facts())
+                case.fail(FailureReason.DELIVERY_FAILURE)
+                _note(effects, case, self._database.clock.now())
+            if worn:
+                await effects.write(connection)
+        return len(rows)
+
+    async def _decide(self, connection: Connection, cases: Sequence[Case]) -> None:
+        await _resolve(connection, cases)
+        followers = await _deduplicate(connection, cases)
+        await _apply_limits(connection, cases)
+        await _trigger_jobs(connection, cases)
+        await _release(connection, cases, followers)
+        effects, now = Effects(), self._database.clock.now()
+        for case in cases:
+            _note(effects, case, now)
+        await effects.write(connection)
+
+
+def _open(cases: Sequence[Case]) -> list[Case]:
+    return [case for case in cases if case.decision is None]
+
+
+async def _resolve(connection: Connection, cases: Sequence[Case]) -> None:
+    commands = [case.message.command for case in cases]
+    rows = await _sql.resolve(
+        connection,
+        org_ids=[case.org_id for case in cases],
+        targets=[command.target for command in commands],
+        names=[command.name for command in commands],
+        services=[command.source.partition("/")[2] for command in commands],
+    )
+    for row in rows:
+        case = cases[row["n"] - 1]
+        case.place = row
+        if not row["routed"]:
+            case.fail(FailureReason.ROUTE_MISSING)
+        elif not row["allowed"]:
+            case.fail(FailureReason.ACL_DENY)
+
+
+async def _deduplicate(connection: Connection, cases: Sequence[Case]) -> dict[int, Case]:
+    """Claims ids. Of several with the same id the first is asked about, and the others follow it: by its hand-off."""
+    leaders: dict[tuple[UUID, str, str], Case] = {}
+    followers: dict[int, Case] = {}
+    for case in _open(cases):
+        if case.strict and leaders.setdefault(case.entry, case) is not case:
+            followers[case.row["handoff_id"]] = leaders[case.entry]
+            case.decision = Decision(Outcome.DUPLICATE)
+    if not leaders:
+        return followers
+    asked = list(leaders.values())
+    rows = await _sql.claim_ids(
+        connection,
+        **_entries(asked),
+        handoff_ids=[case.row["handoff_id"] for case in asked],
+        seconds=[case.get("dedupe_seconds") for case in asked],
+    )
+    claimed = {row["handoff_id"] for row in rows}
+    for case in asked:
+        if case.row["handoff_id"] not in claimed:
+            case.decision = Decision(Outcome.DUPLICATE)
+    return followers
+
+
+def _entries(cases: Sequence[Case]) -> dict[str, list[Any]]:
+    return {
+        "org_ids": [case.org_id for case in cases],
+        "sources": [case.source for case in cases],
+        "command_ids": [UUID(case.message.metadata.id) for case in cases],
+    }
+
+
+async def _apply_limits(connection: Connection, cases: Sequence[Case]) -> None:
+    """Quotas first: what a quota refuses takes nothing from the limit that all share."""
+    quotas = [(case, quota) for case in _open(cases) if (quota := case.quota()) is not None]
+    await _take(connection, quotas, FailureReason.SOURCE_QUOTA)
+    limited = [(case, limit) for case in _open(cases) if (limit := case.limit()) is not None]
+    strict = [(case, limit) for case, limit in limited if limit.enforcement is Enforcement.STRICT]
+    await _take(connection, strict, FailureReason.RATE_LIMIT_EXCEEDED)
+    counted = [(case, limit) for case, limit in limited if limit.enforcement is not Enforcement.STRICT]
+    await limits.count(connection, _asks(counted))
+
+
+async def _take(connection: Connection, wanted: Sequence[tuple[Case, Limit]], refusal: FailureReason) -> None:
+    """First come, first served, within what each limit grants."""
+    grants = await limits.take(connection, _asks(wanted))
+    given: defaultdict[tuple[UUID, str, str, str], int] = defaultdict(int)
+    for case, limit in wanted:
+        key = Ask(case.org_id, limit, 0).key
+        given[key] += 1
+        grant = grants[key]
+        if given[key] > grant.amount:
+            case.fail(refusal, grant.wait_seconds)
+
+
+def _asks(wanted: Sequence[tuple[Case, Limit]]) -> list[Ask]:
+    asks: dict[tuple[UUID, str, str, str], Ask] = {}
+    for case, limit in wanted:
+        one = Ask(case.org_id, limit, 1)
+        known = asks.get(one.key)
+        asks[one.key] = one if known is None else known._replace(amount=known.amount + 1)
+    return list(asks.values())
+
+
+async def _trigger_jobs(connection: Connection, cases: Sequence[Case]) -> None:
+    for case in _open(cases):
+        if case.get("job_name") is None:
+            continue
+        told = await jobs.trigger(
+            connection,
+            case.org_id,
+            case.get("dag_name") or "",
+            case.get("job_name"),
+            source=case.source,
+            command_id=case.message.metadata.id,
+            body=case.row["body"],
+        )
+        if not told:
+            case.fail(FailureReason.DELIVERY_FAILURE)
+
+
+async def _release(connection: Connection, cases: Sequence[Case], followers: dict[int, Case]) -> None:
+    """An id is used up by a delivery alone. Who followed one that was refused is refused as well."""
+    refused = [
+        case for case in cases if case.strict and case.decision is not None and case.decision.outcome is Outcome.FAILED
+    ]
+    claimed = [case for case in refused if case.decision is not None and case.get("allowed")]
+    if claimed:
+        await _sql.release_ids(connection, **_entries(claimed))
+    for case in cases:
+        leader = followers.get(case.row["handoff_id"])
+        if leader is not None and leader.decision is not None:
+            case.decision = leader.decision
+
+
+def _note(effects: Effects, case: Case, now: datetime) -> None:
+    message, command = case.message, case.message.command
+    said = message.metadata, case.source, command.target, command.name
+    if case.decision is None:
+        if case.get("queue") is not None:
+            effects.deliver(case.org_id, case.get("queue"), case.row["body"])
+        latency = max(0.0, (now - case.row["received_at"]).total_seconds())
+        effects.tell(case.org_id, telling.delivered(*said, path="slow", latency_seconds=latency))
+    elif case.decision.outcome is Outcome.DUPLICATE:
+        effects.tell(case.org_id, telling.duplicate(*said))
+    else:
+        effects.tell(case.org_id, telling.failed(*said, case.decision, now))
+
+
+def _count(cases: Sequence[Case], now: datetime) -> None:
+    for case in cases:
+        if case.strict:
+            seconds = max(0.0, (now - case.row["received_at"]).total_seconds())
+            metrics.DEDUP_SLOW_PATH_LATENCY.observe(seconds)
+        if case.decision is None:
+            metrics.delivered(case.message.command.target, case.message.command.name, "slow")
+        elif case.decision.outcome is Outcome.DUPLICATE:
+            metrics.DEDUP_DUPLICATES_PREVENTED.labels("slow").inc()
+        else:
+            metrics.COMMANDS_FAILED.labels(case.decision.reason).inc()
+            metrics.MISROUTES.inc(case.decision.reason == FailureReason.ROUTE_MISSING)

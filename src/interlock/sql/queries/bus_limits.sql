@@ -1,0 +1,59 @@
+-- Limits of the command bus. A row per limit is the authority; every statement decides by the row it locks.
+
+-- name: take_tokens
+-- As many of what each asks for as its window has left. In the order of the key, so that takers wait one way only.
+-- The row that would be inserted is a request that finds nothing used: its own `granted` is right for a first one.
+insert into interlock.bus_windows as w
+    (org_id, target, name, source, starts_at, window_seconds, rate, burst, cooldown, used, asked, granted, cooling_until)
+select a.org_id, a.target, a.name, a.source, floor(interlock.bus_epoch() / a.seconds) * a.seconds, a.seconds, a.rate,
+       a.burst, a.cooldown, least(a.asked, a.rate), a.asked, least(a.asked, a.rate),
+       case when a.asked > a.rate and a.cooldown > 0 then interlock.bus_epoch() + a.cooldown else 0 end
+from unnest(:org_ids::uuid[], :targets::text[], :names::text[], :sources::text[], :rates::bigint[], :seconds::float8[],
+            :bursts::bigint[], :cooldowns::float8[], :asked::bigint[])
+    as a(org_id, target, name, source, rate, seconds, burst, cooldown, asked)
+order by a.org_id, a.target, a.name, a.source
+on conflict (org_id, target, name, source) do update
+    set starts_at = greatest(w.starts_at, excluded.starts_at), window_seconds = excluded.window_seconds,
+        rate = excluded.rate, burst = excluded.burst, cooldown = excluded.cooldown, asked = excluded.asked,
+        carried = interlock.bus_carried(w, excluded.starts_at, excluded.burst),
+        granted = interlock.bus_grant(w, excluded, interlock.bus_epoch()),
+        used = interlock.bus_used(w, excluded.starts_at) + interlock.bus_grant(w, excluded, interlock.bus_epoch()),
+        cooling_until = case
+            when w.cooling_until > interlock.bus_epoch() then w.cooling_until
+            when excluded.cooldown > 0 and interlock.bus_grant(w, excluded, interlock.bus_epoch()) < excluded.asked
+                then interlock.bus_epoch() + excluded.cooldown
+            else 0 end
+returning w.org_id, w.target, w.name, w.source, w.granted,
+          greatest(w.starts_at + w.window_seconds, w.cooling_until) - interlock.bus_epoch() as wait_seconds,
+          w.starts_at + w.window_seconds - interlock.bus_epoch() as left_seconds,
+          w.rate + w.carried - w.used as remaining;
+
+-- name: count_used
+-- After dispatch: what was sent counts, whether or not there was room. `over` says that there was none.
+insert into interlock.bus_windows as w
+    (org_id, target, name, source, starts_at, window_seconds, rate, burst, cooldown, used, asked, granted)
+select a.org_id, a.target, a.name, a.source, floor(interlock.bus_epoch() / a.seconds) * a.seconds, a.seconds, a.rate,
+       a.burst, a.cooldown, a.asked, a.asked, a.asked
+from unnest(:org_ids::uuid[], :targets::text[], :names::text[], :sources::text[], :rates::bigint[], :seconds::float8[],
+            :bursts::bigint[], :cooldowns::float8[], :asked::bigint[])
+    as a(org_id, target, name, source, rate, seconds, burst, cooldown, asked)
+order by a.org_id, a.target, a.name, a.source
+on conflict (org_id, target, name, source) do update
+    set starts_at = greatest(w.starts_at, excluded.starts_at), window_seconds = excluded.window_seconds,
+        rate = excluded.rate, burst = excluded.burst, cooldown = excluded.cooldown, asked = excluded.asked,
+        granted = excluded.asked,
+        carried = interlock.bus_carried(w, excluded.starts_at, excluded.burst),
+        used = interlock.bus_used(w, excluded.starts_at) + excluded.asked
+returning w.org_id, w.target, w.name, w.source, w.used > w.rate + w.carried as over,
+          greatest(w.starts_at + w.window_seconds - interlock.bus_epoch(), w.cooldown) as wait_seconds;
+
+-- name: may_prefetch
+-- At most `most` dispatchers in each second, for each lane; the others go on without.
+insert into interlock.bus_prefetches as p (org_id, target, name, slot, holders)
+select a.org_id, a.target, a.name, floor(interlock.bus_epoch())::bigint, 1
+from unnest(:org_ids::uuid[], :targets::text[], :names::text[]) as a(org_id, target, name)
+order by a.org_id, a.target, a.name
+on conflict (org_id, target, name) do update
+    set slot = excluded.slot, holders = case when p.slot = excluded.slot then p.holders + 1 else 1 end
+    where p.slot <> excluded.slot or p.holders < :most::int
+returning p.org_id, p.target, p.name;

@@ -1,0 +1,106 @@
+-- The path of a command: what a decision writes, and how the slow stage takes what the fast one handed on.
+
+-- name: dispatch$
+-- All that a batch of decisions causes, in one statement: messages for targets, hand-offs, telemetry, the archive.
+-- Telemetry and archive have a row per tenant and batch. Nobody is told of a message before it can be seen: the
+-- notice goes out with the commit.
+with sent as (
+    insert into interlock.queue_messages (queue, body)
+    select m.queue, m.body::json from unnest(:queues::text[], :bodies::text[]) as m(queue, body)
+), handed as (
+    insert into interlock.bus_handoffs (org_id, source, reason, body, facts, received_at)
+    select h.org_id, h.source, h.reason, h.body, h.facts::json, h.received_at
+    from unnest(:handoff_org_ids::uuid[], :handoff_sources::text[], :handoff_reasons::text[], :handoff_bodies::text[],
+                :handoff_facts::text[], :handoff_received::timestamptz[])
+        as h(org_id, source, reason, body, facts, received_at)
+), told as (
+    insert into interlock.bus_telemetry (org_id, events, events_in)
+    select t.org_id, t.events::json, t.events_in
+    from unnest(:event_org_ids::uuid[], :events::text[], :events_in::int[]) as t(org_id, events, events_in)
+), kept as (
+    insert into interlock.bus_archive (org_id, commands, commands_in)
+    select a.org_id, a.commands::json, a.commands_in
+    from unnest(:archive_org_ids::uuid[], :commands::text[], :commands_in::int[]) as a(org_id, commands, commands_in)
+)
+select count(pg_notify('interlock_queue', q.queue)) from unnest(:woken::text[]) as q(queue);
+
+-- name: take_handoffs
+-- In the transaction that decides about them: a crash leaves them where they were, for whoever looks next. The scan
+-- begins where the last one ended: see lowwater.py.
+delete from interlock.bus_handoffs
+where handoff_id = any(array(
+    select handoff_id from interlock.bus_handoffs
+    where due_at > :since::timestamptz and due_at <= interlock.clock()
+    order by due_at, handoff_id limit :most
+    for update skip locked))
+returning handoff_id, org_id, source, reason, body, facts, received_at, due_at, tries;
+
+-- name: put_back_handoffs!
+-- What could not be decided, for a reason that lies in none of them or in one that is not known: later, one by one.
+insert into interlock.bus_handoffs (org_id, source, reason, body, facts, received_at, due_at, tries)
+select h.org_id, h.source, h.reason, h.body, h.facts::json, h.received_at,
+       interlock.clock() + make_interval(secs => least(60, power(2, h.tries))), h.tries
+from unnest(:org_ids::uuid[], :sources::text[], :reasons::text[], :bodies::text[], :facts::text[],
+            :received::timestamptz[], :tries::int[]) as h(org_id, source, reason, body, facts, received_at, tries);
+
+-- name: resolve
+-- The registry's word at this moment, for each lane and source: the slow stage believes no cache.
+select a.n::int as n, r.target is not null as routed, r.queue, r.dag_name, r.job_name, r.dedupe_mode::text as dedupe_mode,
+       r.dedupe_seconds, c.target is not null as allowed,
+       l.rate, l.window_seconds, l.burst, l.cooldown_seconds, l.enforcement::text as enforcement,
+       q.rate as quota_rate, q.window_seconds as quota_window_seconds, q.burst as quota_burst,
+       q.cooldown_seconds as quota_cooldown_seconds
+from unnest(:org_ids::uuid[], :targets::text[], :names::text[], :services::text[]) with ordinality
+    as a(org_id, target, name, service, n)
+left join interlock.bus_routes r on r.org_id = a.org_id and r.target = a.target and r.name = a.name
+     and (r.expires_at is null or r.expires_at > interlock.clock())
+left join interlock.bus_acls c on c.org_id = a.org_id and c.target = a.target and c.name = a.name and c.source = a.service
+     and (c.expires_at is null or c.expires_at > interlock.clock())
+left join interlock.bus_limits l on l.org_id = a.org_id and l.target = a.target and l.name = a.name and l.source = ''
+left join interlock.bus_limits q on q.org_id = a.org_id and q.target = a.target and q.name = a.name
+     and q.source = a.service;
+
+-- name: claim_ids
+-- Whoever inserts an id has the only delivery of it; others wait for the outcome and then find it. One whose time is
+-- over is free again. In the order of the key, so that dispatchers wait one way only.
+insert into interlock.bus_dedupe as d (org_id, source, command_id, handoff_id, expires_at)
+select i.org_id, i.source, i.command_id, i.handoff_id, interlock.clock() + make_interval(secs => i.seconds)
+from unnest(:org_ids::uuid[], :sources::text[], :command_ids::uuid[], :handoff_ids::bigint[], :seconds::float8[])
+    as i(org_id, source, command_id, handoff_id, seconds)
+order by i.org_id, i.source, i.command_id
+on conflict (org_id, source, command_id) do update
+    set handoff_id = excluded.handoff_id, expires_at = excluded.expires_at
+    where d.expires_at <= interlock.clock()
+returning handoff_id;
+
+-- name: release_ids!
+-- Claimed in this transaction, and refused after all: sent again, it is no duplicate.
+delete from interlock.bus_dedupe d
+using unnest(:org_ids::uuid[], :sources::text[], :command_ids::uuid[]) as i(org_id, source, command_id)
+where d.org_id = i.org_id and d.source = i.source and d.command_id = i.command_id;
+
+-- name: delivered_ids
+-- Which of these a strict route has delivered: what a dispatcher asks about the ones that it handed on.
+select d.source, d.command_id, extract(epoch from d.expires_at)::float8 as until
+from unnest(:sources::text[], :command_ids::uuid[]) as i(source, command_id)
+join interlock.bus_dedupe d on d.org_id = :org_id and d.source = i.source and d.command_id = i.command_id
+where d.expires_at > interlock.clock();
+
+-- name: forget_ids
+delete from interlock.bus_dedupe
+where (org_id, source, command_id) in (
+    select org_id, source, command_id from interlock.bus_dedupe
+    where expires_at <= interlock.clock() order by expires_at limit :most
+    for update skip locked)
+returning 1;
+
+-- name: revoked_at
+-- When each of these ACLs was last taken away, by the record of changes.
+select i.n::int as n, c.changed_at
+from unnest(:org_ids::uuid[], :subjects::text[]) with ordinality as i(org_id, subject, n)
+cross join lateral (select changed_at from interlock.bus_changes
+                    where org_id = i.org_id and kind = 'acls' and subject = i.subject and action = 'delete'
+                    order by change_id desc limit 1) c;
+
+-- name: org_name$
+select name from interlock.orgs where org_id = :org_id;

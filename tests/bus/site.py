@@ -1,0 +1,200 @@
+"""A whole system with services that may send each other commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from interlock.bus.queues import target_queue
+from interlock.bus.secrets import Seal, purpose
+from interlock.bus.slow import SlowStage
+from interlock.wire import KeyRequest, Role
+from tests.bus.producing import SECRET, signed
+from tests.system import System
+
+PRODUCER, TARGET, NAME = "billing", "mailer", "send-mail"
+
+
+@dataclass
+class Bus:
+    """`billing` may send `send-mail` to `mailer`, whose queue is `mail`."""
+
+    system: System
+    key: str
+    """Speaks for `billing`."""
+
+    async def execute(self, sql: str, *arguments: Any) -> None:
+        async with self.system.kernel.database.connection() as connection:
+            await connection.execute(sql, *arguments)
+
+    async def changed(self, kind: str) -> None:
+        await self.execute(
+            "insert into interlock.bus_versions as v values ($1, $2, 1)"
+            " on conflict (org_id, kind) do update set version = v.version + 1",
+            self.system.org_id,
+            kind,
+        )
+
+    async def route(self, name: str = NAME, **columns: Any) -> str:
+        """A lane of its own for `billing`, on a queue with its name; that queue."""
+        values = {"queue": name, "dlq": f"{name}-dlq"} | columns
+        names = ", ".join(values)
+        places = ", ".join(f"${n}" for n in range(4, 4 + len(values)))
+        await self.execute(
+            f"insert into interlock.bus_routes (org_id, target, name, version, changed_by, {names})"
+            f" values ($1, $2, $3, 1, 'test', {places})",
+            self.system.org_id,
+            TARGET,
+            name,
+            *values.values(),
+        )
+        await self.changed("routes")
+        return str(values["queue"])
+
+    async def acl(self, name: str = NAME, sensitivity: str = "moderate", source: str = PRODUCER) -> None:
+        await self.execute(
+            "insert into interlock.bus_acls (org_id, target, name, source, sensitivity, version, changed_by)"
+            " values ($1, $2, $3, $4, $5, 1, 'test')",
+            self.system.org_id,
+            TARGET,
+            name,
+            source,
+            sensitivity,
+        )
+        await self.changed("acls")
+
+    async def revoke(self, name: str, source: str = PRODUCER) -> None:
+        await self.execute(
+            "with gone as (delete from interlock.bus_acls where org_id = $1 and name = $2 and source = $3)"
+            " insert into interlock.bus_changes (org_id, kind, action, subject, version, changed_by)"
+            " values ($1, 'acls', 'delete', $4, 2, 'test')",
+            self.system.org_id,
+            name,
+            source,
+            f"{TARGET}/{name}/{source}",
+        )
+        await self.changed("acls")
+
+    async def limit(self, name: str, rate: int, window: float = 3600.0, *, source: str = "", **columns: Any) -> None:
+        enforcement = columns.get("enforcement", "strict")
+        await self.execute(
+            "insert into interlock.bus_limits (org_id, target, name, source, rate, window_seconds, enforcement,"
+            " version, changed_by) values ($1, $2, $3, $4, $5, $6, $7, 1, 'test')",
+            self.system.org_id,
+            TARGET,
+            name,
+            source,
+            rate,
+            window,
+            enforcement,
+        )
+        await self.changed("limits")
+
+    async def service(self, name: str) -> str:
+        """Registered, with a secret; an API key that speaks for it."""
+        org_id = self.system.org_id
+        await self.execute(
+            "insert into interlock.services (org_id, name, version, changed_by) values ($1, $2, 1, 'test')",
+            org_id,
+            name,
+        )
+        seal = Seal(self.system.kernel.settings.signing_keys_dir)
+        await self.execute(
+            "insert into interlock.bus_keys (org_id, service, number, sealed, created_by)"
+            " values ($1, $2, 1, $3, 'test')",
+            org_id,
+            name,
+            seal.seal(SECRET, purpose(org_id, name, 1)),
+        )
+        await self.changed("keys")
+        principals = self.system.kernel.principals
+        made = await principals.create_key(
+            KeyRequest(user=name, role=Role.WRITER, service=name),
+            org_id,
+            granted_by=await principals.authenticate(self.system.admin_key),
+        )
+        return made.key
+
+    async def lane(self, name: str, *, sensitivity: str = "moderate", **columns: Any) -> str:
+        queue = await self.route(name, **columns)
+        await self.acl(name, sensitivity)
+        await self.refreshed()
+        return queue
+
+    async def refreshed(self) -> None:
+        """What was just registered is known to the gateway, as it would be a moment later."""
+        caches = self.system.kernel.ingress._caches
+        await caches.refresh(caches.tenant(self.system.org_id), unless_since=float("inf"))
+
+    def message(self, name: str = NAME, **more: Any) -> bytes:
+        return signed(self.system.kernel.clock.now().timestamp(), name=name, **{"target": TARGET} | more)
+
+    async def send(self, message: bytes | dict[str, Any], *, key: str | None = None) -> dict[str, Any]:
+        content = message if isinstance(message, bytes) else msgspec.json.encode(message)
+        reply = await self.system.user(
+            "POST",
+            "/v1/commands",
+            key=key or self.key,
+            content=content,
+            headers={"Content-Type": "application/json"},
+        )
+        assert reply.status_code == 202, reply.text
+        verdict: dict[str, Any] = reply.json()
+        return verdict
+
+    async def batch(self, messages: list[bytes], *, key: str | None = None) -> list[dict[str, Any]]:
+        body = b'{"commands":[' + b",".join(messages) + b"]}"
+        results: list[dict[str, Any]] = (await self.send(body, key=key))["results"]
+        return results
+
+    def slow(self) -> SlowStage:
+        kernel = self.system.kernel
+        return SlowStage(kernel.database, kernel.settings, kernel.wakeups)
+
+    async def settle(self) -> None:
+        """The slow stage, until nothing is left to it."""
+        slow = self.slow()
+        while await slow.run_once():
+            continue
+
+    async def looked_after(self) -> None:
+        """What the gateway does between requests is done."""
+        ingress = self.system.kernel.ingress
+        if ingress._upkeep is not None:
+            await ingress._upkeep
+
+    async def queue(self, queue: str) -> list[Any]:
+        """Bodies in a target's queue, oldest first."""
+        async with self.system.kernel.database.connection() as connection:
+            rows = await connection.fetch(
+                "select body from interlock.queue_messages where queue = $1 order by message_id",
+                target_queue(self.system.org_id, queue),
+            )
+        return [msgspec.json.decode(row["body"]) for row in rows]
+
+    async def events(self, command_id: str | None = None) -> list[dict[str, Any]]:
+        """Telemetry of the org so far, or of one command."""
+        async with self.system.kernel.database.connection() as connection:
+            rows = await connection.fetch(
+                "select events from interlock.bus_telemetry where org_id = $1 order by batch_id", self.system.org_id
+            )
+        found = [event for row in rows for event in msgspec.json.decode(row["events"])]
+        return [event for event in found if command_id is None or event.get("command_id") == command_id]
+
+    async def outcomes(self, command_id: str) -> list[str]:
+        return [event["event"].removeprefix("snavio.command.") for event in await self.events(command_id)]
+
+
+async def opened(system: System) -> Bus:
+    bus = Bus(system, "")
+    await bus.service(TARGET)
+    bus.key = await bus.service(PRODUCER)
+    await bus.lane(NAME)
+    return bus
+
+
+def fresh() -> str:
+    return str(uuid4())

@@ -1,0 +1,170 @@
+"""Shield and fast stage, against a model that shares nothing with them."""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlock.bus.caches import Tenant
+from interlock.bus.decision import Decision
+from interlock.bus.fast import Fast, Memory
+from interlock.bus.model import (
+    Acl,
+    Ban,
+    BanKind,
+    DedupeMode,
+    DispatchMode,
+    Enforcement,
+    Key,
+    Kind,
+    Lane,
+    Limit,
+    Route,
+    Sensitivity,
+    Service,
+)
+from interlock.bus.shield import Shield
+from tests.bus.decision_model import World, refreshes_after, verdict
+from tests.bus.producing import SECRET, SOURCE, signed
+
+NOW: Final = 1_800_000_000.0
+ORG: Final = UUID(int=7)
+ID: Final = "5c0a0a5e-5f5e-4c0e-8a55-1d2f3a4b5c6d"
+LANE: Final = Lane("mailer", "send-mail")
+
+_edges = (2.0, 4.0, 10.0, 20.0, 30.0, 60.0, 90.0, 180.0)
+_ages = st.sampled_from([0.0, *_edges, *(edge - 0.1 for edge in _edges)])
+_worlds = st.builds(
+    World,
+    skew=st.sampled_from([0.0, 0.0, 0.0, 59.9, -59.9, 60.1, -60.1]),
+    flaw=st.sampled_from(["none"] * 8 + ["source", "target", "payload", "id", "signature", "twins"]),
+    key=st.sampled_from(["current"] * 4 + ["previous", "expired", "missing"]),
+    route=st.sampled_from(["none", "none", "none", "strict", "absent", "expired"]),
+    acl=st.sampled_from(["critical", "moderate", "low", "absent", "expired"]),
+    routes_age=_ages,
+    acls_age=_ages,
+    limit=st.sampled_from(["unlimited", "strict", "relaxed", "shadow"]),
+    tokens=st.integers(0, 2),
+    token_age=st.sampled_from([-1.0, 0.0, 1.0]),
+    denied=st.booleans(),
+    ban=st.sampled_from(["none", "none", "none", "warm", "hard", "past"]),
+    everywhere=st.booleans(),
+    platform=st.sampled_from(["adaptive", "adaptive", "cold-only"]),
+    service=st.sampled_from(["platform", "platform", "adaptive", "cold-only"]),
+    seen=st.booleans(),
+)
+
+
+def _message(world: World) -> bytes:
+    raw = signed(NOW - world.skew, command_id=ID)
+    if world.flaw == "twins":
+        return raw.replace(b'"payload":{', b'"payload":{"n":2,')
+    message = msgspec.json.decode(raw)
+    if world.flaw == "source":
+        message["command"]["source"] = "acme/other"
+    elif world.flaw == "target":
+        message["command"]["target"] = "mailer2"
+    elif world.flaw == "payload":
+        message["command"]["payload"]["n"] = 2
+    elif world.flaw == "id":
+        message["metadata"]["id"] = ID.replace("5c0a", "5c0b")
+    elif world.flaw == "signature":
+        message["metadata"]["hmac"] = "0" * 64
+    return msgspec.json.encode(message)
+
+
+def _tenant(world: World) -> Tenant:
+    tenant = Tenant(ORG)
+    ends = {"current": None, "previous": NOW + 60, "expired": NOW - 1}
+    if world.key != "missing":
+        tenant.put(Kind.KEYS, [Key(SOURCE, "hmac-v1", SECRET, world.key == "current", ends[world.key])])
+    if world.route != "absent":
+        mode = DedupeMode.STRICT if world.route == "strict" else DedupeMode.NONE
+        ended = NOW - 1 if world.route == "expired" else None
+        tenant.put(Kind.ROUTES, [Route(*LANE, queue="mail", dedupe_mode=mode, expires_at=ended)])
+    if world.acl != "absent":
+        expired = world.acl == "expired"
+        sensitivity = Sensitivity.LOW if expired else Sensitivity(world.acl)
+        tenant.put(Kind.ACLS, [Acl(SOURCE, *LANE, sensitivity, NOW - 1 if expired else None)])
+    if world.limit != "unlimited":
+        tenant.put(Kind.LIMITS, [_limit(world)])
+    if world.ban != "none":
+        place = (None, None) if world.everywhere else LANE
+        kind = BanKind.WARM if world.ban == "past" else BanKind(world.ban)
+        tenant.put(Kind.BANS, [Ban(SOURCE, kind, NOW + (-1 if world.ban == "past" else 60), *place)])
+    if world.service != "platform":
+        tenant.put(Kind.SERVICES, [Service(SOURCE, DispatchMode(world.service))])
+    tenant.checked_at |= dict.fromkeys(Kind, NOW)
+    tenant.checked_at |= {Kind.ROUTES: NOW - world.routes_age, Kind.ACLS: NOW - world.acls_age}
+    return tenant
+
+
+def _limit(world: World) -> Limit:
+    return Limit(*LANE, rate=10, enforcement=Enforcement(world.limit))
+
+
+def _memory(world: World) -> Memory:
+    memory = Memory(_tenant(world))
+    memory.tokens.fetched(LANE, world.tokens, NOW - world.token_age, 5)
+    if world.denied:
+        memory.tokens.deny(LANE, NOW + 5)
+    if world.seen:
+        memory.seen.confirmed(SOURCE, ID, NOW + 5)
+    return memory
+
+
+def _decided(world: World, memory: Memory, message: bytes | None = None) -> Decision:
+    checked = Shield(dice=lambda: 1.0).check(message or _message(world), SOURCE, memory.tenant, NOW)
+    if isinstance(checked, Decision):
+        return checked
+    fast = Fast(mode=DispatchMode(world.platform))
+    return fast.decide(memory, SOURCE, checked, NOW)
+
+
+@settings(max_examples=500)
+@given(_worlds)
+def test_every_decision_is_the_one_that_the_rules_say(world: World) -> None:
+    memory = _memory(world)
+    decision = _decided(world, memory)
+    assert (decision.outcome, decision.reason) == verdict(world)
+    assert memory.tenant.due == refreshes_after(world)
+
+
+@settings(max_examples=300)
+@given(_worlds)
+def test_a_delivered_command_has_a_route_and_whatever_else_has_none_to_go_by(world: World) -> None:
+    decision = _decided(world, _memory(world))
+    assert (decision.route is not None) == (decision.outcome in ("delivered", "duplicate"))
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 5), st.integers(1, 12))
+def test_the_fast_stage_dispatches_on_as_many_tokens_as_it_has(tokens: int, commands: int) -> None:
+    world = World(limit="strict", tokens=tokens)
+    memory = _memory(world)
+    outcomes = [_decided(world, memory).outcome.value for _ in range(commands)]
+    assert outcomes.count("delivered") == min(tokens, commands)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 10_000), st.binary(min_size=1, max_size=3))
+def test_a_message_that_was_changed_anywhere_is_refused(place: int, noise: bytes) -> None:
+    raw = signed(NOW, command_id=ID)
+    place %= len(raw)
+    changed = raw[:place] + noise + raw[place + len(noise) :]
+    if changed == raw:
+        return
+    assert _decided(World(), _memory(World()), changed).outcome == "invalid"
+
+
+@pytest.mark.parametrize("phase", [0.0, 15.0, 25.0])
+def test_a_stale_entry_is_remembered_until_the_registry_says_whether_it_was_revoked(phase: float) -> None:
+    world = World(acls_age=phase)
+    memory = _memory(world)
+    _decided(world, memory)
+    assert list(memory.tenant.stale_acls) == ([(SOURCE, *LANE)] if phase == 15.0 else [])

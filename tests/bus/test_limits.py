@@ -1,0 +1,164 @@
+"""The authoritative count, against a model of windows; and that no number of takers can pass it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from interlock.adapters.postgres import Database
+from interlock.bus import limits
+from interlock.bus.limits import Ask, Limits
+from interlock.bus.model import Enforcement, Lane, Limit
+from interlock.bus.tokens import Tokens
+from interlock.clock import ManualClock
+from tests.conftest import copied
+
+
+@pytest.fixture(scope="module")
+async def url(postgres_url: str, template: str) -> AsyncIterator[str]:
+    async with copied(postgres_url, template) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def place(url: str) -> AsyncIterator[tuple[Database, ManualClock]]:
+    clock = ManualClock()
+    database = await Database.open(url, clock=clock)
+    yield database, clock
+    await database.close()
+
+
+async def taken(database: Database, limit: Limit, amount: int, org_id: UUID) -> limits.Grant:
+    ask = Ask(org_id, limit, amount)
+    async with database.transaction() as connection:
+        return (await limits.take(connection, [ask]))[ask.key]
+
+
+@dataclass
+class Window:
+    """Windows that follow each other on a line of whole seconds."""
+
+    limit: Limit
+    start: float = -1.0
+    used: int = 0
+    carried: int = 0
+    cooling_until: float = 0.0
+    history: dict[float, int] = field(default_factory=dict)
+
+    def take(self, amount: int, now: float) -> int:
+        seconds, rate = self.limit.window_seconds, self.limit.rate
+        start = now // seconds * seconds
+        if self.start >= 0 and start > self.start:
+            skipped = (start - self.start) / seconds - 1
+            self.carried = int(min(self.limit.burst, rate + self.carried - self.used + rate * skipped))
+            self.used = 0
+        self.start = max(self.start, start)
+        left = 0 if self.cooling_until > now else rate + self.carried - self.used
+        granted = min(amount, left)
+        if granted < amount and self.limit.cooldown_seconds and self.cooling_until <= now:
+            self.cooling_until = now + self.limit.cooldown_seconds
+        self.used += granted
+        self.history[self.start] = self.history.get(self.start, 0) + granted
+        return granted
+
+
+_limits = st.builds(
+    Limit,
+    st.just("mailer"),
+    st.just("send"),
+    rate=st.integers(1, 8),
+    window_seconds=st.sampled_from([1.0, 2.0, 5.0]),
+    burst=st.sampled_from([0, 0, 3, 20]),
+    cooldown_seconds=st.sampled_from([0.0, 0.0, 3.0]),
+)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(limit=_limits, moves=st.lists(st.tuples(st.integers(0, 7), st.integers(1, 12)), min_size=1, max_size=10))
+async def test_a_window_grants_what_the_model_says(
+    place: tuple[Database, ManualClock], limit: Limit, moves: list[tuple[int, int]]
+) -> None:
+    database, clock = place
+    org_id, model = uuid4(), Window(limit)
+    for pause, amount in moves:
+        clock.advance(pause)
+        granted = await taken(database, limit, amount, org_id)
+        assert granted.amount == model.take(amount, clock.now().timestamp())
+    assert all(sum_ <= limit.rate + limit.burst for sum_ in model.history.values())
+
+
+async def test_takers_at_once_get_the_whole_limit_and_not_one_more(place: tuple[Database, ManualClock]) -> None:
+    database, _ = place
+    limit, org_id = Limit("mailer", "crowd", rate=100, window_seconds=3600), uuid4()
+    grants = await asyncio.gather(*(taken(database, limit, 7, org_id) for _ in range(40)))
+    assert sum(grant.amount for grant in grants) == 100
+    assert all(0 < grant.wait_seconds <= 3600 for grant in grants)
+
+
+async def test_what_was_taken_by_a_transaction_that_fails_is_there_again(place: tuple[Database, ManualClock]) -> None:
+    database, _ = place
+    limit, org_id = Limit("mailer", "undone", rate=5, window_seconds=3600), uuid4()
+    async with database.connection() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        assert (await limits.take(connection, [Ask(org_id, limit, 5)]))[org_id, "mailer", "undone", ""].amount == 5
+        await transaction.rollback()
+    assert (await taken(database, limit, 5, org_id)).amount == 5
+
+
+async def test_tokens_end_with_the_window_that_they_were_taken_from(place: tuple[Database, ManualClock]) -> None:
+    database, clock = place
+    limit, tokens = Limit("mailer", "ending", rate=100, window_seconds=10), Tokens(uuid4())
+    now = clock.now().timestamp()
+    assert not tokens.take(limit, now)
+    assert await Limits(database).settle([tokens], now) == 1
+    ends = now // 10 * 10 + 10
+    assert tokens.take(limit, now)
+    assert not tokens.take(limit, ends)
+
+
+async def test_a_process_fetches_no_more_than_it_has_asked_for(place: tuple[Database, ManualClock]) -> None:
+    database, clock = place
+    limit, tokens = Limit("mailer", "modest", rate=1000, window_seconds=3600), Tokens(uuid4())
+    now = clock.now().timestamp()
+    for _ in range(3):
+        tokens.take(limit, now)
+    await Limits(database).settle([tokens], now)
+    assert [tokens.take(limit, now) for _ in range(4)] == [True, True, True, False]
+
+
+async def test_at_most_so_many_dispatchers_prefetch_a_lane_in_one_second(place: tuple[Database, ManualClock]) -> None:
+    database, clock = place
+    limit, org_id = Limit("mailer", "herd", rate=1000, window_seconds=3600), uuid4()
+    now = clock.now().timestamp()
+    herd = [Tokens(org_id) for _ in range(8)]
+    for tokens in herd:
+        tokens.take(limit, now)
+        await Limits(database, prefetchers=5).settle([tokens], now)
+    assert sum(tokens.take(limit, now) for tokens in herd) == 5
+    clock.advance(1)
+    late = Tokens(org_id)
+    late.take(limit, now)
+    await Limits(database, prefetchers=5).settle([late], now)
+    assert late.take(limit, now)
+
+
+async def test_a_relaxed_limit_closes_after_it_was_passed_and_opens_with_the_next_window(
+    place: tuple[Database, ManualClock],
+) -> None:
+    database, clock = place
+    limit = Limit("mailer", "relaxed", rate=2, window_seconds=10, enforcement=Enforcement.RELAXED)
+    tokens, now = Tokens(uuid4()), clock.now().timestamp()
+    for sent in (2, 1):
+        for _ in range(sent):
+            tokens.spend(limit)
+        await Limits(database).settle([tokens], now)
+        assert (tokens.denied(limit, now) is not None) == (sent == 1)
+    assert tokens.denied(limit, now // 10 * 10 + 10) is None
+    assert Lane("mailer", "relaxed") == (limit.target, limit.name)

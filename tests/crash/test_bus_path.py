@@ -1,0 +1,88 @@
+"""Gateways and slow stages that die in the middle of a decision, and what is left of the commands that they had."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from interlock.api.listener import bind
+from tests.bus.site import Bus, fresh, opened
+from tests.crash.deployment import Process
+from tests.patience import answered
+from tests.system import System
+
+CASES = {("gateway", "command.before_commit"), ("bus", "slow.before_commit")}
+
+pytestmark = pytest.mark.crash
+
+
+def _settings(system: System) -> dict[str, str]:
+    url = system.kernel.settings.state_url
+    assert url is not None
+    return {"state_url": url.get_secret_value(), "objects_url": system.kernel.settings.objects_root}
+
+
+async def _delivered(bus: Bus, queue: str) -> list[str]:
+    return sorted(message["metadata"]["id"] for message in await bus.queue(queue))
+
+
+async def test_a_strict_command_is_delivered_once_though_the_slow_stage_dies_before_its_commit(
+    system: System, tmp_path: Path
+) -> None:
+    bus = await opened(system)
+    queue = await bus.lane("strict", dedupe_mode="strict")
+    await bus.limit("strict", 30)
+    ids = sorted(fresh() for _ in range(20))
+    messages = [bus.message("strict", command_id=command_id) for command_id in ids]
+    assert {r["outcome"] for r in await bus.batch(messages)} == {"escalated"}
+    process = Process("bus", ["bus", "--dir", str(tmp_path / "bus")], _settings(system), tmp_path / "bus.stderr")
+    try:
+        await process.start("slow.before_commit=kill")
+        await process.killed_itself()
+        assert await _delivered(bus, queue) == []
+        await bus.batch(messages)
+        await process.start()
+        await answered(lambda: _all_decided(bus))
+        assert await _delivered(bus, queue) == ids
+        assert await system.value("select used from interlock.bus_windows where name = 'strict'") == 20
+        told = [await bus.outcomes(command_id) for command_id in ids]
+        assert all(sorted(each) == ["delivered", "duplicate"] for each in told)
+        assert await process.stop() == 0
+    finally:
+        await process.give_up()
+
+
+async def _all_decided(bus: Bus) -> bool:
+    return bool(await bus.system.value("select not exists (select 1 from interlock.bus_handoffs)"))
+
+
+async def test_a_batch_whose_gateway_dies_before_the_commit_has_left_nothing(system: System, tmp_path: Path) -> None:
+    bus = await opened(system)
+    queue = await bus.lane("plain")
+    door = bind("127.0.0.1:0", setting="gateway")
+    folder = str(system.kernel.settings.dir)
+    process = Process("gateway", ["gateway", "--dir", folder], _settings(system), tmp_path / "gateway.stderr", door)
+    ids = sorted(fresh() for _ in range(5))
+    body = b'{"commands":[' + b",".join(bus.message("plain", command_id=command_id) for command_id in ids) + b"]}"
+    try:
+        await process.start("command.before_commit=kill")
+        with suppress(httpx.TransportError):  # the reply is lost
+            await system.http.post(
+                f"{process.url}/v1/commands", content=body, headers={"Authorization": f"Bearer {bus.key}"}
+            )
+        await process.killed_itself()
+        assert await _delivered(bus, queue) == []
+        assert await bus.events() == []
+        await process.start()
+        await process.ready()
+        reply = await system.http.post(
+            f"{process.url}/v1/commands", content=body, headers={"Authorization": f"Bearer {bus.key}"}
+        )
+        assert [result["outcome"] for result in reply.json()["results"]] == ["delivered"] * 5
+        assert await _delivered(bus, queue) == ids
+        assert await process.stop() == 0
+    finally:
+        await process.give_up()
