@@ -81,6 +81,8 @@ NAMES: Final = frozenset(
         "heartbeat.before_commit",
         "complete.before_commit",
         "complete.committed",
+        "pack.written",
+        "receipt.before_commit",
         "wake.before_commit",
         "release.before_commit",
         "events.before_commit",

@@ -189,7 +189,13 @@ class Settings(BaseSettings):
     # Jobs and tasks
     sync_threshold: int = Field(1000, ge=1, le=10_000, description="Most tasks one POST /v1/jobs may carry.")
     range_size: int = Field(100, ge=1, le=10_000, description="Tasks behind one queue message of a run.")
-    result_limit_bytes: int = Field(65_536, ge=0, description="Largest result kept with a task.")
+    result_limit_bytes: int = Field(65_536, ge=0, description="Largest result of a task.")
+    result_inline_bytes: int = Field(
+        1024,
+        ge=0,
+        description="Results of tasks of runs up to this are kept in the state database; longer ones as objects, "
+        "packed together.",
+    )
     payload_limit_bytes: int = Field(262_144, ge=1024, description="Largest payload of one task.")
     idempotency_hours: float = Field(24.0, gt=0, description="How long an Idempotency-Key is remembered.")
     retention_days: float = Field(

@@ -13,7 +13,7 @@ from interlock.access.members import Members
 from interlock.access.object_tokens import ObjectTokens
 from interlock.access.oidc import Issuer
 from interlock.access.principals import Principals
-from interlock.access.signed_urls import SignedUrls
+from interlock.access.signed_urls import RESULTS, SignedUrls
 from interlock.access.tokens import CapabilityTokens, CapabilityVerifier
 from interlock.adapters.documents import Documents
 from interlock.adapters.notifications import Listener, Wakeups
@@ -26,6 +26,8 @@ from interlock.adapters.signers import Signers
 from interlock.adapters.sts import Sts
 from interlock.adapters.valkey import Coordination
 from interlock.buffers.reads import Buffers
+from interlock.bulk.receipts import Receipts
+from interlock.bulk.results import Results
 from interlock.bus.caches import Caches
 from interlock.bus.fast import Fast
 from interlock.bus.ingress import Ingress
@@ -66,6 +68,7 @@ from interlock.kernel.inputs import Inputs
 from interlock.kernel.invoke import Invoker, by_kind
 from interlock.kernel.loop import Service
 from interlock.kernel.markers import Markers
+from interlock.kernel.packs import Packs
 from interlock.kernel.presence import Presence
 from interlock.kernel.queries import Queries, QueryRetention
 from interlock.kernel.reads import Reads
@@ -136,6 +139,8 @@ class Kernel:
     outbound: Guard
     webhooks: Webhooks
     ingress: Ingress
+    results: Results
+    receipts: Receipts
 
     @property
     def _invoke(self) -> Invoke:
@@ -189,11 +194,12 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         region=settings.objects_region,
         sign_url=signed_urls.sign,
     )
-    tasks = Tasks(database, settings, tokens, Markers(objects), inputs)
+    packs = Packs(database, objects, inline_bytes=settings.result_inline_bytes)
+    tasks = Tasks(database, settings, tokens, Markers(objects), inputs, packs)
     files = Files(database, settings, tasks, inputs)
     object_tokens = ObjectTokens(database, keyring, clock, issuer=settings.token_issuer, root=settings.objects_root)
     effects = Effects(database, settings)
-    reads = Reads(database)
+    reads = Reads(database, packs)
     registry = Registry(database)
     actions = Actions(database, settings, reads)
     outbound = Guard(Exceptions.read(settings.outbound_allow), ports=settings.outbound_ports)
@@ -220,7 +226,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         object_tokens=object_tokens,
         credentials=Credentials(database, settings, tasks, files, object_tokens, _sts(settings)),
         submissions=Submissions(database, settings),
-        queries=Queries(database, settings, objects),
+        queries=Queries(database, settings, objects, packs),
         reads=reads,
         actions=actions,
         explanations=Explanations(database),
@@ -243,6 +249,10 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         outbound=outbound,
         webhooks=Webhooks(database, settings, outbound),
         ingress=_ingress(settings, database),
+        results=Results(
+            database, reads, packs, SignedUrls(keyring, clock, base_url=settings.objects_base_url, path=RESULTS)
+        ),
+        receipts=Receipts(database, keyring, reads, issuer=settings.token_issuer),
     )
 
 

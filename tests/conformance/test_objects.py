@@ -89,6 +89,15 @@ async def test_what_is_put_is_read_with_its_size(store: Store) -> None:
     assert (put.uri, put.size) == (store.uri(), 5)
 
 
+async def test_a_range_has_the_bytes_that_are_there(store: Store) -> None:
+    await store.objects.put(store.uri(), b"0123456789")
+    assert await store.objects.read_range(store.uri(), 0, 10) == b"0123456789"
+    assert await store.objects.read_range(store.uri(), 3, 4) == b"3456"
+    assert await store.objects.read_range(store.uri(), 8, 100) == b"89"
+    assert await store.objects.read_range(store.uri(), 10, 1) == b""
+    assert await store.objects.read_range(store.uri("b"), 0, 1) is None
+
+
 async def test_another_content_has_another_tag(store: Store) -> None:
     first = await store.objects.put(store.uri(), b"first")
     second = await store.objects.put(store.uri(), b"other")

@@ -138,6 +138,7 @@ def _with_work(failpoint: str, kind: Kind) -> None:
 
 
 _with_work("relay.taken", INLINE)
+_with_work("pack.written", Kind(4, {"text": "long " * 500}, {"runtime": "dispatcher", "operator": "echo"}))
 _with_work("relay.sent", INLINE)
 _with_work("receive.before_commit", PLAIN)
 _with_work("receive.committed", PLAIN)
@@ -191,6 +192,21 @@ async def _(scene: Scene) -> None:
         await scene.victim.start()
         for task_id in dead:
             await client.retry_task(task_id)
+
+
+@dies("gateway", "receipt.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.up()
+    one = await scene.load.submit(PLAIN)
+    async with scene.deployment.client() as client:
+        job = (await client.wait(one.run_id)).job_id
+        await scene.arm("receipt.before_commit")
+        asking = asyncio.create_task(client.results.receipt(job))
+        await scene.death()
+        await scene.victim.start()
+        reply = await asking
+    assert reply.receipt is not None
+    assert (reply.receipt.total, reply.receipt.complete) == (PLAIN.tasks, True)
 
 
 @dies("gateway", "rotate.before_commit")

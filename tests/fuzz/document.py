@@ -56,6 +56,7 @@ Schema = dict[str, Any]
 PARAMETERS: dict[str, list[Any]] = {
     "task_id": TASKS,
     "run_id": [RUN, FOREIGN_RUN],
+    "index": [0, 4],
     "run": [RUN, FOREIGN_RUN],
     "job": [JOB, CAPPED_JOB, JOB_ID, FOREIGN_JOB_ID, DAG_JOB],
     "dag": [DAG, BUILDING_DAG, RETIRED_DAG],

@@ -298,7 +298,10 @@ CREATE TABLE interlock.tasks (
 CASE
     WHEN ((run_id IS NULL) OR (status = ANY (ARRAY['Failed'::interlock.task_status, 'Canceled'::interlock.task_status]))) THEN status
     ELSE NULL::interlock.task_status
-END) STORED
+END) STORED,
+    pack uuid,
+    pack_offset integer,
+    pack_length integer
 )
 PARTITION BY LIST (shard);
 CREATE VIEW interlock.attempt_history AS
@@ -937,6 +940,19 @@ CREATE TABLE interlock.run_deltas (
     canceled integer DEFAULT 0 NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='5000');
+CREATE TABLE interlock.run_receipts (
+    run_id uuid NOT NULL,
+    org_id uuid NOT NULL,
+    ended_at timestamp with time zone NOT NULL,
+    next_index bigint DEFAULT 0 NOT NULL,
+    completed bigint DEFAULT 0 NOT NULL,
+    failed bigint DEFAULT 0 NOT NULL,
+    canceled bigint DEFAULT 0 NOT NULL,
+    ids bytea NOT NULL,
+    outcomes bytea NOT NULL,
+    signed text,
+    key json
+);
 CREATE TABLE interlock.runs (
     run_id uuid DEFAULT uuidv7() NOT NULL,
     org_id uuid NOT NULL,
@@ -1051,7 +1067,10 @@ CREATE TABLE interlock.tasks_0 (
 CASE
     WHEN ((run_id IS NULL) OR (status = ANY (ARRAY['Failed'::interlock.task_status, 'Canceled'::interlock.task_status]))) THEN status
     ELSE NULL::interlock.task_status
-END) STORED
+END) STORED,
+    pack uuid,
+    pack_offset integer,
+    pack_length integer
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', fillfactor='35');
 CREATE TABLE interlock.triggers (
@@ -1243,6 +1262,8 @@ ALTER TABLE ONLY interlock.query_audit
     ADD CONSTRAINT query_audit_pkey PRIMARY KEY (query_id);
 ALTER TABLE ONLY interlock.queue_messages
     ADD CONSTRAINT queue_messages_pkey PRIMARY KEY (message_id);
+ALTER TABLE ONLY interlock.run_receipts
+    ADD CONSTRAINT run_receipts_pkey PRIMARY KEY (run_id);
 ALTER TABLE ONLY interlock.runs
     ADD CONSTRAINT runs_pkey PRIMARY KEY (run_id);
 ALTER TABLE ONLY interlock.service_polls

@@ -74,7 +74,8 @@ _FENCES = _SMALL | {
     "attempts": "array_fill(1, array[100])",
     "leases": "seed.leases('running', 100)",
 }
-_REPORT = _FENCES | dict.fromkeys(("crashes", "results", "error_classes", "error_messages"), _nulls(100))
+_UNPACKED = {"packs": "'{}'", "offsets": "'{}'", "lengths": "'{}'"}
+_REPORT = _FENCES | _UNPACKED | dict.fromkeys(("crashes", "results", "error_classes", "error_messages"), _nulls(100))
 
 TASKS: dict[str, list[Expectation]] = {
     "claim": [Bounded(100, _WHO | {"task_ids": "seed.tasks('queued', 100)"}, pages=25)],
@@ -104,13 +105,23 @@ TASKS: dict[str, list[Expectation]] = {
             _SMALL
             | {"run_ids": "array[seed.id('run running')]", "leases": "array[seed.lease(seed.task('running', 0))]"}
             | {"attempts": "'{1}'", "firsts": "'{1}'", "lasts": "'{100}'"}
-            | {"indexes": "seed.series(100)", "results": _nulls(100)},
+            | {"indexes": "seed.series(100)", "results": _nulls(100)}
+            | packs,
+        )
+        for packs in (
+            _UNPACKED,
+            {
+                "packs": "array[gen_random_uuid()]",
+                "offsets": "seed.series(100)::int[]",
+                "lengths": "seed.series(100)::int[]",
+            },
         )
     ],
     "complete": [
         Bounded(100, _REPORT | {"statuses": f"seed.repeat('{status}', 100)"}, pages=40)
         for status in ("Completed", "Failed", "Canceled")
     ],
+    "runs_of": [Bounded(100, _SMALL | {"task_ids": "seed.tasks('running', 100)"})],
     "fence_states": [Bounded(100, _SMALL | {"task_ids": "seed.tasks('running', 100)"})],
     "lock_attempt": [
         Bounded(
@@ -445,6 +456,7 @@ PRINCIPALS: dict[str, list[Expectation]] = {
     "find_key": [Bounded(1, {"key_id": "'key 7'"})],
     "find_worker_token": [Bounded(1, {"token_id": "'token 7'"})],
     "signing_key": [Bounded(1, {"kid": "'kid 7'"})],
+    "active_signing_key": [Bounded(1)],
     "verifying_keys": [Live(_SIGNING_KEYS, "keys whose tokens may still be in use")],
     "delete_dead_signing_keys": [Live(_SIGNING_KEYS, "keys whose tokens may still be in use")],
     "insert_capability": [

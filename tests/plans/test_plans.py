@@ -22,6 +22,7 @@ from tests.plans import (
     pipelines,
     queries,
     registry,
+    results,
     routes,
     webhooks,
 )
@@ -47,6 +48,7 @@ EXPECTED = (
     | bundles.EXPECTED
     | queries.EXPECTED
     | webhooks.EXPECTED
+    | results.EXPECTED
 )
 CASES = {
     f"{key}-{number}" if len(cases) > 1 else key: (key, case)

@@ -100,6 +100,15 @@ class Keyring:
         async with self._database.connection() as connection:
             return [_view(row) for row in await _sql.verifying_keys(connection)]
 
+    async def active(self) -> dict[str, Any]:
+        """The public half of the key that signs now."""
+        async with self._database.connection() as connection:
+            row = await _sql.active_signing_key(connection)
+        if row is None:
+            raise ConfigurationError("There is no signing key; make one with `interlock keys rotate`.")
+        jwk: dict[str, Any] = msgspec.json.decode(row["public_jwk"])
+        return jwk
+
     async def sign(self, kid: str, message: bytes) -> bytes:
         """64 bytes, r and s, of which the smaller s."""
         held = self._held.get(kid) or await self._find(kid)

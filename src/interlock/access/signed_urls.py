@@ -24,12 +24,15 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from interlock.access.keyring import Keyring
 from interlock.adapters.signers import ORDER
 from interlock.clock import Clock
-from interlock.errors import ConfigurationError, Unauthenticated
+from interlock.errors import Unauthenticated
 
 PATH: Final = "/v1/objects"
+RESULTS: Final = "/v1/results"
+"""The key of a result is `{run_id}/{index}`."""
 _PROOF: Final = ("expires", "kid", "signature")
-# No token begins like this: what signs a URL can never be taken for what signs a token, nor the other way round.
-_PURPOSE: Final = "interlock object url 1"
+# No token begins like this: what signs a URL can never be taken for what signs a token, nor the other way round; nor
+# what signs one of an object for what signs one of a result.
+_PURPOSES: Final = {PATH: "interlock object url 1", RESULTS: "interlock result url 1"}
 _ALGORITHM: Final = ec.ECDSA(SHA256())
 _EXPIRES: Final = re.compile(r"[1-9][0-9]{0,11}")
 # One spelling per signature, as of tokens.
@@ -40,7 +43,8 @@ Query = Iterable[tuple[str, str]]
 
 
 class SignedUrls:
-    def __init__(self, keyring: Keyring, clock: Clock, *, base_url: str) -> None:
+    def __init__(self, keyring: Keyring, clock: Clock, *, base_url: str, path: str = PATH) -> None:
+        self._path, self._purpose = path, _PURPOSES[path]
         self._keyring = keyring
         self._clock = clock
         self._base_url = base_url
@@ -48,10 +52,10 @@ class SignedUrls:
     async def sign(self, method: str, key: str, seconds: float, more: Query = ()) -> str:
         """`more` is what else the query must have, such as the upload and the part of a PUT."""
         expires = str(math.ceil(self._clock.now().timestamp() + seconds))
-        kid = await self._active_kid()
+        kid = (await self._keyring.active())["kid"]
         query = [*more, ("expires", expires), ("kid", kid)]
-        signature = _text(await self._keyring.sign(kid, _message(method, key, query)))
-        return f"{self._base_url}{PATH}/{quote(key)}?{urlencode([*query, ('signature', signature)])}"
+        signature = _text(await self._keyring.sign(kid, self._message(method, key, query)))
+        return f"{self._base_url}{self._path}/{quote(key)}?{urlencode([*query, ('signature', signature)])}"
 
     async def verify(self, method: str, key: str, query: Query) -> None:
         """Raises Unauthenticated unless this very request was signed, and has not expired."""
@@ -63,25 +67,18 @@ class SignedUrls:
         public = await self._keyring.public(named["kid"])
         if public is None or not _EXPIRES.fullmatch(expires):
             raise _refused()
-        _require_signature(public, signature, _message(method, key, named.items()))
+        _require_signature(public, signature, self._message(method, key, named.items()))
         if int(expires) <= self._clock.now().timestamp():
             raise Unauthenticated("The signed URL has expired; ask for another one.", code="url_expired")
 
-    async def _active_kid(self) -> str:
-        for key in await self._keyring.keys():
-            if key.retired_at is None:
-                return key.kid
-        raise ConfigurationError("There is no signing key; make one with `interlock keys rotate`.")
+    def _message(self, method: str, key: str, query: Query) -> bytes:
+        """Lines cannot run into each other: neither a key nor what is encoded has a line feed."""
+        return "\n".join([self._purpose, method, quote(key), urlencode(sorted(query))]).encode()
 
 
 def is_signed(query: Query) -> bool:
     """Whether a request means to prove itself by its query."""
     return any(name in _PROOF for name, _ in query)
-
-
-def _message(method: str, key: str, query: Query) -> bytes:
-    """Lines cannot run into each other: neither a key nor what is encoded has a line feed."""
-    return "\n".join([_PURPOSE, method, quote(key), urlencode(sorted(query))]).encode()
 
 
 def _text(signature: bytes) -> str:

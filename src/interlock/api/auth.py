@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 from litestar import Request
 from litestar.connection import ASGIConnection
@@ -11,7 +12,7 @@ from litestar.types import Guard
 
 from interlock.access.object_tokens import ObjectGrant
 from interlock.access.principals import Principal, WorkerIdentity
-from interlock.access.signed_urls import is_signed
+from interlock.access.signed_urls import RESULTS, is_signed
 from interlock.access.tokens import Claims
 from interlock.api.object_requests import AskedObject, asked_object, query_of
 from interlock.errors import Forbidden, TooManyRequests, Unauthenticated
@@ -24,6 +25,7 @@ ORG_HEADER = "x-interlock-org"
 Connection = ASGIConnection[Any, Any, Any, Any]
 _KEY = "interlock.caller"
 _GRANT = "interlock.object_grant"
+_ORG = "interlock.org_of_result"
 
 
 def kernel_of(connection: Connection) -> Kernel:
@@ -96,6 +98,25 @@ async def object_guard(connection: Connection, _handler: BaseRouteHandler) -> No
     connection.scope[_KEY] = asked  # type: ignore[literal-required]
 
 
+async def result_guard(connection: Connection, handler: BaseRouteHandler) -> None:
+    """A signed URL of this very result, which names its org, or a user of an org."""
+    query = query_of(connection)
+    if not is_signed(query):
+        await user_guard(connection, handler)
+        connection.scope[_ORG] = connection.scope[_KEY].org_id  # type: ignore[literal-required]
+        return
+    if _presented(connection, "authorization"):
+        raise Unauthenticated("A signed URL is a credential by itself; send no Authorization with it.")
+    path = connection.scope["raw_path"].decode("ascii", errors="replace")
+    await kernel_of(connection).results.urls.verify("GET", path.removeprefix(f"{RESULTS}/"), query)
+    connection.scope[_ORG] = UUID(dict(query)["org"])  # type: ignore[literal-required]
+
+
+def org_of_result(request: Request[Any, Any, Any]) -> UUID:
+    org_id: UUID = request.scope[_ORG]  # type: ignore[literal-required]
+    return org_id
+
+
 async def _object_grant(kernel: Kernel, presented: str, *, to_write: bool = False) -> ObjectGrant:
     scheme, _, token = presented.partition(" ")
     if scheme.lower() != "bearer" or not token:
@@ -108,6 +129,7 @@ SCHEMES: dict[Guard, str] = {
     worker_guard: "workerToken",
     capability_guard: "capability",
     object_guard: "objectToken",
+    result_guard: "apiKey",
 }
 """By the name that the OpenAPI documents have for each credential."""
 

@@ -23,6 +23,7 @@ from interlock.api import (
     members,
     objects,
     queries,
+    results,
     sources,
     webhooks,
 )
@@ -455,6 +456,7 @@ HANDLERS = [
     *objects.HANDLERS,
     *webhooks.HANDLERS,
     *commands.HANDLERS,
+    *results.HANDLERS,
 ]
 
 

@@ -62,10 +62,10 @@ def list_tasks(
         )
         return TaskPage(tasks=tasks, next_cursor=following)
 
-    present(ask(folder, work), output, _tasks)
+    present(ask(folder, work), output, task_table)
 
 
-def _tasks(page: TaskPage) -> RenderableType:
+def task_table(page: TaskPage) -> RenderableType:
     rows = [
         (
             task.task_id,

@@ -19,6 +19,7 @@ from interlock.client._dags import DagCalls
 from interlock.client._datasets import DatasetCalls
 from interlock.client._http import refuse_line_breaks
 from interlock.client._queries import QueryCalls
+from interlock.client._results import ResultCalls
 from interlock.client._sources import SourceCalls
 from interlock.client._webhooks import WebhookCalls
 from interlock.wire import (
@@ -134,6 +135,7 @@ class Client:
         self.sources = SourceCalls(self._caller)
         self.queries = QueryCalls(self._caller)
         self.buffers = BufferCalls(self._caller)
+        self.results = ResultCalls(self._caller)
 
     async def __aenter__(self) -> Client:
         return self

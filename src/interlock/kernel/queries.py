@@ -25,6 +25,7 @@ from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
+from interlock.kernel.packs import Packs
 from interlock.kernel.shards import SMALL_SHARD
 from interlock.settings import Settings
 from interlock.wire import ExportedFile, QueryExport, QueryMode, QueryOutcome, QueryPage, QueryView, TaskStatus
@@ -98,9 +99,10 @@ class Record:
 
 
 class Queries:
-    def __init__(self, database: Database, settings: Settings, objects: Objects) -> None:
+    def __init__(self, database: Database, settings: Settings, objects: Objects, packs: Packs) -> None:
         self._database = database
         self._objects = objects
+        self._packs = packs
         self._export_seconds = settings.query_export_hours * 3600
         self._keep_seconds = settings.replaced_files_seconds
 
@@ -172,9 +174,10 @@ class Queries:
         view = msgspec.structs.replace(
             view, batch_status=status, batch_error=None if status is TaskStatus.COMPLETED else task["error"]
         )
-        if status is not TaskStatus.COMPLETED or task["result"] is None:
+        said = await self._packs.result_of(task) if status is TaskStatus.COMPLETED else None
+        if said is None:
             return view
-        result = _result.decode(task["result"])
+        result = _result.decode(said)
         # The result is the operator's own word: what it says is signed only if it lies where that operator may write.
         own = f"{batch_prefix(self._objects.root, org_id, view.batch_task_id)}"
         if not all(file.uri.startswith(own) for file in result.files):

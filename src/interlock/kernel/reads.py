@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, NotFound
+from interlock.kernel.packs import Packs
 from interlock.wire import (
     AttemptPage,
     AttemptView,
@@ -72,8 +73,9 @@ class _Page:
 
 
 class Reads:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, packs: Packs) -> None:
         self._database = database
+        self._packs = packs
 
     async def find_job(self, name_or_id: str, org_id: UUID) -> Row:
         """By id, by name, or by `dag/name`."""
@@ -128,7 +130,36 @@ class Reads:
             row = await _sql.task_by_id(connection, org_id=org_id, task_id=task_id)
         if row is None:
             raise NotFound(f"There is no task {task_id} in this org.")
-        return _task_view(row)
+        return await self._whole(row)
+
+    async def task_of_run(self, run: Row, index: int, org_id: UUID) -> TaskView:
+        async with self._database.connection() as connection:
+            rows = await _sql.tasks_of_range(
+                connection, org_id=org_id, run_id=run["run_id"], first=index, last=index, status=None, most=1
+            )
+        if not rows:
+            raise NotFound(f"Run {run['run_id']} has no task {index}; its last one is {run['last_index']}.")
+        return await self._whole(rows[0])
+
+    async def _whole(self, row: Row) -> TaskView:
+        """With its result, also if that lies in a pack."""
+        view = _task_view(row)
+        if row["pack"] is None:
+            return view
+        return msgspec.structs.replace(view, result=Raw(await self._packs.result_of(row) or b"null"))
+
+    async def run_of_job(self, name_or_id: str, run_id: UUID | None, org_id: UUID) -> Row:
+        """A run of the job, or its newest one."""
+        job = await self.find_job(name_or_id, org_id)
+        async with self._database.connection() as connection:
+            if run_id is None:
+                row = await _sql.newest_run(connection, org_id=org_id, job_id=job["job_id"])
+            else:
+                row = await _sql.run_by_id(connection, org_id=org_id, run_id=run_id)
+        if row is None or row["job_id"] != job["job_id"]:
+            raise NotFound(f"Job {name_or_id!r} has no run {run_id}." if run_id else f"Job {name_or_id!r} has no run.")
+        found: Row = row
+        return found
 
     async def attempts(self, task_id: UUID, org_id: UUID) -> AttemptPage:
         await self.task(task_id, org_id)
@@ -389,6 +420,7 @@ def _task_view(row: Row) -> TaskView:
         error_class=row["error_class"],
         error_message=row["error_message"],
         result=Raw(row["result"] or "null"),
+        result_bytes=row["pack_length"],
     )
 
 

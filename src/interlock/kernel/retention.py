@@ -10,6 +10,7 @@ from interlock.adapters.lowwater import Look, LowWater, low_water
 from interlock.adapters.postgres import Connection, Database, queries
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
+from interlock.kernel.packs import forget_results
 from interlock.settings import Settings
 
 _sql = queries("runs")
@@ -26,6 +27,7 @@ class Retention(Periodic):
     def __init__(self, database: Database, settings: Settings, keyring: Keyring) -> None:
         self.seconds = settings.retention_seconds
         self._database = database
+        self._settings = settings
         self._keyring = keyring
         self._age_seconds = settings.retention_days * 86_400
         self._water = low_water()
@@ -57,6 +59,7 @@ class Retention(Periodic):
             await _sql.set_swept(connection, run_id=run["run_id"], swept=last + 1)
         else:
             await _sql.delete_run(connection, run_id=run["run_id"])
+            await forget_results(connection, self._settings, run["run_id"])
             await _sql.delete_nameless_job(connection, job_id=run["job_id"])
         await failpoint("retention.before_commit")
         return len(tasks) + 1

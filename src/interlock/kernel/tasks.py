@@ -22,7 +22,8 @@ from interlock.kernel.changes import Admitted, Change
 from interlock.kernel.inputs import Inputs
 from interlock.kernel.markers import Found, Markers
 from interlock.kernel.operator_state import OperatorState, keep_state
-from interlock.kernel.shards import SMALL_SHARD
+from interlock.kernel.packs import Packs, Place
+from interlock.kernel.shards import SMALL_SHARD, by_shard
 from interlock.schemas import Marker
 from interlock.settings import Settings
 from interlock.telemetry import ATTEMPTS_ENDED
@@ -63,9 +64,16 @@ class _Outcome:
 
 class Tasks:
     def __init__(
-        self, database: Database, settings: Settings, tokens: CapabilityTokens, markers: Markers, inputs: Inputs
+        self,
+        database: Database,
+        settings: Settings,
+        tokens: CapabilityTokens,
+        markers: Markers,
+        inputs: Inputs,
+        packs: Packs,
     ) -> None:
         self._database = database
+        self._packs = packs
         self._markers = markers
         self._inputs = inputs
         self._settings = settings
@@ -155,6 +163,7 @@ class Tasks:
         arrays = self._group_arrays(groups)
         if arrays is None:
             return 0, _one_by_one(groups)
+        arrays |= await self._packs.pack_groups(arrays)
 
         async def work(connection: Connection) -> int:
             count: int = await _sql.complete_by_index(connection, shard=SMALL_SHARD, **arrays)
@@ -216,11 +225,12 @@ class Tasks:
         sane = [item for item in unique if self._acceptable(item, outcome)]
         with_effects = [item for item in sane if item.events or item.outputs]
         found = await self._markers.of(with_effects)
+        packed = await self._packed(sane)
 
         async def work(connection: Connection) -> list[Row]:
             said, admitted = await self._admit(connection, with_effects, found, outcome) if with_effects else ([], None)
             allowed = [item for item in sane if item.task_id not in outcome.refused]
-            rows: list[Row] = await _sql.complete(connection, **_completion_arrays(allowed)) if allowed else []
+            rows: list[Row] = await _sql.complete(connection, **_completion_arrays(allowed, packed)) if allowed else []
             ended = {row["task_id"] for row in rows} if said else ()
             said = [change for change in said if change.task_id in ended]
             if said and admitted:
@@ -253,6 +263,19 @@ class Tasks:
         elif isinstance(item.result, Raw) and not _is_utf8(item.result):
             outcome.refused[item.task_id] = BadRequest("The result is not JSON in UTF-8.", code="bad_result")
         return item.task_id not in outcome.refused
+
+    async def _packed(self, items: Sequence[Completion]) -> Mapping[UUID, Place]:
+        """Where the long results are now. Tasks of no run keep theirs in their rows."""
+        long = [item for item in items if _length(item) > self._packs.inline_bytes]
+        places: dict[UUID, Place] = {}
+        for shard, some in by_shard(long, lambda item: item.lease_token).items():
+            bodies = {item.task_id: bytes(item.result) for item in some if isinstance(item.result, Raw)}
+            async with self._database.connection() as connection:
+                rows = await _sql.runs_of(connection, shard=shard, task_ids=list(bodies))
+            for run_id in {row["run_id"] for row in rows}:
+                ids = [row["task_id"] for row in rows if row["run_id"] == run_id]
+                places |= zip(ids, await self._packs.write(run_id, [bodies[one] for one in ids]), strict=True)
+        return places
 
     async def _admit(
         self, connection: Connection, items: list[Completion], found: Mapping[UUID, Found], outcome: _Outcome
@@ -396,7 +419,8 @@ def _one_by_one(groups: Sequence[CompletionGroup]) -> list[Completion]:
     ]
 
 
-def _completion_arrays(items: list[Completion]) -> dict[str, Any]:
+def _completion_arrays(items: list[Completion], packed: Mapping[UUID, Place]) -> dict[str, Any]:
+    places = [packed.get(item.task_id) for item in items] if packed else []
     return {
         "shard": SMALL_SHARD,
         "task_ids": [i.task_id for i in items],
@@ -405,9 +429,18 @@ def _completion_arrays(items: list[Completion]) -> dict[str, Any]:
         "statuses": [i.status for i in items],
         "error_classes": [clean(i.error_class) for i in items],
         "error_messages": [clean(i.error_message) for i in items],
-        "results": [bytes(i.result).decode() if isinstance(i.result, Raw) else None for i in items],
+        "results": [
+            bytes(i.result).decode() if isinstance(i.result, Raw) and i.task_id not in packed else None for i in items
+        ],
+        "packs": [place and place.pack for place in places],
+        "offsets": [place and place.offset for place in places],
+        "lengths": [place and place.length for place in places],
         "crashes": [msgspec.json.encode(i.crash).decode() if i.crash else None for i in items],
     }
+
+
+def _length(item: Completion) -> int:
+    return len(item.result) if isinstance(item.result, Raw) else 0
 
 
 def _already_said(state: Row | None, item: Completion) -> bool:

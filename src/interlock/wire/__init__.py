@@ -184,6 +184,7 @@ from interlock.wire.queues import (
     Settled,
     SettleRequest,
 )
+from interlock.wire.results import ReceiptKeys, ReceiptReply, RunReceipt
 from interlock.wire.sources import (
     HookAccepted,
     HookSecret,
@@ -366,6 +367,8 @@ __all__ = [
     "QueueMessage",
     "QueueView",
     "Receipt",
+    "ReceiptKeys",
+    "ReceiptReply",
     "ReceiveReply",
     "ReceiveRequest",
     "RedriveRequest",
@@ -380,6 +383,7 @@ __all__ = [
     "RotateRequest",
     "RunEnd",
     "RunPage",
+    "RunReceipt",
     "RunState",
     "RunView",
     "RunnerReport",

@@ -39,7 +39,11 @@ class TaskView(Reply, frozen=True, kw_only=True):
     error_class: str | None
     error_message: str | None
     result: Raw
-    """What the operator returned; JSON null until there is something."""
+    """What the operator returned; JSON null until there is something, and in lists of tasks if it is packed."""
+    result_bytes: int | None = None
+    """Of a result that is too long for its row, and packed with others."""
+    result_url: str | None = None
+    """Gives the result to whoever has it, for a day. Where one task of a run is asked for by its index."""
 
 
 class TaskPage(Reply, frozen=True, kw_only=True):

@@ -41,6 +41,9 @@ class DirectoryObjects(Objects):
     async def read(self, uri: str, most: int | None = None) -> bytes | None:
         return await on_disk(self._read, as_object(self.key(uri)), most)
 
+    async def read_range(self, uri: str, start: int, length: int) -> bytes | None:
+        return await on_disk(self._read_range, as_object(self.key(uri)), start, length)
+
     async def read_to(self, uri: str, path: Path, most: int) -> Found | None:
         return await on_disk(self._read_to, as_object(self.key(uri)), path, most)
 
@@ -103,6 +106,14 @@ class DirectoryObjects(Objects):
             if most is not None and os.fstat(descriptor).st_size > most:
                 raise too_large(most)
             return file.read()
+
+    def _read_range(self, key: str, start: int, length: int) -> bytes | None:
+        descriptor = self._open(key)
+        if descriptor is None:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(start)
+            return file.read(length)
 
     def _read_to(self, key: str, path: Path, most: int) -> Found | None:
         descriptor = self._open(key)

@@ -55,6 +55,10 @@ class Objects(ABC):
         """None when there is no such object; TooLarge past `most` bytes, before the first one."""
 
     @abstractmethod
+    async def read_range(self, uri: str, start: int, length: int) -> bytes | None:
+        """`length` bytes from `start` on; fewer where the object ends before. None when there is no such object."""
+
+    @abstractmethod
     async def read_to(self, uri: str, path: Path, most: int) -> Found | None:
         """Downloads to a file. None when there is no such object; TooLarge past `most` bytes, before the first one."""
 

@@ -50,6 +50,19 @@ class S3Objects(Objects):
         except FileNotFoundError:
             return None
 
+    async def read_range(self, uri: str, start: int, length: int) -> bytes | None:
+        key = as_object(self.key(uri))
+        try:
+            with _in_a_sentence():
+                # A range that begins behind the last byte is an error of the store's, and here no bytes.
+                size = (await obstore.head_async(self._opened(), key))["size"]
+                end = min(start + length, size)
+                if start >= end:
+                    return b""
+                return bytes(await obstore.get_range_async(self._opened(), key, start=start, end=end))
+        except FileNotFoundError:
+            return None
+
     async def read_to(self, uri: str, path: Path, most: int) -> Found | None:
         try:
             with _in_a_sentence():

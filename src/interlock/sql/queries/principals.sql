@@ -63,6 +63,9 @@ returning kid, created_at, retired_at, verify_until;
 -- name: signing_key^
 select kid, kms_key, public_jwk from interlock.signing_keys where kid = :kid;
 
+-- name: active_signing_key^
+select kid, public_jwk from interlock.signing_keys where retired_at is null;
+
 -- name: verifying_keys
 select kid, public_jwk, retired_at, verify_until, created_at from interlock.signing_keys
 where retired_at is null or verify_until > interlock.clock() order by created_at desc;

@@ -121,7 +121,7 @@ from unnest(:versions::uuid[]) with ordinality as i(dataset_version, n)
 join interlock.dataset_versions v on v.dataset_version = i.dataset_version and v.org_id = :org_id;
 
 -- name: batch_task^
-select t.status, t.result, t.dead,
+select t.status, t.result, t.dead, t.run_id, t.pack, t.pack_offset, t.pack_length,
        (select a.error_message from interlock.attempts a where a.task_id = t.task_id
         order by a.attempt desc, a.ended_at desc limit 1) as error
 from interlock.tasks t

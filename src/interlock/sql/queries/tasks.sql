@@ -236,20 +236,24 @@ returning t.task_id, t.org_id, t.attempt, t.lease_expires_at, t.cancel_requested
 with moment as materialized (
     select interlock.clock() as now
 ), groups as materialized (
-    select g.* from unnest(:run_ids::uuid[], :attempts::int[], :leases::uuid[], :firsts::int[], :lasts::int[])
-        as g(run_id, attempt, lease_token, first, last)
+    select g.* from unnest(:run_ids::uuid[], :attempts::int[], :leases::uuid[], :firsts::int[], :lasts::int[],
+                           :packs::uuid[])
+        as g(run_id, attempt, lease_token, first, last, pack)
     join interlock.runs u on u.run_id = g.run_id
     join interlock.jobs j on j.job_id = u.job_id and j.max_concurrency is null and j.max_concurrency_per_key is null
          and j.dag_name is null
 ), input as materialized (
-    select g.run_id, g.attempt, g.lease_token, i.* from groups g
-    cross join lateral unnest((:indexes::bigint[])[g.first : g.last], (:results::text[])[g.first : g.last])
-        as i(task_index, result)
+    select g.run_id, g.attempt, g.lease_token, g.pack, i.* from groups g
+    cross join lateral unnest((:indexes::bigint[])[g.first : g.last], (:results::text[])[g.first : g.last],
+                              (:offsets::int[])[g.first : g.last], (:lengths::int[])[g.first : g.last])
+        as i(task_index, result, pack_offset, pack_length)
     where i.task_index between 0 and 4611686018427387904
     order by g.run_id, i.task_index
 ), ended as (
     update interlock.tasks t
-    set status = 'Completed', ended_at = m.now, lease_expires_at = null, result = i.result::json
+    set status = 'Completed', ended_at = m.now, lease_expires_at = null, result = i.result::json,
+        pack = case when i.pack_length is not null then i.pack end, pack_offset = i.pack_offset,
+        pack_length = i.pack_length
     from moment m, input i
     where t.shard = :shard and t.run_id = i.run_id and t.task_index = i.task_index
       and t.status = 'Running' and t.attempt = i.attempt and t.lease_token = i.lease_token
@@ -268,8 +272,10 @@ with moment as materialized (
     select interlock.clock() as now
 ), input as materialized (
     select i.* from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[], :statuses::text[],
-                           :error_classes::text[], :error_messages::text[], :results::text[], :crashes::text[])
-        as i(task_id, attempt, lease_token, status, error_class, error_message, result, crash)
+                           :error_classes::text[], :error_messages::text[], :results::text[], :crashes::text[],
+                           :packs::uuid[], :offsets::int[], :lengths::int[])
+        as i(task_id, attempt, lease_token, status, error_class, error_message, result, crash, pack, pack_offset,
+             pack_length)
     join interlock.tasks t on t.shard = :shard and t.task_id = i.task_id
     where i.attempt between 1 and 2147483647
     order by t.run_id, t.task_index, t.task_id
@@ -278,7 +284,7 @@ with moment as materialized (
     set status = case when i.status = 'Failed' and t.cancel_requested then 'Canceled'
                       else i.status::interlock.task_status end,
         attempt = i.attempt, ended_at = m.now, lease_expires_at = null, late_reply = false, parked = false,
-        result = i.result::json,
+        result = i.result::json, pack = i.pack, pack_offset = i.pack_offset, pack_length = i.pack_length,
         dead = i.status = 'Failed' and not t.cancel_requested
                and (i.attempt >= t.max_attempts or coalesce(i.error_class = any(j.non_retryable), false)),
         retry_at = case when i.status = 'Failed' and not t.cancel_requested and i.attempt < t.max_attempts
@@ -345,6 +351,11 @@ select e.task_id, e.org_id, e.status, e.retry_at, e.attempt, (select count(*) fr
        (select array_agg(distinct job_id) from open) as freed_jobs,
        (select array_agg(distinct slot_key) from open) as freed_keys
 from ended e;
+
+-- name: runs_of
+-- Of those among these tasks that belong to one.
+select task_id, run_id from interlock.tasks
+where shard = :shard and task_id = any(:task_ids::uuid[]) and run_id is not null;
 
 -- name: fence_states
 -- What a refused write is told: which part of its fence is stale.

@@ -1,0 +1,82 @@
+"""What comes out of runs: single results and receipts; a part of the public listener."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from litestar import Request, Response, get
+from litestar.datastructures import State
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, QueryParameter
+
+from interlock.api.auth import kernel_of, org_of_result, principal_of, result_guard, user_guard
+from interlock.errors import BadRequest
+from interlock.wire import ReceiptKeys, ReceiptReply, TaskView
+
+Http = Request[Any, Any, State]
+Run = Annotated[
+    UUID | None, QueryParameter(name="run", required=False, description="a run of the job; without it, its newest one")
+]
+_MOST_INDEX = 2**62
+_SAFE = {
+    # Whoever wrote the result chose its bytes: no browser shall take them for a page of the gateway's.
+    "X-Content-Type-Options": "nosniff",
+    "Content-Disposition": "attachment",
+    "Cache-Control": "private, no-store",
+}
+
+
+@get(
+    "/v1/jobs/{job:str}/tasks/{index:str}",
+    guards=[user_guard],
+    opt={"scope": "tasks:read"},
+    summary="A task of a run by its index, with its result",
+    description="result_url gives the result alone to whoever has it, for a day.",
+)
+async def get_task_by_index(request: Http, job: FromPath[str], index: FromPath[int], run: Run = None) -> TaskView:
+    return await kernel_of(request).results.task(job, _checked(index), run, principal_of(request).org_id)
+
+
+@get(
+    "/v1/results/{run_id:str}/{index:str}",
+    guards=[result_guard],
+    opt={"scope": "tasks:read"},
+    media_type="application/json",
+    responses={200: ResponseSpec(Any, description="The result itself", generate_examples=False)},
+    summary="The result of one task, byte for byte",
+    description="With a signed URL as result_url has it, or an API key.",
+)
+async def get_result(request: Http, run_id: FromPath[UUID], index: FromPath[int]) -> Response[bytes]:
+    body = await kernel_of(request).results.body(run_id, _checked(index), org_of_result(request))
+    return Response(body, headers=_SAFE, media_type="application/json")
+
+
+@get(
+    "/v1/jobs/{job:str}/receipt",
+    guards=[user_guard],
+    opt={"scope": "jobs:read"},
+    summary="The signed receipt of a run that has ended: what became of every task",
+    description="That of a large run is made in several calls; each tells how far it has come.",
+)
+async def get_receipt(request: Http, job: FromPath[str], run: Run = None) -> ReceiptReply:
+    return await kernel_of(request).receipts.receipt(job, run, principal_of(request).org_id)
+
+
+@get(
+    "/v1/receipt-keys",
+    guards=[user_guard],
+    opt={"scope": "jobs:read"},
+    summary="Public keys that sign receipts now",
+)
+async def list_receipt_keys(request: Http) -> ReceiptKeys:
+    return await kernel_of(request).receipts.keys()
+
+
+def _checked(index: int) -> int:
+    if not 0 <= index <= _MOST_INDEX:
+        raise BadRequest("The index of a task is a number from 0 on.", code="bad_index")
+    return index
+
+
+HANDLERS = [get_task_by_index, get_result, get_receipt, list_receipt_keys]

@@ -1,0 +1,115 @@
+"""Completeness receipts: what a run was asked to do, and what became of every single task, signed.
+
+The digests are those of `digests.py`, computed in Postgres, block by block.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from interlock.access import compact
+from interlock.access.keyring import Keyring
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.bulk.digests import AUDIENCE, BLOCK, START, chained
+from interlock.errors import Conflict
+from interlock.failpoints import failpoint
+from interlock.kernel.reads import Reads
+from interlock.wire import ReceiptKeys, ReceiptReply, RunReceipt, RunState
+
+_sql = queries("results")
+
+_BLOCKS_AT_ONCE: Final = 20
+"""That one request walks. A larger run takes several, each of which begins where the last one ended."""
+
+
+class Receipts:
+    def __init__(self, database: Database, keyring: Keyring, reads: Reads, *, issuer: str) -> None:
+        self._database = database
+        self._keyring = keyring
+        self._reads = reads
+        self._issuer = issuer
+
+    async def receipt(self, job: str, run_id: UUID | None, org_id: UUID) -> ReceiptReply:
+        """Of a run that has ended. The same one, once it is made."""
+        run = await self._reads.run_of_job(job, run_id, org_id)
+        if run["ended_at"] is None:
+            raise Conflict(
+                f"Run {run['run_id']} is {run['state']}: its receipt is made when it has ended.", code="run_not_ended"
+            )
+        return await self._database.run(lambda connection: self._further(connection, run["run_id"], org_id))
+
+    async def keys(self) -> ReceiptKeys:
+        return ReceiptKeys(keys=await self._keyring.jwks())
+
+    async def _further(self, connection: Connection, run_id: UUID, org_id: UUID) -> ReceiptReply:
+        await _sql.begin_receipt(connection, run_id=run_id, org_id=org_id, start=START)
+        so_far = await _sql.receipt_so_far(connection, run_id=run_id, org_id=org_id)
+        if so_far is None or not so_far["current"]:
+            raise Conflict(f"Run {run_id} was opened again just now; ask once more.", code="run_not_ended")
+        if so_far["signed"] is None:
+            so_far = await self._walk(connection, dict(so_far))
+            await failpoint("receipt.before_commit")
+        done, total = so_far["next_index"], so_far["last_index"] + 1
+        if so_far["signed"] is None:
+            return ReceiptReply(run_id=run_id, state="Pending", walked=done, of=total)
+        return ReceiptReply(
+            run_id=run_id,
+            state="Signed",
+            walked=total,
+            of=total,
+            receipt=_receipt(so_far),
+            signed=so_far["signed"],
+            key=msgspec.json.decode(so_far["key"]),
+        )
+
+    async def _walk(self, connection: Connection, at: dict[str, Any]) -> dict[str, Any]:
+        for _ in range(_BLOCKS_AT_ONCE):
+            if at["next_index"] > at["last_index"]:
+                break
+            first = at["next_index"]
+            block = await _sql.receipt_block(
+                connection, shard=at["shard"], run_id=at["run_id"], first=first, last=first + BLOCK - 1
+            )
+            _add(at, block)
+        if at["next_index"] > at["last_index"]:
+            signed, key = await self._signed(_receipt(at))
+            at |= {"signed": signed, "key": key.decode()}
+        kept = ("run_id", "org_id", "next_index", "completed", "failed", "canceled", "ids", "outcomes", "signed", "key")
+        await _sql.keep_receipt(connection, **{name: at[name] for name in kept})
+        return at
+
+    async def _signed(self, receipt: RunReceipt) -> tuple[str, bytes]:
+        claims = {"iss": self._issuer, "aud": AUDIENCE} | msgspec.to_builtins(receipt)
+        key = await self._keyring.active()
+        return await compact.signed(msgspec.json.encode(claims), key["kid"], self._keyring), msgspec.json.encode(key)
+
+
+def _add(at: dict[str, Any], block: Row) -> None:
+    at["next_index"] = min(at["next_index"] + BLOCK, at["last_index"] + 1)
+    for count in ("completed", "failed", "canceled"):
+        at[count] += block[count]
+    for digest in ("ids", "outcomes"):
+        at[digest] = chained(bytes(at[digest]), bytes(block[digest]))
+
+
+def _receipt(row: Any) -> RunReceipt:
+    walked = row["completed"] + row["failed"] + row["canceled"]
+    return RunReceipt(
+        org_id=row["org_id"],
+        job_id=row["job_id"],
+        run_id=row["run_id"],
+        state=RunState(row["state"]),
+        total=row["total"],
+        indexes=row["last_index"] + 1,
+        completed=row["completed"],
+        failed=row["failed"],
+        canceled=row["canceled"],
+        complete=walked == row["total"],
+        ids=bytes(row["ids"]).hex(),
+        outcomes=bytes(row["outcomes"]).hex(),
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+    )

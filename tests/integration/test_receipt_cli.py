@@ -1,0 +1,94 @@
+"""`interlock job` and `interlock receipt` around what a run leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock.cli.app import execute
+from tests.integration.test_receipts import mixed
+from tests.integration.test_results import LONG, claimed, report
+from tests.system import System
+
+
+@pytest.fixture
+def connected(shared: System, monkeypatch: pytest.MonkeyPatch) -> System:
+    monkeypatch.setenv("INTERLOCK_GATEWAY_URL", shared.gateway_url)
+    monkeypatch.setenv("INTERLOCK_API_KEY", shared.admin_key)
+    return shared
+
+
+async def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str]:
+    """In a thread: the commands run loops of their own."""
+    code = await asyncio.to_thread(execute, [str(word) for word in words])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+async def test_a_receipt_is_saved_and_verified_offline(
+    connected: System, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = await mixed(connected)
+    receipt, keys, tasks = (tmp_path / name for name in ("receipt.json", "keys.json", "tasks.jsonl"))
+    code, said = await run(capsys, "job", "receipt", done["job_id"], "--file", receipt)
+    assert (code, "complete" in said) == (0, True), said
+    code, said = await run(capsys, "receipt", "keys")
+    keys.write_text(said)
+    tasks.write_text("".join(json.dumps({"index": n, "status": s}) + "\n" for n, s in done["ends"].items()))
+    monkeypatch.setenv("INTERLOCK_GATEWAY_URL", "http://127.0.0.1:9")
+    kid = json.loads(said)["keys"][0]["kid"]
+    for trust in (["--keys", keys], ["--kid", kid]):
+        code, said = await run(capsys, "receipt", "verify", receipt, *trust, "--tasks", tasks)
+        assert (code, said.count("\n- ")) == (0, 3), said
+
+
+async def test_a_receipt_that_does_not_hold_says_why(
+    connected: System, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    done = await mixed(connected)
+    good, bad, tasks = (tmp_path / name for name in ("good.json", "bad.json", "tasks.jsonl"))
+    await run(capsys, "job", "receipt", done["job_id"], "--file", good)
+    document: dict[str, Any] = json.loads(good.read_text())
+    kid = document["key"]["kid"]
+    head, payload, signature = document["signed"].split(".")
+    forgeries: list[tuple[dict[str, Any], str]] = [
+        ({"receipt": document["receipt"] | {"failed": 0, "completed": 5}}, "not what was signed"),
+        ({"signed": f"{head}.{payload[:-4]}AAAA.{signature}"}, "signature is not one of key"),
+        ({"signed": None}, "not signed"),
+        ({"key": document["key"] | {"x": document["key"]["y"]}}, "not among those that you trust"),
+        ({"receipt": 1}, "no receipt"),
+    ]
+    for change, why in forgeries:
+        bad.write_text(json.dumps(document | change))
+        code, said = await run(capsys, "receipt", "verify", bad, "--kid", kid)
+        assert (code, why in said) == (1, True), (change, said)
+    code, said = await run(capsys, "receipt", "verify", good, "--kid", "another")
+    assert (code, "not among those that you trust" in said) == (1, True)
+    assert (await run(capsys, "receipt", "verify", good))[0] == 2
+    lines = [json.dumps({"index": n, "status": s}) + "\n" for n, s in done["ends"].items()]
+    for wrong in (lines[:-1], [*lines, lines[0]], [lines[0].replace("Completed", "Failed"), *lines[1:]]):
+        tasks.write_text("".join(wrong))
+        assert (await run(capsys, "receipt", "verify", good, "--kid", kid, "--tasks", tasks))[0] == 1, wrong
+
+
+async def test_results_and_tasks_of_a_job_are_read(
+    connected: System, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    group = await claimed(connected, 3)
+    await report(connected, group, {0: LONG, 1: 1, 2: None})
+    await connected.pass_of("run-counters")
+    code, said = await run(capsys, "job", "results", group["job_id"])
+    assert (code, [json.loads(line)["result"] for line in said.splitlines()]) == (0, [LONG, 1, None])
+    file = tmp_path / "results.jsonl"
+    code, said = await run(capsys, "job", "results", group["job_id"], "--limit", "2", "--file", file)
+    assert (code, len(file.read_text().splitlines())) == (0, 2), said
+    code, said = await run(capsys, "job", "tasks", group["job_id"], "-o", "json")
+    assert [task["index"] for task in json.loads(said)["tasks"]] == [0, 1, 2]
+    code, said = await run(capsys, "job", "tasks", group["job_id"], "--index", "0", "-o", "json")
+    assert json.loads(said)["result"] == LONG
+    code, said = await run(capsys, "job", "watch", group["job_id"])
+    assert (code, "Completed" in said) == (0, True)
