@@ -60,6 +60,7 @@ from interlock.kernel.actions import Actions
 from interlock.kernel.bundles import Bundles, BundleSweep
 from interlock.kernel.claims import Claims
 from interlock.kernel.credentials import Credentials
+from interlock.kernel.deletion import RunDeletions
 from interlock.kernel.effects import Effects
 from interlock.kernel.explain import Explanations
 from interlock.kernel.files import Files
@@ -157,6 +158,7 @@ class Kernel:
             RunCancels(database, settings, self.actions),
             Reconciler(database, settings),
             Retention(database, settings, self.keyring),
+            RunDeletions(database, settings, self.shards),
             Router(database, settings, self.wakeups),
             Triggers(database, settings, self.wakeups),
             AlwaysOn(database, settings),
@@ -186,7 +188,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     )
     inputs = Inputs(settings.objects_root, RANGES)
     shards = Shards(database)
-    claims = Claims(database, settings, queue, tokens, inputs)
+    claims = Claims(database, settings, queue, tokens, inputs, shards)
     signed_urls = SignedUrls(keyring, clock, base_url=settings.objects_base_url)
     objects = open_objects(
         settings.objects_root,

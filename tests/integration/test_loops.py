@@ -15,7 +15,7 @@ import pytest
 from interlock import failpoints
 from interlock.clock import ManualClock
 from interlock.errors import Unavailable
-from interlock.kernel import actions, reconcile, retention
+from interlock.kernel import actions, deletion, reconcile
 from interlock.wiring import Kernel, kernel
 from tests.system import System, fence, running, until
 
@@ -359,7 +359,7 @@ async def test_a_named_job_and_what_has_not_ended_stay(still: System, clock: Man
 async def test_a_run_larger_than_a_batch_is_deleted_in_several_passes(
     still: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "_BATCH", 2)
+    monkeypatch.setattr(deletion, "_BATCH", 2)
     await ended(still)
     clock.advance(15 * 86_400)
     passes = 0

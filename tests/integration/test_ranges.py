@@ -12,6 +12,7 @@ from interlock.clock import ManualClock
 from interlock.dags import ranges
 from interlock.dags.operators import AGGREGATOR
 from interlock.kernel.inline import Call, InlineOperator, InlineRunner, Reaction
+from interlock.kernel.relay import TaskRef
 from tests.pipelines import Flow
 from tests.system import System
 
@@ -170,7 +171,7 @@ async def test_a_state_that_somebody_else_has_moved_costs_no_attempt(still: Syst
     parts = still.kernel
     slow = {AGGREGATOR: InlineOperator(overtaken, stateful=True)}
     runner = InlineRunner(parts.database, parts.claims, parts.tasks, parts.effects, slow)
-    assert await runner.invoke("dispatcher", UUID(task_id))
+    assert await runner.invoke("dispatcher", TaskRef(UUID(task_id)))
     await runner.drain(20)
     task = await still.task(task_id)
     assert (task["status"], task["attempt"], calls) == ("Completed", 1, 2)

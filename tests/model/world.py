@@ -38,6 +38,12 @@ _DIFFERENCES: list[dict[str, Any]] = [
 ]
 
 _EMPTY = """
+    do $$ declare shard regclass; begin
+        for shard in select inhrelid::regclass from pg_inherits
+            where inhparent = 'interlock.tasks'::regclass and inhrelid <> 'interlock.tasks_0'::regclass loop
+            execute format('drop table %s', shard);
+        end loop;
+    end $$;
     delete from interlock.queue_messages; delete from interlock.outbox; delete from interlock.run_deltas;
     delete from interlock.tasks; delete from interlock.slots; delete from interlock.lease_alarms;
     delete from interlock.attempts; delete from interlock.output_commits; delete from interlock.dataset_events;
@@ -91,6 +97,9 @@ class World:
 
     def empty(self) -> None:
         """Far cheaper than a new database, and than TRUNCATE for a handful of rows."""
+        for run in self.select("select run_id from interlock.runs"):
+            for dispatcher in self.dispatchers:
+                dispatcher.shards.forget(run["run_id"])
         self.execute(_EMPTY)
 
     def close(self) -> None:

@@ -154,6 +154,20 @@ SHARDS: dict[str, list[Expectation]] = {
     "alarmed_shards": [
         Live("select count(distinct shard) from interlock.lease_alarms where shard > 0", "shards that have an alarm")
     ],
+    "shards_of_jobs": [
+        Live(
+            "select count(*) from interlock.runs where shard <> 0 and ended_at is null",
+            "runs with a shard",
+            {"job_ids": "seed.job_ids(4)"},
+        )
+    ],
+    "shard_of_task": [
+        Live(
+            "select 1 + count(*) from interlock.runs where shard <> 0",
+            "shards",
+            {"task_id": "seed.task('dead', 7)", "org_id": "null"},
+        )
+    ],
     "attachment": [Exempt("reads the catalog, once per shard that is dropped")],
     "drop_shard": [Exempt("drops a table")],
 }
@@ -309,6 +323,14 @@ RUNS: dict[str, list[Expectation]] = {
     "fold_deltas": [Bounded(5000, {"most": "5000", "since": "'(0,0)'"})],
     "end_runs": [Bounded(1, {"run_ids": "array[seed.id('run queued')]"}, pages=30)],
     "request_run_cancel": [Bounded(1, _ORG | _run("queued"), pages=30)],
+    "request_deletion": [Bounded(1, _run("dead"))],
+    "deleting_runs": [
+        Live("select count(*) from interlock.runs where delete_requested", "runs to delete", {"most": "10"})
+    ],
+    "take_turn": [Exempt("an advisory lock")],
+    "end_turn": [Exempt("an advisory lock")],
+    "delete_shard_attempts": [Bounded(5000, {"number": "1", "most": "5000"})],
+    "ids_of_range": [Bounded(5000, _run("dead") | {"first": "0", "last": "4999"})],
     "lock_runs_of": [Bounded(2000, _ORG | {"task_ids": "seed.tasks('dead', 2000)"})],
     "canceling_runs": [Bounded(20, {"most": "20"})],
     "cancelable_of_run": [

@@ -24,6 +24,7 @@ from interlock.access.keyring import Keyring
 from interlock.access.prefixes import Prefix, canonical, canonical_all
 from interlock.access.tokens import Claims, Time, kept_capability
 from interlock.adapters.postgres import Database, queries
+from interlock.adapters.shards import SMALL_SHARD, shard_of
 from interlock.clock import Clock
 from interlock.errors import Forbidden, Unauthenticated
 from interlock.wire import Attempt
@@ -60,6 +61,8 @@ class ObjectClaims(Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     write_prefixes: list[str]
     capability_id: UUID | None = None
     """Instead of prefixes, when the capability token has one, too."""
+    shard: int = SMALL_SHARD
+    """Where the task is: the lease would tell."""
 
 
 Place = tuple[str, UUID, int]
@@ -148,6 +151,7 @@ class ObjectTokens:
             read_prefixes=[] if by_reference else capability.s3.read_prefixes,
             write_prefixes=[] if by_reference else capability.s3.write_prefixes,
             capability_id=capability.capability_id,
+            shard=shard_of(lease_token),
         )
         return await compact.signed(msgspec.json.encode(claims), kid, self._keyring)
 
@@ -217,7 +221,11 @@ class ObjectTokens:
             return True
         async with self._database.connection() as connection:
             lease = await _sql.lease_held(
-                connection, task_id=claims.task_id, org_id=claims.org_id, attempt=claims.attempt
+                connection,
+                shard=claims.shard,
+                task_id=claims.task_id,
+                org_id=claims.org_id,
+                attempt=claims.attempt,
             )
         if lease is None or not compare_digest(_lease_hash(lease), claims.lease):
             self._held.pop(attempt, None)

@@ -10,7 +10,7 @@ from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
 from interlock.kernel.reads import Reads
-from interlock.kernel.shards import SMALL_SHARD
+from interlock.kernel.shards import SMALL_SHARD, find_task
 from interlock.kernel.tasks import enqueue, wake_parked
 from interlock.settings import Settings
 from interlock.wire import CancelRequest, Changed, RedriveRequest, TaskStatus, TaskView
@@ -34,7 +34,7 @@ class Actions:
 
     async def cancel(self, task_id: UUID, org_id: UUID) -> TaskView:
         """In every state: a waiting task ends, a running one is asked to, an ended one stays as it is."""
-        await self.cancel_ids([task_id], org_id)
+        await self.cancel_ids([task_id], org_id, shard=await self._shard_of(task_id, org_id))
         return await self._reads.task(task_id, org_id)
 
     async def cancel_run(self, run_id: UUID, org_id: UUID) -> Changed:
@@ -52,8 +52,8 @@ class Actions:
         first, run_id = run["cancel_index"], run["run_id"]
         span = {"first": first, "last": first + _STRETCH - 1}
         async with self._database.connection() as connection:
-            rows = await _runs_sql.cancelable_of_run(connection, run_id=run_id, **span)
-        matched = await self.cancel_ids([row["task_id"] for row in rows], run["org_id"])
+            rows = await _runs_sql.cancelable_of_run(connection, shard=run["shard"], run_id=run_id, **span)
+        matched = await self.cancel_ids([row["task_id"] for row in rows], run["org_id"], shard=run["shard"])
         walked = {"walked_from": first, "walked_to": first + _STRETCH}
         async with self._database.connection() as connection:
             await _runs_sql.cancel_walked(connection, run_id=run_id, **walked)
@@ -66,13 +66,14 @@ class Actions:
         if request.dry_run:
             return Changed(matched=await self._count(request.job, request.run, statuses, org_id), dry_run=True)
         matched = 0
-        async for ids in self._matching(request.job, request.run, statuses, org_id, dead=False, error_class=None):
-            matched += await self.cancel_ids(ids, org_id)
+        pages = self._matching(request.job, request.run, statuses, org_id, dead=False, error_class=None)
+        async for shard, ids in pages:
+            matched += await self.cancel_ids(ids, org_id, shard=shard)
         return Changed(matched=matched)
 
     async def retry(self, task_id: UUID, org_id: UUID) -> TaskView:
         """A failed task runs again at once; a dead letter gets a fresh set of attempts."""
-        if not await self._redrive_ids([task_id], org_id):
+        if not await self._redrive_ids([task_id], org_id, await self._shard_of(task_id, org_id)):
             task = await self._reads.task(task_id, org_id)
             raise Conflict(f"The task is {task.status}; only a Failed one can be retried.", code="not_failed")
         return await self._reads.task(task_id, org_id)
@@ -85,29 +86,33 @@ class Actions:
             )
             return Changed(matched=min(count, request.limit), dry_run=True)
         pages = self._matching(request.job, request.run, failed, org_id, dead=True, error_class=request.error_class)
-        async for ids in pages:
-            matched += await self._redrive_ids(ids[: request.limit - matched], org_id)
+        async for shard, ids in pages:
+            matched += await self._redrive_ids(ids[: request.limit - matched], org_id, shard)
             if matched >= request.limit:
                 return Changed(matched=matched, remaining=True)
         return Changed(matched=matched)
 
-    async def cancel_ids(self, ids: list[UUID], org_id: UUID) -> int:
+    async def _shard_of(self, task_id: UUID, org_id: UUID) -> int:
+        async with self._database.connection() as connection:
+            return await find_task(connection, task_id, org_id)
+
+    async def cancel_ids(self, ids: list[UUID], org_id: UUID, *, shard: int = SMALL_SHARD) -> int:
         """How many of them had not ended."""
 
         async def work(connection: Connection) -> list[Row]:
-            rows: list[Row] = await _sql.cancel(connection, shard=SMALL_SHARD, task_ids=ids, org_id=org_id)
+            rows: list[Row] = await _sql.cancel(connection, shard=shard, task_ids=ids, org_id=org_id)
             await failpoint("cancel.before_commit")
             return rows
 
         rows = await self._database.run(work) if ids else []
-        await self._wake_next([row["task_id"] for row in rows if row["status"] == TaskStatus.CANCELED])
+        await self._wake_next([row["task_id"] for row in rows if row["status"] == TaskStatus.CANCELED], shard)
         return len(rows)
 
-    async def _wake_next(self, canceled: list[UUID]) -> None:
+    async def _wake_next(self, canceled: list[UUID], shard: int) -> None:
         """A freed slot may have woken one of these: whoever waits behind it must not wait for the reconciler."""
 
         async def work(connection: Connection) -> None:
-            capped = await _runs_sql.capped_jobs_of(connection, task_ids=canceled)
+            capped = await _runs_sql.capped_jobs_of(connection, shard=shard, task_ids=canceled)
             if capped:
                 jobs, keys = {row["job_id"] for row in capped}, {row["slot_key"] for row in capped}
                 await wake_parked(connection, sorted(jobs), list(keys), direct=self._settings.queue_direct)
@@ -115,12 +120,14 @@ class Actions:
         if canceled:
             await self._database.run(work)
 
-    async def _redrive_ids(self, ids: list[UUID], org_id: UUID) -> int:
+    async def _redrive_ids(self, ids: list[UUID], org_id: UUID, shard: int) -> int:
         async def work(connection: Connection) -> int:
-            await _runs_sql.lock_runs_of(connection, task_ids=ids, org_id=org_id)
-            rows = await _sql.redrive(connection, shard=SMALL_SHARD, task_ids=ids, org_id=org_id)
+            runs = await _runs_sql.lock_runs_of(connection, shard=shard, task_ids=ids, org_id=org_id)
+            if any(run["delete_requested"] for run in runs):
+                return 0
+            rows = await _sql.redrive(connection, shard=shard, task_ids=ids, org_id=org_id)
             if rows:
-                await enqueue(connection, [r["task_id"] for r in rows], direct=self._settings.queue_direct)
+                await enqueue(connection, [r["task_id"] for r in rows], shard=shard, direct=self._settings.queue_direct)
             await failpoint("redrive.before_commit")
             return len(rows)
 
@@ -156,15 +163,15 @@ class Actions:
         *,
         dead: bool,
         error_class: str | None,
-    ) -> AsyncIterator[list[UUID]]:
-        """Pages of ids. What is acted upon leaves the filter, so that the next read by index is the next page."""
+    ) -> AsyncIterator[tuple[int, list[UUID]]]:
+        """Pages of ids, with their shard. What is acted upon leaves the filter, so the next read is the next page."""
         for target in await self._targets(job, run, org_id):
             while ids := await self._indexed(target, statuses, org_id, dead, error_class):
-                yield ids
+                yield target.shard, ids
                 if len(ids) < _BATCH:
                     break
             async for ids in self._unended(target, statuses, org_id):
-                yield ids
+                yield target.shard, ids
 
     async def _targets(self, job: str | None, run: UUID | None, org_id: UUID) -> list[_Target]:
         """Runs to walk, and the job for its tasks of no run."""
@@ -195,7 +202,7 @@ class Actions:
     ) -> list[UUID]:
         shared = {"org_id": org_id, "dead": dead, "error_class": error_class, "most": most}
         async with self._database.connection() as connection:
-            rows = await _reads_sql.failed_of_run(connection, run_id=target.run_id, **shared)
+            rows = await _reads_sql.failed_of_run(connection, shard=target.shard, run_id=target.run_id, **shared)
         return [row["task_id"] for row in rows]
 
     async def _loose(
@@ -224,7 +231,7 @@ class Actions:
             span = {"first": first, "last": first + _STRETCH - 1}
             async with self._database.connection() as connection:
                 rows = await _reads_sql.unended_of_run(
-                    connection, run_id=target.run_id, org_id=org_id, statuses=wanted, **span
+                    connection, shard=target.shard, run_id=target.run_id, org_id=org_id, statuses=wanted, **span
                 )
             if rows:
                 yield [row["task_id"] for row in rows]
@@ -236,9 +243,12 @@ class _Target:
 
     run_id: UUID | None = None
     job_id: UUID | None = None
+    shard: int = SMALL_SHARD
     last_index: int = -1
     ended: bool = False
 
 
 def _run_target(row: Row) -> _Target:
-    return _Target(run_id=row["run_id"], last_index=row["last_index"], ended=row["ended_at"] is not None)
+    return _Target(
+        run_id=row["run_id"], shard=row["shard"], last_index=row["last_index"], ended=row["ended_at"] is not None
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -19,7 +19,7 @@ from interlock.adapters.queue import Handle, Queue
 from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import armed, failpoint
 from interlock.kernel.inputs import Inputs
-from interlock.kernel.shards import SMALL_SHARD
+from interlock.kernel.shards import SMALL_SHARD, Shards, find_task
 from interlock.kernel.tasks import clean, outputs_of, run_task_id
 from interlock.settings import Settings
 from interlock.telemetry import TASKS_CLAIMED
@@ -130,11 +130,18 @@ _lease = msgspec.json.Decoder(_Lease)
 
 class Claims:
     def __init__(
-        self, database: Database, settings: Settings, queue: Queue, tokens: CapabilityTokens, inputs: Inputs
+        self,
+        database: Database,
+        settings: Settings,
+        queue: Queue,
+        tokens: CapabilityTokens,
+        inputs: Inputs,
+        shards: Shards,
     ) -> None:
         self._database = database
         self._settings = settings
         self._queue = queue
+        self._shards = shards
         self._tokens = tokens
         self._inputs = inputs
         self._objects_root = settings.objects_root
@@ -143,16 +150,18 @@ class Claims:
     async def claim(self, request: ClaimRequest, worker: WorkerIdentity) -> ClaimBatchReply:
         wanted = _wanted(request)
         who = {"worker_id": clean(request.worker_id), "runtimes": self._reach(worker)}
-        held = armed("claim.before_commit")
         if request.tokens:
             await self._tokens.require_signing()
-        groups, states = await self._database.run(lambda c: self._claim_free(c, wanted, who), transaction=held)
-        capped = sorted({s["job_id"] for s in states if s["capped"] and s["status"] == "Queued" and s["allowed"]})
-        if capped:
-            groups += await self._claim_capped([s["task_id"] for s in states], capped, who | {"most": wanted.most})
+        groups, states = list[_Group](), list[Row]()
+        for shard, part in (await self._by_shard(wanted)).items():
+            claimed, left = await self._claim_in(shard, part, who)
+            groups, states = groups + claimed, states + left
+        if unknown := _unknown(wanted.ids, groups, states):
+            claimed, left = await self._claim_elsewhere(unknown, who)
+            groups, states = groups + claimed, states + left
         await failpoint("claim.committed")
         TASKS_CLAIMED.inc(sum(len(group.tasks) for group in groups))
-        left = await self._settle(wanted, groups)
+        remaining = await self._settle(wanted, groups)
         jobs = await self._jobs({(group.lease.job_id, group.lease.job_version) for group in groups})
         together, claims = [], []
         for group in groups:
@@ -162,7 +171,40 @@ class Claims:
             else:
                 claims += await self._claims(group, job, tokens=request.tokens)
         claims += _not_claimed(wanted, groups, states)
-        return ClaimBatchReply(claims=claims, groups=together, remaining=left)
+        return ClaimBatchReply(claims=claims, groups=together, remaining=remaining)
+
+    async def _by_shard(self, wanted: _Wanted) -> dict[int, _Wanted]:
+        """Single tasks are in shard 0, but for few: messages of others name their run, which tells the shard."""
+        if wanted.ids:
+            return {SMALL_SHARD: wanted}
+        shards = await self._shards.of_runs([span.run_id for span in wanted.ranges])
+        parts: defaultdict[int, list[ClaimRange]] = defaultdict(list)
+        for span in wanted.ranges:
+            if span.run_id in shards:
+                parts[shards[span.run_id]].append(span)
+        return {shard: replace(wanted, ranges=spans) for shard, spans in parts.items()}
+
+    async def _claim_elsewhere(self, ids: list[UUID], who: dict[str, Any]) -> tuple[list[_Group], list[Row]]:
+        """Tasks that somebody has named by their ids alone, and that are not in shard 0."""
+        found: defaultdict[int, list[UUID]] = defaultdict(list)
+        async with self._database.connection() as connection:
+            for task_id in ids:
+                if shard := await find_task(connection, task_id):
+                    found[shard].append(task_id)
+        groups, states = list[_Group](), list[Row]()
+        for shard, here in found.items():
+            claimed, left = await self._claim_in(shard, _Wanted(ids=here), who)
+            groups, states = groups + claimed, states + left
+        return groups, states
+
+    async def _claim_in(self, shard: int, wanted: _Wanted, who: dict[str, Any]) -> tuple[list[_Group], list[Row]]:
+        held = armed("claim.before_commit")
+        groups, states = await self._database.run(lambda c: self._claim_free(c, shard, wanted, who), transaction=held)
+        capped = sorted({s["job_id"] for s in states if s["capped"] and s["status"] == "Queued" and s["allowed"]})
+        if capped:
+            how = who | {"shard": shard, "most": wanted.most}
+            groups += await self._claim_capped([s["task_id"] for s in states], capped, how)
+        return groups, states
 
     def _reach(self, worker: WorkerIdentity) -> list[str] | None:
         """The worker's runtimes by every name that leads to the same queue: a job keeps the alias it was given."""
@@ -173,31 +215,31 @@ class Claims:
         return [name for name in names if self._settings.runtime(name).queue in mine]
 
     async def _claim_free(
-        self, connection: Connection, wanted: _Wanted, who: dict[str, Any]
+        self, connection: Connection, shard: int, wanted: _Wanted, who: dict[str, Any]
     ) -> tuple[list[_Group], list[Row]]:
         """What was claimed, and the state of what was not but may be said more about."""
         if wanted.ids:
-            groups = _grouped(await _sql.claim(connection, shard=SMALL_SHARD, task_ids=wanted.ids, **who))
+            groups = _grouped(await _sql.claim(connection, shard=shard, task_ids=wanted.ids, **who))
         elif wanted.most is not None:
             only = wanted.ranges[0]
             span = {"run_id": only.run_id, "first": only.start, "last": only.end}
-            rows = await _sql.claim_range_start(connection, shard=SMALL_SHARD, most=wanted.most, **span, **who)
+            rows = await _sql.claim_range_start(connection, shard=shard, most=wanted.most, **span, **who)
             groups = _grouped(rows)
         else:
-            rows = await _sql.claim_ranges(connection, shard=SMALL_SHARD, **_spans(wanted.ranges), **who)
+            rows = await _sql.claim_ranges(connection, shard=shard, **_spans(wanted.ranges), **who)
             groups = _by_range(rows)
         if groups:
             await failpoint("claim.before_commit")
         left = _not_in(wanted.ids, groups) or _ids_of_empty(wanted.ranges, groups)
         if not left:
             return groups, []
-        states = await _sql.claim_states(connection, shard=SMALL_SHARD, task_ids=left, runtimes=who["runtimes"])
+        states = await _sql.claim_states(connection, shard=shard, task_ids=left, runtimes=who["runtimes"])
         return groups, states
 
     async def _claim_capped(self, ids: list[UUID], jobs: list[UUID], how: dict[str, Any]) -> list[_Group]:
         async def work(connection: Connection) -> list[_Group]:
             await _sql.lock_capped_jobs(connection, job_ids=jobs)
-            rows = await _sql.claim_capped(connection, shard=SMALL_SHARD, task_ids=ids, job_ids=jobs, **how)
+            rows = await _sql.claim_capped(connection, task_ids=ids, job_ids=jobs, **how)
             await failpoint("claim.before_commit")
             return _grouped(rows)
 
@@ -281,7 +323,8 @@ class Claims:
 
     async def fetch(self, task_id: UUID, worker: WorkerIdentity) -> FetchReply:
         async with self._database.connection() as connection:
-            row = await _sql.fetch_task(connection, shard=SMALL_SHARD, task_id=task_id, runtimes=self._reach(worker))
+            shard = await find_task(connection, task_id)
+            row = await _sql.fetch_task(connection, shard=shard, task_id=task_id, runtimes=self._reach(worker))
             if row is None:
                 raise NotFound(f"There is no task {task_id}.")
             job = _job(row, await self._inputs.of(connection, _reading([row])))
@@ -403,6 +446,11 @@ def _not_claimed(wanted: _Wanted, groups: list[_Group], states: list[Row]) -> li
 def _not_in(ids: list[UUID], groups: list[_Group]) -> list[UUID]:
     taken = {task.task_id for group in groups for task in group.tasks} if ids else ()
     return [task_id for task_id in ids if task_id not in taken]
+
+
+def _unknown(ids: list[UUID], groups: list[_Group], states: list[Row]) -> list[UUID]:
+    known = {state["task_id"] for state in states} if ids else ()
+    return [task_id for task_id in _not_in(ids, groups) if task_id not in known]
 
 
 def _reason(state: Row | None) -> Reason:

@@ -15,6 +15,7 @@ from interlock.adapters.sts import SHORTEST_SECONDS, Sts
 from interlock.errors import Fenced, Forbidden, Unavailable
 from interlock.failpoints import failpoint
 from interlock.kernel.files import Files
+from interlock.kernel.shards import shard_of
 from interlock.kernel.tasks import Tasks
 from interlock.settings import Settings
 from interlock.telemetry import CREDENTIALS_MINTED
@@ -70,6 +71,7 @@ class Credentials:
         async def work(connection: Connection) -> Row | None:
             row: Row | None = await _sql.minting(
                 connection,
+                shard=shard_of(request.lease_token),
                 task_id=request.task_id,
                 org_id=capability.org_id,
                 attempt=request.attempt,

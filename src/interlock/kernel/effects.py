@@ -15,6 +15,7 @@ from interlock.failpoints import failpoint
 from interlock.kernel import changes
 from interlock.kernel.changes import Change
 from interlock.kernel.operator_state import OperatorState, keep_state
+from interlock.kernel.shards import shard_of
 from interlock.settings import BUFFER_QUEUE, Settings
 from interlock.wire import BufferPublish, BufferPublished, DatasetRef, EventBatch, EventsAccepted
 
@@ -33,7 +34,7 @@ class Effects:
         """None when the attempt does not hold the task. A state is kept exactly when the events are."""
 
         async def work(connection: Connection) -> EventsAccepted | None:
-            known = await _tasks_sql.outputs_of(connection, shard=0, task_ids=[batch.task_id])
+            known = await _tasks_sql.outputs_of(connection, shard=shard_of(batch.lease_token), task_ids=[batch.task_id])
             if not known:
                 return None
             try:
@@ -137,7 +138,11 @@ def buffer_message(publish: Mapping[str, Any] | Row) -> str:
 
 async def _locked(connection: Connection, fence: EventBatch | BufferPublish) -> Row | None:
     row: Row | None = await _tasks_sql.lock_attempt(
-        connection, shard=0, task_id=fence.task_id, attempt=fence.attempt, lease_token=fence.lease_token
+        connection,
+        shard=shard_of(fence.lease_token),
+        task_id=fence.task_id,
+        attempt=fence.attempt,
+        lease_token=fence.lease_token,
     )
     return row
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from interlock.adapters.postgres import Database, Row, queries
 from interlock.errors import NotFound
+from interlock.kernel.shards import find_task
 from interlock.wire import Explanation, TaskStatus
 
 _sql = queries("reads")
@@ -19,7 +20,8 @@ class Explanations:
 
     async def explain(self, task_id: UUID, org_id: UUID) -> Explanation:
         async with self._database.connection() as connection:
-            row = await _sql.explain_facts(connection, org_id=org_id, task_id=task_id)
+            shard = await find_task(connection, task_id, org_id)
+            row = await _sql.explain_facts(connection, shard=shard, org_id=org_id, task_id=task_id)
         if row is None:
             raise NotFound(f"There is no task {task_id} in this org.")
         reason, detail = _BY_STATUS[row["status"]](row)

@@ -23,7 +23,7 @@ from interlock.kernel.changes import BUFFERED
 from interlock.kernel.inputs import Inputs
 from interlock.kernel.markers import FILES
 from interlock.kernel.queries import BATCH_QUERY, batch_prefix
-from interlock.kernel.shards import SMALL_SHARD
+from interlock.kernel.shards import by_shard
 from interlock.kernel.tasks import Tasks, outputs_of
 from interlock.schemas import DatasetSchema
 from interlock.settings import Settings
@@ -98,14 +98,20 @@ class Files:
         refused += await self._tasks.refusals([item for item in unique if item.task_id not in known])
         return DataReply(items=found, refused=refused)
 
+    async def _held(self, connection: Connection, items: Sequence[Release]) -> list[Row]:
+        held: list[Row] = []
+        for shard, part in by_shard(items, lambda item: item.lease_token).items():
+            held += await _sql.held_attempts(
+                connection,
+                shard=shard,
+                task_ids=[item.task_id for item in part],
+                attempts=[item.attempt for item in part],
+                leases=[item.lease_token for item in part],
+            )
+        return held
+
     async def _data(self, connection: Connection, items: Sequence[Release]) -> tuple[list[TaskData], list[Refusal]]:
-        held: list[Row] = await _sql.held_attempts(
-            connection,
-            shard=SMALL_SHARD,
-            task_ids=[item.task_id for item in items],
-            attempts=[item.attempt for item in items],
-            leases=[item.lease_token for item in items],
-        )
+        held = await self._held(connection, items)
         if not held:
             return [], []
         inputs, refused = await self._inputs(connection, held)

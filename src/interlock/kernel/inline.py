@@ -21,10 +21,10 @@ from interlock.kernel.claims import Claims
 from interlock.kernel.effects import Effects
 from interlock.kernel.holding import completion, failure, fence_of, given, keep
 from interlock.kernel.operator_state import OperatorState, StateMoved, read_state
+from interlock.kernel.relay import TaskRef
 from interlock.kernel.tasks import Tasks
 from interlock.wire import (
     ClaimReply,
-    ClaimRequest,
     Completion,
     Event,
     EventBatch,
@@ -130,12 +130,13 @@ class InlineRunner:
         self._worker_id = f"dispatcher:{socket.gethostname()}:{os.getpid()}"
         self._identity = WorkerIdentity("dispatcher", "dispatcher", None)
 
-    async def invoke(self, _runtime: str, task_id: UUID) -> bool:
+    async def invoke(self, _runtime: str, ref: TaskRef) -> bool:
         if len(self._running) >= self._most:
             return False
-        request = ClaimRequest(worker_id=self._worker_id, task_id=task_id, tokens=False)
-        reply = (await self._claims.claim(request, self._identity)).claims[0]
-        if reply.status == "Claimed":
+        request = ref.claim(self._worker_id, tokens=False)
+        for reply in (await self._claims.claim(request, self._identity)).claims:
+            if reply.status != "Claimed":
+                continue
             task = asyncio.create_task(self._run(reply))
             self._running[task] = reply
             task.add_done_callback(self._running.pop)

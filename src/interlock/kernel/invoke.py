@@ -15,7 +15,6 @@ import socket
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
-from uuid import UUID
 
 import msgspec
 import structlog
@@ -29,14 +28,13 @@ from interlock.archives import Language
 from interlock.errors import Fenced, InterlockError
 from interlock.kernel.claims import Claims
 from interlock.kernel.holding import completion, failure, fence_of, given, keep
-from interlock.kernel.relay import Invoke
+from interlock.kernel.relay import Invoke, TaskRef
 from interlock.kernel.tasks import Tasks
 from interlock.kernel.udf import DIGEST, bundle_key
 from interlock.settings import RuntimeKind, Settings
 from interlock.telemetry import INVOCATIONS, INVOCATIONS_OPEN
 from interlock.wire import (
     ClaimReply,
-    ClaimRequest,
     Completion,
     Crash,
     Endpoints,
@@ -123,8 +121,8 @@ def by_kind(settings: Settings, inline: Invoke, invoked: Invoke) -> Invoke:
     """Tasks of runtimes without a queue, to whoever runs them."""
     names = {name for name in settings.runtime_names if settings.runtime(name).kind is RuntimeKind.INVOKE}
 
-    async def invoke(runtime: str, task_id: UUID) -> bool:
-        return await (invoked if runtime in names else inline)(runtime, task_id)
+    async def invoke(runtime: str, ref: TaskRef) -> bool:
+        return await (invoked if runtime in names else inline)(runtime, ref)
 
     return invoke
 
@@ -161,17 +159,17 @@ class Invoker:
     def open_invocations(self) -> int:
         return len(self._open)
 
-    async def invoke(self, runtime: str, task_id: UUID) -> bool:
+    async def invoke(self, runtime: str, ref: TaskRef) -> bool:
         if self._runner is None or self._room <= 0 or not self._gate.admit():
             return False
-        request = ClaimRequest(worker_id=self._worker_id, task_id=task_id)
         try:
-            reply = (await self._claims.claim(request, self._identity)).claims[0]
+            claims = (await self._claims.claim(ref.claim(self._worker_id), self._identity)).claims
         except InterlockError:
             self._gate.untried()
             raise
-        if reply.status == "Claimed":
-            self._begin(self._runner, runtime, _Open(reply))
+        claimed = [claim for claim in claims if claim.status == "Claimed"]
+        if claimed:
+            self._begin(self._runner, runtime, _Open(claimed[0]))
         else:
             # A wake-up for a task that is not claimable has done its work.
             self._gate.untried()

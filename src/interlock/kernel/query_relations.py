@@ -23,7 +23,7 @@ from interlock.errors import BadRequest, Fenced, Forbidden, NotFound, TooLarge
 from interlock.kernel.files import input_names
 from interlock.kernel.inputs import Inputs
 from interlock.kernel.markers import FILES
-from interlock.kernel.shards import SMALL_SHARD
+from interlock.kernel.shards import find_task, shard_of
 from interlock.schemas import DatasetSchema
 
 _sql = queries("queries")
@@ -97,7 +97,9 @@ class QueryRelations:
         """Raises Fenced for an attempt that no longer holds its task."""
         claims = asking.claims
         async with self._database.connection() as connection:
-            task = await _sql.attempt_of(connection, shard=SMALL_SHARD, task_id=claims.task_id, org_id=claims.org_id)
+            # A body may leave its lease out: its task is looked for.
+            shard = shard_of(asking.lease_token) if asking.lease_token else await find_task(connection, claims.task_id)
+            task = await _sql.attempt_of(connection, shard=shard, task_id=claims.task_id, org_id=claims.org_id)
             job_id = _held_job(task, asking)
             edges = (await self._inputs.edges(connection, [job_id]))[job_id]
             versions = [UUID(claim["dataset_version"]) for claim in claims.datasets]

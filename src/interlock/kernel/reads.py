@@ -14,6 +14,7 @@ from msgspec import Raw
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, NotFound
 from interlock.kernel.packs import Packs
+from interlock.kernel.shards import SMALL_SHARD, find_task
 from interlock.wire import (
     AttemptPage,
     AttemptView,
@@ -126,16 +127,20 @@ class Reads:
         return rows, owed["rows"]
 
     async def task(self, task_id: UUID, org_id: UUID) -> TaskView:
-        async with self._database.connection() as connection:
-            row = await _sql.task_by_id(connection, org_id=org_id, task_id=task_id)
-        if row is None:
-            raise NotFound(f"There is no task {task_id} in this org.")
+        row, _ = await self._task(task_id, org_id)
         return await self._whole(row)
 
     async def task_of_run(self, run: Row, index: int, org_id: UUID) -> TaskView:
         async with self._database.connection() as connection:
             rows = await _sql.tasks_of_range(
-                connection, org_id=org_id, run_id=run["run_id"], first=index, last=index, status=None, most=1
+                connection,
+                shard=run["shard"],
+                org_id=org_id,
+                run_id=run["run_id"],
+                first=index,
+                last=index,
+                status=None,
+                most=1,
             )
         if not rows:
             raise NotFound(f"Run {run['run_id']} has no task {index}; its last one is {run['last_index']}.")
@@ -161,10 +166,21 @@ class Reads:
         found: Row = row
         return found
 
-    async def attempts(self, task_id: UUID, org_id: UUID) -> AttemptPage:
-        await self.task(task_id, org_id)
+    async def _task(self, task_id: UUID, org_id: UUID) -> tuple[Row, int]:
+        """With its shard."""
         async with self._database.connection() as connection:
-            rows = await _sql.attempts_of(connection, task_id=task_id)
+            shard = SMALL_SHARD
+            row = await _sql.task_by_id(connection, shard=shard, org_id=org_id, task_id=task_id)
+            if row is None and (shard := await find_task(connection, task_id, org_id)) != SMALL_SHARD:
+                row = await _sql.task_by_id(connection, shard=shard, org_id=org_id, task_id=task_id)
+        if row is None:
+            raise NotFound(f"There is no task {task_id} in this org.")
+        return row, shard
+
+    async def attempts(self, task_id: UUID, org_id: UUID) -> AttemptPage:
+        _, shard = await self._task(task_id, org_id)
+        async with self._database.connection() as connection:
+            rows = await _sql.attempts_of(connection, shard=shard, task_id=task_id)
         return AttemptPage(attempts=[_attempt_view(row) for row in rows])
 
     async def tasks(
@@ -254,7 +270,7 @@ class Reads:
         self, connection: Connection, org_id: UUID, run: Row, status: TaskStatus | None, index: int, room: int
     ) -> tuple[list[Row], int]:
         """Some of a run's tasks after `index`, and how far that reached; the run's last index means to its end."""
-        shared = {"org_id": org_id, "run_id": run["run_id"]}
+        shared = {"org_id": org_id, "shard": run["shard"], "run_id": run["run_id"]}
         if run["ended_at"] is not None and status in (TaskStatus.QUEUED, TaskStatus.RUNNING):
             return [], run["last_index"]
         if status not in (TaskStatus.FAILED, TaskStatus.CANCELED):

@@ -12,6 +12,7 @@ import structlog
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
+from interlock.kernel.shards import SMALL_SHARD, shards_of_jobs
 from interlock.kernel.tasks import enqueue, wake_parked
 from interlock.settings import Settings
 
@@ -41,30 +42,39 @@ class Reconciler(Periodic):
         """One step over live runs, one over tasks of no run, one over jobs. Each remembers its place and goes round."""
         if not await _sql.only_one(connection, name=self.name):
             return 0
-        lost = await self._of_runs(connection) + await self._of_no_run(connection)
-        if lost:
-            log.warning("reconciler.messages_missing", tasks=len(lost))
-            await enqueue(connection, lost, direct=self._direct)
+        lost = await self._of_runs(connection)
+        lost[SMALL_SHARD] = lost.get(SMALL_SHARD, []) + await self._of_no_run(connection)
+        found = sum(map(len, lost.values()))
+        if found:
+            log.warning("reconciler.messages_missing", tasks=found)
+        for shard, ids in lost.items():
+            if ids:
+                await enqueue(connection, ids, shard=shard, direct=self._direct)
         woken = await self._wake_stranded(connection)
         await failpoint("reconcile.before_commit")
-        return len(lost) + woken
+        return found + woken
 
-    async def _of_runs(self, connection: Connection) -> list[UUID]:
+    async def _of_runs(self, connection: Connection) -> dict[int, list[UUID]]:
+        """By shard."""
         place = await _sql.sweep_place(connection, name="runs")
         cursor, position = (place["cursor"], place["position"] or 0) if place else (None, 0)
         runs = await _sql.live_runs_from(connection, cursor=cursor, most=_RUNS)
         stretches, end = _stretches(runs, cursor, position)
         await self._remember(connection, "runs", *end)
-        if not stretches:
-            return []
-        rows = await _sql.lost_run_tasks(
-            connection,
-            run_ids=[run_id for run_id, _, _ in stretches],
-            firsts=[first for _, first, _ in stretches],
-            lasts=[last for _, _, last in stretches],
-            grace=self._grace,
-        )
-        return [row["task_id"] for row in rows]
+        shards = {run["run_id"]: run["shard"] for run in runs}
+        lost: dict[int, list[UUID]] = {}
+        for shard in sorted({shards[run_id] for run_id, _, _ in stretches}):
+            here = [stretch for stretch in stretches if shards[stretch[0]] == shard]
+            rows = await _sql.lost_run_tasks(
+                connection,
+                shard=shard,
+                run_ids=[run_id for run_id, _, _ in here],
+                firsts=[first for _, first, _ in here],
+                lasts=[last for _, _, last in here],
+                grace=self._grace,
+            )
+            lost[shard] = [row["task_id"] for row in rows]
+        return lost
 
     async def _of_no_run(self, connection: Connection) -> list[UUID]:
         place = await _sql.sweep_place(connection, name="tasks")
@@ -90,11 +100,15 @@ class Reconciler(Periodic):
             row["job_id"] for row in await _sql.jobs_after(connection, cursor=place and place["cursor"], most=_JOBS)
         ]
         await self._remember(connection, "jobs", jobs[-1] if len(jobs) == _JOBS else None)
-        stranded = [row["job_id"] for row in await _sql.stranded_jobs(connection, job_ids=jobs)] if jobs else []
+        stranded, keys = set[UUID](), set[str]()
+        for shard in await shards_of_jobs(connection, jobs) if jobs else []:
+            here = [row["job_id"] for row in await _sql.stranded_jobs(connection, shard=shard, job_ids=jobs)]
+            if here:
+                rows = await _sql.parked_keys(connection, shard=shard, job_ids=here, most=_BATCH)
+                stranded, keys = stranded | {*here}, keys | {row["slot_key"] for row in rows}
         if not stranded:
             return 0
-        keys = [row["slot_key"] for row in await _sql.parked_keys(connection, job_ids=stranded, most=_BATCH)]
-        return await wake_parked(connection, stranded, keys, direct=self._direct)
+        return await wake_parked(connection, sorted(stranded), sorted(keys), direct=self._direct)
 
 
 Stretch = tuple[UUID, int, int]

@@ -14,17 +14,37 @@ from interlock.adapters.postgres import Database, Row, queries
 from interlock.adapters.queue import Outgoing, Queue
 from interlock.failpoints import failpoint
 from interlock.settings import Settings
+from interlock.wire import ClaimRequest
 
 _sql = queries("effects")
 _BATCH = 500
 _RETRY_SECONDS = 5.0
 
-Invoke = Callable[[str, UUID], Awaitable[bool]]
+
+class TaskRef(msgspec.Struct, frozen=True):
+    """A task by its id; one of a run with a shard of its own by its place in the run."""
+
+    task_id: UUID | None = None
+    run_id: UUID | None = None
+    start: int | None = None
+    end: int | None = None
+
+    def claim(self, worker_id: str, *, tokens: bool = True) -> ClaimRequest:
+        return ClaimRequest(
+            worker_id=worker_id,
+            task_id=self.task_id,
+            run_id=self.run_id,
+            start=self.start,
+            end=self.end,
+            tokens=tokens,
+        )
+
+
+Invoke = Callable[[str, TaskRef], Awaitable[bool]]
 """Runtime and task; False when it cannot take the task now."""
 
 
-class _TaskRef(msgspec.Struct):
-    task_id: UUID
+_ref = msgspec.json.Decoder(TaskRef)
 
 
 class Relay:
@@ -69,9 +89,4 @@ class Relay:
         return [row["outbox_id"] for row in rows]
 
     async def _invoke_all(self, rows: list[Row]) -> list[int]:
-        done: list[int] = []
-        for row in rows:
-            ref = msgspec.json.decode(row["body"], type=_TaskRef)
-            if await self._invoke(row["target"], ref.task_id):
-                done.append(row["outbox_id"])
-        return done
+        return [row["outbox_id"] for row in rows if await self._invoke(row["target"], _ref.decode(row["body"]))]

@@ -9,8 +9,9 @@ from interlock.access.keyring import Keyring
 from interlock.adapters.lowwater import Look, LowWater, low_water
 from interlock.adapters.postgres import Connection, Database, queries
 from interlock.failpoints import failpoint
+from interlock.kernel.deletion import delete_part
 from interlock.kernel.loop import Periodic
-from interlock.kernel.packs import forget_results
+from interlock.kernel.shards import SMALL_SHARD
 from interlock.settings import Settings
 
 _sql = queries("runs")
@@ -43,7 +44,8 @@ class Retention(Periodic):
         return done + await self._keyring.forget_expired()
 
     async def _runs(self) -> int:
-        """The oldest expired run, a batch at a time; it goes only when its last task has."""
+        """The oldest expired run, a batch at a time; it goes only when its last task has. One with a shard of its own
+        is handed on."""
         with self._water.look() as look:
             return await self._database.run(lambda connection: self._oldest_run(connection, look))
 
@@ -52,17 +54,13 @@ class Retention(Periodic):
         if run is None:
             return 0
         look.reached = run["ended_at"]
-        first, last = run["swept_index"], min(run["swept_index"] + _BATCH - 1, run["last_index"])
-        tasks = await _sql.delete_run_tasks(connection, run_id=run["run_id"], first=first, last=last)
-        await _sql.delete_task_traces(connection, task_ids=[row["task_id"] for row in tasks])
-        if last < run["last_index"]:
-            await _sql.set_swept(connection, run_id=run["run_id"], swept=last + 1)
+        if run["shard"] == SMALL_SHARD:
+            done = await delete_part(connection, self._settings, run)
         else:
-            await _sql.delete_run(connection, run_id=run["run_id"])
-            await forget_results(connection, self._settings, run["run_id"])
-            await _sql.delete_nameless_job(connection, job_id=run["job_id"])
+            await _sql.request_deletion(connection, run_id=run["run_id"])
+            done = 1
         await failpoint("retention.before_commit")
-        return len(tasks) + 1
+        return done
 
     async def _tasks_of_dags(self) -> int:
         """Ended tasks of no run, of a page of jobs. It goes round, and stays where there is more than a batch."""

@@ -7,39 +7,18 @@ first.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 from uuid import UUID
 
 import asyncpg
 
 from interlock.adapters.postgres import Connection, Database, queries
+from interlock.adapters.shards import SMALL_SHARD, by_shard, shard_of
+
+__all__ = ["SMALL_SHARD", "Shards", "by_shard", "drop", "find_task", "new_shard", "shard_of", "shards_of_jobs"]
 
 _sql = queries("shards")
-T = TypeVar("T")
-
-SMALL_SHARD = 0
-"""Tasks of DAGs and of small runs; a large run gets a shard of its own."""
-_OF_A_SHARD = 8
-_LAST_SHARD = 2**31 - 1
 _CACHED = 100_000
-
-
-def shard_of(lease_token: UUID) -> int:
-    """The same function as interlock.shard_of in SQL. A forged token names a shard where its task is not."""
-    if lease_token.version != _OF_A_SHARD:
-        return SMALL_SHARD
-    shard = lease_token.int >> 96
-    return shard if shard <= _LAST_SHARD else SMALL_SHARD
-
-
-def by_shard(items: Iterable[T], lease: Callable[[T], UUID]) -> dict[int, list[T]]:
-    """In one batch, mostly of one shard."""
-    groups: defaultdict[int, list[T]] = defaultdict(list)
-    for item in items:
-        groups[shard_of(lease(item))].append(item)
-    return groups
 
 
 class Shards:
@@ -60,6 +39,9 @@ class Shards:
             self._of_run |= {row["run_id"]: row["shard"] for row in rows}
         return {run_id: self._of_run[run_id] for run_id in run_ids if run_id in self._of_run}
 
+    def forget(self, run_id: UUID) -> None:
+        self._of_run.pop(run_id, None)
+
     async def live(self) -> list[int]:
         """Shards in which something may still happen."""
         async with self._database.connection() as connection:
@@ -71,6 +53,18 @@ class Shards:
         async with self._database.connection() as connection:
             rows = await _sql.alarmed_shards(connection)
         return [row["shard"] for row in rows]
+
+
+async def find_task(connection: Connection, task_id: UUID, org_id: UUID | None = None) -> int:
+    """The shard of a task that somebody has nothing but the id of. Shard 0 where it is nowhere."""
+    found: int | None = await _sql.shard_of_task(connection, task_id=task_id, org_id=org_id)
+    return SMALL_SHARD if found is None else found
+
+
+async def shards_of_jobs(connection: Connection, job_ids: Sequence[UUID]) -> list[int]:
+    """Where tasks of these jobs may wait for a slot."""
+    rows = await _sql.shards_of_jobs(connection, job_ids=list(job_ids))
+    return [SMALL_SHARD, *(row["shard"] for row in rows)]
 
 
 async def new_shard(connection: Connection) -> int:

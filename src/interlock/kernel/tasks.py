@@ -23,7 +23,7 @@ from interlock.kernel.inputs import Inputs
 from interlock.kernel.markers import Found, Markers
 from interlock.kernel.operator_state import OperatorState, keep_state
 from interlock.kernel.packs import Packs, Place
-from interlock.kernel.shards import SMALL_SHARD, by_shard
+from interlock.kernel.shards import SMALL_SHARD, by_shard, shard_of, shards_of_jobs
 from interlock.schemas import Marker
 from interlock.settings import Settings
 from interlock.telemetry import ATTEMPTS_ENDED
@@ -61,6 +61,11 @@ class _Outcome:
     """Tasks that had ended in just this way before."""
     refused: dict[UUID, InterlockError] = field(default_factory=dict)
 
+    def add(self, other: _Outcome) -> None:
+        self.rows += other.rows
+        self.repeated += other.repeated
+        self.refused |= other.refused
+
 
 class Tasks:
     def __init__(
@@ -84,11 +89,25 @@ class Tasks:
 
     async def heartbeat(self, items: Sequence[Heartbeat]) -> HeartbeatBatchReply:
         items = _first_of_each(items)
+        rows: dict[UUID, Row] = {}
+        for shard, part in by_shard(items, _lease).items():
+            rows |= await self._extend(shard, part)
+        kid = await self.active_kid() if any(i.token for i in items) else ""
+        held = [i for i in items if i.task_id in rows]
+        if kid and await self._tokens.signs_elsewhere(kid):
+            replies = await asyncio.gather(*(self._beat(rows[i.task_id], i, kid) for i in held))
+        else:
+            replies = [await self._beat(rows[i.task_id], i, kid) for i in held]
+        missing = [i for i in items if i.task_id not in rows]
+        states = await self._fence_states(missing)
+        refused = [_refusal(i.task_id, _fenced(states.get(i.task_id), i)) for i in missing]
+        return HeartbeatBatchReply(items=replies, refused=refused)
 
+    async def _extend(self, shard: int, items: Sequence[Heartbeat]) -> dict[UUID, Row]:
         async def work(connection: Connection) -> list[Row]:
             rows: list[Row] = await _sql.heartbeat(
                 connection,
-                shard=SMALL_SHARD,
+                shard=shard,
                 task_ids=[i.task_id for i in items],
                 attempts=[i.attempt for i in items],
                 leases=[i.lease_token for i in items],
@@ -98,19 +117,8 @@ class Tasks:
             await failpoint("heartbeat.before_commit")
             return rows
 
-        rows = {
-            row["task_id"]: row for row in await self._database.run(work, transaction=armed("heartbeat.before_commit"))
-        }
-        kid = await self.active_kid() if any(i.token for i in items) else ""
-        held = [i for i in items if i.task_id in rows]
-        if kid and await self._tokens.signs_elsewhere(kid):
-            replies = await asyncio.gather(*(self._beat(rows[i.task_id], i, kid) for i in held))
-        else:
-            replies = [await self._beat(rows[i.task_id], i, kid) for i in held]
-        missing = [i for i in items if i.task_id not in rows]
-        states = await self._fence_states([i.task_id for i in missing])
-        refused = [_refusal(i.task_id, _fenced(states.get(i.task_id), i)) for i in missing]
-        return HeartbeatBatchReply(items=replies, refused=refused)
+        rows = await self._database.run(work, transaction=armed("heartbeat.before_commit"))
+        return {row["task_id"]: row for row in rows}
 
     async def heartbeat_one(self, item: Heartbeat) -> HeartbeatReply:
         reply = await self.heartbeat([item])
@@ -122,7 +130,7 @@ class Tasks:
         token = None
         if item.token:
             outputs = write_grants(self._objects_root, item.task_id, item.attempt, outputs_of(row))
-            grant = Grant(row["org_id"], item.task_id, item.attempt, outputs, await self._read_by(item.task_id))
+            grant = Grant(row["org_id"], item.task_id, item.attempt, outputs, await self._read_by(item))
             token = await self._tokens.issue(grant, kid)
         return HeartbeatReply(
             status="Running",
@@ -133,9 +141,10 @@ class Tasks:
             capability_token=token,
         )
 
-    async def _read_by(self, task_id: UUID) -> Sequence[TaskInput]:
+    async def _read_by(self, item: Heartbeat) -> Sequence[TaskInput]:
         async with self._database.connection() as connection:
-            rows = await _sql.readers_among(connection, shard=SMALL_SHARD, task_ids=[task_id])
+            shard = shard_of(item.lease_token)
+            rows = await _sql.readers_among(connection, shard=shard, task_ids=[item.task_id])
             inputs = await self._inputs.of(connection, [row["job_id"] for row in rows])
         return [each for found in inputs.values() for each in found]
 
@@ -158,15 +167,20 @@ class Tasks:
 
     async def _complete_groups(self, groups: Sequence[CompletionGroup]) -> tuple[int, list[Completion]]:
         """How many tasks were completed, and what must go one by one because not all of them could be."""
-        if not groups:
-            return 0, []
+        done, rest = 0, list[Completion]()
+        for shard, part in by_shard(groups, _lease).items():
+            completed, left = await self._complete_groups_in(shard, part)
+            done, rest = done + completed, rest + left
+        return done, rest
+
+    async def _complete_groups_in(self, shard: int, groups: Sequence[CompletionGroup]) -> tuple[int, list[Completion]]:
         arrays = self._group_arrays(groups)
         if arrays is None:
             return 0, _one_by_one(groups)
         arrays |= await self._packs.pack_groups(arrays)
 
         async def work(connection: Connection) -> int:
-            count: int = await _sql.complete_by_index(connection, shard=SMALL_SHARD, **arrays)
+            count: int = await _sql.complete_by_index(connection, shard=shard, **arrays)
             await failpoint("complete.before_commit")
             return count
 
@@ -221,16 +235,26 @@ class Tasks:
 
     async def _complete(self, items: Sequence[Completion], state: OperatorState | None = None) -> _Outcome:
         outcome = _Outcome()
-        unique = _first_of_each(items)
-        sane = [item for item in unique if self._acceptable(item, outcome)]
+        for shard, part in by_shard(_first_of_each(items), _lease).items():
+            outcome.add(await self._complete_in(shard, part, state))
+        return outcome
+
+    async def _complete_in(self, shard: int, items: Sequence[Completion], state: OperatorState | None) -> _Outcome:
+        outcome = _Outcome()
+        sane = [item for item in items if self._acceptable(item, outcome)]
         with_effects = [item for item in sane if item.events or item.outputs]
         found = await self._markers.of(with_effects)
-        packed = await self._packed(sane)
+        packed = await self._packed(shard, sane)
 
         async def work(connection: Connection) -> list[Row]:
-            said, admitted = await self._admit(connection, with_effects, found, outcome) if with_effects else ([], None)
+            said: list[Change] = []
+            admitted: Admitted | None = None
+            if with_effects:
+                said, admitted = await self._admit(connection, shard, with_effects, found, outcome)
             allowed = [item for item in sane if item.task_id not in outcome.refused]
-            rows: list[Row] = await _sql.complete(connection, **_completion_arrays(allowed, packed)) if allowed else []
+            rows = list[Row]()
+            if allowed:
+                rows = await _sql.complete(connection, shard=shard, **_completion_arrays(allowed, packed))
             ended = {row["task_id"] for row in rows} if said else ()
             said = [change for change in said if change.task_id in ended]
             if said and admitted:
@@ -264,25 +288,31 @@ class Tasks:
             outcome.refused[item.task_id] = BadRequest("The result is not JSON in UTF-8.", code="bad_result")
         return item.task_id not in outcome.refused
 
-    async def _packed(self, items: Sequence[Completion]) -> Mapping[UUID, Place]:
+    async def _packed(self, shard: int, items: Sequence[Completion]) -> Mapping[UUID, Place]:
         """Where the long results are now. Tasks of no run keep theirs in their rows."""
         long = [item for item in items if _length(item) > self._packs.inline_bytes]
         places: dict[UUID, Place] = {}
-        for shard, some in by_shard(long, lambda item: item.lease_token).items():
-            bodies = {item.task_id: bytes(item.result) for item in some if isinstance(item.result, Raw)}
-            async with self._database.connection() as connection:
-                rows = await _sql.runs_of(connection, shard=shard, task_ids=list(bodies))
-            for run_id in {row["run_id"] for row in rows}:
-                ids = [row["task_id"] for row in rows if row["run_id"] == run_id]
-                places |= zip(ids, await self._packs.write(run_id, [bodies[one] for one in ids]), strict=True)
+        if not long:
+            return places
+        bodies = {item.task_id: bytes(item.result) for item in long if isinstance(item.result, Raw)}
+        async with self._database.connection() as connection:
+            rows = await _sql.runs_of(connection, shard=shard, task_ids=list(bodies))
+        for run_id in {row["run_id"] for row in rows}:
+            ids = [row["task_id"] for row in rows if row["run_id"] == run_id]
+            places |= zip(ids, await self._packs.write(run_id, [bodies[one] for one in ids]), strict=True)
         return places
 
     async def _admit(
-        self, connection: Connection, items: list[Completion], found: Mapping[UUID, Found], outcome: _Outcome
+        self,
+        connection: Connection,
+        shard: int,
+        items: list[Completion],
+        found: Mapping[UUID, Found],
+        outcome: _Outcome,
     ) -> tuple[list[Change], Admitted]:
         """What successes say about datasets, as far as it fits; the others are refused, each by itself."""
         ids = [item.task_id for item in items]
-        rows = {row["task_id"]: row for row in await _sql.outputs_of(connection, shard=SMALL_SHARD, task_ids=ids)}
+        rows = {row["task_id"]: row for row in await _sql.outputs_of(connection, shard=shard, task_ids=ids)}
         said = []
         for item in items:
             row = rows.get(item.task_id)
@@ -321,7 +351,7 @@ class Tasks:
 
     async def _explain_refusals(self, items: list[Completion], outcome: _Outcome) -> None:
         """What was said before, and counted, does not have to fit once more; one that is over hears just that."""
-        states = await self._fence_states([item.task_id for item in items])
+        states = await self._fence_states(items)
         for item in items:
             state = states.get(item.task_id)
             if state is not None and _already_said(state, item):
@@ -335,19 +365,21 @@ class Tasks:
     # Give back
 
     async def release(self, items: Sequence[Release]) -> int:
-        items = _first_of_each(items)
+        parts = by_shard(_first_of_each(items), _lease)
+        return sum([await self._release_in(shard, part) for shard, part in parts.items()])
 
+    async def _release_in(self, shard: int, items: Sequence[Release]) -> int:
         async def work(connection: Connection) -> list[Row]:
             rows: list[Row] = await _sql.release(
                 connection,
-                shard=SMALL_SHARD,
+                shard=shard,
                 task_ids=[i.task_id for i in items],
                 attempts=[i.attempt for i in items],
                 leases=[i.lease_token for i in items],
             )
             queued = [row["task_id"] for row in rows if row["status"] == "Queued"]
             if queued:
-                await enqueue(connection, queued, direct=self._settings.queue_direct)
+                await enqueue(connection, queued, shard=shard, direct=self._settings.queue_direct)
             await failpoint("release.before_commit")
             return rows
 
@@ -355,21 +387,21 @@ class Tasks:
         await self._wake_parked(rows)
         return len(rows)
 
-    async def _fence_states(self, ids: Sequence[UUID]) -> dict[UUID, Row]:
-        if not ids:
-            return {}
-        async with self._database.connection() as connection:
-            rows = await _sql.fence_states(connection, shard=SMALL_SHARD, task_ids=list(ids))
+    async def _fence_states(self, items: Sequence[Fence]) -> dict[UUID, Row]:
+        rows: list[Row] = []
+        for shard, part in by_shard(items, _lease).items():
+            async with self._database.connection() as connection:
+                rows += await _sql.fence_states(connection, shard=shard, task_ids=[item.task_id for item in part])
         return {row["task_id"]: row for row in rows}
 
     async def refusals(self, items: Sequence[Release]) -> list[Refusal]:
         """For attempts that no longer hold their tasks."""
-        states = await self._fence_states([item.task_id for item in items])
+        states = await self._fence_states(items)
         return [_refusal(item.task_id, _fenced(states.get(item.task_id), item)) for item in items]
 
     async def fenced(self, item: Release | Heartbeat) -> Fenced:
         """The error for an attempt that no longer holds its task."""
-        return _fenced((await self._fence_states([item.task_id])).get(item.task_id), item)
+        return _fenced((await self._fence_states([item])).get(item.task_id), item)
 
 
 async def enqueue(connection: Connection, task_ids: Sequence[UUID], *, direct: bool, shard: int = SMALL_SHARD) -> None:
@@ -380,11 +412,14 @@ async def enqueue(connection: Connection, task_ids: Sequence[UUID], *, direct: b
 async def wake_parked(connection: Connection, jobs: Sequence[UUID], keys: Sequence[str], *, direct: bool) -> int:
     """Slots of these jobs and concurrency keys were freed: give them to tasks that waited."""
     await _sql.lock_capped_jobs(connection, job_ids=list(jobs))
-    rows = await _sql.unpark(connection, job_ids=list(jobs), keys=list(keys))
-    if rows:
-        await enqueue(connection, [row["task_id"] for row in rows], direct=direct)
+    woken = 0
+    for shard in await shards_of_jobs(connection, jobs):
+        rows = await _sql.unpark(connection, shard=shard, job_ids=list(jobs), keys=list(keys))
+        if rows:
+            await enqueue(connection, [row["task_id"] for row in rows], shard=shard, direct=direct)
+        woken += len(rows)
     await failpoint("wake.before_commit")
-    return len(rows)
+    return woken
 
 
 def outputs_of(job: Row) -> list[DatasetRef]:
@@ -405,6 +440,10 @@ def _first_of_each(items: Sequence[F]) -> list[F]:
     return list(unique.values())
 
 
+def _lease(item: Fence | CompletionGroup) -> UUID:
+    return item.lease_token
+
+
 def _one_by_one(groups: Sequence[CompletionGroup]) -> list[Completion]:
     return [
         Completion(
@@ -422,7 +461,6 @@ def _one_by_one(groups: Sequence[CompletionGroup]) -> list[Completion]:
 def _completion_arrays(items: list[Completion], packed: Mapping[UUID, Place]) -> dict[str, Any]:
     places = [packed.get(item.task_id) for item in items] if packed else []
     return {
-        "shard": SMALL_SHARD,
         "task_ids": [i.task_id for i in items],
         "attempts": [i.attempt for i in items],
         "leases": [i.lease_token for i in items],

@@ -7,22 +7,22 @@ select t.task_id, t.attempt, t.timeout_at, t.lease_expires_at, t.lease_expires_a
        t.cancel_requested, j.outputs
 from interlock.tasks t
 join interlock.jobs j on j.job_id = t.job_id
-where t.shard = 0 and t.task_id = :task_id and t.org_id = :org_id and t.attempt = :attempt
+where t.shard = :shard and t.task_id = :task_id and t.org_id = :org_id and t.attempt = :attempt
   and t.lease_token = :lease_token and t.status = 'Running'
 for no key update of t;
 
 -- name: lease_held$
 -- The lease of an attempt that holds its task and was not asked to stop.
 select t.lease_token from interlock.tasks t
-where t.shard = 0 and t.task_id = :task_id and t.org_id = :org_id and t.attempt = :attempt and t.status = 'Running'
+where t.shard = :shard and t.task_id = :task_id and t.org_id = :org_id and t.attempt = :attempt and t.status = 'Running'
   and not t.cancel_requested and t.lease_expires_at > interlock.clock();
 
 -- name: uncommitted_among
 -- Prefixes of attempts whose files do not count. As `condemn` in files.sql judges them: what has committed is kept, and
--- once its task was deleted nothing is left that would sweep it.
+-- once its task was deleted nothing is left that would sweep it. A prefix does not tell its shard: all are asked.
 select a.place
 from unnest(:places::text[], :task_ids::uuid[], :attempts::int[]) as a(place, task_id, attempt)
-left join interlock.tasks t on t.shard = 0 and t.task_id = a.task_id and t.org_id = :org_id
+left join interlock.tasks t on t.task_id = a.task_id and t.org_id = :org_id
 left join interlock.file_sweeps s on s.place = a.place and s.task_id is not null
 where case when t.task_id is null then s.place is not null
            else t.status <> 'Completed' or t.attempt <> a.attempt end;

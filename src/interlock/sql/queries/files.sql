@@ -89,12 +89,12 @@ where v.dataset_version = s.dataset_version;
 -- Prefixes that are due, and whether their files go now. One whose attempt still runs is looked at again later. From an
 -- attempt that has lost its lease nothing is accepted any more once its files are gone. One that has committed keeps
 -- them, and is looked at no more: what takes its place sees to that. A prefix of batches is swept once its attempt is
--- over and the file of each batch that was published from it is gone.
+-- over and the file of each batch that was published from it is gone. A prefix does not tell its shard: all are asked.
 with due as materialized (
     select * from interlock.file_sweeps where due_at <= interlock.clock() order by due_at limit :most for update skip locked
 ), owners as materialized (
     select t.task_id, t.status, t.attempt, t.late_reply from interlock.tasks t
-    where t.shard = 0 and t.task_id = any(array(select task_id from due where task_id is not null))
+    where t.task_id = any(array(select task_id from due where task_id is not null))
     order by t.task_id
     for no key update
 ), judged as materialized (
@@ -116,7 +116,7 @@ with due as materialized (
     from due d left join owners o on o.task_id = d.task_id
 ), silenced as (
     update interlock.tasks set late_reply = false
-    where shard = 0 and task_id = any(array(select deaf from judged where verdict = 'sweep' and deaf is not null))
+    where task_id = any(array(select deaf from judged where verdict = 'sweep' and deaf is not null))
 ), kept as (
     delete from interlock.file_sweeps where place = any(array(select place from judged where verdict = 'keep'))
 ), postponed as (

@@ -26,7 +26,7 @@ order by run_id desc limit :most;
 
 -- name: runs_from
 -- The runs of a job in the order in which task pages walk them.
-select run_id, last_index, ended_at from interlock.runs
+select run_id, shard, last_index, ended_at from interlock.runs
 where org_id = :org_id and job_id = :job_id and run_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
 order by run_id limit :most;
 
@@ -42,13 +42,13 @@ join interlock.jobs j on j.job_id = t.job_id
 left join lateral (select error_class, error_message from interlock.attempts a
                    where a.task_id = t.task_id and t.status in ('Failed', 'Canceled', 'Queued') and a.outcome <> 'Released'
                    order by a.attempt desc, a.ended_at desc limit 1) a on true
-where t.shard = 0 and t.task_id = :task_id and t.org_id = :org_id;
+where t.shard = :shard and t.task_id = :task_id and t.org_id = :org_id;
 
 -- name: tasks_of_range
 -- A stretch of a run, whatever became of its tasks.
 select t.*, j.dag_name, j.name, a.error_class, a.error_message
 from (select * from interlock.tasks
-      where shard = 0 and run_id = :run_id and task_index between :first::bigint and :last::bigint
+      where shard = :shard and run_id = :run_id and task_index between :first::bigint and :last::bigint
         and org_id = :org_id and (:status::text is null or status = :status::text::interlock.task_status)
       order by task_index limit :most) t
 join interlock.jobs j on j.job_id = t.job_id
@@ -61,7 +61,7 @@ order by t.task_index;
 -- Failed and canceled ones have an index of their own.
 select t.*, j.dag_name, j.name, a.error_class, a.error_message
 from (select * from interlock.tasks
-      where shard = 0 and run_id = :run_id and listed_status = :status::text::interlock.task_status
+      where shard = :shard and run_id = :run_id and listed_status = :status::text::interlock.task_status
         and task_index > :after::bigint and org_id = :org_id
       order by task_index limit :most) t
 join interlock.jobs j on j.job_id = t.job_id
@@ -84,8 +84,20 @@ left join lateral (select error_class, error_message from interlock.attempts a
 order by t.task_id;
 
 -- name: attempts_of
-select h.attempt, h.outcome, h.worker_id, h.started_at, h.ended_at, h.error_class, h.error_message, h.crash
-from interlock.attempt_history h where h.task_id = :task_id order by h.attempt, h.started_at;
+-- As the view attempt_history, of one task of a shard that is known.
+with task as materialized (
+    select * from interlock.tasks where shard = :shard and task_id = :task_id
+)
+select a.attempt, a.outcome, a.worker_id, a.started_at, a.ended_at, a.error_class, a.error_message, a.crash
+from interlock.attempts a
+where a.task_id = :task_id
+  and not exists (select 1 from task t where t.status = 'Completed' and t.attempt = a.attempt and t.lease_token = a.lease_token)
+union all
+select attempt, case status when 'Completed' then 'Completed'::interlock.outcome end, worker_id, started_at, ended_at,
+       null, null, null
+from task
+where status in ('Running', 'Completed') and started_at is not null
+order by attempt, started_at;
 
 -- name: explain_facts^
 -- Everything an explanation needs, in one read.
@@ -118,21 +130,21 @@ left join lateral (
 ) m on true
 left join lateral (select * from interlock.attempts a where a.task_id = t.task_id
                    order by a.attempt desc, a.ended_at desc limit 1) a on true
-where t.shard = 0 and t.task_id = :task_id and t.org_id = :org_id;
+where t.shard = :shard and t.task_id = :task_id and t.org_id = :org_id;
 
 -- name: failed_of_run
 -- Failed tasks behind a cancel or redrive filter.
 select t.task_id from interlock.tasks t
 left join lateral (select error_class from interlock.attempts a where a.task_id = t.task_id
                    order by a.attempt desc, a.ended_at desc limit 1) a on :error_class::text is not null
-where t.shard = 0 and t.run_id = :run_id and t.org_id = :org_id and t.listed_status = 'Failed'
+where t.shard = :shard and t.run_id = :run_id and t.org_id = :org_id and t.listed_status = 'Failed'
   and t.dead = :dead::boolean and (:error_class::text is null or a.error_class = :error_class::text)
 limit :most;
 
 -- name: unended_of_run
 -- Queued and running ones in a stretch of a run.
 select t.task_id from interlock.tasks t
-where t.shard = 0 and t.run_id = :run_id and t.org_id = :org_id
+where t.shard = :shard and t.run_id = :run_id and t.org_id = :org_id
   and t.task_index between :first::bigint and :last::bigint
   and t.status = any(:statuses::text[]::interlock.task_status[]) and not t.cancel_requested;
 

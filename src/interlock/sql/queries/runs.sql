@@ -42,24 +42,24 @@ returning r.run_id, r.state;
 -- name: request_run_cancel^
 update interlock.runs set cancel_requested = true, cancel_index = 0
 where run_id = :run_id and org_id = :org_id and ended_at is null
-returning run_id, org_id, cancel_index, last_index;
+returning run_id, org_id, shard, cancel_index, last_index;
 
 -- name: lock_runs_of
 -- Ended ones, before their tasks change: retention, too, takes the run first and then its tasks.
-select run_id from interlock.runs
+select run_id, delete_requested from interlock.runs
 where run_id = any(array(select t.run_id from interlock.tasks t
-                         where t.shard = 0 and t.task_id = any(:task_ids::uuid[]) and t.org_id = :org_id))
-  and ended_at is not null
+                         where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.org_id = :org_id))
+  and (ended_at is not null or delete_requested)
 order by run_id
 for no key update;
 
 -- name: canceling_runs
-select run_id, org_id, cancel_index, last_index from interlock.runs
+select run_id, org_id, shard, cancel_index, last_index from interlock.runs
 where cancel_requested and ended_at is null and cancel_index <= last_index order by run_id limit :most;
 
 -- name: cancelable_of_run
 select task_id from interlock.tasks
-where shard = 0 and run_id = :run_id and task_index between :first::bigint and :last::bigint
+where shard = :shard and run_id = :run_id and task_index between :first::bigint and :last::bigint
   and (status in ('Queued', 'Running') or (status = 'Failed' and not dead)) and not cancel_requested;
 
 -- name: cancel_walked!
@@ -68,10 +68,36 @@ update interlock.runs set cancel_index = :walked_to where run_id = :run_id and c
 
 -- name: expired_run^
 -- The scan begins where the last one ended: see lowwater.py.
-select run_id, job_id, swept_index, last_index, ended_at from interlock.runs
-where ended_at > :since::timestamptz and ended_at < interlock.clock() - make_interval(secs => :age_seconds::float8)
+select run_id, job_id, shard, swept_index, last_index, ended_at from interlock.runs
+where not delete_requested and ended_at > :since::timestamptz and ended_at < interlock.clock() - make_interval(secs => :age_seconds::float8)
 order by ended_at limit 1
 for no key update skip locked;
+
+-- name: request_deletion!
+-- From here on nobody brings back any of its tasks; RunDeletions does the rest.
+update interlock.runs set delete_requested = true where run_id = :run_id;
+
+-- name: deleting_runs
+select r.run_id, r.job_id, r.org_id, r.shard, r.swept_index, r.last_index, j.outputs <> '[]' as with_outputs
+from interlock.runs r
+join interlock.jobs j on j.job_id = r.job_id
+where r.delete_requested order by r.run_id limit :most;
+
+-- name: take_turn$
+-- Held over several transactions, until end_turn or the end of the connection.
+select pg_try_advisory_lock(hashtextextended('interlock:' || :name, 0));
+
+-- name: end_turn$
+select pg_advisory_unlock(hashtextextended('interlock:' || :name, 0));
+
+-- name: delete_shard_attempts
+delete from interlock.attempts where ctid = any(array(
+    select ctid from interlock.attempts where shard <> 0 and shard = :number limit :most))
+returning attempt;
+
+-- name: ids_of_range
+-- As they follow from the run: of tasks that may be gone already.
+select interlock.run_task_id(:run_id, i) as task_id from generate_series(:first::bigint, :last::bigint) as i;
 
 -- name: delete_run_tasks
 delete from interlock.tasks
@@ -118,7 +144,7 @@ on conflict (name) do update
 set cursor = excluded.cursor, position = excluded.position, task_id = excluded.task_id;
 
 -- name: live_runs_from
-select run_id, last_index from interlock.runs
+select run_id, shard, last_index from interlock.runs
 where ended_at is null and run_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
 order by run_id limit :most;
 
@@ -140,7 +166,7 @@ with ranges as materialized (
 select t.task_id from ranges r
 cross join lateral (
     select t.task_id from interlock.tasks t
-    where t.shard = 0 and t.run_id = r.run_id and t.task_index between r.first and least(r.last, r.start - 1)
+    where t.shard = :shard and t.run_id = r.run_id and t.task_index between r.first and least(r.last, r.start - 1)
       and t.status = 'Queued' and not t.parked
       and t.queued_at < interlock.clock() - make_interval(secs => :grace::float8)
     offset 0
@@ -172,26 +198,26 @@ order by t.job_id, t.task_id;
 -- name: stranded_jobs
 -- Jobs with parked tasks: a cap may have been raised or taken away, or a wake-up lost between two commits.
 select id as job_id from unnest(:job_ids::uuid[]) as id
-where (select true from interlock.tasks t where t.job_id = id and t.parked limit 1) is not null;
+where (select true from interlock.tasks t where t.shard = :shard and t.job_id = id and t.parked limit 1) is not null;
 
 -- name: capped_jobs_of
 -- Whose slots these tasks could have taken, had they not ended.
 select distinct t.job_id, t.slot_key
 from interlock.tasks t
 join interlock.jobs j on j.job_id = t.job_id
-where t.shard = 0 and t.task_id = any(:task_ids::uuid[])
+where t.shard = :shard and t.task_id = any(:task_ids::uuid[])
   and (j.max_concurrency is not null or j.max_concurrency_per_key is not null);
 
 -- name: parked_keys
 -- From one key to the next along the index: however many tasks wait under a key, it is read once.
 with recursive keys as (
     select id as job_id, (select t.slot_key from interlock.tasks t
-                          where t.job_id = id and t.parked and t.slot_key is not null
+                          where t.shard = :shard and t.job_id = id and t.parked and t.slot_key is not null
                           order by t.slot_key limit 1) as slot_key
     from unnest(:job_ids::uuid[]) as id
     union all
     select k.job_id, (select t.slot_key from interlock.tasks t
-                      where t.job_id = k.job_id and t.parked and t.slot_key > k.slot_key
+                      where t.shard = :shard and t.job_id = k.job_id and t.parked and t.slot_key > k.slot_key
                       order by t.slot_key limit 1)
     from keys k where k.slot_key is not null
 )

@@ -9,6 +9,20 @@ select run_id, shard from interlock.runs where run_id = any(:run_ids::uuid[]);
 -- name: live_shards
 select shard from interlock.runs where shard <> 0 and ended_at is null order by shard;
 
+-- name: shards_of_jobs
+-- Of runs that go on; along the few that have a shard, whatever jobs there are.
+select shard from interlock.runs
+where shard <> 0 and ended_at is null and job_id::text = any(:job_ids::uuid[]::text[]) order by shard;
+
+-- name: shard_of_task$
+-- By the id alone: shard 0, then those of the org's runs, one after the other.
+select coalesce(
+    (select 0 from interlock.tasks t where t.shard = 0 and t.task_id = :task_id limit 1),
+    (select r.shard from interlock.runs r
+     where r.shard <> 0 and (:org_id::uuid is null or r.org_id = :org_id::uuid)
+       and (select true from interlock.tasks t where t.shard = r.shard and t.task_id = :task_id limit 1)
+     limit 1));
+
 -- name: alarmed_shards
 -- From one shard to the next along the index: runs that ended leave alarms that nobody has to hear.
 with recursive shards as (

@@ -568,14 +568,14 @@ with used as materialized (
            row_number() over (partition by r.job_id, t.slot_key order by t.priority, t.queued_at) as key_row
     from room r
     cross join lateral (
-        (select t.shard, t.task_id, t.run_id, t.task_index, t.slot_key, t.priority, t.queued_at from interlock.tasks t
-         where t.job_id = r.job_id and t.parked
+        (select t.task_id, t.run_id, t.task_index, t.slot_key, t.priority, t.queued_at from interlock.tasks t
+         where t.shard = :shard and t.job_id = r.job_id and t.parked
          order by t.priority, t.queued_at limit 1000)
         union
         select k.* from unnest(:keys::text[]) as key
         cross join lateral (
-            select t.shard, t.task_id, t.run_id, t.task_index, t.slot_key, t.priority, t.queued_at from interlock.tasks t
-            where t.job_id = r.job_id and t.parked and t.slot_key = key
+            select t.task_id, t.run_id, t.task_index, t.slot_key, t.priority, t.queued_at from interlock.tasks t
+            where t.shard = :shard and t.job_id = r.job_id and t.parked and t.slot_key = key
             order by t.priority, t.queued_at limit coalesce(r.per_key, 0)
         ) k
     ) t
@@ -586,10 +586,10 @@ with used as materialized (
     left join used u on u.job_id = w.job_id and u.slot_key = w.slot_key
     where w.per_key is null or w.slot_key is null or w.key_row <= w.per_key - coalesce(u.n, 0)
 ), woken as materialized (
-    select shard, task_id from eligible where row <= free
+    select task_id from eligible where row <= free
     order by run_id, task_index, task_id
 )
 update interlock.tasks t set parked = false
 from woken w
-where t.shard = w.shard and t.task_id = w.task_id and t.status = 'Queued'
+where t.shard = :shard and t.task_id = w.task_id and t.status = 'Queued'
 returning t.task_id;
