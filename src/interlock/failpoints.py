@@ -83,6 +83,8 @@ NAMES: Final = frozenset(
         "complete.committed",
         "pack.written",
         "receipt.before_commit",
+        "export.before_commit",
+        "export_staging.before_commit",
         "wake.before_commit",
         "release.before_commit",
         "events.before_commit",

@@ -196,6 +196,7 @@ class Settings(BaseSettings):
         description="Results of tasks of runs up to this are kept in the state database; longer ones as objects, "
         "packed together.",
     )
+    export_days: float = Field(7.0, gt=0, description="Files of exported runs are deleted after this.")
     payload_limit_bytes: int = Field(262_144, ge=1024, description="Largest payload of one task.")
     idempotency_hours: float = Field(24.0, gt=0, description="How long an Idempotency-Key is remembered.")
     retention_days: float = Field(

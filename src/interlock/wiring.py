@@ -26,6 +26,7 @@ from interlock.adapters.signers import Signers
 from interlock.adapters.sts import Sts
 from interlock.adapters.valkey import Coordination
 from interlock.buffers.reads import Buffers
+from interlock.bulk.exports import Exports, ExportStaging
 from interlock.bulk.receipts import Receipts
 from interlock.bulk.results import Results
 from interlock.bus.caches import Caches
@@ -142,6 +143,7 @@ class Kernel:
     ingress: Ingress
     results: Results
     receipts: Receipts
+    exports: Exports
 
     @property
     def _invoke(self) -> Invoke:
@@ -172,6 +174,7 @@ class Kernel:
             BundleSweep(database, settings, self.objects),
             WebhookDeliveries(database, settings, self.wakeups, self.outbound),
             WebhookSweep(database, settings),
+            ExportStaging(database, settings, self.objects),
         ]
 
 
@@ -254,6 +257,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         results=Results(
             database, reads, packs, SignedUrls(keyring, clock, base_url=settings.objects_base_url, path=RESULTS)
         ),
+        exports=Exports(database, settings, objects, reads),
         receipts=Receipts(database, keyring, reads, issuer=settings.token_issuer),
     )
 

@@ -34,6 +34,7 @@ from interlock.wire import (
     DagState,
     DataRequest,
     Event,
+    ExportRequest,
     InvalidateRequest,
     Output,
     QueryMode,
@@ -207,6 +208,35 @@ async def _(scene: Scene) -> None:
         reply = await asking
     assert reply.receipt is not None
     assert (reply.receipt.total, reply.receipt.complete) == (PLAIN.tasks, True)
+
+
+@dies("gateway", "export.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.up()
+    one = await scene.load.submit(PLAIN)
+    async with scene.deployment.client() as client:
+        job = (await client.wait(one.run_id)).job_id
+        await scene.arm("export.before_commit")
+        starting = asyncio.create_task(client.results.start_export(job, ExportRequest()))
+        await scene.death()
+        await scene.victim.start()
+        assert (await starting).of == PLAIN.tasks
+
+
+@dies("dispatcher", "export_staging.before_commit")
+async def _(scene: Scene) -> None:
+    """What was staged is staged again, and one task makes files of it. No Spark worker is here to do so."""
+    await scene.up()
+    one = await scene.load.submit(PLAIN)
+    async with scene.deployment.client() as client:
+        job = (await client.wait(one.run_id)).job_id
+        await scene.arm("export_staging.before_commit")
+        started = await client.results.start_export(job, ExportRequest())
+        await scene.death()
+        await scene.victim.start()
+        await scene.deployment.until("select not exists (select from interlock.exports where task_id is null)")
+        view = await client.results.export(job, started.export_id)
+        assert view.task_id is not None
 
 
 @dies("gateway", "rotate.before_commit")

@@ -44,6 +44,7 @@ MEMBER = "a-member"
 BACKFILL = _id(41)
 PUBLISHED = _id(42)
 QUERY = _id(43)
+EXPORT = _id(45)
 OBJECTS = "objects-of-an-attempt/"
 BUNDLE = "a-bundle"
 WEBHOOK, DELIVERY = "a-webhook", _id(44)
@@ -118,6 +119,7 @@ class State:
             BACKFILL: lambda: [self._backfill() for _ in range(_FEW)],
             PUBLISHED: lambda: self._refused(_FEW),
             QUERY: lambda: self._asked(_FEW),
+            EXPORT: lambda: self._exports(_FEW),
             BUNDLE: lambda: [self._bundle() for _ in range(_FEW)],
             WEBHOOK: lambda: self._webhooks([f"w{uuid4().hex}" for _ in range(_FEW)]),
             DELIVERY: lambda: self._dead_deliveries(_FEW),
@@ -259,6 +261,18 @@ class State:
                 " json_build_array(json_build_object('uri', %s || 'x/result.parquet', 'bytes', 1))"
                 " from interlock.orgs o, generate_series(1, %s) where o.name = %s returning query_id::text",
                 [exports, exports, queries, ORG],
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    def _exports(self, exports: int) -> list[str]:
+        """Of runs that have ended, in their first steps. No worker is here to make files of them."""
+        job = self._site.user("GET", f"/v1/jobs/{JOB}")
+        with psycopg.connect(self._site.state_url) as connection:
+            rows = connection.execute(
+                "insert into interlock.exports (org_id, job_id, run_id, format, stretch, last_index)"
+                " select org_id, %s, %s, 'zip', 10, 9 from interlock.orgs, generate_series(1, %s) where name = %s"
+                " returning export_id::text",
+                [job["job_id"], job["run"]["run_id"], exports, ORG],
             ).fetchall()
         return [row[0] for row in rows]
 

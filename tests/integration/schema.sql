@@ -699,6 +699,18 @@ CREATE TABLE interlock.edges (
     reconciled_to bigint DEFAULT 0 NOT NULL,
     pointed_at bigint DEFAULT 0 NOT NULL
 );
+CREATE TABLE interlock.exports (
+    export_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    job_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    format text NOT NULL,
+    stretch integer NOT NULL,
+    last_index bigint NOT NULL,
+    next_index bigint DEFAULT 0 NOT NULL,
+    task_id uuid,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
 CREATE TABLE interlock.file_sweeps (
     place text NOT NULL,
     dataset_version uuid,
@@ -1224,6 +1236,8 @@ ALTER TABLE ONLY interlock.datasets
     ADD CONSTRAINT datasets_pkey PRIMARY KEY (dataset_uuid);
 ALTER TABLE ONLY interlock.edges
     ADD CONSTRAINT edges_pkey PRIMARY KEY (job_id, input_index);
+ALTER TABLE ONLY interlock.exports
+    ADD CONSTRAINT exports_pkey PRIMARY KEY (export_id);
 ALTER TABLE ONLY interlock.file_sweeps
     ADD CONSTRAINT file_sweeps_pkey PRIMARY KEY (place);
 ALTER TABLE ONLY interlock.hooks
@@ -1342,6 +1356,9 @@ CREATE UNIQUE INDEX datasets_by_output ON interlock.datasets USING btree (org_id
 CREATE INDEX edges_active ON interlock.edges USING btree (job_id, input_index) WHERE active;
 CREATE INDEX edges_by_dataset ON interlock.edges USING btree (dataset_uuid) WHERE active;
 CREATE INDEX edges_by_version ON interlock.edges USING btree (dataset_version, job_id) WHERE active;
+CREATE INDEX exports_by_run ON interlock.exports USING btree (run_id);
+CREATE UNIQUE INDEX exports_by_task ON interlock.exports USING btree (task_id) WHERE (task_id IS NOT NULL);
+CREATE INDEX exports_staging ON interlock.exports USING btree (export_id) WHERE (task_id IS NULL);
 CREATE INDEX file_sweeps_due ON interlock.file_sweeps USING btree (due_at);
 CREATE INDEX idempotency_keys_expiry ON interlock.idempotency_keys USING btree (expires_at);
 CREATE INDEX invalidations_by_dataset ON interlock.invalidations USING btree (dataset_uuid, invalidation_id);
@@ -1446,6 +1463,8 @@ ALTER TABLE ONLY interlock.edges
     ADD CONSTRAINT edges_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
 ALTER TABLE ONLY interlock.edges
     ADD CONSTRAINT edges_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);
+ALTER TABLE ONLY interlock.exports
+    ADD CONSTRAINT exports_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.invalidations
     ADD CONSTRAINT invalidations_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
 ALTER TABLE ONLY interlock.jobs

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -29,20 +31,37 @@ async def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[i
     return code, said.out + said.err
 
 
+def written(folder: Path, run_id: str, ends: list[tuple[int, str]]) -> None:
+    """An export of one part, as the operator makes it."""
+    folder.mkdir(exist_ok=True)
+    lines = "".join(json.dumps({"index": n, "status": s}) + "\n" for n, s in ends).encode()
+    part: dict[str, Any] = {
+        "name": "part-000000.jsonl",
+        "rows": len(ends),
+        "bytes": len(lines),
+        "first": 0,
+        "last": len(ends) - 1,
+    }
+    part["sha256"] = hashlib.sha256(lines).hexdigest()
+    manifest = {"export_id": str(uuid4()), "run_id": run_id, "format": "jsonl", "rows": len(ends), "bytes": len(lines)}
+    (folder / part["name"]).write_bytes(lines)
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"parts": [part]}))
+
+
 async def test_a_receipt_is_saved_and_verified_offline(
     connected: System, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = await mixed(connected)
-    receipt, keys, tasks = (tmp_path / name for name in ("receipt.json", "keys.json", "tasks.jsonl"))
+    receipt, keys, export = (tmp_path / name for name in ("receipt.json", "keys.json", "export"))
     code, said = await run(capsys, "job", "receipt", done["job_id"], "--file", receipt)
     assert (code, "complete" in said) == (0, True), said
     code, said = await run(capsys, "receipt", "keys")
     keys.write_text(said)
-    tasks.write_text("".join(json.dumps({"index": n, "status": s}) + "\n" for n, s in done["ends"].items()))
+    written(export, done["run_id"], list(done["ends"].items()))
     monkeypatch.setenv("INTERLOCK_GATEWAY_URL", "http://127.0.0.1:9")
     kid = json.loads(said)["keys"][0]["kid"]
     for trust in (["--keys", keys], ["--kid", kid]):
-        code, said = await run(capsys, "receipt", "verify", receipt, *trust, "--tasks", tasks)
+        code, said = await run(capsys, "receipt", "verify", receipt, *trust, "--export", export)
         assert (code, said.count("\n- ")) == (0, 3), said
 
 
@@ -50,7 +69,7 @@ async def test_a_receipt_that_does_not_hold_says_why(
     connected: System, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     done = await mixed(connected)
-    good, bad, tasks = (tmp_path / name for name in ("good.json", "bad.json", "tasks.jsonl"))
+    good, bad, export = (tmp_path / name for name in ("good.json", "bad.json", "export"))
     await run(capsys, "job", "receipt", done["job_id"], "--file", good)
     document: dict[str, Any] = json.loads(good.read_text())
     kid = document["key"]["kid"]
@@ -69,10 +88,14 @@ async def test_a_receipt_that_does_not_hold_says_why(
     code, said = await run(capsys, "receipt", "verify", good, "--kid", "another")
     assert (code, "not among those that you trust" in said) == (1, True)
     assert (await run(capsys, "receipt", "verify", good))[0] == 2
-    lines = [json.dumps({"index": n, "status": s}) + "\n" for n, s in done["ends"].items()]
-    for wrong in (lines[:-1], [*lines, lines[0]], [lines[0].replace("Completed", "Failed"), *lines[1:]]):
-        tasks.write_text("".join(wrong))
-        assert (await run(capsys, "receipt", "verify", good, "--kid", kid, "--tasks", tasks))[0] == 1, wrong
+    ends = list(done["ends"].items())
+    for wrong in (ends[:-1], [*ends, ends[0]], [(0, "Failed"), *ends[1:]], [(0, "Running"), *ends[1:]]):
+        written(export, done["run_id"], wrong)
+        assert (await run(capsys, "receipt", "verify", good, "--kid", kid, "--export", export))[0] == 1, wrong
+    written(export, done["run_id"], ends)
+    (export / "part-000000.jsonl").write_text("")
+    code, said = await run(capsys, "receipt", "verify", good, "--kid", kid, "--export", export)
+    assert (code, "not what the manifest says" in said) == (1, True), said
 
 
 async def test_results_and_tasks_of_a_job_are_read(

@@ -26,4 +26,24 @@ RESULTS: dict[str, list[Expectation]] = {
     "expect_packs": [Bounded(1, {"place": "'file:///o/runs/1/results/'"}, pages=30)],
     "condemn_packs": [Bounded(1, _RUN | {"place": "'file:///o/runs/1/results/'", "grace": "0", "keep": "0"}, pages=30)],
 }
-EXPECTED: dict[str, list[Expectation]] = {f"results.{name}": cases for name, cases in RESULTS.items()}
+EXPORTS: dict[str, list[Expectation]] = {
+    "insert_export": [
+        Bounded(
+            1,
+            _RUN | _ORG | {"job_id": "seed.id('job 0')", "format": "'zip'", "stretch": "10", "last_index": "99"},
+            pages=40,
+        )
+    ],
+    "expect_export": [Bounded(1, {"place": "'file:///o/exports/1/'", "seconds": "60", "keep": "0"}, pages=30)],
+    "find_export": [Bounded(1, _ORG | {"export_id": "seed.id('export 0')", "job_id": "seed.id('job 0')"})],
+    "next_export": [Bounded(1)],
+    "rows_of_stretch": [Bounded(100, _RUN | {"shard": "0", "first": "0", "last": "99"})],
+    "staged": [Bounded(1, {"export_id": "seed.id('export 0')", "next_index": "0", "task_id": "null"}, pages=30)],
+    "exports_of_tasks": [Bounded(10, {"task_ids": "seed.tasks('running', 10)"})],
+    "forget_exports": [Bounded(1, _RUN, pages=30)],
+}
+EXPECTED: dict[str, list[Expectation]] = {
+    f"{file}.{name}": cases
+    for file, statements in (("results", RESULTS), ("exports", EXPORTS))
+    for name, cases in statements.items()
+}

@@ -5,19 +5,24 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-from litestar import Request, Response, get
+from litestar import Request, Response, get, post
 from litestar.datastructures import State
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, QueryParameter
+from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter, RawBody
 
 from interlock.api.auth import kernel_of, org_of_result, principal_of, result_guard, user_guard
 from interlock.errors import BadRequest
-from interlock.wire import ReceiptKeys, ReceiptReply, TaskView
+from interlock.kernel.reads import MAX_PAGE
+from interlock.wire import ExportRequest, ExportView, ReceiptKeys, ReceiptReply, TaskView
 
 Http = Request[Any, Any, State]
 Run = Annotated[
     UUID | None, QueryParameter(name="run", required=False, description="a run of the job; without it, its newest one")
 ]
+Cursor = Annotated[
+    str | None, QueryParameter(name="cursor", required=False, description="next_cursor of the last page")
+]
+Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=MAX_PAGE, description="most items on the page")]
 _MOST_INDEX = 2**62
 _SAFE = {
     # Whoever wrote the result chose its bytes: no browser shall take them for a page of the gateway's.
@@ -63,6 +68,40 @@ async def get_receipt(request: Http, job: FromPath[str], run: Run = None) -> Rec
     return await kernel_of(request).receipts.receipt(job, run, principal_of(request).org_id)
 
 
+@post(
+    "/v1/jobs/{job:str}/exports",
+    guards=[user_guard],
+    opt={"scope": "jobs:write"},
+    status_code=202,
+    summary="Export a run that has ended: Parquet, JSON lines or zip, in parts",
+    description="Made by a Spark worker. The same Idempotency-Key and body give the same answer.",
+)
+async def start_export(
+    request: Http,
+    job: FromPath[str],
+    data: JSONBody[ExportRequest],
+    body: RawBody,
+    idempotency_key: Annotated[
+        str | None, HeaderParameter(name="Idempotency-Key", required=False, min_length=1, max_length=255)
+    ] = None,
+) -> ExportView:
+    return await kernel_of(request).exports.start(
+        job, data, principal_of(request).org_id, idempotency_key=idempotency_key, body=body
+    )
+
+
+@get(
+    "/v1/jobs/{job:str}/exports/{export_id:str}",
+    guards=[user_guard],
+    opt={"scope": "jobs:read"},
+    summary="An export, and once it is complete a page of its files with signed URLs",
+)
+async def get_export(
+    request: Http, job: FromPath[str], export_id: FromPath[UUID], cursor: Cursor = None, limit: Limit = 100
+) -> ExportView:
+    return await kernel_of(request).exports.export(job, export_id, principal_of(request).org_id, cursor, limit)
+
+
 @get(
     "/v1/receipt-keys",
     guards=[user_guard],
@@ -79,4 +118,4 @@ def _checked(index: int) -> int:
     return index
 
 
-HANDLERS = [get_task_by_index, get_result, get_receipt, list_receipt_keys]
+HANDLERS = [get_task_by_index, get_result, get_receipt, start_export, get_export, list_receipt_keys]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from interlock.cli.connection import ask
 from interlock.cli.conventions import FolderOption, command, group, usage
 from interlock.cli.output import console, print_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 app = group("Receipts: proof of what became of every task of a run.")
 
@@ -27,7 +24,7 @@ def keys(folder: FolderOption = None) -> None:
     app,
     "verify",
     example="interlock receipt verify receipt.json --keys receipt-keys.json\n"
-    "interlock receipt verify receipt.json --kid PkSx3… --tasks part-00000.jsonl --tasks part-00001.jsonl",
+    "interlock receipt verify receipt.json --kid PkSx3… --export nightly-results",
 )
 def verify(
     file: Annotated[Path, typer.Argument(help="As `interlock job receipt --file` has saved it.", metavar="FILE")],
@@ -38,16 +35,16 @@ def verify(
     kid: Annotated[
         str | None, typer.Option(help="Thumbprint of the one key that you trust.", show_default=False)
     ] = None,
-    tasks: Annotated[
-        list[Path] | None,
+    export: Annotated[
+        Path | None,
         typer.Option(
-            "--tasks",
-            help="JSON lines with `index` and `status`, as exports have them; repeatable, in their order.",
+            help="Folder of an export of the run, as JSON lines or Parquet: its files are checked, too.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Check a receipt, offline. Exit code 1 says that it does not hold, and why."""
+    from interlock.bulk.exported import tasks_of
     from interlock.bulk.verifying import verify as check
 
     if keys_file is None and kid is None:
@@ -56,7 +53,7 @@ def verify(
         _read(file),
         keys=[] if keys_file is None else _keys(keys_file),
         kid=kid,
-        tasks=None if not tasks else _tasks(tasks),
+        tasks=None if export is None else tasks_of(export),
     )
     console().print(f"The receipt is signed by key {verdict.kid}:")
     for sentence in verdict.proven:
@@ -77,21 +74,3 @@ def _keys(file: Path) -> list[dict[str, Any]]:
         return msgspec.json.decode(_read(file), type=dict[str, list[dict[str, Any]]])["keys"]
     except (msgspec.MsgspecError, KeyError):
         raise usage(f"{file} is no JWK set, as `interlock receipt keys` prints it") from None
-
-
-def _tasks(files: list[Path]) -> Iterator[tuple[int, str]]:
-    import msgspec
-
-    class Task(msgspec.Struct):
-        index: int
-        status: str
-
-    line = msgspec.json.Decoder(Task)
-    for file in files:
-        with file.open("rb") as lines:
-            for number, text in enumerate(lines, 1):
-                try:
-                    task = line.decode(text)
-                except msgspec.MsgspecError as error:
-                    raise usage(f"Line {number} of {file} is not an exported task: {error}") from None
-                yield task.index, task.status

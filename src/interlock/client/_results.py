@@ -1,16 +1,22 @@
-"""What comes out of runs: single tasks by index, results, receipts; one method per endpoint."""
+"""What comes out of runs: single tasks by index, results, receipts, exports; one method per endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from uuid import UUID
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+from uuid import UUID, uuid4
 
 import msgspec
 from msgspec import Raw
 
 from interlock.client._caller import Caller, path, query
-from interlock.wire import ReceiptKeys, ReceiptReply, TaskView
+from interlock.client._http import refuse_line_breaks
+from interlock.wire import ExportPart, ExportRequest, ExportState, ExportView, ReceiptKeys, ReceiptReply, TaskView
 
+PAGE: Final = 100
+
+_export = msgspec.json.Decoder(ExportView)
 _task = msgspec.json.Decoder(TaskView)
 _raw = msgspec.json.Decoder(Raw)
 _receipt = msgspec.json.Decoder(ReceiptReply)
@@ -42,6 +48,49 @@ class ResultCalls:
                 return reply
             if on_progress is not None:
                 on_progress(reply)
+
+    async def start_export(
+        self, job: str | UUID, request: ExportRequest, *, idempotency_key: str | None = None
+    ) -> ExportView:
+        """Of all tasks of a run that has ended. Without a key the call makes one up: a retry exports nothing twice."""
+        key = idempotency_key or str(uuid4())
+        refuse_line_breaks("Idempotency-Key", key)
+        target, extra = path("v1", "jobs", job, "exports"), f"Idempotency-Key: {key}\r\n"
+        return await self._caller.call("POST", target, _export, request, extra=extra)
+
+    async def export(
+        self, job: str | UUID, export_id: UUID, cursor: str | None = None, limit: int = PAGE
+    ) -> ExportView:
+        """Once it is complete, with a page of its files."""
+        target = query(path("v1", "jobs", job, "exports", export_id), cursor=cursor, limit=limit)
+        return await self._caller.call("GET", target, _export)
+
+    async def wait_export(
+        self,
+        job: str | UUID,
+        export_id: UUID,
+        on_progress: Callable[[ExportView], None] | None = None,
+        poll_seconds: float = 0.5,
+    ) -> ExportView:
+        """When it is complete or has failed, with the first page of its files."""
+        while True:
+            view = await self.export(job, export_id)
+            if on_progress is not None:
+                on_progress(view)
+            if view.state in (ExportState.COMPLETED, ExportState.FAILED):
+                return view
+            await asyncio.sleep(poll_seconds)
+
+    async def export_parts(self, job: str | UUID, export_id: UUID) -> AsyncIterator[ExportPart]:
+        """All files of a complete one, with their URLs."""
+        cursor: str | None = None
+        while True:
+            page = await self.export(job, export_id, cursor, 1000)
+            for part in page.parts:
+                yield part
+            cursor = page.next_cursor
+            if cursor is None:
+                return
 
     async def receipt_keys(self) -> ReceiptKeys:
         return await self._caller.call("GET", path("v1", "receipt-keys"), _keys)

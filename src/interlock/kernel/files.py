@@ -23,6 +23,7 @@ from interlock.kernel.changes import BUFFERED
 from interlock.kernel.inputs import Inputs
 from interlock.kernel.markers import FILES
 from interlock.kernel.queries import BATCH_QUERY, batch_prefix
+from interlock.kernel.run_exports import run_exports
 from interlock.kernel.shards import by_shard
 from interlock.kernel.tasks import Tasks, outputs_of
 from interlock.schemas import DatasetSchema
@@ -118,6 +119,7 @@ class Files:
         outputs = await self._outputs(connection, held)
         exports = await self._exports(connection, held)
         loads = await self._loads(connection, held)
+        whole_runs = await run_exports(connection, self._root, held)
         await failpoint("files.before_commit")
         answered = [
             TaskData(
@@ -126,6 +128,7 @@ class Files:
                 outputs=outputs[row["task_id"]],
                 export=exports.get(row["task_id"]),
                 load=loads.get(row["task_id"]),
+                run_export=whole_runs.get(row["task_id"]),
             )
             for row in held
             if row["task_id"] not in refused

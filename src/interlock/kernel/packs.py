@@ -20,6 +20,7 @@ from interlock.failpoints import failpoint
 from interlock.settings import Settings
 
 _sql = queries("results")
+_exports_sql = queries("exports")
 _BETWEEN: Final = b"\n"
 """So that a pack of results without line breaks can be read line by line."""
 _REMEMBERED: Final = 10_000
@@ -95,6 +96,7 @@ class Packs:
 
 async def forget_results(connection: Connection, settings: Settings, run_id: UUID) -> None:
     """With the run itself: its receipt goes now, its packs a while after, when no report can bring another one."""
+    await _exports_sql.forget_exports(connection, run_id=run_id)
     await _sql.condemn_packs(
         connection,
         run_id=run_id,

@@ -42,6 +42,7 @@ from interlock.wire.attempts import (
     Release,
     ReleaseBatch,
     ReleaseReply,
+    RunExport,
     TaskData,
     TaskFile,
     TaskInput,
@@ -184,7 +185,17 @@ from interlock.wire.queues import (
     Settled,
     SettleRequest,
 )
-from interlock.wire.results import ReceiptKeys, ReceiptReply, RunReceipt
+from interlock.wire.results import (
+    ExportFormat,
+    ExportManifest,
+    ExportPart,
+    ExportRequest,
+    ExportState,
+    ExportView,
+    ReceiptKeys,
+    ReceiptReply,
+    RunReceipt,
+)
 from interlock.wire.sources import (
     HookAccepted,
     HookSecret,
@@ -295,7 +306,13 @@ __all__ = [
     "EventBatch",
     "EventsAccepted",
     "Explanation",
+    "ExportFormat",
     "ExportGrant",
+    "ExportManifest",
+    "ExportPart",
+    "ExportRequest",
+    "ExportState",
+    "ExportView",
     "ExportedFile",
     "FetchReply",
     "GroupedTask",
@@ -382,6 +399,7 @@ __all__ = [
     "RollbackRequest",
     "RotateRequest",
     "RunEnd",
+    "RunExport",
     "RunPage",
     "RunReceipt",
     "RunState",

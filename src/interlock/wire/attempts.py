@@ -289,6 +289,20 @@ class BufferLoad(Internal, frozen=True, kw_only=True):
     """Of one batch."""
 
 
+class RunExport(Internal, frozen=True, kw_only=True):
+    """What a task of `run_export` makes files of: from the record of the export, whatever its payload says."""
+
+    export_id: UUID
+    run_id: UUID
+    format: str
+    stretches: int
+    """Staged objects, `{rows_prefix}{number:06}.jsonl`, from 0 on; each becomes one file."""
+    rows_prefix: str
+    packs_prefix: str
+    prefix: str
+    """Where the attempt writes."""
+
+
 class TaskData(Internal, frozen=True, kw_only=True):
     task_id: UUID
     inputs: list[InputData]
@@ -297,6 +311,8 @@ class TaskData(Internal, frozen=True, kw_only=True):
     """Of a batch query alone."""
     load: BufferLoad | None = None
     """Of a task that loads published batches alone."""
+    run_export: RunExport | None = None
+    """Of a task that exports a run alone."""
 
 
 class DataRequest(Internal, frozen=True, kw_only=True):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Literal
 from uuid import UUID
 
-from interlock.wire.base import Reply, RunState
+from msgspec import field
+
+from interlock.wire.base import Reply, Request, RunState
 
 
 class RunReceipt(Reply, frozen=True, kw_only=True):
@@ -51,3 +54,73 @@ class ReceiptKeys(Reply, frozen=True, kw_only=True):
     """Public keys that sign receipts now, as a JWK set. Keep them: receipts outlive them."""
 
     keys: list[dict[str, Any]]
+
+
+class ExportFormat(StrEnum):
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+    ZIP = "zip"
+
+
+class ExportState(StrEnum):
+    STAGING = "Staging"
+    """Its rows are copied out of the state database."""
+    RUNNING = "Running"
+    """Its files are made on Spark, or wait for a Spark worker."""
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+
+
+class ExportRequest(Request, frozen=True, kw_only=True):
+    """All tasks of a run that has ended, with payloads, outcomes and results."""
+
+    format: ExportFormat = ExportFormat.PARQUET
+    run: UUID | None = None
+    """Default: the job's newest run."""
+
+
+class ExportPart(Reply, frozen=True, kw_only=True):
+    """A file of an export, as the manifest has it."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+    first: int
+    """Index of its first task."""
+    last: int
+    url: str | None = None
+    """Signed, for a day."""
+
+
+class ExportManifest(Reply, frozen=True, kw_only=True):
+    """`manifest.json` beside the files."""
+
+    export_id: UUID
+    run_id: UUID
+    format: ExportFormat
+    rows: int
+    bytes: int
+    parts: list[ExportPart]
+
+
+class ExportView(Reply, frozen=True, kw_only=True):
+    export_id: UUID
+    job_id: UUID
+    run_id: UUID
+    format: ExportFormat
+    state: ExportState
+    staged: int
+    """Indexes of the run whose rows are copied."""
+    of: int
+    created_at: datetime
+    task_id: UUID | None = None
+    """On Spark."""
+    error: str | None = None
+    rows: int | None = None
+    bytes: int | None = None
+    manifest_url: str | None = None
+    """Signed, for a day."""
+    parts: list[ExportPart] = field(default_factory=list)
+    next_cursor: str | None = None
+    """Of the parts."""
