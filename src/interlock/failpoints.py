@@ -138,6 +138,8 @@ NAMES: Final = frozenset(
         "webhook.sent",
         "query.before_commit",
         "batch_query.before_commit",
+        "alert_mail.sent",
+        "monitor.before_commit",
         "archive.written",
         "archive.before_commit",
         "telemetry.before_commit",

@@ -326,6 +326,17 @@ class Settings(BaseSettings):
         300.0, gt=0, description="An accepted command is in the archive after so long; a part of it is a file."
     )
     archive_days: float = Field(30.0, gt=0, description="Parts of the archive that are older are dropped.")
+    monitor_seconds: float = Field(30.0, gt=0, description="Between two looks at the queues of all routes.")
+    alert_seconds: float = Field(
+        300.0, ge=1, description="Events of one kind of one tenant are one alert, within so long."
+    )
+    alert_mail_seconds: float = Field(5.0, gt=0, description="Alerts that are to be sent by e-mail.")
+    smtp_url: SecretStr | None = Field(
+        None,
+        description="smtp:// or smtps:// URL of the mail server for alerts, with user and password if it wants them; "
+        "unset: no mail is sent.",
+    )
+    smtp_from: str = Field("interlock@localhost", description="The sender of alerts by e-mail.")
     bus_metrics: str | None = Field(
         None, description="Loopback host:port under which `interlock bus` serves its own metrics; unset: it does not."
     )
@@ -462,6 +473,13 @@ class Settings(BaseSettings):
     def _proxy(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not re.fullmatch(r"http://[^\s/?#]+/?", value.get_secret_value()):
             raise ValueError("write http://host:port or http://user:password@host:port")
+        return value
+
+    @field_validator("smtp_url")
+    @classmethod
+    def _mail_server(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not re.fullmatch(r"smtps?://[^\s/?#]+/?", value.get_secret_value()):
+            raise ValueError("write smtp://host:port or smtps://user:password@host:port")
         return value
 
     @field_validator("credentials_role_arn")

@@ -29,11 +29,14 @@ from interlock.buffers.reads import Buffers
 from interlock.bulk.exports import Exports, ExportStaging
 from interlock.bulk.receipts import Receipts
 from interlock.bulk.results import Results
+from interlock.bus.alerts import Alerts
 from interlock.bus.caches import Caches
 from interlock.bus.fast import Fast
+from interlock.bus.inbox import Inbox
 from interlock.bus.ingress import Ingress
 from interlock.bus.limits import Limits
 from interlock.bus.model import DispatchMode
+from interlock.bus.monitor import RouteHealths
 from interlock.bus.registry_reads import RegistryReads
 from interlock.bus.secrets import Seal
 from interlock.bus.shield import Shield
@@ -144,6 +147,9 @@ class Kernel:
     results: Results
     receipts: Receipts
     exports: Exports
+    inbox: Inbox
+    alerts: Alerts
+    route_health: RouteHealths
 
     @property
     def _invoke(self) -> Invoke:
@@ -253,6 +259,9 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         buffers=Buffers(database, settings),
         outbound=outbound,
         webhooks=Webhooks(database, settings, outbound),
+        inbox=Inbox(database, queue),
+        alerts=Alerts(database, settings),
+        route_health=RouteHealths(database),
         ingress=_ingress(settings, database),
         results=Results(
             database, reads, packs, SignedUrls(keyring, clock, base_url=settings.objects_base_url, path=RESULTS)

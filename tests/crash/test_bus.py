@@ -10,13 +10,17 @@ import pytest
 
 from interlock.bus.events import tell
 from interlock.bus.queues import telemetry_queue
-from interlock.wire.bus_events import LegacyKeyUsed
+from interlock.wire.bus_events import CommandInvalid, LegacyKeyUsed
 from tests.bus.commands import archived_payloads, owe_commands
+from tests.bus.targets import target
+from tests.bus.test_alerts import mail_server
 from tests.crash.deployment import Process
 from tests.patience import answered
 from tests.system import System
 
 CASES = {
+    ("bus", "alert_mail.sent"),
+    ("bus", "monitor.before_commit"),
     ("bus", "archive.written"),
     ("bus", "archive.before_commit"),
     ("bus", "telemetry.before_commit"),
@@ -112,3 +116,37 @@ async def test_commands_are_archived_once_though_the_process_dies_anywhere(syste
 
 async def _nothing_is_owed(system: System) -> bool:
     return bool(await system.value("select not exists (select 1 from interlock.bus_archive)"))
+
+
+async def test_an_alert_is_mailed_and_a_route_judged_though_the_process_dies_in_between(
+    system: System, tmp_path: Path
+) -> None:
+    bot = await target(system)
+    await system.value(
+        "insert into interlock.bus_alert_settings (org_id, event, channels, changed_by) values"
+        """ ($1, 'snavio.command.invalid', '[{"kind": "email", "to": "ops@example.org"}]', 'test')""",
+        system.org_id,
+    )
+    async with system.kernel.database.transaction() as connection:
+        await tell(connection, [(system.org_id, CommandInvalid(reason="bad"))])
+    async with mail_server() as mail:
+        bus = _bus(system, tmp_path, smtp_url=f"smtp://127.0.0.1:{mail.port}", alert_mail_seconds="0.1")
+        try:
+            await bus.start("monitor.before_commit=kill")
+            await bus.killed_itself()
+            assert await system.value("select count(*) from interlock.bus_route_health") == 0
+            await bus.start("alert_mail.sent=kill")
+            await bus.killed_itself()
+            assert await system.value("select status from interlock.bus_alert_emails") == "Pending"
+            await system.value("update interlock.bus_alert_emails set due_at = interlock.clock()")
+            await bus.start()
+            await answered(lambda: _delivered(system))
+            assert [each["To"] for each in mail.mails] == ["ops@example.org"] * 2
+            assert await system.value("select status from interlock.bus_route_health where target = $1", bot.service)
+            assert await bus.stop() == 0
+        finally:
+            await bus.give_up()
+
+
+async def _delivered(system: System) -> bool:
+    return bool(await system.value("select bool_and(status = 'Delivered') from interlock.bus_alert_emails"))

@@ -127,6 +127,13 @@ GATEWAY: dict[str, list[Body]] = {
             "paused": True,
         }
     ],
+    "/v1/alert-channels/{event}": [{"channels": [{"kind": "dashboard"}, {"kind": "email", "to": "a@b.example"}]}],
+    "/v1/inbox/{queue}/receive": [{"max": 1, "wait_seconds": 0, "visibility_seconds": 1}],
+    "/v1/inbox/{queue}/extend": [{"items": [_MESSAGE], "visibility_seconds": 5}],
+    "/v1/inbox/{queue}/ack": [{"items": [_MESSAGE]}],
+    "/v1/inbox/{queue}/nack": [{"items": [_MESSAGE], "delay_seconds": 1}],
+    "/v1/inbox/{queue}/redrive": [{"message_ids": ["1"], "limit": 1}, {"message_ids": None}],
+    "/v1/inbox/{queue}/discard": [{"message_ids": ["1"], "limit": 1}, {"message_ids": None}],
     "/v1/webhooks/{webhook}/rotate": [{"overlap_seconds": 60}],
     "/v1/webhooks/{webhook}/redrive": [{"delivery_ids": [DELIVERY], "limit": 1}, {"delivery_ids": None}],
     "/v1/datasets/{dataset}/invalidate": [

@@ -62,6 +62,13 @@ CREATE TYPE interlock.role AS ENUM (
     'writer',
     'admin'
 );
+CREATE TYPE interlock.route_status AS ENUM (
+    'healthy',
+    'unhealthy',
+    'stalled',
+    'unpolled',
+    'misrouted'
+);
 CREATE TYPE interlock.run_state AS ENUM (
     'Ingesting',
     'Running',
@@ -406,6 +413,38 @@ CREATE TABLE interlock.bus_acls (
     changed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     changed_by text NOT NULL
 );
+CREATE TABLE interlock.bus_alert_emails (
+    email_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    alert_id uuid NOT NULL,
+    address text NOT NULL,
+    status interlock.delivery_status DEFAULT 'Pending'::interlock.delivery_status NOT NULL,
+    tries integer DEFAULT 0 NOT NULL,
+    due_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    ended_at timestamp with time zone,
+    reason text
+);
+CREATE TABLE interlock.bus_alert_settings (
+    org_id uuid NOT NULL,
+    event text NOT NULL,
+    channels jsonb NOT NULL,
+    changed_by text NOT NULL,
+    changed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+CREATE TABLE interlock.bus_alerts (
+    alert_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    event text NOT NULL,
+    opened_at timestamp with time zone NOT NULL,
+    last_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    told bigint NOT NULL,
+    sample json NOT NULL,
+    critical boolean NOT NULL,
+    shown boolean DEFAULT true NOT NULL,
+    unrouted boolean DEFAULT false NOT NULL,
+    resolved_at timestamp with time zone,
+    resolved_by text
+);
 CREATE TABLE interlock.bus_archive (
     archive_id bigint NOT NULL,
     org_id uuid NOT NULL,
@@ -523,6 +562,21 @@ CREATE TABLE interlock.bus_prefetches (
     holders integer NOT NULL
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
+CREATE TABLE interlock.bus_route_health (
+    org_id uuid NOT NULL,
+    target text NOT NULL COLLATE pg_catalog."C",
+    name text NOT NULL COLLATE pg_catalog."C",
+    status interlock.route_status NOT NULL,
+    since timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    checked_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    depth bigint DEFAULT 0 NOT NULL,
+    in_flight bigint DEFAULT 0 NOT NULL,
+    oldest_age double precision,
+    dead_letters bigint DEFAULT 0 NOT NULL,
+    rises integer DEFAULT 0 NOT NULL,
+    idle_looks integer DEFAULT 0 NOT NULL,
+    misroutes bigint DEFAULT 0 NOT NULL
+);
 CREATE TABLE interlock.bus_routes (
     org_id uuid NOT NULL,
     target text NOT NULL COLLATE pg_catalog."C",
@@ -1184,6 +1238,14 @@ ALTER TABLE ONLY interlock.bundles
     ADD CONSTRAINT bundles_pkey PRIMARY KEY (org_id, sha256);
 ALTER TABLE ONLY interlock.bus_acls
     ADD CONSTRAINT bus_acls_pkey PRIMARY KEY (org_id, target, name, source);
+ALTER TABLE ONLY interlock.bus_alert_emails
+    ADD CONSTRAINT bus_alert_emails_pkey PRIMARY KEY (email_id);
+ALTER TABLE ONLY interlock.bus_alert_settings
+    ADD CONSTRAINT bus_alert_settings_pkey PRIMARY KEY (org_id, event);
+ALTER TABLE ONLY interlock.bus_alerts
+    ADD CONSTRAINT bus_alerts_org_id_event_opened_at_key UNIQUE (org_id, event, opened_at);
+ALTER TABLE ONLY interlock.bus_alerts
+    ADD CONSTRAINT bus_alerts_pkey PRIMARY KEY (alert_id);
 ALTER TABLE ONLY interlock.bus_archive
     ADD CONSTRAINT bus_archive_pkey PRIMARY KEY (archive_id);
 ALTER TABLE ONLY interlock.bus_archives
@@ -1202,6 +1264,8 @@ ALTER TABLE ONLY interlock.bus_limits
     ADD CONSTRAINT bus_limits_pkey PRIMARY KEY (org_id, target, name, source);
 ALTER TABLE ONLY interlock.bus_prefetches
     ADD CONSTRAINT bus_prefetches_pkey PRIMARY KEY (org_id, target, name);
+ALTER TABLE ONLY interlock.bus_route_health
+    ADD CONSTRAINT bus_route_health_pkey PRIMARY KEY (org_id, target, name);
 ALTER TABLE ONLY interlock.bus_routes
     ADD CONSTRAINT bus_routes_pkey PRIMARY KEY (org_id, target, name);
 ALTER TABLE ONLY interlock.bus_shares
@@ -1323,6 +1387,11 @@ CREATE INDEX buffer_publishes_sweep ON interlock.buffer_publishes USING btree (s
 CREATE INDEX bundle_names_by_bundle ON interlock.bundle_names USING btree (org_id, sha256);
 CREATE INDEX bundle_sweeps_due ON interlock.bundle_sweeps USING btree (due_at);
 CREATE INDEX bus_acls_by_source ON interlock.bus_acls USING btree (org_id, source);
+CREATE INDEX bus_alert_emails_by_alert ON interlock.bus_alert_emails USING btree (alert_id);
+CREATE INDEX bus_alert_emails_due ON interlock.bus_alert_emails USING btree (due_at) WHERE (status = 'Pending'::interlock.delivery_status);
+CREATE INDEX bus_alerts_by_org ON interlock.bus_alerts USING btree (org_id, alert_id) WHERE shown;
+CREATE INDEX bus_alerts_old ON interlock.bus_alerts USING btree (opened_at);
+CREATE INDEX bus_alerts_unrouted ON interlock.bus_alerts USING btree (alert_id) WHERE (unrouted AND (resolved_at IS NULL));
 CREATE INDEX bus_archive_by_org ON interlock.bus_archive USING btree (org_id, archive_id);
 CREATE INDEX bus_bans_ended ON interlock.bus_bans USING btree (until);
 CREATE INDEX bus_changes_by_kind ON interlock.bus_changes USING btree (org_id, kind, change_id);
@@ -1333,6 +1402,8 @@ CREATE INDEX bus_handoffs_due ON interlock.bus_handoffs USING btree (due_at, han
 CREATE UNIQUE INDEX bus_keys_current ON interlock.bus_keys USING btree (org_id, service) WHERE (expires_at IS NULL);
 CREATE INDEX bus_keys_expiring ON interlock.bus_keys USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 CREATE INDEX bus_keys_rotating ON interlock.bus_keys USING btree (rotates_at) WHERE (rotates_at IS NOT NULL);
+CREATE INDEX bus_route_health_bad ON interlock.bus_route_health USING btree (org_id, target, name) WHERE (status <> 'healthy'::interlock.route_status);
+CREATE INDEX bus_route_health_checked ON interlock.bus_route_health USING btree (checked_at);
 CREATE INDEX bus_routes_by_dlq ON interlock.bus_routes USING btree (org_id, dlq, target, name) WHERE (dlq IS NOT NULL);
 CREATE INDEX bus_routes_by_queue ON interlock.bus_routes USING btree (org_id, queue, target, name) WHERE (queue IS NOT NULL);
 CREATE INDEX bus_strikes_by_time ON interlock.bus_strikes USING btree (struck_at);
@@ -1429,6 +1500,12 @@ ALTER TABLE ONLY interlock.bus_acls
     ADD CONSTRAINT bus_acls_org_id_source_fkey FOREIGN KEY (org_id, source) REFERENCES interlock.services(org_id, name);
 ALTER TABLE ONLY interlock.bus_acls
     ADD CONSTRAINT bus_acls_org_id_target_fkey FOREIGN KEY (org_id, target) REFERENCES interlock.services(org_id, name);
+ALTER TABLE ONLY interlock.bus_alert_emails
+    ADD CONSTRAINT bus_alert_emails_alert_id_fkey FOREIGN KEY (alert_id) REFERENCES interlock.bus_alerts(alert_id) ON DELETE CASCADE;
+ALTER TABLE ONLY interlock.bus_alert_settings
+    ADD CONSTRAINT bus_alert_settings_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.bus_alerts
+    ADD CONSTRAINT bus_alerts_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.bus_archives
     ADD CONSTRAINT bus_archives_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
 ALTER TABLE ONLY interlock.bus_archives
@@ -1439,6 +1516,8 @@ ALTER TABLE ONLY interlock.bus_keys
     ADD CONSTRAINT bus_keys_org_id_service_fkey FOREIGN KEY (org_id, service) REFERENCES interlock.services(org_id, name);
 ALTER TABLE ONLY interlock.bus_limits
     ADD CONSTRAINT bus_limits_org_id_target_fkey FOREIGN KEY (org_id, target) REFERENCES interlock.services(org_id, name);
+ALTER TABLE ONLY interlock.bus_route_health
+    ADD CONSTRAINT bus_route_health_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.bus_routes
     ADD CONSTRAINT bus_routes_org_id_target_fkey FOREIGN KEY (org_id, target) REFERENCES interlock.services(org_id, name);
 ALTER TABLE ONLY interlock.bus_telemetry_queues

@@ -204,6 +204,9 @@ EMPTY: list[Route] = [
     ("GET", "/v1/bundles"),
     ("GET", "/v1/queries"),
     ("GET", "/v1/webhooks"),
+    ("GET", "/v1/alerts"),
+    ("GET", "/v1/alert-channels"),
+    ("GET", "/v1/route-health"),
 ]
 """Lists that hold only what is the asker's own."""
 
@@ -218,6 +221,8 @@ PLATFORM: list[Route] = [
     ("POST", "/v1/orgs"),
     ("GET", "/v1/signing-keys"),
     ("POST", "/v1/signing-keys/rotate"),
+    ("GET", "/v1/operations/alerts"),
+    ("POST", "/v1/operations/alerts/{alert_id}/resolve"),
 ]
 """Beyond any org: the platform scope alone reaches them."""
 
@@ -225,6 +230,7 @@ OF_ALL: list[Route] = [("GET", "/v1/queues"), ("GET", "/v1/workers"), ("GET", "/
 """The machinery that orgs share: numbers and names of workers, nothing of anybody's work."""
 
 OWN: list[Route] = [*(("POST", path) for path in ("/v1/jobs", "/v1/keys", "/v1/dags", "/v1/bundles", "/v1/webhooks"))]
+OWN += [("PUT", "/v1/alert-channels/{event}")]
 """These make something in the asker's own org."""
 
 HOOK: Route = ("POST", "/v1/hooks/{hook_id}")
@@ -241,8 +247,15 @@ MEMBERS: list[Route] = [(method, "/v1/members") for method in ("GET", "POST", "D
 """There are none without an identity provider: test_members.py tries these with another org's admin."""
 
 
+INBOX: list[Route] = [
+    ("GET", "/v1/inbox/{queue}/dead-letters"),
+    *(("POST", f"/v1/inbox/{{queue}}/{what}") for what in ("receive", "extend", "ack", "nack", "redrive", "discard")),
+]
+"""For keys of services: tests/bus/test_inbox.py tries these with another service's, and another org's."""
+
+
 def test_every_route_of_the_gateway_is_tried_with_another_orgs_key() -> None:
-    assert {*HIDDEN, *EMPTY, *FILTERED, *PLATFORM, *OF_ALL, *OWN, HOOK, *OBJECTS, *MEMBERS} == set(routes())
+    assert {*HIDDEN, *EMPTY, *FILTERED, *PLATFORM, *OF_ALL, *OWN, HOOK, *OBJECTS, *MEMBERS, *INBOX} == set(routes())
 
 
 @pytest.mark.parametrize("route", HIDDEN, ids=" ".join)

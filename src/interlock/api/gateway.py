@@ -17,6 +17,9 @@ from interlock.api import (
     backfills,
     buffers,
     bundles,
+    bus_alerts,
+    bus_health,
+    bus_inbox,
     commands,
     dags,
     datasets,
@@ -457,6 +460,9 @@ HANDLERS = [
     *webhooks.HANDLERS,
     *commands.HANDLERS,
     *results.HANDLERS,
+    *bus_inbox.HANDLERS,
+    *bus_alerts.HANDLERS,
+    *bus_health.HANDLERS,
 ]
 
 

@@ -86,6 +86,16 @@ TELEMETRY_DROPPED = Counter(
     "snavio_telemetry_dropped", "Events that aged out of a telemetry queue that nobody consumes.", registry=REGISTRY
 )
 
+ALERTS = Counter("snavio_alerts", "Alerts opened.", ["event"], registry=REGISTRY)
+ALERTS_UNROUTED = Counter(
+    "snavio_alerts_unrouted",
+    "Critical alerts for which no address and no webhook is set.",
+    ["event"],
+    registry=REGISTRY,
+)
+
+ROUTES = Gauge("snavio_routes", "Routes with a queue, by health.", ["status"], registry=REGISTRY)
+
 _MOST_ROUTES: Final = 1_000
 _routes: set[tuple[str, str]] = set()
 

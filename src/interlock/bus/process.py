@@ -5,7 +5,9 @@ from __future__ import annotations
 from interlock.adapters.notifications import Wakeups
 from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Database
+from interlock.bus.alert_mail import AlertMail
 from interlock.bus.archive import Archive, ArchiveRetention
+from interlock.bus.monitor import Monitor
 from interlock.bus.slow import SlowStage
 from interlock.bus.sweep import BusSweep
 from interlock.bus.telemetry import TelemetryAgeOut, TelemetryBatches
@@ -21,4 +23,6 @@ def services(settings: Settings, database: Database, objects: Objects, wakeups: 
         TelemetryAgeOut(database, settings),
         Archive(database, settings, objects),
         ArchiveRetention(database, settings),
+        AlertMail(database, settings),
+        Monitor(database, settings),
     ]

@@ -12,16 +12,18 @@ from typing import Final
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw, Struct, field
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.bus.alerts import Raised, count_alerts, raise_alerts
 from interlock.bus.events import tell
 from interlock.bus.metrics import TELEMETRY_DROPPED, TELEMETRY_EVENTS
+from interlock.bus.monitor import count_misroutes
 from interlock.bus.queues import telemetry_queue
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
 from interlock.settings import Settings
-from interlock.wire.bus_events import TelemetryDropped
+from interlock.wire.bus_events import CommandFailed, FailureReason, TelemetryDropped, name_of
 
 _sql = queries("bus_telemetry")
 
@@ -32,10 +34,20 @@ _EACH: Final = 200
 """Rows of one tenant in one pass."""
 _AGED: Final = 500
 _FIRST: Final = UUID(int=0)
+_FAILED: Final = name_of(CommandFailed)
 
 
 class _Kind(Struct, gc=False):
+    """What of an event is looked at on its way."""
+
     event: str
+    reason: str = ""
+    target: str = ""
+    name: str = field(name="command.name", default="")
+
+    @property
+    def is_misroute(self) -> bool:
+        return self.event == _FAILED and self.reason == FailureReason.ROUTE_MISSING and bool(self.target and self.name)
 
 
 _events = msgspec.json.Decoder(list[Raw])
@@ -51,6 +63,7 @@ class TelemetryBatches(Periodic):
         self.seconds = settings.telemetry_seconds / 4
         self._database = database
         self._wait = settings.telemetry_seconds
+        self._alert_seconds = settings.alert_seconds
         self._after = _FIRST
 
     async def run_once(self) -> int:
@@ -70,8 +83,17 @@ class TelemetryBatches(Periodic):
 
     async def _hand_over(self, connection: Connection, rows: list[Row]) -> None:
         by_org: dict[UUID, list[Raw]] = {}
+        raised: dict[tuple[UUID, str], Raised] = {}
+        misroutes = Counter[tuple[UUID, str, str]]()
         for row in sorted(rows, key=lambda row: row["batch_id"]):
-            by_org.setdefault(row["org_id"], []).extend(_events.decode(row["events"]))
+            events = _events.decode(row["events"])
+            by_org.setdefault(row["org_id"], []).extend(events)
+            for kind, event in zip(_kinds.decode(row["events"]), events, strict=True):
+                count_alerts(raised, row["org_id"], kind.event, event)
+                if kind.is_misroute:
+                    misroutes[row["org_id"], kind.target, kind.name] += 1
+        await count_misroutes(connection, misroutes)
+        await raise_alerts(connection, raised, seconds=self._alert_seconds, now=self._database.clock.now())
         messages = [
             (org_id, msgspec.json.encode({"events": events[at : at + FULL]}).decode())
             for org_id, events in by_org.items()

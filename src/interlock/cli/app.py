@@ -11,6 +11,7 @@ import typer
 
 from interlock import __version__
 from interlock.cli import (
+    alert,
     backfill,
     buffer,
     bundle,
@@ -62,10 +63,12 @@ for name, group in (
     ("receipt", receipt.app),
     ("queue", queue.app),
     ("webhook", webhook.app),
+    ("alert", alert.app),
 ):
     app.add_typer(group, name=name, rich_help_panel=Panel.WORK)
 for name, group in (("users", principals.users), ("keys", principals.keys)):
     app.add_typer(group, name=name, rich_help_panel=Panel.OPERATION)
+app.add_typer(alert.health)
 for module in (sql, config, openapi, processes, query, scheduler, sink, bus, runner, devchain):
     app.add_typer(module.app)
 

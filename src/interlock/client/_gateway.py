@@ -14,6 +14,7 @@ from msgspec import Raw
 from interlock.client._backfills import BackfillCalls
 from interlock.client._buffers import BufferCalls
 from interlock.client._bundles import BundleCalls
+from interlock.client._bus_operations import BusOperationCalls
 from interlock.client._caller import Caller, bearer, path, query
 from interlock.client._dags import DagCalls
 from interlock.client._datasets import DatasetCalls
@@ -136,6 +137,7 @@ class Client:
         self.queries = QueryCalls(self._caller)
         self.buffers = BufferCalls(self._caller)
         self.results = ResultCalls(self._caller)
+        self.bus = BusOperationCalls(self._caller)
 
     async def __aenter__(self) -> Client:
         return self

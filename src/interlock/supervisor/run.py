@@ -53,6 +53,7 @@ _NOT_FOR_ALL: Final = frozenset(
         "INTERLOCK_API_KEY",
         "INTERLOCK_WORKER_TOKEN",
         "INTERLOCK_RUNNER_TOKEN",
+        "INTERLOCK_SMTP_URL",
     }
 )
 """Each child gets those of these that it needs, and no other."""
@@ -190,6 +191,9 @@ class Supervisor:
                 "INTERLOCK_QUERY_URL": foundation.url("query"),
                 "INTERLOCK_INTERNAL_URL": foundation.url("internal"),
             }
+            if name == "gateway":
+                # Whether there is a mail server: it takes no channels for which there is none.
+                settings |= self._mail()
             if name == "dispatcher":
                 settings |= foundation.runner
             elif name == "gateway" and (runner := foundation.runner.get("INTERLOCK_RUNNER_URL")):
@@ -198,6 +202,10 @@ class Supervisor:
             return Handover(settings, foundation.listeners[_DOORS[name]].fileno())
 
         return self._child(name, [name], hand_over, _LISTENER_GRACE_SECONDS)
+
+    def _mail(self) -> dict[str, str]:
+        url = self.settings.smtp_url
+        return {} if url is None else {"INTERLOCK_SMTP_URL": url.get_secret_value()}
 
     def _objects_url(self, foundation: Foundation) -> str:
         """Where signed URLs of objects lead: only here is it known which port the gateway has got."""
@@ -245,7 +253,7 @@ class Supervisor:
 
     def _bus(self) -> Child:
         async def hand_over() -> Handover:
-            return Handover({"INTERLOCK_STATE_URL": self._laid_foundation.servers.urls.state})
+            return Handover({"INTERLOCK_STATE_URL": self._laid_foundation.servers.urls.state} | self._mail())
 
         return self._child("bus", ["bus"], hand_over, _LISTENER_GRACE_SECONDS)
 

@@ -195,15 +195,20 @@ CATALOGUE: Final[tuple[type[BusEvent], ...]] = (
     TelemetryDropped,
 )
 
-EVENT_TYPES: Final = {str(kind.__struct_config__.tag): kind for kind in CATALOGUE}
-"""By the name that consumers see."""
+
+def name_of(kind: type[BusEvent]) -> str:
+    """As consumers see it."""
+    return str(kind.__struct_config__.tag)
+
+
+EVENT_TYPES: Final = {name_of(kind): kind for kind in CATALOGUE}
 
 _encoder: Final = Encoder()
 _decoder: Final[Decoder[Telemetry]] = Decoder(Telemetry)
 
 
 def event_type(event: BusEvent) -> str:
-    return str(event.__struct_config__.tag)
+    return name_of(type(event))
 
 
 def encoded(event: BusEvent) -> bytes:

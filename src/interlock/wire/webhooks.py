@@ -10,6 +10,7 @@ from uuid import UUID
 from msgspec import Meta, Raw, field
 
 from interlock.wire.base import Name, Reply, Request
+from interlock.wire.bus_alerts import AlertView
 from interlock.wire.jobs import RunView
 
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -31,6 +32,7 @@ class WebhookEventType(StrEnum):
     CANCELED = "run.canceled"
     FAILED_SHARE = "run.failed_share"
     DONE_SHARE = "run.done_share"
+    ALERT = "bus.alert"
     TEST = "webhook.test"
 
 
@@ -146,3 +148,5 @@ class WebhookEvent(Reply, frozen=True, kw_only=True):
     job: WebhookJob | None = None
     run: RunView | None = None
     """As it was when this happened."""
+    alert: AlertView | None = None
+    """Of a `bus.alert`."""

@@ -1,0 +1,116 @@
+"""Alerts by e-mail, through the platform's own mail server: at least once, again later when it does not take one."""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+import ssl
+from email.message import EmailMessage
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import structlog
+
+from interlock.adapters.postgres import Database, Row, queries
+from interlock.bus.alerts import alert_view
+from interlock.failpoints import failpoint
+from interlock.kernel.loop import Periodic
+from interlock.settings import Settings
+
+log = structlog.get_logger()
+_sql = queries("bus_alerts")
+
+_BATCH: Final = 20
+_TIMEOUT_SECONDS: Final = 20.0
+_HOLD_SECONDS: Final = _BATCH * _TIMEOUT_SECONDS
+_MOST_TRIES: Final = 10
+_REASON: Final = 300
+_PORTS: Final = {"smtp": 25, "smtps": 465}
+_OLD: Final = 500
+
+
+class AlertMail(Periodic):
+    """One connection for all that is due. Without a mail server there is nothing to send: channels say so."""
+
+    name = "alert_mail"
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.seconds = settings.alert_mail_seconds
+        self._database = database
+        self._url = settings.smtp_url.get_secret_value() if settings.smtp_url is not None else None
+        self._sender = settings.smtp_from
+        self._age = settings.retention_days * 86_400
+
+    async def run_once(self) -> int:
+        async with self._database.connection() as connection:
+            old = await _sql.delete_old(connection, age_seconds=self._age, most=_OLD)
+            if self._url is None:
+                return len(old)
+            rows: list[Row] = await _sql.take_emails(connection, hold_seconds=_HOLD_SECONDS, most=_BATCH)
+        if rows:
+            messages = [_message(row, self._sender) for row in rows]
+            outcomes = await asyncio.to_thread(_send, self._url, messages)
+            await failpoint("alert_mail.sent")
+            await self._settle(rows, outcomes)
+        return len(rows) + len(old)
+
+    async def _settle(self, rows: list[Row], outcomes: list[str | None]) -> None:
+        async with self._database.transaction() as connection:
+            for row, reason in zip(rows, outcomes, strict=True):
+                status = "Delivered" if reason is None else "Dead" if row["tries"] >= _MOST_TRIES else "Pending"
+                await _sql.settle_email(
+                    connection, email_id=row["email_id"], tries=row["tries"], status=status, reason=reason
+                )
+                if status == "Dead":
+                    log.warning("alert.mail_dead", email_id=str(row["email_id"]), reason=reason)
+
+
+def _message(row: Row, sender: str) -> EmailMessage:
+    """A subject for people, a body for programs."""
+    message = EmailMessage()
+    times = "once" if row["told"] == 1 else f"{row['told']} times"
+    message["Subject"] = f"[Interlock] {row['org']}: {row['event']} ({times})"
+    message["From"] = sender
+    message["To"] = row["address"]
+    message["Message-ID"] = f"<{row['email_id']}@interlock>"
+    message.set_content(msgspec.json.format(msgspec.json.encode(alert_view(row)), indent=2).decode() + "\n")
+    return message
+
+
+def _send(url: str, messages: list[EmailMessage]) -> list[str | None]:
+    """What is wrong with each; None for what was taken."""
+    try:
+        with _connected(url) as server:
+            return [_sent(server, message) for message in messages]
+    except (OSError, smtplib.SMTPException) as error:
+        return [_reason(error)] * len(messages)
+
+
+def _sent(server: smtplib.SMTP, message: EmailMessage) -> str | None:
+    try:
+        server.send_message(message)
+    except (OSError, smtplib.SMTPException) as error:
+        return _reason(error)
+    return None
+
+
+def _connected(url: str) -> smtplib.SMTP:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+    trust = ssl.create_default_context()
+    server: smtplib.SMTP
+    if parts.scheme == "smtps":
+        server = smtplib.SMTP_SSL(host, port, timeout=_TIMEOUT_SECONDS, context=trust)
+    else:
+        server = smtplib.SMTP(host, port, timeout=_TIMEOUT_SECONDS)
+        server.ehlo()
+        if server.has_extn("starttls"):
+            server.starttls(context=trust)
+    if parts.username is not None:
+        server.login(unquote(parts.username), unquote(parts.password or ""))
+    return server
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_REASON]

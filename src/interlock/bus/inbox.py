@@ -1,0 +1,139 @@
+"""The queues of a service, as its own key reaches them: what is sent to it, and the telemetry of its org."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from msgspec import Raw
+
+from interlock.access.principals import Principal
+from interlock.adapters.postgres import Database, queries
+from interlock.adapters.queue import Handle, Queue, Received
+from interlock.bus.queues import target_queue, telemetry_queue
+from interlock.errors import BadRequest, Forbidden
+from interlock.wire.bus_inbox import (
+    DeadSelection,
+    InboxAck,
+    InboxDead,
+    InboxExtend,
+    InboxMessages,
+    InboxNack,
+    InboxReceive,
+    InboxSettled,
+)
+from interlock.wire.queues import DeadMessage, MessageRef, QueueMessage
+
+_sql = queries("bus_inbox")
+_telemetry_sql = queries("bus_telemetry")
+
+TELEMETRY: Final = "@telemetry"
+"""The queue that every service of an org may receive from. No route's queue can have such a name."""
+_LARGEST: Final = 2**63
+
+
+class Inbox:
+    def __init__(self, database: Database, queue: Queue) -> None:
+        self._database = database
+        self._queue = queue
+
+    async def receive(self, queue: str, request: InboxReceive, caller: Principal) -> InboxMessages:
+        name = await self._reached(queue, caller)
+        if queue == TELEMETRY:
+            async with self._database.connection() as connection:
+                await _telemetry_sql.received(connection, org_id=caller.org_id)
+        found = await self._queue.receive(
+            name,
+            wait_seconds=request.wait_seconds,
+            most=request.max,
+            visibility_seconds=request.visibility_seconds,
+        )
+        return InboxMessages(messages=[_message(each) for each in found])
+
+    async def extend(self, queue: str, request: InboxExtend, caller: Principal) -> InboxSettled:
+        name = await self._reached(queue, caller)
+        return InboxSettled(settled=await self._queue.extend(name, _handles(request.items), request.visibility_seconds))
+
+    async def ack(self, queue: str, request: InboxAck, caller: Principal) -> InboxSettled:
+        name = await self._reached(queue, caller)
+        return InboxSettled(settled=await self._queue.ack(name, _handles(request.items)))
+
+    async def nack(self, queue: str, request: InboxNack, caller: Principal) -> InboxSettled:
+        name = await self._reached(queue, caller)
+        return InboxSettled(settled=await self._queue.nack(name, _handles(request.items), request.delay_seconds))
+
+    # What was received too often without being settled
+
+    async def dead(self, queue: str, caller: Principal, cursor: str | None, limit: int) -> InboxDead:
+        name = await self._reached(queue, caller)
+        async with self._database.connection() as connection:
+            rows = await _sql.dead(connection, queue=name, after=_after(cursor), most=limit)
+        return InboxDead(
+            messages=[
+                DeadMessage(
+                    message_id=str(row["message_id"]),
+                    body=Raw(row["body"]),
+                    receives=row["receives"],
+                    enqueued_at=row["enqueued_at"],
+                    dead_at=row["dead_at"],
+                )
+                for row in rows
+            ],
+            next_cursor=str(rows[-1]["message_id"]) if len(rows) == limit else None,
+        )
+
+    async def redrive(self, queue: str, which: DeadSelection, caller: Principal) -> InboxSettled:
+        return await self._of_dead(_sql.redrive, _sql.redrive_named, queue, which, caller)
+
+    async def discard(self, queue: str, which: DeadSelection, caller: Principal) -> InboxSettled:
+        return await self._of_dead(_sql.discard, _sql.discard_named, queue, which, caller)
+
+    async def _of_dead(
+        self, oldest: Any, named: Any, queue: str, which: DeadSelection, caller: Principal
+    ) -> InboxSettled:
+        """Any: statements of the file."""
+        name = await self._reached(queue, caller)
+        async with self._database.transaction() as connection:
+            if which.message_ids is None:
+                rows = await oldest(connection, queue=name, most=which.limit)
+            else:
+                ids = [number for each in which.message_ids if (number := int(each)) < _LARGEST]
+                rows = await named(connection, queue=name, ids=ids)
+        return InboxSettled(settled=len(rows))
+
+    async def _reached(self, queue: str, caller: Principal) -> str:
+        """One that is another's and one that is not there are refused alike: nobody learns which queues there are."""
+        if caller.service is None:
+            raise Forbidden(
+                "This key speaks for no service: make one with `service` set, and receive with it.", code="no_service"
+            )
+        if queue == TELEMETRY:
+            return telemetry_queue(caller.org_id)
+        if not await self._is_its_own(caller.org_id, queue, caller.service):
+            raise Forbidden(
+                f"No route to {caller.service} leads to a queue {queue[:100]!r}; a service receives from its own "
+                f"queues, and from {TELEMETRY}.",
+                code="queue_not_yours",
+            )
+        return target_queue(caller.org_id, queue)
+
+    async def _is_its_own(self, org_id: UUID, queue: str, service: str) -> bool:
+        async with self._database.connection() as connection:
+            return bool(await _sql.receives_from(connection, org_id=org_id, queue=queue, service=service))
+
+
+def _message(found: Received) -> QueueMessage:
+    return QueueMessage(found.message_id, found.receipt, Raw(found.body), found.receives, found.enqueued_at)
+
+
+def _handles(items: Sequence[MessageRef]) -> list[Handle]:
+    return [Handle(item.message_id, item.receipt) for item in items]
+
+
+def _after(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 20 and int(cursor) < _LARGEST):
+        raise BadRequest("`cursor` is not one this server gave out; start again without it.", code="bad_cursor")
+    return int(cursor)

@@ -1,0 +1,167 @@
+"""`interlock alert`: what the command bus has to say out of band, to whom, and what operations has to see to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from interlock.cli.connection import ask, collect
+from interlock.cli.conventions import (
+    CursorOption,
+    FolderOption,
+    LimitOption,
+    Output,
+    OutputOption,
+    Panel,
+    command,
+    group,
+    usage,
+)
+from interlock.cli.output import present, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from interlock.client import Client
+    from interlock.wire.bus_alerts import AlertPage, AlertSettingsList, AlertSettingsView, AlertView
+    from interlock.wire.bus_health import RouteHealthPage
+
+app = group("Alerts of the command bus: what happened, and who is told.")
+health = typer.Typer()
+
+
+@command(app, "list", example="interlock alert list --limit 20")
+def list_alerts(
+    limit: LimitOption = 100,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show the alerts of the org, newest first."""
+    from interlock.wire.bus_alerts import AlertPage
+
+    async def read(client: Client) -> AlertPage:
+        found, following = await collect(client.bus.alerts, lambda page: page.alerts, cursor, limit)
+        return AlertPage(alerts=found, next_cursor=following)
+
+    present(ask(folder, read), output, _alerts)
+
+
+@command(app, "channels", example="interlock alert channels")
+def channels(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show which events alert, and where each is told."""
+    present(ask(folder, lambda client: client.bus.alert_channels()), output, _channels)
+
+
+@command(
+    app,
+    "set",
+    example="interlock alert set snavio.command.invalid --email ops@example.org --webhook oncall\n"
+    "interlock alert set snavio.route.unhealthy --nowhere",
+)
+def set_channels(
+    event: Annotated[str, typer.Argument(metavar="EVENT", help="Its name.", show_default=False)],
+    email: Annotated[list[str] | None, typer.Option(help="An address; may be repeated.", show_default=False)] = None,
+    webhook: Annotated[
+        list[str] | None, typer.Option(help="The name of a webhook; may be repeated.", show_default=False)
+    ] = None,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show it in the org's feed.")] = False,
+    nowhere: Annotated[bool, typer.Option("--nowhere", help="Tell nobody; not of what is critical.")] = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Say where an event is told, in place of where it was."""
+    from interlock.wire.bus_alerts import AlertSettingsList, Channel, ChannelKind
+
+    wanted = [Channel(kind=ChannelKind.DASHBOARD)] if dashboard else []
+    wanted += [Channel(kind=ChannelKind.EMAIL, to=address) for address in email or ()]
+    wanted += [Channel(kind=ChannelKind.WEBHOOK, to=name) for name in webhook or ()]
+    if bool(wanted) == nowhere:
+        raise usage("Name a channel with --email, --webhook or --dashboard, or say --nowhere.")
+    settings: AlertSettingsView = ask(folder, lambda client: client.bus.set_alert_channels(event, wanted))
+    present(settings, output, lambda one: _channels(AlertSettingsList(events=[one])))
+
+
+@command(app, "unrouted", example="interlock alert unrouted")
+def unrouted(
+    limit: LimitOption = 100,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show critical alerts of all orgs that no address and no webhook was told of. Needs the platform scope."""
+    from interlock.wire.bus_alerts import AlertPage
+
+    async def read(client: Client) -> AlertPage:
+        found, following = await collect(client.bus.unrouted_alerts, lambda page: page.alerts, cursor, limit)
+        return AlertPage(alerts=found, next_cursor=following)
+
+    present(ask(folder, read), output, _alerts)
+
+
+@command(app, "resolve", example="interlock alert resolve 0192f0c1-7a1b-7c3d-8e4f-5a6b7c8d9e0f")
+def resolve(
+    alert_id: Annotated[UUID, typer.Argument(metavar="ALERT", help="Its id.", show_default=False)],
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Say that somebody has seen to an alert that operations was told of. Needs the platform scope."""
+    present(ask(folder, lambda client: client.bus.resolve_alert(alert_id)), output, _resolved)
+
+
+@command(health, "route-health", panel=Panel.OPERATION, example="interlock route-health --bad")
+def route_health(
+    bad: Annotated[bool, typer.Option("--bad", help="Only routes that are not healthy.")] = False,
+    limit: LimitOption = 100,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show how the queues of the org's routes are drained, and where commands go that no route is there for."""
+    from interlock.wire.bus_health import RouteHealthPage
+
+    async def read(client: Client) -> RouteHealthPage:
+        found, following = await collect(
+            lambda at, most: client.bus.route_health(at, most, only_bad=bad), lambda page: page.routes, cursor, limit
+        )
+        return RouteHealthPage(routes=found, next_cursor=following)
+
+    present(ask(folder, read), output, _health)
+
+
+def _alerts(page: AlertPage) -> RenderableType:
+    rows = [(a.alert_id, a.org, a.event, a.told, a.opened_at, a.last_at) for a in page.alerts]
+    return table(("alert", "org", "event", "told", "opened", "last"), rows, empty="There are no alerts.")
+
+
+def _resolved(alert: AlertView) -> str:
+    return f"{alert.event} of {alert.org}: resolved by {alert.resolved_by}."
+
+
+def _channels(settings: AlertSettingsList) -> RenderableType:
+    rows = [
+        (one.event, "yes" if one.critical else "no", ", ".join(f"{c.kind} {c.to}".strip() for c in one.channels) or "-")
+        for one in settings.events
+    ]
+    return table(("event", "critical", "told"), rows, empty="No events alert.")
+
+
+def _health(page: RouteHealthPage) -> RenderableType:
+    rows = [
+        (
+            r.target,
+            r.name,
+            r.status.value,
+            r.since,
+            r.depth,
+            r.in_flight,
+            r.dead_letters,
+            r.oldest_age_seconds,
+            r.misroutes,
+        )
+        for r in page.routes
+    ]
+    columns = ("target", "name", "status", "since", "depth", "in flight", "dead", "oldest (s)", "misroutes")
+    return table(columns, rows, empty="No route has been looked at yet.")

@@ -1,0 +1,88 @@
+"""Routes whose queues are not drained are found without anybody's help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from interlock.bus.events import tell
+from interlock.bus.monitor import LOOKS, Monitor
+from interlock.bus.queues import target_queue
+from interlock.bus.telemetry import TelemetryBatches
+from interlock.clock import ManualClock
+from interlock.wire.bus_events import CommandFailed, FailureReason
+from tests.bus.targets import Target, target
+from tests.system import System
+
+
+async def _health(system: System, *, bad: bool = False) -> dict[str, dict[str, Any]]:
+    page = (await system.user("GET", f"/v1/route-health?bad={str(bad).lower()}")).json()
+    return {each["target"]: each for each in page["routes"]}
+
+
+async def _look(system: System, clock: ManualClock, times: int = 1) -> None:
+    for _ in range(times):
+        clock.advance(30)
+        await Monitor(system.kernel.database, system.kernel.settings).run_once()
+
+
+async def _take_all(bot: Target) -> None:
+    queue, name = bot.system.kernel.queue, target_queue(bot.org_id, bot.queue)
+    await queue.receive(name, wait_seconds=0, most=100, visibility_seconds=3600)
+
+
+async def test_a_queue_that_nobody_polls_is_told_and_alerts_once(still: System, clock: ManualClock) -> None:
+    bot, well = await target(still), await target(still)
+    await bot.send("a")
+    await _look(still, clock, LOOKS)
+    assert (await _health(still))[bot.service]["status"] == "healthy"
+    await _look(still, clock, 2)
+    found = await _health(still)
+    assert (found[bot.service]["status"], found[bot.service]["depth"]) == ("unpolled", 1)
+    assert found[well.service]["status"] == "healthy"
+    assert list(await _health(still, bad=True)) == [bot.service]
+    await _look(still, clock)
+    (alert,) = (await still.user("GET", "/v1/alerts")).json()["alerts"]
+    assert (alert["event"], alert["told"]) == ("snavio.route.unhealthy", 1)
+    assert alert["sample"]["target"] == bot.service
+    await _take_all(bot)
+    await _look(still, clock)
+    assert (await _health(still))[bot.service]["status"] == "healthy"
+
+
+async def test_a_message_that_waits_twice_as_long_as_it_should_is_unhealthy(still: System, clock: ManualClock) -> None:
+    bot = await target(still, drain=60)
+    await bot.send("a", "b")
+    queue, name = still.kernel.queue, target_queue(bot.org_id, bot.queue)
+    await queue.receive(name, wait_seconds=0, most=1, visibility_seconds=3600)
+    clock.advance(60)
+    await _look(still, clock, 2)
+    assert (await _health(still))[bot.service]["status"] == "healthy"
+    await _look(still, clock)
+    assert (await _health(still))[bot.service]["status"] == "unhealthy"
+
+
+async def test_a_queue_that_grows_at_every_look_is_stalled(still: System, clock: ManualClock) -> None:
+    bot = await target(still)
+    queue, name = still.kernel.queue, target_queue(bot.org_id, bot.queue)
+    for _ in range(LOOKS):
+        await bot.send(*range(3))
+        await queue.receive(name, wait_seconds=0, most=1, visibility_seconds=3600)
+        await _look(still, clock)
+    assert (await _health(still))[bot.service]["status"] == "stalled"
+    await _look(still, clock)
+    assert (await _health(still))[bot.service]["status"] == "healthy"
+
+
+async def test_commands_without_a_route_are_counted_until_there_is_one(still: System, clock: ManualClock) -> None:
+    lost = [
+        CommandFailed(reason=FailureReason.ROUTE_MISSING, target="nobody", name="post", source="default/billing")
+        for _ in range(12)
+    ]
+    async with still.kernel.database.transaction() as connection:
+        await tell(connection, [(still.org_id, event) for event in lost])
+    await TelemetryBatches(still.kernel.database, still.kernel.settings).run_once()
+    found = (await _health(still, bad=True))["nobody"]
+    assert (found["status"], found["misroutes"]) == ("misrouted", 12)
+    clock.advance(2 * 86_400)
+    await _look(still, clock)
+    assert await _health(still) == {}
