@@ -22,7 +22,7 @@ from interlock.clock import Clock
 from interlock.settings import Settings
 from interlock.wire import KeyRequest, Role, WorkerTokenRequest
 from interlock.wiring import Kernel, kernel
-from tests.patience import answered
+from tests.patience import PATIENCE, answered
 
 _TRUST = ssl.create_default_context()
 """One for all clients: making it takes longer than most requests."""
@@ -122,7 +122,7 @@ class System:
         return await service.run_once()
 
 
-async def until(check: Callable[[], Awaitable[Any]], *, seconds: float = 20) -> Any:
+async def until(check: Callable[[], Awaitable[Any]], *, seconds: float = PATIENCE) -> Any:
     """Asks again and again until the answer is something; for what another process or connection is about to do."""
     return await answered(check, seconds)
 

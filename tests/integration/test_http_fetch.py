@@ -22,7 +22,9 @@ from tests.patience import eventually
 from tests.strangers import SILENCE, Stranger, answer, stranger
 from tests.system import System
 
-AT_ONCE = Policy(backoff_seconds=0, jitter=0, lease_seconds=0.9)
+AT_ONCE = Policy(backoff_seconds=0, jitter=0)
+HEARD_SOON = Policy(backoff_seconds=0, jitter=0, lease_seconds=3)
+"""A cancel reaches a worker with its next heartbeat, of which there are three to a lease."""
 
 
 @dataclass
@@ -101,7 +103,7 @@ async def test_a_task_with_outputs_is_told_what_may_be_reached_too(site: Site) -
 
 async def test_a_fetch_that_waits_for_its_server_can_be_canceled(site: Site) -> None:
     site.there.says("/slow", SILENCE)
-    accepted = await site.client.submit([site.there.url("/slow")], operator="http_fetch", policy=AT_ONCE)
+    accepted = await site.client.submit([site.there.url("/slow")], operator="http_fetch", policy=HEARD_SOON)
     await eventually(lambda: "/slow" in site.there.targets())
     await site.client.cancel_run(accepted.run_id)
     async with asyncio.timeout(30):

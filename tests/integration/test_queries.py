@@ -36,6 +36,7 @@ from tests.files import path_of
 from tests.followers import data_database
 from tests.integration.test_cli import Terminal
 from tests.issuer import Publisher, publishing
+from tests.patience import eventually
 from tests.queries import DAG, Site, bring, fill_hot_table, listening, querying, reader_of, version_of
 from tests.system import System, fence, running, until
 
@@ -466,13 +467,8 @@ async def test_a_reader_that_leaves_mid_stream_frees_its_place(site: Site) -> No
 
 
 async def test_a_caller_that_leaves_while_it_waits_frees_its_place(site: Site) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        await site.system.http.post(
-            f"{site.url}/v1/query",
-            headers={"Authorization": f"Bearer {site.system.admin_key}"},
-            json={"sql": ENDLESS},
-            timeout=0.3,
-        )
+    (asking,) = await holding(site, 1)
+    await leave(asking)
     await site.idle()
 
     async def canceled() -> bool:
@@ -481,11 +477,35 @@ async def test_a_caller_that_leaves_while_it_waits_frees_its_place(site: Site) -
     await until(canceled)
 
 
-async def test_a_stream_that_goes_past_its_time_breaks_off_instead_of_ending(hurried: Site) -> None:
-    with pytest.raises(httpx.RemoteProtocolError):
-        await hurried.ask(LONG, format="csv")
-    await hurried.idle()
-    assert (await hurried.newest())["outcome"] == "OverLimit"
+async def holding(site: Site, places: int) -> list[asyncio.Task[httpx.Response]]:
+    """Queries without an end, all of which have a place."""
+    asking = [asyncio.create_task(site.ask(ENDLESS)) for _ in range(places)]
+    await eventually(lambda: site.service.places.running == places)
+    return asking
+
+
+async def leave(*asking: asyncio.Task[httpx.Response]) -> None:
+    for each in asking:
+        each.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_a_stream_that_goes_past_its_time_breaks_off_instead_of_ending(site: Site, hurried: Site) -> None:
+    if not await broken_off(hurried):
+        # This machine is so busy that not even the first row came in time.
+        async with querying(site.system, site.data_url, query_timeout_seconds=20.0) as patient:
+            assert await broken_off(patient)
+
+
+async def broken_off(site: Site) -> bool:
+    try:
+        reply = await site.ask(LONG, format="csv")
+    except httpx.RemoteProtocolError:
+        await site.idle()
+        assert (await site.newest())["outcome"] == "OverLimit"
+        return True
+    assert reply.json()["code"] == "query_timeout"
+    return False
 
 
 async def test_a_killed_statement_is_an_error_and_its_place_free(site: Site) -> None:
@@ -508,17 +528,17 @@ async def test_a_killed_statement_is_an_error_and_its_place_free(site: Site) -> 
     assert await site.rows("select 1") == [[1]]
 
 
-async def test_more_than_there_are_places_get_429_with_a_time_to_come_back(hurried: Site) -> None:
-    site = hurried
-    replies = await asyncio.gather(*(site.ask(ENDLESS) for _ in range(6)))
-    statuses = sorted(reply.status_code for reply in replies)
-    assert statuses == [413, 413, 429, 429, 429, 429]
+async def test_more_than_there_are_places_get_429_with_a_time_to_come_back(site: Site) -> None:
+    asking = await holding(site, LIMITS["query_concurrency"])
+    replies = await asyncio.gather(*(site.ask("select 1") for _ in range(4)))
+    assert [reply.status_code for reply in replies] == [429] * 4
+    await leave(*asking)
     busy = next(reply for reply in replies if reply.status_code == 429)
     assert busy.json()["code"] == "queries_busy"
     assert int(busy.headers["retry-after"]) >= 1
     page = (await site.system.user("GET", "/v1/queries?limit=6")).json()["queries"]
     ended = [await site.record(query["query_id"]) for query in page]
-    assert sorted(query["outcome"] for query in ended) == ["Busy"] * 4 + ["OverLimit"] * 2
+    assert sorted(query["outcome"] for query in ended) == ["Busy"] * 4 + ["Canceled"] * 2
     await site.idle()
 
 
