@@ -252,22 +252,21 @@ async def test_no_more_invocations_than_places_are_open_and_a_freed_one_is_used_
     runner.behaviour, runner.most_open = behave, 0
     tasks = await submit(site, 5)
     await until(lambda: _is(runner.open == 2))
-    # Those that found no place wait: each has a row that comes due in seconds.
+    # Those that found no place wait: each has a row that comes due by itself, here so late that nobody sees it.
     await until(
         lambda: site.value("select count(*) = 3 from interlock.outbox where kind = 'invoke' and due_at > now()")
     )
-    started = asyncio.get_running_loop().time()
+    await site.value("update interlock.outbox set due_at = now() + interval '1 day' where kind = 'invoke' returning 1")
     for _ in tasks:
         gate.release()
     for task_id in tasks:
         assert (await ended(site, task_id))["attempt"] == 1
     assert runner.most_open == 2
-    assert asyncio.get_running_loop().time() - started < 4, "called in, not waited for"
 
 
 async def test_a_cancel_reaches_the_runner(site: System, runner: ScriptedRunner) -> None:
     runner.behaviour, runner.killed = _forever, 0
-    (task_id,) = await submit(site, policy={"lease_seconds": 1.0})
+    (task_id,) = await submit(site, policy={"lease_seconds": 3.0})
     await until(lambda: _is(runner.open == 1))
     await site.user("POST", f"/v1/tasks/{task_id}/cancel")
     assert (await ended(site, task_id))["status"] == "Canceled"
@@ -282,7 +281,7 @@ async def test_the_lease_is_kept_while_the_invocation_is_open(site: System, runn
         return await finish(invocation)
 
     runner.behaviour = behave
-    (task_id,) = await submit(site, policy={"lease_seconds": 0.6})
+    (task_id,) = await submit(site, policy={"lease_seconds": 3.0})
     await until(lambda: _is(runner.open == 1))
     first = runner.invocations[-1]["lease_expires_at"]
     beyond = "select lease_expires_at > $2::timestamptz + interval '1 s' from interlock.tasks where task_id = $1::uuid"
@@ -294,7 +293,7 @@ async def test_the_lease_is_kept_while_the_invocation_is_open(site: System, runn
 
 async def test_the_hard_timeout_ends_the_attempt_and_kills_the_process(site: System, runner: ScriptedRunner) -> None:
     runner.behaviour, runner.killed = _forever, 0
-    (task_id,) = await submit(site, policy={"timeout_seconds": 0.7, "max_attempts": 1})
+    (task_id,) = await submit(site, policy={"timeout_seconds": 2.0, "max_attempts": 1})
     task = await ended(site, task_id)
     assert (task["status"], task["error_class"]) == ("Failed", "HardTimeout")
     await until(lambda: _is(runner.killed == 1))
@@ -308,7 +307,7 @@ async def test_code_that_lingers_after_its_report_is_killed(site: System, runner
         return await _forever(invocation)
 
     runner.behaviour, runner.killed = behave, 0
-    (task_id,) = await submit(site, policy={"lease_seconds": 1.0})
+    (task_id,) = await submit(site, policy={"lease_seconds": 3.0})
     assert (await ended(site, task_id))["status"] == "Completed"
     await until(lambda: _is(runner.killed == 1))
 
