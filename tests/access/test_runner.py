@@ -91,6 +91,11 @@ async def test_a_machine_without_the_walls_that_were_asked_for_has_no_runner(tmp
     broken = Interpreter(sys.executable, "/nowhere")
     with pytest.raises(ConfigurationError, match="cannot confine"):
         await find_machine(tmp_path, "namespaces", broken, None, user=0)
+    assert left_behind(tmp_path) == []
+
+
+def left_behind(folder: Path) -> list[Path]:
+    return list(folder.glob("programs-*"))
 
 
 async def test_a_runner_without_walls_refuses_every_invocation_and_says_why(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ from interlock.client import WorkerClient
 from interlock.errors import ConfigurationError, Forbidden, InterlockError
 from interlock.pipeline.java import JavaMissing
 from interlock.pipeline.java import find as find_java
-from interlock.runner.confinement import Interpreter
-from interlock.runner.invoking import find_machine
+from interlock.runner.confinement import Interpreter, Walls
+from interlock.runner.invoking import clear, find_machine
 from interlock.settings import Settings
 
 LEAST_PYTHON: Final = (3, 11)
@@ -198,10 +198,14 @@ async def confinement(settings: Settings) -> Finding:
         with tempfile.TemporaryDirectory() as scratch:
             interpreter = Interpreter.find(python)
             machine = await find_machine(Path(scratch), settings.runner_confinement, interpreter, None, user)
+            clear(machine)
     except ConfigurationError as error:
         return Finding(name, Result.WARN, "users' code is refused", f"only bundles need it. {error.detail}")
     if machine.walls.own_files:
         return Finding(name, Result.OK, f"users' code runs inside of {machine.walls}")
+    if machine.walls is Walls.NONE:
+        advice = "runner_confinement is none, which is for code that you trust: docs/untrusted-code.md"
+        return Finding(name, Result.WARN, "users' code is not held back from anything", advice)
     advice = "install bubblewrap, or allow user namespaces: docs/untrusted-code.md"
     return Finding(name, Result.WARN, f"users' code is held by {machine.walls} alone", advice)
 

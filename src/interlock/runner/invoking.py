@@ -123,10 +123,13 @@ async def find_machine(
             reason = await _trial(machine, user)
             if reason is None:
                 return machine
+            clear(machine)
         reasons.append(f"{walls}: {reason}")
+    closed = any(interpreter.prefix in reason for reason in reasons)
+    python = "Set runner_python to a Python that every user can walk to. " if closed else ""
     raise ConfigurationError(
-        f"This machine cannot confine users' code ({'; '.join(reasons)}). Install bubblewrap or allow user namespaces; "
-        "or, for code that you trust, set runner_confinement = none."
+        f"This machine cannot confine users' code ({'; '.join(reasons)}). {python}Install bubblewrap or allow user "
+        "namespaces; or, for code that you trust, set runner_confinement = none."
     )
 
 
