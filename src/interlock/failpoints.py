@@ -101,6 +101,8 @@ NAMES: Final = frozenset(
         "invalidate.before_commit",
         "cancel.before_commit",
         "redrive.before_commit",
+        "registry.before_commit",
+        "service_key.before_commit",
         "rotate.before_commit",
         "deploy.before_commit",
         "cutover.before_commit",

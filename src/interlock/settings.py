@@ -322,6 +322,15 @@ class Settings(BaseSettings):
     telemetry_days: float = Field(
         14.0, gt=0, description="Telemetry that its tenant has not taken for so long is dropped, and the tenant told."
     )
+    bus_key_rotation_days: float = Field(
+        30.0, gt=0, le=3650, description="Keys that services sign commands with are replaced after so long."
+    )
+    bus_key_overlap_days: float = Field(
+        7.0, ge=0, le=365, description="A key that was replaced is good for so long beside the new one."
+    )
+    bus_config_poll_hours: float = Field(
+        12.0, gt=0, le=720, description="How often producers are told to ask for their configuration."
+    )
     archive_seconds: float = Field(
         300.0, gt=0, description="An accepted command is in the archive after so long; a part of it is a file."
     )

@@ -34,9 +34,12 @@ from interlock.bus.caches import Caches
 from interlock.bus.fast import Fast
 from interlock.bus.inbox import Inbox
 from interlock.bus.ingress import Ingress
+from interlock.bus.keys import ServiceKeys
 from interlock.bus.limits import Limits
 from interlock.bus.model import DispatchMode
 from interlock.bus.monitor import RouteHealths
+from interlock.bus.registry import Registry as BusRegistry
+from interlock.bus.registry_pages import RegistryPages
 from interlock.bus.registry_reads import RegistryReads
 from interlock.bus.secrets import Seal
 from interlock.bus.shield import Shield
@@ -150,6 +153,9 @@ class Kernel:
     inbox: Inbox
     alerts: Alerts
     route_health: RouteHealths
+    bus_registry: BusRegistry
+    bus_pages: RegistryPages
+    service_keys: ServiceKeys
 
     @property
     def _invoke(self) -> Invoke:
@@ -213,6 +219,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     reads = Reads(database, packs)
     registry = Registry(database)
     actions = Actions(database, settings, reads)
+    service_keys = ServiceKeys(database, settings, Seal(settings.signing_keys_dir))
     outbound = Guard(Exceptions.read(settings.outbound_allow), ports=settings.outbound_ports)
     return Kernel(
         settings=settings,
@@ -263,6 +270,9 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         alerts=Alerts(database, settings),
         route_health=RouteHealths(database),
         ingress=_ingress(settings, database),
+        bus_registry=BusRegistry(database, service_keys),
+        bus_pages=RegistryPages(database),
+        service_keys=service_keys,
         results=Results(
             database, reads, packs, SignedUrls(keyring, clock, base_url=settings.objects_base_url, path=RESULTS)
         ),

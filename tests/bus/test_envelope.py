@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import hmac
 import json
@@ -46,7 +47,7 @@ def reason(raw: bytes, **how: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda vector: vector["case"])
 def test_signatures_are_those_of_the_vectors(vector: dict[str, Any]) -> None:
-    message = vector["message"]
+    message = copy.deepcopy(vector["message"])
     envelope = read(json.dumps(message).encode(), replays=True)
     assert envelope.signed.decode() == vector["signed"]
     assert proves(SECRET, envelope)
@@ -55,6 +56,13 @@ def test_signatures_are_those_of_the_vectors(vector: dict[str, Any]) -> None:
     payload = json.loads(vector["payload"], parse_int=float)
     assert rfc8785.dumps(message | {"command": message["command"] | {"payload": payload}}) == envelope.signed
     assert hmac.new(SECRET, envelope.signed, hashlib.sha256).hexdigest() == proof
+
+
+def test_the_documentation_shows_a_vector_to_the_byte() -> None:
+    page = Path("docs/bus.md").read_text()
+    (shown,) = [vector for vector in VECTORS["vectors"] if vector["message"]["metadata"]["hmac"] in page]
+    assert shown["signed"] in page
+    assert VECTORS["secret"] in page
 
 
 @pytest.mark.parametrize("part", ["id", "timestamp", "target", "name", "payload", "secret"])

@@ -38,7 +38,9 @@ from interlock.wire import (
     InvalidateRequest,
     Output,
     QueryMode,
+    RegistryAction,
     Release,
+    ServiceRequest,
     SourceEvent,
     WebhookRequest,
     WriteGrant,
@@ -248,6 +250,37 @@ async def _(scene: Scene) -> None:
         await scene.death()
         await scene.victim.start()
         await client.rotate_signing_key()
+
+
+@dies("gateway", "registry.before_commit")
+async def _(scene: Scene) -> None:
+    """The entry, its record and its first key are there together, or none of them is."""
+    name = f"s{scene.dice.getrandbits(40)}"
+    await scene.arm("registry.before_commit")
+    async with scene.deployment.client() as client:
+        making = asyncio.create_task(client.registry.put_service(ServiceRequest(name=name)))
+        await scene.death()
+        assert await scene.deployment.ask("select not exists (select from interlock.bus_keys where service = $1)", name)
+        await scene.victim.start()
+        assert (await making).action is RegistryAction.CREATE
+        assert [key.version_id for key in (await client.registry.keys(name)).keys] == ["hmac-v1"]
+        made = [each.subject for each in (await client.registry.changes()).changes if name in each.subject]
+        assert made == [name, f"{name}/hmac-v1"]
+
+
+@dies("gateway", "service_key.before_commit")
+async def _(scene: Scene) -> None:
+    name = f"s{scene.dice.getrandbits(40)}"
+    async with scene.deployment.client() as client:
+        await scene.up()
+        await client.registry.put_service(ServiceRequest(name=name))
+        await scene.arm("service_key.before_commit")
+        with suppress(ServerUnreachable):
+            await client.registry.rotate_key(name)
+        await scene.death()
+        await scene.victim.start()
+        assert [key.state for key in (await client.registry.keys(name)).keys] == ["current"]
+        assert (await client.registry.rotate_key(name)).version_id == "hmac-v2"
 
 
 def _uploading(failpoint: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fuzz.site import ORG
+from tests.fuzz.site import ORG, PRODUCER, TARGET
 from tests.fuzz.state import (
     BATCH,
+    COMMAND,
     DATASET,
     DELIVERY,
     HELD_RUN,
@@ -136,6 +137,46 @@ GATEWAY: dict[str, list[Body]] = {
     "/v1/inbox/{queue}/discard": [{"message_ids": ["1"], "limit": 1}, {"message_ids": None}],
     "/v1/webhooks/{webhook}/rotate": [{"overlap_seconds": 60}],
     "/v1/webhooks/{webhook}/redrive": [{"delivery_ids": [DELIVERY], "limit": 1}, {"delivery_ids": None}],
+    "/v1/services": [{"name": "odd", "description": "x", "dispatch_mode": "cold-only"}],
+    "/v1/routes": [
+        {
+            "target": TARGET,
+            "name": "odd",
+            "queue": "odds",
+            "dlq": "odds-dlq",
+            "dag": None,
+            "job": None,
+            "dedupe_mode": "strict",
+            "dedupe_seconds": 60,
+            "expected_drain_seconds": 60,
+            "fairness": {"dominant_share": 0.5, "competing_share": 0.2, "minimum_volume": 2, "ban_seconds": 3},
+            "expires_at": "2090-01-01T00:00:00Z",
+        },
+        {"target": TARGET, "name": "odder", "job": JOB},
+    ],
+    "/v1/routes/test": [{"source": PRODUCER, "target": TARGET, "name": COMMAND}],
+    "/v1/acls": [
+        {
+            "source": PRODUCER,
+            "target": TARGET,
+            "name": "odd",
+            "sensitivity": "critical",
+            "expires_at": "2090-01-01T00:00:00Z",
+        }
+    ],
+    "/v1/limits": [
+        {
+            "target": TARGET,
+            "name": "odd",
+            "source": PRODUCER,
+            "rate": 5,
+            "window_seconds": 2,
+            "burst": 1,
+            "cooldown_seconds": 1,
+            "enforcement": "relaxed",
+        }
+    ],
+    "/v1/service-keys": [{"service": TARGET, "overlap_seconds": 60}],
     "/v1/datasets/{dataset}/invalidate": [
         {"start": 0, "end": 9, "reason": "odd", "dry_run": True},
         {"start": -9, "end": 2**62, "reason": "odder", "dry_run": False},

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.fuzz.bodies import DISPATCHER, GATEWAY
 from tests.fuzz.bodies import QUERY as QUERIES
-from tests.fuzz.site import ORG
+from tests.fuzz.site import ORG, PRODUCER, TARGET
 from tests.fuzz.state import (
     BACKFILL,
     BATCH,
@@ -14,6 +14,8 @@ from tests.fuzz.state import (
     BUNDLE,
     BY_HAND,
     CAPPED_JOB,
+    CHANGE,
+    COMMAND,
     CURSOR,
     DAG,
     DAG_JOB,
@@ -22,6 +24,7 @@ from tests.fuzz.state import (
     EXPORT,
     FOREIGN_JOB_ID,
     FOREIGN_RUN,
+    FREE_SERVICE,
     HELD_RUN,
     HOOK,
     HOOK_TOKEN,
@@ -79,6 +82,12 @@ PARAMETERS: dict[str, list[Any]] = {
     "bundle": [BUNDLE],
     "webhook": [WEBHOOK],
     "delivery_id": [DELIVERY],
+    "service": [FREE_SERVICE],
+    "target": [TARGET],
+    "name": [COMMAND],
+    "source": [TARGET],
+    "version_id": ["hmac-v1"],
+    "change_id": [CHANGE],
 }
 
 _FENCE: dict[str, list[Any]] = {"task_id": [RUNNING], "attempt": [1], "lease_token": [LEASE]}
@@ -120,8 +129,20 @@ PROPERTIES: dict[str, dict[str, list[Any]]] = {
     "PurgeRequest": {"version": [RETIRED_VERSION, RETIRED_VERSION[:8]]},
     "CancelRequest": _FILTER,
     "RedriveRequest": _FILTER,
-    "KeyRequest": {"org": [None, ORG], "scopes": [["jobs:read"], ["jobs:read", "admin"]]},
+    "KeyRequest": {"org": [None, ORG], "service": [None, TARGET], "scopes": [["jobs:read"], ["jobs:read", "admin"]]},
     "MemberRequest": {"org": [None, ORG]},
+    "RouteRequest": {
+        "target": [TARGET],
+        "queue": ["fuzzed"],
+        "dlq": ["fuzzed-dlq"],
+        "dag": [None],
+        "job": [None],
+        "expires_at": [None],
+    },
+    "AclRequest": {"source": [PRODUCER], "target": [TARGET], "expires_at": [None]},
+    "LimitRequest": {"target": [TARGET], "source": [None, PRODUCER]},
+    "ServiceKeyRequest": {"service": [TARGET]},
+    "RouteTrialRequest": {"source": [PRODUCER], "target": [TARGET], "name": [COMMAND]},
     "WebhookRequest": {"url": [UNREACHABLE]},
     "DeliveryRedrive": {"delivery_ids": [None, [DELIVERY]]},
     "WorkerTokenRequest": {"runtimes": [["platform"], ["platform", "udf"]]},
@@ -140,6 +161,7 @@ BY_PATH: dict[str, dict[str, list[Any]]] = {
     "/v1/webhooks/{webhook}/deliveries/{delivery_id}": {"webhook": [TOLD_WEBHOOK]},
     "/v1/webhooks/{webhook}/deliveries": {"webhook": [TOLD_WEBHOOK]},
     "/v1/webhooks/{webhook}/redrive": {"webhook": [TOLD_WEBHOOK]},
+    "/v1/service-keys/{service}/{version_id}": {"service": [TARGET]},
     "/v1/hooks/{hook_id}": {"hook_id": [HOOK], "X-Interlock-Token": [HOOK_TOKEN]},
 }
 """Parameters that make sense only together."""

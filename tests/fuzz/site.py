@@ -17,14 +17,17 @@ import asyncpg
 import httpx
 
 from interlock.api.listener import bind, url_of
+from interlock.bus.changelog import Registrar
+from interlock.bus.entries import SERVICE
 from interlock.settings import Settings
-from interlock.wire import KeyRequest, Role, WorkerTokenRequest
+from interlock.wire import KeyRequest, Role, ServiceRequest, WorkerTokenRequest
 from interlock.wiring import kernel
 from tests.dags import valid
 from tests.datasets import CHAIN
 
 ORG = "fuzzed"
 RIVAL = "rival"
+PRODUCER, TARGET = "fuzz-producer", "fuzz-target"
 
 
 @dataclass
@@ -103,8 +106,15 @@ async def running_site(state_url: str, folder: Path) -> AsyncIterator[Site]:
 async def _founded(settings: Settings, state_url: str, folder: Path) -> Site:
     async with kernel(settings, process="founding") as parts:
         org, rival = await parts.principals.create_org(ORG), await parts.principals.create_org(RIVAL)
+        by = Registrar(org.org_id, org.name, "root")
+        for service in (PRODUCER, TARGET):
+            await parts.bus_registry.put(SERVICE, ServiceRequest(name=service), by)
         root = KeyRequest(user="root", role=Role.ADMIN)
-        keys = [await parts.principals.create_key(root, o.org_id, granted_by=None) for o in (org, rival)]
+        speaking = KeyRequest(user="root", role=Role.ADMIN, service=PRODUCER)
+        keys = [
+            await parts.principals.create_key(request, o.org_id, granted_by=None)
+            for request, o in ((speaking, org), (root, rival))
+        ]
         token = await parts.principals.create_worker_token(WorkerTokenRequest(name="test"))
         await parts.deployments.deploy(valid(CHAIN), org.org_id, "root")
     return Site(state_url, folder, keys[0].key, keys[1].key, token.token)

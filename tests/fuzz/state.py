@@ -18,7 +18,7 @@ from interlock.dags.definition import content_hash
 from interlock.kernel.tasks import run_task_id
 from tests.bundles import zipped
 from tests.dags import valid
-from tests.fuzz.site import ORG, Site
+from tests.fuzz.site import ORG, PRODUCER, TARGET, Site
 from tests.system import fence
 
 Names = dict[str, str]
@@ -48,6 +48,7 @@ EXPORT = _id(45)
 OBJECTS = "objects-of-an-attempt/"
 BUNDLE = "a-bundle"
 WEBHOOK, DELIVERY = "a-webhook", _id(44)
+FREE_SERVICE, COMMAND, CHANGE = "a-free-service", "a-command-of-a-target", "a-change"
 
 # These are real as they are: the test chooses them.
 JOB, CAPPED_JOB = "fuzzed-job", "capped-job"
@@ -123,6 +124,9 @@ class State:
             BUNDLE: lambda: [self._bundle() for _ in range(_FEW)],
             WEBHOOK: lambda: self._webhooks([f"w{uuid4().hex}" for _ in range(_FEW)]),
             DELIVERY: lambda: self._dead_deliveries(_FEW),
+            FREE_SERVICE: lambda: [self._service() for _ in range(_FEW)],
+            COMMAND: lambda: [self._command() for _ in range(_FEW)],
+            CHANGE: lambda: [self._change() for _ in range(_FEW)],
             HOOK: lambda: [self._hook["hook_id"]] * _MANY,
             OBJECTS: lambda: [self._object_prefix] * _MANY,
             HOOK_TOKEN: lambda: [self._hook["secret"]] * _MANY,
@@ -153,6 +157,7 @@ class State:
     def spared(self, value: Any) -> Any:
         """The credentials of the test itself are in the lists it reads; revoked, they would end it."""
         own = {self._site.admin_key.split("_")[1]: KEY, self._site.worker_token.split("_")[1]: TOKEN}
+        own |= {PRODUCER: FREE_SERVICE}
         return own.get(value, value) if isinstance(value, str) else value
 
     def exchange(self, value: Any, names: Names | None = None) -> Any:
@@ -286,6 +291,24 @@ class State:
                 [UNREACHABLE, names, ORG],
             )
         return names
+
+    def _service(self) -> str:
+        name = f"s{uuid4().hex}"
+        self._site.user("POST", "/v1/services", json={"name": name})
+        return name
+
+    def _command(self) -> str:
+        """One that may be sent, has a route and a limit: each of them to be removed."""
+        entry = {"target": TARGET, "name": f"c{uuid4().hex}"}
+        self._site.user("POST", "/v1/routes", json=entry | {"queue": "fuzzed", "dlq": "fuzzed-dlq"})
+        self._site.user("POST", "/v1/acls", json=entry | {"source": TARGET})
+        self._site.user("POST", "/v1/limits", json=entry | {"rate": 5})
+        self._site.user("POST", "/v1/limits", json=entry | {"rate": 5, "source": TARGET})
+        return entry["name"]
+
+    def _change(self) -> str:
+        entry = {"target": TARGET, "name": f"c{uuid4().hex}", "rate": 1}
+        return str(self._site.user("POST", "/v1/limits", json=entry)["change_id"])
 
     def _dead_deliveries(self, deliveries: int) -> list[str]:
         with psycopg.connect(self._site.state_url) as connection:

@@ -215,12 +215,12 @@ def _scopes(request: KeyRequest, granted_by: Principal | None) -> frozenset[str]
     allowed = ROLE_SCOPES[request.role]
     if request.role is Role.ADMIN and (granted_by is None or PLATFORM in granted_by.scopes):
         allowed |= {PLATFORM}
-    if granted_by is None:
-        return allowed
     usual = allowed - {PLATFORM}
     if request.service is not None:
         allowed |= SERVICE
         usual = SERVICE
+    if granted_by is None:
+        return allowed
     wanted = frozenset(request.scopes) if request.scopes is not None else usual
     if unknown := wanted - allowed:
         raise BadRequest(

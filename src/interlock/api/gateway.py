@@ -20,6 +20,7 @@ from interlock.api import (
     bus_alerts,
     bus_health,
     bus_inbox,
+    bus_registry,
     commands,
     dags,
     datasets,
@@ -463,6 +464,7 @@ HANDLERS = [
     *bus_inbox.HANDLERS,
     *bus_alerts.HANDLERS,
     *bus_health.HANDLERS,
+    *bus_registry.HANDLERS,
 ]
 
 

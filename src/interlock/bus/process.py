@@ -7,7 +7,9 @@ from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Database
 from interlock.bus.alert_mail import AlertMail
 from interlock.bus.archive import Archive, ArchiveRetention
+from interlock.bus.keys import KeyRotation, ServiceKeys
 from interlock.bus.monitor import Monitor
+from interlock.bus.secrets import Seal
 from interlock.bus.slow import SlowStage
 from interlock.bus.sweep import BusSweep
 from interlock.bus.telemetry import TelemetryAgeOut, TelemetryBatches
@@ -25,4 +27,5 @@ def services(settings: Settings, database: Database, objects: Objects, wakeups: 
         ArchiveRetention(database, settings),
         AlertMail(database, settings),
         Monitor(database, settings),
+        KeyRotation(ServiceKeys(database, settings, Seal(settings.signing_keys_dir))),
     ]

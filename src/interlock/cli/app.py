@@ -30,6 +30,8 @@ from interlock.cli import (
     query,
     queue,
     receipt,
+    registry,
+    registry_changes,
     run,
     runner,
     scheduler,
@@ -64,6 +66,12 @@ for name, group in (
     ("queue", queue.app),
     ("webhook", webhook.app),
     ("alert", alert.app),
+    ("service", registry.services),
+    ("route", registry.routes),
+    ("acl", registry.acls),
+    ("limit", registry.limits),
+    ("key", registry_changes.keys),
+    ("change", registry_changes.changes),
 ):
     app.add_typer(group, name=name, rich_help_panel=Panel.WORK)
 for name, group in (("users", principals.users), ("keys", principals.keys)):

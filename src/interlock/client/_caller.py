@@ -126,6 +126,6 @@ def path(*segments: object) -> str:
     return "".join(f"/{quote(str(segment), safe='')}" for segment in segments)
 
 
-def query(target: str, **parameters: object) -> str:
+def query(target: str, /, **parameters: object) -> str:
     given = {name: str(value) for name, value in parameters.items() if value is not None}
     return f"{target}?{urlencode(given)}" if given else target

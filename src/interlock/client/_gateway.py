@@ -15,6 +15,7 @@ from interlock.client._backfills import BackfillCalls
 from interlock.client._buffers import BufferCalls
 from interlock.client._bundles import BundleCalls
 from interlock.client._bus_operations import BusOperationCalls
+from interlock.client._bus_registry import RegistryCalls
 from interlock.client._caller import Caller, bearer, path, query
 from interlock.client._dags import DagCalls
 from interlock.client._datasets import DatasetCalls
@@ -131,6 +132,7 @@ class Client:
         self.dags = DagCalls(self._caller)
         self.bundles = BundleCalls(self._caller)
         self.webhooks = WebhookCalls(self._caller)
+        self.registry = RegistryCalls(self._caller)
         self.datasets = DatasetCalls(self._caller)
         self.backfills = BackfillCalls(self._caller)
         self.sources = SourceCalls(self._caller)

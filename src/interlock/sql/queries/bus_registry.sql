@@ -26,7 +26,7 @@ order by target, name, source;
 
 -- name: read_limits
 select target, name, nullif(source, '') as source, rate, window_seconds, burst, cooldown_seconds, enforcement, version
-from interlock.bus_limits where org_id = :org_id order by target, name, source;
+from interlock.bus_limits l where org_id = :org_id order by l.target, l.name, l.source;
 
 -- name: read_keys
 -- The current version of each service and the one before it, while that is good.

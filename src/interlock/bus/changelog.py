@@ -1,0 +1,90 @@
+"""The changelog of the registry: who changed what, when, and how it was before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+from msgspec import Raw
+
+from interlock.adapters.postgres import Connection, Row, queries
+from interlock.wire import RegistryAction, RegistryChange, RegistryKind
+
+_sql = queries("bus_writes")
+
+
+@dataclass(frozen=True)
+class Registrar:
+    """Who changes the registry of which org."""
+
+    org_id: UUID
+    org: str
+    user: str
+
+
+@dataclass(frozen=True)
+class Change:
+    kind: RegistryKind
+    action: RegistryAction
+    subject: str
+    before: object | None
+    after: object | None
+    version: int
+    reverts: int | None = None
+
+    def told(self, by: Registrar, now: datetime, *, dry_run: bool) -> RegistryChange:
+        return RegistryChange(
+            change_id=None,
+            kind=self.kind,
+            action=self.action,
+            subject=self.subject,
+            before=_raw(self.before),
+            after=_raw(self.after),
+            dry_run=dry_run,
+            changed_at=now,
+            changed_by=by.user,
+            reverts=self.reverts,
+        )
+
+
+async def record(connection: Connection, what: Change, by: Registrar) -> Row:
+    """Writes the changelog, and tells dispatchers. In the transaction of the change itself."""
+    row: Row = await _sql.record_change(
+        connection,
+        org_id=by.org_id,
+        kind=what.kind,
+        action=what.action,
+        subject=what.subject,
+        before=_text(what.before),
+        after=_text(what.after),
+        version=what.version,
+        changed_by=by.user,
+        reverts=what.reverts,
+    )
+    await _sql.announce(connection)
+    return row
+
+
+def change_view(row: Row) -> RegistryChange:
+    return RegistryChange(
+        change_id=row["change_id"],
+        kind=RegistryKind(row["kind"]),
+        action=RegistryAction(row["action"]),
+        subject=row["subject"],
+        before=None if row["before"] is None else Raw(row["before"].encode()),
+        after=None if row["after"] is None else Raw(row["after"].encode()),
+        dry_run=False,
+        changed_at=row["changed_at"],
+        changed_by=row["changed_by"],
+        reverts=row["reverts"],
+    )
+
+
+def _text(document: object | None) -> str | None:
+    return None if document is None else msgspec.json.encode(document).decode()
+
+
+def _raw(document: object | None) -> Raw | None:
+    return None if document is None else Raw(msgspec.json.encode(document))

@@ -1,0 +1,155 @@
+"""The registry of the command bus, one method per endpoint."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from interlock.client._caller import Caller, path, query
+from interlock.wire import (
+    AclPage,
+    AclRequest,
+    ChangePage,
+    LimitPage,
+    LimitRequest,
+    RegistryChange,
+    RegistryKind,
+    RoutePage,
+    RouteRequest,
+    RouteTrial,
+    RouteTrialRequest,
+    RouteView,
+    ServiceKeyPage,
+    ServiceKeyRequest,
+    ServiceKeyView,
+    ServicePage,
+    ServiceRequest,
+    ServiceView,
+    TenantConfig,
+)
+
+PAGE: Final = 100
+
+_change = msgspec.json.Decoder(RegistryChange)
+_changes = msgspec.json.Decoder(ChangePage)
+_service = msgspec.json.Decoder(ServiceView)
+_services = msgspec.json.Decoder(ServicePage)
+_route = msgspec.json.Decoder(RouteView)
+_routes = msgspec.json.Decoder(RoutePage)
+_trial = msgspec.json.Decoder(RouteTrial)
+_acls = msgspec.json.Decoder(AclPage)
+_limits = msgspec.json.Decoder(LimitPage)
+_key = msgspec.json.Decoder(ServiceKeyView)
+_keys = msgspec.json.Decoder(ServiceKeyPage)
+_config = msgspec.json.Decoder(TenantConfig)
+
+
+class RegistryCalls:
+    """`client.registry`. What is put again as it is changes nothing; with `dry_run` nothing ever does."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def _put(self, kind: str, request: Any, dry_run: bool) -> RegistryChange:
+        return await self._caller.call("POST", _dry(f"/v1/{kind}", dry_run), _change, request)
+
+    async def _drop(self, target: str) -> RegistryChange:
+        return await self._caller.call("DELETE", target, _change, repeatable=False)
+
+    # Services
+
+    async def put_service(self, request: ServiceRequest, *, dry_run: bool = False) -> RegistryChange:
+        return await self._put("services", request, dry_run)
+
+    async def services(self, cursor: str | None = None, limit: int = PAGE) -> ServicePage:
+        return await self._caller.call("GET", query("/v1/services", cursor=cursor, limit=limit), _services)
+
+    async def service(self, name: str) -> ServiceView:
+        return await self._caller.call("GET", path("v1", "services", name), _service)
+
+    async def drop_service(self, name: str, *, dry_run: bool = False) -> RegistryChange:
+        return await self._drop(_dry(path("v1", "services", name), dry_run))
+
+    # Routes
+
+    async def put_route(self, request: RouteRequest, *, dry_run: bool = False) -> RegistryChange:
+        return await self._put("routes", request, dry_run)
+
+    async def routes(self, target: str | None = None, cursor: str | None = None, limit: int = PAGE) -> RoutePage:
+        return await self._caller.call("GET", query("/v1/routes", target=target, cursor=cursor, limit=limit), _routes)
+
+    async def route(self, target: str, name: str) -> RouteView:
+        return await self._caller.call("GET", path("v1", "routes", target, name), _route)
+
+    async def drop_route(self, target: str, name: str, *, dry_run: bool = False) -> RegistryChange:
+        return await self._drop(_dry(path("v1", "routes", target, name), dry_run))
+
+    async def test_route(self, source: str, target: str, name: str) -> RouteTrial:
+        """What would become of a command; nothing is sent."""
+        request = RouteTrialRequest(source=source, target=target, name=name)
+        return await self._caller.call("POST", "/v1/routes/test", _trial, request)
+
+    # ACLs
+
+    async def put_acl(self, request: AclRequest, *, dry_run: bool = False) -> RegistryChange:
+        return await self._put("acls", request, dry_run)
+
+    async def acls(self, target: str | None = None, cursor: str | None = None, limit: int = PAGE) -> AclPage:
+        return await self._caller.call("GET", query("/v1/acls", target=target, cursor=cursor, limit=limit), _acls)
+
+    async def drop_acl(self, source: str, target: str, name: str, *, dry_run: bool = False) -> RegistryChange:
+        """`source` is the service, without its org."""
+        return await self._drop(_dry(path("v1", "acls", target, name, source), dry_run))
+
+    # Limits
+
+    async def put_limit(self, request: LimitRequest, *, dry_run: bool = False) -> RegistryChange:
+        return await self._put("limits", request, dry_run)
+
+    async def limits(self, target: str | None = None, cursor: str | None = None, limit: int = PAGE) -> LimitPage:
+        return await self._caller.call("GET", query("/v1/limits", target=target, cursor=cursor, limit=limit), _limits)
+
+    async def drop_limit(
+        self, target: str, name: str, source: str | None = None, *, dry_run: bool = False
+    ) -> RegistryChange:
+        place = path("v1", "limits", target, name)
+        return await self._drop(query(place, source=source, dry_run="true" if dry_run else None))
+
+    # Keys
+
+    async def rotate_key(self, service: str, *, overlap_seconds: float | None = None) -> ServiceKeyView:
+        """The service finds the secret in its configuration."""
+        request = ServiceKeyRequest(service=service, overlap_seconds=overlap_seconds)
+        return await self._caller.call("POST", "/v1/service-keys", _key, request, repeatable=False)
+
+    async def keys(self, service: str | None = None, cursor: str | None = None, limit: int = PAGE) -> ServiceKeyPage:
+        target = query("/v1/service-keys", service=service, cursor=cursor, limit=limit)
+        return await self._caller.call("GET", target, _keys)
+
+    async def revoke_key(self, service: str, version_id: str) -> ServiceKeyView:
+        return await self._caller.call(
+            "DELETE", path("v1", "service-keys", service, version_id), _key, repeatable=False
+        )
+
+    async def tenant_config(self) -> TenantConfig:
+        """Of the service that this client's API key speaks for."""
+        return await self._caller.call("GET", "/v1/tenant-config", _config)
+
+    # The changelog
+
+    async def changes(
+        self, kind: RegistryKind | None = None, cursor: str | None = None, limit: int = PAGE
+    ) -> ChangePage:
+        return await self._caller.call("GET", query("/v1/changes", kind=kind, cursor=cursor, limit=limit), _changes)
+
+    async def change(self, change_id: int) -> RegistryChange:
+        return await self._caller.call("GET", path("v1", "changes", change_id), _change)
+
+    async def revert(self, change_id: int, *, dry_run: bool = False) -> RegistryChange:
+        target = _dry(path("v1", "changes", change_id, "revert"), dry_run)
+        return await self._caller.call("POST", target, _change, repeatable=False)
+
+
+def _dry(target: str, dry_run: bool) -> str:
+    return query(target, dry_run="true" if dry_run else None)

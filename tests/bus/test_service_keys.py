@@ -1,0 +1,178 @@
+"""Keys of services: versions, rotation with an overlap, revocation, and what a producer is told."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from interlock.bus.keys import KeyRotation, ServiceKeys
+from interlock.bus.secrets import Seal
+from interlock.clock import ManualClock
+from interlock.errors import ConfigurationError
+from tests.bus.registering import Tenant, tenant
+from tests.system import System
+
+DAY, HOUR = 86_400.0, 3_600.0
+
+
+async def producer(system: System) -> tuple[Tenant, str]:
+    owner = await tenant(system)
+    await owner.services("billing")
+    return owner, await owner.service_key("billing")
+
+
+async def states(owner: Tenant) -> dict[str, str]:
+    found = (await owner.get("/v1/service-keys?service=billing"))["keys"]
+    return {each["version_id"]: each["state"] for each in found}
+
+
+async def rotate(owner: Tenant, **more: object) -> str:
+    reply = await owner.ask("POST", "/v1/service-keys", json={"service": "billing"} | more)
+    assert reply.status_code == 201, reply.text
+    version: str = reply.json()["version_id"]
+    return version
+
+
+def rotation(system: System) -> KeyRotation:
+    return KeyRotation(system.kernel.service_keys)
+
+
+async def test_a_service_finds_its_secret_in_its_configuration_and_nobody_else_does(shared: System) -> None:
+    owner, key = await producer(shared)
+    config = await owner.config(key)
+    assert (config["tenant"], config["source"]) == (owner.org, f"{owner.org}/billing")
+    assert (config["active"]["version_id"], config["previous"]) == ("hmac-v1", None)
+    assert len(bytes.fromhex(config["active"]["secret"])) == 32
+    assert config["replay_window_seconds"] == 60
+    assert config["poll_seconds"] == 12 * 3600
+    secret = config["active"]["secret"]
+    for path in ("/v1/service-keys", "/v1/changes", "/v1/services/billing"):
+        assert secret not in (await owner.ask("GET", path)).text
+    assert (await owner.refusal("GET", "/v1/tenant-config"))[0] == 403
+    made = await owner.ask("POST", "/v1/keys", json={"user": "x", "role": "admin", "scopes": ["commands:send"]})
+    assert made.json()["code"] == "bad_scope"
+
+
+async def test_a_dump_of_the_database_has_no_secret_that_signs(shared: System) -> None:
+    owner, key = await producer(shared)
+    secret = bytes.fromhex((await owner.config(key))["active"]["secret"])
+    assert not await shared.value("select bool_or(position($1 in sealed) > 0) from interlock.bus_keys", secret)
+
+
+async def test_a_secret_opens_only_for_what_it_was_sealed_for_and_with_its_own_key(tmp_path: Path) -> None:
+    seal = Seal(tmp_path / "keys")
+    sealed = seal.seal(b"secret", "a")
+    assert Seal(tmp_path / "keys").open(sealed, "a") == b"secret"
+    for other, purpose in ((seal, "b"), (Seal(tmp_path / "others"), "a")):
+        with pytest.raises(ConfigurationError, match="was not sealed with"):
+            other.open(sealed, purpose)
+    (tmp_path / "keys" / "bus-seal.key").write_bytes(b"short")
+    with pytest.raises(ConfigurationError, match="32 bytes"):
+        Seal(tmp_path / "keys").open(sealed, "a")
+
+
+async def test_after_a_rotation_the_version_before_is_good_for_a_week(still: System, clock: ManualClock) -> None:
+    owner, key = await producer(still)
+    first = (await owner.config(key))["active"]
+    assert await rotate(owner) == "hmac-v2"
+    config = await owner.config(key)
+    assert config["previous"]["secret"] == first["secret"]
+    assert config["active"]["secret"] != first["secret"]
+    assert await states(owner) == {"hmac-v1": "previous", "hmac-v2": "current"}
+    clock.advance(7 * DAY + 1)
+    assert (await owner.config(key))["previous"] is None
+    assert await states(owner) == {"hmac-v1": "expired", "hmac-v2": "current"}
+
+
+async def test_two_versions_are_good_and_never_three(shared: System) -> None:
+    owner, _key = await producer(shared)
+    await rotate(owner)
+    await rotate(owner, overlap_seconds=3600)
+    assert await states(owner) == {"hmac-v1": "expired", "hmac-v2": "previous", "hmac-v3": "current"}
+
+
+async def test_the_platform_rotates_after_thirty_days_once_and_producers_ask_by_then(
+    still: System, clock: ManualClock
+) -> None:
+    owner, key = await producer(still)
+    assert await rotation(still).run_once() == 0
+    clock.advance(29 * DAY + 20 * HOUR)
+    assert (await owner.config(key))["poll_seconds"] == 4 * 3600
+    clock.advance(4 * HOUR)
+    assert await rotation(still).run_once() == 1
+    assert await rotation(still).run_once() == 0
+    assert await states(owner) == {"hmac-v1": "previous", "hmac-v2": "current"}
+    (change, *_) = (await owner.get("/v1/changes?kind=keys"))["changes"]
+    assert (change["subject"], change["changed_by"]) == ("billing/hmac-v2", "platform")
+    clock.advance(29 * DAY)
+    assert await rotation(still).run_once() == 0
+    clock.advance(70 * DAY)
+    # One rotation, and the first version, which expired more than 90 days ago, is forgotten.
+    assert await rotation(still).run_once() == 2
+    assert await states(owner) == {"hmac-v2": "previous", "hmac-v3": "current"}
+
+
+async def test_a_revoked_version_is_good_no_more_and_the_current_one_is_replaced(shared: System) -> None:
+    owner, key = await producer(shared)
+    leaked = (await owner.config(key))["active"]
+    reply = await owner.ask("DELETE", "/v1/service-keys/billing/hmac-v1")
+    assert (reply.status_code, reply.json()["state"]) == (200, "revoked")
+    config = await owner.config(key)
+    assert (config["active"]["version_id"], config["previous"]) == ("hmac-v2", None)
+    assert config["active"]["secret"] != leaked["secret"]
+    assert await states(owner) == {"hmac-v1": "revoked", "hmac-v2": "current"}
+    for version in ("hmac-v9", "hmac-v0", "v1", "hmac-v" + "9" * 30):
+        assert (await owner.refusal("DELETE", f"/v1/service-keys/billing/{version}"))[0] == 404
+
+
+async def test_a_secret_does_not_come_back_by_a_revert(shared: System) -> None:
+    owner, _key = await producer(shared)
+    await rotate(owner)
+    (change, *_) = (await owner.get("/v1/changes?kind=keys"))["changes"]
+    assert await owner.refusal("POST", f"/v1/changes/{change['change_id']}/revert") == (409, "not_reversible")
+
+
+async def test_dispatchers_learn_when_a_producer_has_seen_its_newest_key(still: System, clock: ManualClock) -> None:
+    owner, key = await producer(still)
+    count = "select version from interlock.bus_versions where org_id = $1 and kind = 'keys'"
+
+    async def polled() -> int:
+        await owner.config(key)
+        version: int = await still.value(count, owner.org_id)
+        return version
+
+    first = await polled()
+    assert await polled() == first
+    clock.advance(DAY)
+    await rotate(owner)
+    assert await polled() == first + 2
+    assert await polled() == first + 2
+    assert await still.value("select polled_at from interlock.service_polls") == clock.now()
+
+
+async def test_two_processes_that_start_at_once_seal_with_the_same_key(tmp_path: Path) -> None:
+    seals = [Seal(tmp_path / "keys") for _ in range(8)]
+    sealed = await asyncio.gather(*(asyncio.to_thread(seal.seal, b"secret", "a") for seal in seals))
+    assert {seals[0].open(each, "a") for each in sealed} == {b"secret"}
+    assert [path.name for path in (tmp_path / "keys").iterdir()] == ["bus-seal.key"]
+    assert (tmp_path / "keys" / "bus-seal.key").stat().st_mode & 0o777 == 0o600
+
+
+async def test_rotations_at_the_same_moment_make_one_version_each(shared: System) -> None:
+    owner, _key = await producer(shared)
+    made = await asyncio.gather(*(rotate(owner) for _ in range(5)))
+    assert sorted(made) == [f"hmac-v{number}" for number in range(2, 7)]
+    assert [state for state in (await states(owner)).values() if state in ("current", "previous")] == [
+        "previous",
+        "current",
+    ]
+
+
+async def test_only_registered_services_have_keys(shared: System) -> None:
+    owner, _key = await producer(shared)
+    body = {"service": "nobody"}
+    assert await owner.refusal("POST", "/v1/service-keys", json=body) == (404, "unknown_service")
+    keys = ServiceKeys(shared.kernel.database, shared.kernel.settings, Seal(shared.kernel.settings.signing_keys_dir))
+    assert (await keys.tenant_config(owner.org_id, owner.org, "billing")).service == "billing"
