@@ -34,7 +34,7 @@ class _Sent(Struct, forbid_unknown_fields=True):
 _text: Final = Schema(type=OpenAPIType.STRING)
 _message: Final = Schema(
     type=OpenAPIType.OBJECT,
-    description="A signed command; docs/bus-signing.md says how it is signed.",
+    description="A signed command; docs/bus.md says how it is signed.",
     required=["metadata", "command"],
     properties={
         "metadata": Schema(
