@@ -22,7 +22,7 @@ import time
 from concurrent.futures import Future, wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -34,8 +34,11 @@ from interlock.workers import protocol
 from interlock.workers.context import PROGRESS_TEXT, TaskCanceled, TaskFailed, plain
 from interlock.workers.exits import EXIT_ORPHANED, EXIT_SPARK_DIED
 from interlock.workers.inside import die_with, encoded, raised, wait_for_the_wrapper
+from interlock.workers.operators import SPARK_MAP
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
 READ: Final = 1 << 18
@@ -44,6 +47,7 @@ DEATH_SECONDS: Final = 3.0
 """From the first failed call into a JVM that dies until the kernel says so."""
 STOP_SECONDS: Final = 5.0
 
+T = TypeVar("T")
 Answer = protocol.Finished | protocol.Raised | protocol.Stopped
 
 _data = msgspec.json.Decoder(TaskData)
@@ -76,6 +80,8 @@ class Driver:
 
     def _heard(self, message: protocol.ToDriver) -> None:
         match message:
+            case protocol.Assign() if message.work.operator == SPARK_MAP:
+                self._begin_together(message.work, message.tasks)
             case protocol.Assign():
                 for task in message.tasks:
                     self._begin(message.work, task)
@@ -94,12 +100,21 @@ class Driver:
     # The session
 
     def _begin(self, work: protocol.Work, task: protocol.Assignment) -> None:
+        running = self._entered(work, task)
+        self._thread(f"task-{running.slot}", self._run, running)
+
+    def _begin_together(self, work: protocol.Work, tasks: list[protocol.Assignment]) -> None:
+        company = [self._entered(work, task) for task in tasks]
+        for running in company:
+            running.company = company
+        self._thread(f"tasks-{company[0].slot}", self._run_together, company)
+
+    def _entered(self, work: protocol.Work, task: protocol.Assignment) -> Running:
         if self._session is None:
             self._session = Future()
             self._thread("starter", self._start_session, self._session)
-        running = Running(work, task, self._pools.enter(job_of(work)))
-        self._running[running.slot] = running
-        self._thread(f"task-{running.slot}", self._run, running)
+        running = self._running[task.slot] = Running(work, task, self._pools.enter(job_of(work)))
+        return running
 
     def _start_session(self, started: Future[session.Session]) -> None:
         """In a thread of its own: a task that is canceled meanwhile must not take the start with it."""
@@ -161,7 +176,7 @@ class Driver:
         found: session.Session | None = None
         try:
             found = self._started_session()
-            value, outputs, events = self._in_session(found, running)
+            value, outputs, events = self._in_session(found, running, _attempt)
             result = encoded(value, self._result_limit)
         except TaskCanceled:
             raise
@@ -171,6 +186,51 @@ class Driver:
             seconds = time.perf_counter() - began
             return self._failed(running, seconds, error, found)
         return protocol.Finished(running.slot, time.perf_counter() - began, result, events, outputs)
+
+    # Many tasks at once
+
+    def _run_together(self, company: list[Running]) -> None:
+        """The one thread of all of them, which the first one stands for. Each is answered by itself."""
+        answers: list[Answer] = []
+        first = company[0]
+        try:
+            self._of_thread.slot = first.slot
+            first.thread = threading.get_ident()
+            answers = self._attempted_together(company)
+            first.thread = None
+        except TaskCanceled:
+            answers = [protocol.Stopped(running.slot) for running in company]
+        while answers:
+            try:
+                self._flush_prints()
+                self.report(answers[-1])
+                answers.pop()
+            except TaskCanceled:
+                continue
+
+    def _attempted_together(self, company: list[Running]) -> list[Answer]:
+        """None of them when the whole process is about to end."""
+        began = time.perf_counter()
+        found: session.Session | None = None
+        try:
+            found = self._started_session()
+            outcomes = self._in_session(found, company[0], _attempt_together)
+        except TaskCanceled:
+            raise
+        except BaseException as error:
+            failed = self._failed(company[0], time.perf_counter() - began, error, found)
+            return [] if failed is None else [msgspec.structs.replace(failed, slot=one.slot) for one in company]
+        seconds = (time.perf_counter() - began) / len(company)
+        return [self._outcome(running, seconds, outcomes.get(running.slot)) for running in company]
+
+    def _outcome(self, running: Running, seconds: float, outcome: object) -> Answer:
+        try:
+            if isinstance(outcome, TaskFailed):
+                raise outcome
+            result = encoded(outcome, self._result_limit)
+        except TaskFailed as error:
+            return raised(running.slot, seconds, error)
+        return protocol.Finished(running.slot, seconds, result, [], [])
 
     def _started_session(self) -> session.Session:
         if self._session is None:
@@ -182,12 +242,14 @@ class Driver:
             raise TaskFailed(str(error), error.error_class)
         return self._session.result()
 
-    def _in_session(self, found: session.Session, running: Running) -> tuple[object, list[Output], list[Event]]:
+    def _in_session(
+        self, found: session.Session, running: Running, attempt: Callable[[SparkSession, Running, Driver], T]
+    ) -> T:
         if not found.usable():
             raise SparkStopped("The session was stopped by a task that ran before: the next attempt gets a new one.")
         spark = found.for_task(running.group, running.pool, running.about)
         try:
-            return _attempt(spark, running, self)
+            return attempt(spark, running, self)
         finally:
             found.release(spark)
 
@@ -212,6 +274,12 @@ class Driver:
 
     def _interrupt(self, running: Running) -> None:
         """The exception first: it is there already when Spark gives the thread back."""
+        if running.company:
+            if not all(one.canceled for one in running.company):
+                # The others go on; what comes of this one is not asked for any more.
+                self.report(protocol.Stopped(running.slot))
+                return
+            running = running.company[0]
         running.interrupt()
         found = self._session
         if found is not None and found.done() and found.exception() is None:
@@ -306,6 +374,15 @@ def _attempt(spark: SparkSession, running: Running, link: Driver) -> tuple[objec
     data = nothing if work.data is None else _data.decode(work.data)
     context = TaskContext(work, task, link, spark, data)
     return run_attempt(spark, context, data, context.payload)
+
+
+def _attempt_together(spark: SparkSession, first: Running, link: Driver) -> dict[int, object]:
+    from interlock.pipeline.context import TaskContext  # noqa: PLC0415 - as above
+    from interlock.pipeline.spark_map import run_together  # noqa: PLC0415
+
+    nothing = TaskData(task_id=first.task.task_id, inputs=[], outputs=[])
+    context = TaskContext(first.work, first.task, link, spark, nothing)
+    return run_together(spark, context, [running.task for running in first.company])
 
 
 def _show_no_cancel(arguments: threading.ExceptHookArgs) -> None:

@@ -37,6 +37,8 @@ class Running:
     answers: SimpleQueue[protocol.EmitAnswered] = field(default_factory=SimpleQueue)
     thread: int | None = None
     """The thread that may be interrupted now."""
+    company: list[Running] = field(default_factory=list, repr=False)
+    """Tasks that run at once in one thread, this one included. The first of them has it."""
 
     @property
     def slot(self) -> int:

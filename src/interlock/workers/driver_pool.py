@@ -13,7 +13,8 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final
 
 import structlog
@@ -23,6 +24,7 @@ from interlock.wire import ClaimBatchReply, Crash, DataReply, DataRequest, Refus
 from interlock.workers import driver_process, protocol
 from interlock.workers.driver_process import DriverLaunch, DriverProcess
 from interlock.workers.held import Held
+from interlock.workers.operators import SPARK_MAP
 from interlock.workers.pace import Kind, Pace
 from interlock.workers.process import Ears
 from interlock.workers.work_pool import Desk, WorkPool
@@ -40,6 +42,8 @@ RESTART_CAP_SECONDS: Final = 5.0
 LIVED_SECONDS: Final = 10.0
 """A driver that lived this long is followed by the next at once."""
 MOST_PER_CALL: Final = 100
+MAPPED_TASKS: Final = 200
+"""Of an operator that takes many at once, so many are for one place."""
 
 Ask = Callable[[DataRequest], Awaitable[DataReply]]
 
@@ -67,11 +71,12 @@ class DriverPool(WorkPool):
     def room(self, kind: Kind | None) -> int:
         if self._draining.is_set():
             return 0
-        return max(self._tasks - len(self.held) - self._reserved_tasks(kind), 0)
+        free = max(self._tasks - _places(self.held.values()), 0)
+        return max(round(free / self.claim_seconds(kind)) - self._reserved_tasks(kind), 0)
 
-    def claim_seconds(self, kind: Kind | None) -> float:  # noqa: ARG002
+    def claim_seconds(self, kind: Kind | None) -> float:
         """What is reserved is counted in places."""
-        return 1.0
+        return 1 / MAPPED_TASKS if kind is not None and kind[0] == SPARK_MAP else 1.0
 
     # Claimed tasks come in
 
@@ -89,21 +94,33 @@ class DriverPool(WorkPool):
     def feed(self) -> None:
         if self._draining.is_set():
             return
-        if self.queue and self._driver() is None:
-            self._start_driver()
+        driver = self._driver()
+        if driver is None:
+            if self.queue:
+                self._start_driver()
             return
         batch: list[Held] = []
         while self.queue and self._busy() + len(batch) < self._tasks:
             held = self.queue.popleft()
-            if not held.ended:
+            if held.ended:
+                continue
+            if held.kind[0] == SPARK_MAP:
+                driver.assign_together([held, *self._claimed_with(held)])
+            else:
                 batch.append(held)
         for at in range(0, len(batch), MOST_PER_CALL):
             some = batch[at : at + MOST_PER_CALL]
             self._asking |= {held.slot: held for held in some}
             self._begin(self._asks, self._ask_and_assign(some))
 
+    def _claimed_with(self, first: Held) -> list[Held]:
+        """Those that wait here. They read and write nothing that the dispatcher would have to tell."""
+        others = [held for held in self.queue if held.lease is first.lease and not held.ended]
+        self.queue = deque(held for held in self.queue if held.lease is not first.lease)
+        return others
+
     def _busy(self) -> int:
-        return len(self._asking) + sum(len(driver.assigned) for driver in self.drivers)
+        return len(self._asking) + sum(_places(driver.assigned.values()) for driver in self.drivers)
 
     def _driver(self) -> DriverProcess | None:
         """The one that takes new work."""
@@ -338,3 +355,14 @@ class DriverPool(WorkPool):
     async def ended(self) -> None:
         while works := self._lives | self._asks:
             await asyncio.wait(works)
+
+
+def _places(tasks: Iterable[Held]) -> int:
+    """One for each, and one for all that were claimed together of an operator that takes many at once."""
+    alone, together = 0, set()
+    for held in tasks:
+        if held.kind[0] == SPARK_MAP:
+            together.add(id(held.lease))
+        else:
+            alone += 1
+    return alone + len(together)

@@ -93,6 +93,11 @@ class DriverProcess(OperatorProcess):
         self.assigned[held.slot] = held
         self._send(protocol.Assign(self._launch.work_of(held, data), [held.assignment()]))
 
+    def assign_together(self, tasks: list[Held]) -> None:
+        """Of one lease: the operator takes them at once, and each is answered by itself."""
+        self.assigned |= {held.slot: held for held in tasks}
+        self._send(protocol.Assign(tasks[0].lease.work, [held.assignment() for held in tasks]))
+
     def stop(self, held: Held) -> None:
         """Raise TaskCanceled in the operator, and cancel what it has running in Spark."""
         self._send(protocol.Stop(held.slot))

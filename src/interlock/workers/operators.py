@@ -24,6 +24,8 @@ PLATFORM: Final = {
     "http_fetch": "interlock.pipeline.http_fetch.operator:http_fetch",
 }
 """Operators of the platform that are loaded when a task names them."""
+SPARK_MAP: Final = "spark_map"
+"""Takes all tasks of a claim at once, on Spark."""
 ON_DATA: Final = frozenset({"block_follower"})
 """Those that are told where the data database is."""
 ON_SERVERS: Final = frozenset({"http_fetch"})
