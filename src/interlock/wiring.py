@@ -85,6 +85,7 @@ from interlock.kernel.reconcile import Reconciler
 from interlock.kernel.relay import Invoke, Relay
 from interlock.kernel.retention import Retention
 from interlock.kernel.retries import Retries
+from interlock.kernel.run_control import Deadlines, RunControl, RunWakes
 from interlock.kernel.runs import RunCancels, RunCounters
 from interlock.kernel.shards import Shards
 from interlock.kernel.submission import Submissions
@@ -127,6 +128,7 @@ class Kernel:
     queries: Queries
     reads: Reads
     actions: Actions
+    run_control: RunControl
     explanations: Explanations
     inline: InlineRunner
     invoker: Invoker
@@ -173,6 +175,8 @@ class Kernel:
             Reconciler(database, settings),
             Retention(database, settings, self.keyring),
             RunDeletions(database, settings, self.shards),
+            RunWakes(database, settings),
+            Deadlines(database, settings),
             Router(database, settings, self.wakeups),
             Triggers(database, settings, self.wakeups),
             AlwaysOn(database, settings),
@@ -247,6 +251,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         queries=Queries(database, settings, objects, packs),
         reads=reads,
         actions=actions,
+        run_control=RunControl(database, settings, reads, actions),
         explanations=Explanations(database),
         invoker=Invoker(database, settings, claims, tasks, objects, open_runner(settings), wakeups),
         bundles=Bundles(database, settings, objects),

@@ -36,6 +36,7 @@ from interlock.wire import (
     Event,
     ExportRequest,
     InvalidateRequest,
+    JobAccepted,
     Output,
     QueryMode,
     RegistryAction,
@@ -53,6 +54,7 @@ from tests.crash.load import KINDS, Kind, Load
 from tests.crash.seed import ROUNDS, dice
 from tests.patience import PATIENCE
 from tests.receivers import receiving
+from tests.shards import into_shard
 
 PLAIN, INLINE = KINDS["plain"], KINDS["inline"]
 UNTAKEN = Kind(4, {}, {"runtime": "udf"})
@@ -195,6 +197,59 @@ async def _(scene: Scene) -> None:
         await scene.victim.start()
         for task_id in dead:
             await client.retry_task(task_id)
+
+
+async def _unledgered(scene: Scene) -> JobAccepted:
+    """A job that is about to go: nobody counts its tasks."""
+    async with scene.deployment.client() as client:
+        return await client.submit([{}, {}], operator="crash.work", runtime="udf")
+
+
+async def _is_gone(scene: Scene, run_id: UUID) -> None:
+    gone = "select not exists (select from interlock.runs r full join interlock.tasks t on t.run_id = r.run_id"
+    await scene.deployment.until(f"{gone} where r.run_id = $1 or t.run_id = $1)", run_id)
+
+
+@dies("gateway", "delete.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.up()
+    one = await _unledgered(scene)
+    await scene.arm("delete.before_commit")
+    url, key = scene.deployment.gateway_url, scene.deployment.credentials.admin_key
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE) as http:
+        with suppress(httpx.HTTPError):
+            await http.delete(f"{url}/v1/jobs/{one.job_id}")
+        await scene.death()
+        await scene.victim.start()
+        assert (await http.get(f"{url}/v1/jobs/{one.job_id}")).status_code == 200
+        assert (await http.delete(f"{url}/v1/jobs/{one.job_id}")).status_code == 200
+    await _is_gone(scene, one.run_id)
+
+
+@dies("dispatcher", "deletion.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.down()
+    one = await _unledgered(scene)
+    await scene.deployment.ask("update interlock.runs set delete_requested = true where run_id = $1", one.run_id)
+    await scene.arm("deletion.before_commit")
+    await scene.death()
+    await scene.victim.start()
+    await _is_gone(scene, one.run_id)
+
+
+@dies("dispatcher", "deletion.dropped")
+async def _(scene: Scene) -> None:
+    await scene.down()
+    one = await _unledgered(scene)
+    connection = await asyncpg.connect(scene.deployment.state_url)
+    async with connection.transaction():
+        await into_shard(connection, one.run_id)
+        await connection.execute("update interlock.runs set delete_requested = true where run_id = $1", one.run_id)
+    await connection.close()
+    await scene.arm("deletion.dropped")
+    await scene.death()
+    await scene.victim.start()
+    await _is_gone(scene, one.run_id)
 
 
 @dies("gateway", "receipt.before_commit")

@@ -45,6 +45,8 @@ _SMALL = {"shard": "0"}
 _FOCUS = {"job_id": "seed.id('job 0')"}
 _ALONE = {"job_id": "seed.id('job 3')"}
 _EPOCH = "'epoch'"
+_LIMITS = {"tolerated_share": "null", "deadline_seconds": "null"}
+_RUNS_OF_ONE = "select count(*) from interlock.runs where job_id = seed.id('job 0')"
 _ZERO = "'00000000-0000-0000-0000-000000000000'"
 _HALFWAY = "'7fffffff-0000-0000-0000-000000000000'"
 _BUSY = (
@@ -305,7 +307,9 @@ JOBS: dict[str, list[Expectation]] = {
             },
         )
     ],
-    "insert_run": [Bounded(1, _ORG | _FOCUS | {"last_index": "999", "range_size": "100", "total": "1000"}, pages=30)],
+    "insert_run": [
+        Bounded(1, _ORG | _FOCUS | {"last_index": "999", "range_size": "100", "total": "1000"} | _LIMITS, pages=30)
+    ],
     "insert_tasks": [Bounded(1000, _NEW | {"dedupe_keys": "seed.series(1000)::text[]"}, pages=20)],
     "insert_all_tasks": [Bounded(1000, _NEW, pages=20)],
     "latch_run": [Bounded(1, _run("queued") | {"total": "1000"}, pages=30)],
@@ -323,6 +327,27 @@ RUNS: dict[str, list[Expectation]] = {
     "fold_deltas": [Bounded(5000, {"most": "5000", "since": "'(0,0)'"})],
     "end_runs": [Bounded(1, {"run_ids": "array[seed.id('run queued')]"}, pages=30)],
     "request_run_cancel": [Bounded(1, _ORG | _run("queued"), pages=30)],
+    "stop_intolerable": [Bounded(1, _run_ids("running"), pages=30)],
+    "stop_overdue": [
+        Live(
+            "select count(*) from interlock.runs where deadline_at is not null and ended_at is null",
+            "runs with a deadline",
+            {"most": "20"},
+        )
+    ],
+    "pause_runs": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
+    "resume_runs": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
+    "live_runs_of": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS | {"most": "10000"})],
+    "delete_job": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
+    "waking_runs": [
+        Live("select count(*) from interlock.runs where wake_index is not null", "resumed runs", {"most": "20"})
+    ],
+    "wake_ranges": [
+        Bounded(200, _SMALL | _run(run) | {"first": "0", "last": "19999", "direct": "true"}, rows=110, pages=120)
+        for run in ("queued", "big")
+    ],
+    "queued_of_range": [Bounded(20_000, _SMALL | _run("big") | {"first": "0", "last": "19999"})],
+    "woken_to": [Bounded(1, _run("queued") | {"walked_from": "0", "walked_to": "20000"}, pages=30)],
     "request_deletion": [Bounded(1, _run("dead"))],
     "deleting_runs": [
         Live("select count(*) from interlock.runs where delete_requested", "runs to delete", {"most": "10"})

@@ -28,6 +28,7 @@ from interlock.api import (
     objects,
     queries,
     results,
+    run_control,
     sources,
     webhooks,
 )
@@ -465,6 +466,7 @@ HANDLERS = [
     *bus_alerts.HANDLERS,
     *bus_health.HANDLERS,
     *bus_registry.HANDLERS,
+    *run_control.HANDLERS,
 ]
 
 

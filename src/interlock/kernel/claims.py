@@ -200,7 +200,7 @@ class Claims:
     async def _claim_in(self, shard: int, wanted: _Wanted, who: dict[str, Any]) -> tuple[list[_Group], list[Row]]:
         held = armed("claim.before_commit")
         groups, states = await self._database.run(lambda c: self._claim_free(c, shard, wanted, who), transaction=held)
-        capped = sorted({s["job_id"] for s in states if s["capped"] and s["status"] == "Queued" and s["allowed"]})
+        capped = sorted({state["job_id"] for state in states if _may_be_capped(state)})
         if capped:
             how = who | {"shard": shard, "most": wanted.most}
             groups += await self._claim_capped([s["task_id"] for s in states], capped, how)
@@ -453,9 +453,15 @@ def _unknown(ids: list[UUID], groups: list[_Group], states: list[Row]) -> list[U
     return [task_id for task_id in _not_in(ids, groups) if task_id not in known]
 
 
+def _may_be_capped(state: Row) -> bool:
+    return bool(state["capped"] and state["status"] == "Queued" and state["allowed"] and not state["held_back"])
+
+
 def _reason(state: Row | None) -> Reason:
     if state is None or not state["allowed"]:
         return "NotFound"
+    if state["status"] == "Queued" and state["held_back"]:
+        return "NotDue"  # its run is paused, or is being deleted
     if state["status"] == "Queued":
         # Capped and without a slot, or locked by a claim that is just winning it.
         return "LimitReached" if state["capped"] else "AlreadyRunning"

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.failpoints import failpoint
 from interlock.kernel import shards
 from interlock.kernel.loop import Periodic
 from interlock.kernel.packs import forget_results
@@ -63,10 +64,15 @@ class RunDeletions(Periodic):
 
     async def _delete(self, run: Row) -> int:
         if run["shard"] == SMALL_SHARD:
-            done = await self._database.run(lambda connection: delete_part(connection, self._settings, run))
+            done = await self._database.run(lambda connection: self._part(connection, run))
         else:
             done = await self._whole(run)
         self._shards.forget(run["run_id"])
+        return done
+
+    async def _part(self, connection: Connection, run: Row) -> int:
+        done = await delete_part(connection, self._settings, run)
+        await failpoint("deletion.before_commit")
         return done
 
     async def _whole(self, run: Row) -> int:
@@ -79,6 +85,7 @@ class RunDeletions(Periodic):
             return await self._database.run(lambda connection: self._traces(connection, run))
         if not await shards.drop(self._database, run["shard"]):
             return 0
+        await failpoint("deletion.dropped")
         await self._database.run(lambda connection: _delete_run(connection, self._settings, run))
         return 1
 

@@ -397,6 +397,7 @@ def run_view(row: Any) -> RunView:
             dead=row["dead"],
         ),
         cancel_requested=row["cancel_requested"],
+        reason=row["reason"],
         created_at=row["created_at"],
         ended_at=row["ended_at"],
     )

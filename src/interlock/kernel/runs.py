@@ -40,6 +40,9 @@ class RunCounters(Periodic):
         rows = await _sql.fold_deltas(connection, most=_BATCH, since=look.since)
         look.reached = rows[0]["reached"] if rows else None
         over = [row["run_id"] for row in rows if row["over"]]
+        intolerable = [row["run_id"] for row in rows if row["intolerable"]]
+        if intolerable:
+            await _sql.stop_intolerable(connection, run_ids=intolerable)
         ended = [row["run_id"] for row in await _sql.end_runs(connection, run_ids=over)] if over else []
         watched = [row["run_id"] for row in rows if row["watched"]]
         if watched:

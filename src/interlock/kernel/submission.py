@@ -121,6 +121,8 @@ class Submissions:
             last_index=len(items) - 1,
             range_size=self._settings.range_size,
             total=len(items) if items.dedupe_keys is None else None,
+            tolerated_share=request.limits.tolerated_failure_share,
+            deadline_seconds=request.limits.deadline_seconds,
         )
         indexes = await self._tasks(connection, job, run["run_id"], items)
         if items.dedupe_keys is not None:

@@ -34,6 +34,15 @@ class Scaling(Request, frozen=True, kw_only=True):
     max_concurrency_per_key: Annotated[int, Meta(ge=1, le=100_000)] | None = None
 
 
+class RunLimits(Request, frozen=True, kw_only=True):
+    """When a run is given up as a whole: what has not ended is then canceled, and the run is `Failed`."""
+
+    tolerated_failure_share: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Of its tasks that may fail for good."""
+    deadline_seconds: Annotated[float, Meta(gt=0, le=366 * 86_400)] | None = None
+    """From now on."""
+
+
 class DatasetRef(Request, frozen=True, kw_only=True):
     dataset_uuid: UUID
     dataset_version: UUID
@@ -49,6 +58,8 @@ class JobRequest(Request, frozen=True, kw_only=True):
     config: dict[str, Any] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
     scaling: Scaling = field(default_factory=Scaling)
+    limits: RunLimits = field(default_factory=RunLimits)
+    """Of the run that this request makes."""
     priority: Priority = Priority.NORMAL
     outputs: Annotated[list[DatasetRef], Meta(max_length=100)] = field(default_factory=list)
     dedupe_by: JsonPointer | None = None
@@ -82,6 +93,8 @@ class RunView(Reply, frozen=True, kw_only=True):
     total: int | None
     counts: Counts
     cancel_requested: bool
+    reason: str | None = None
+    """Why it failed as a whole: its deadline, too many failures, or a list that could not be read."""
     created_at: datetime
     ended_at: datetime | None
 

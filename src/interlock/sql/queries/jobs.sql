@@ -76,8 +76,10 @@ order by own limit 1;
 
 -- name: insert_run^
 -- With a total that is known from the start the run is latched at once; else latch_run does it.
-insert into interlock.runs (org_id, job_id, last_index, range_size, total, queued, latched, state, ended_at)
+insert into interlock.runs (org_id, job_id, last_index, range_size, total, queued, tolerated_share, deadline_at, latched,
+                            state, ended_at)
 values (:org_id, :job_id, :last_index, :range_size, :total::bigint, coalesce(:total::bigint, 0),
+        :tolerated_share::float8, interlock.clock() + make_interval(secs => :deadline_seconds::float8),
         :total::bigint is not null,
         case when :total::bigint = 0 then 'Completed'::interlock.run_state else 'Running' end,
         case when :total::bigint = 0 then interlock.clock() end)

@@ -1,38 +1,43 @@
 -- The read models of API and CLI. Every statement filters by org; none of them counts or scans what has ended.
 
 -- name: job_by_id^
-select * from interlock.jobs where org_id = :org_id and job_id = :job_id;
+select * from interlock.jobs where org_id = :org_id and job_id = :job_id and deleted_at is null;
 
 -- name: list_jobs
 -- Newest first; each with its newest run.
 select j.*, r.run_id, r.state, r.total, r.queued, r.running, r.completed, r.failed, r.dead, r.canceled,
-       r.cancel_requested, r.created_at as run_created_at, r.ended_at
-from (select * from interlock.jobs where org_id = :org_id and job_id < coalesce(:cursor::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+       r.cancel_requested, r.reason, r.created_at as run_created_at, r.ended_at
+from (select * from interlock.jobs
+      where org_id = :org_id and job_id < coalesce(:cursor::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff') and deleted_at is null
       order by job_id desc limit :most) j
-left join lateral (select * from interlock.runs r where r.job_id = j.job_id order by r.run_id desc limit 1) r on true
+left join lateral (select * from interlock.runs r
+                   where r.job_id = j.job_id and not r.delete_requested order by r.run_id desc limit 1) r on true
 order by j.job_id desc;
 
 -- name: newest_run^
-select * from interlock.runs where org_id = :org_id and job_id = :job_id order by run_id desc limit 1;
+select * from interlock.runs
+where org_id = :org_id and job_id = :job_id and not delete_requested order by run_id desc limit 1;
 
 -- name: run_by_id^
-select * from interlock.runs where org_id = :org_id and run_id = :run_id;
+select * from interlock.runs where org_id = :org_id and run_id = :run_id and not delete_requested;
 
 -- name: list_runs
 select * from interlock.runs
-where org_id = :org_id and job_id = :job_id
+where org_id = :org_id and job_id = :job_id and not delete_requested
   and run_id < coalesce(:cursor::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
 order by run_id desc limit :most;
 
 -- name: runs_from
 -- The runs of a job in the order in which task pages walk them.
 select run_id, shard, last_index, ended_at from interlock.runs
-where org_id = :org_id and job_id = :job_id and run_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
+where org_id = :org_id and job_id = :job_id and not delete_requested
+  and run_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
 order by run_id limit :most;
 
 -- name: jobs_from
 select job_id from interlock.jobs
-where org_id = :org_id and job_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
+where org_id = :org_id and deleted_at is null
+  and job_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
 order by job_id limit :most;
 
 -- name: task_by_id^

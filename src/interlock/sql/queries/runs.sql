@@ -20,9 +20,10 @@ with taken as (
 update interlock.runs r
 set queued = r.queued + s.queued, running = r.running + s.running, completed = r.completed + s.completed,
     failed = r.failed + s.failed, dead = r.dead + s.dead, canceled = r.canceled + s.canceled,
-    state = case when r.ended_at is null then r.state else 'Running' end, ended_at = null
+    state = case when r.ended_at is null then r.state else interlock.live_state(r.paused, r.ingesting) end, ended_at = null
 from sums s where r.run_id = any(array(select run_id from sums)) and r.run_id = s.run_id
 returning r.run_id, r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead as over,
+          r.reason is null and r.dead > r.tolerated_share * r.total as intolerable,
           (select true from interlock.webhooks w where w.org_id = r.org_id limit 1) is not null as watched,
           (select max(place) from taken) as reached;
 
@@ -30,7 +31,8 @@ returning r.run_id, r.latched and r.queued = 0 and r.running = 0 and r.failed = 
 -- A run ends by what became of its tasks; only one that was asked to cancel is Canceled.
 update interlock.runs r
 set ended_at = interlock.clock(),
-    state = (case when r.cancel_requested and r.canceled > 0 then 'Canceled'
+    state = (case when r.reason is not null then 'Failed'
+                  when r.cancel_requested and r.canceled > 0 then 'Canceled'
                   when r.failed = 0 and r.canceled = 0 then 'Completed'
                   when r.completed = 0 and r.canceled = 0 then 'Failed'
                   when r.completed = 0 and r.failed = 0 then 'Canceled'
@@ -39,8 +41,110 @@ where r.run_id = any(:run_ids::uuid[]) and r.ended_at is null
   and r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead
 returning r.run_id, r.state;
 
+-- name: stop_intolerable!
+-- More have failed for good than the run tolerates: the others are canceled, and the run ends as failed.
+update interlock.runs
+set cancel_requested = true, cancel_index = 0, paused = false, wake_index = null,
+    state = interlock.live_state(false, ingesting),
+    reason = format('%s of %s tasks have failed for good; the run tolerates a share of %s', dead, total, tolerated_share)
+where run_id = any(:run_ids::uuid[]) and ended_at is null and reason is null;
+
+-- name: stop_overdue
+-- A run that is past its deadline. One that is over by then has met it.
+update interlock.runs
+set cancel_requested = true, cancel_index = 0, paused = false, wake_index = null, deadline_at = null,
+    state = interlock.live_state(false, ingesting),
+    reason = format('%s of %s tasks had ended at the deadline', completed + dead + canceled, coalesce(total::text, 'its'))
+where run_id = any(array(
+    select run_id from interlock.runs
+    where deadline_at <= interlock.clock() and ended_at is null and not delete_requested
+    order by deadline_at limit :most
+    for no key update skip locked))
+returning run_id;
+
+-- name: pause_runs
+-- Of a job, those that have not ended. Claims find nothing of theirs from here on; who runs goes on.
+update interlock.runs set paused = true, wake_index = null, state = interlock.live_state(true, ingesting)
+where job_id = :job_id and org_id = :org_id and ended_at is null and not paused and not delete_requested
+returning run_id;
+
+-- name: resume_runs
+-- Messages that came meanwhile are gone: RunWakes sends what is missing.
+update interlock.runs set paused = false, wake_index = 0, state = interlock.live_state(false, ingesting)
+where job_id = :job_id and org_id = :org_id and ended_at is null and paused
+returning run_id;
+
+-- name: live_runs_of
+select run_id from interlock.runs
+where job_id = :job_id and org_id = :org_id and ended_at is null and not delete_requested
+order by run_id limit :most;
+
+-- name: delete_job^
+-- Nobody finds it any more, and its name is free; what it leaves is deleted run by run. Jobs of DAGs go with their DAG.
+with job as (
+    update interlock.jobs set deleted_at = interlock.clock(), name = null
+    where job_id = :job_id and org_id = :org_id and dag_name is null and deleted_at is null
+    returning job_id
+), runs as (
+    update interlock.runs set delete_requested = true
+    where job_id = any(array(select job_id from job)) and not delete_requested
+    returning run_id
+), freed as (
+    delete from interlock.slots where job_id = any(array(select job_id from job))
+)
+select job_id, (select count(*) from runs) as runs from job;
+
+-- name: waking_runs
+-- The claim of a range is not taken back when its run was paused: its message is gone.
+select r.run_id, r.shard, r.wake_index, r.last_index, j.queue
+from interlock.runs r
+join interlock.jobs j on j.job_id = r.job_id
+where r.wake_index is not null and not r.paused and r.ended_at is null and not r.delete_requested
+order by r.run_id limit :most;
+
+-- name: wake_ranges
+-- One message for each range with a queued task, whatever message there is of it: who holds that finds less to claim.
+with run as materialized (
+    select r.run_id, r.job_id, r.range_size, r.last_index, j.queue, j.priority
+    from interlock.runs r join interlock.jobs j on j.job_id = r.job_id where r.run_id = :run_id
+), messages as materialized (
+    select r.queue, r.priority, r.run_id || ':' || c.chunk as dedupe_key,
+           json_build_object('job_id', r.job_id, 'run_id', r.run_id, 'start', c.chunk * r.range_size,
+                             'end', least((c.chunk + 1) * r.range_size - 1, r.last_index)) as body
+    from run r
+    cross join lateral generate_series(:first::bigint / r.range_size, :last::bigint / r.range_size) as c(chunk)
+    where (select true from interlock.tasks t
+           where t.shard = :shard and t.run_id = :run_id and t.status = 'Queued' and not t.parked
+             and t.task_index between c.chunk * r.range_size and (c.chunk + 1) * r.range_size - 1 limit 1)
+), direct as (
+    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
+    select queue, priority, body, dedupe_key from messages where :direct::boolean
+    order by dedupe_key collate "C"  -- as in `send`
+    on conflict (queue, dedupe_key) where dedupe_key is not null do update
+        set body = excluded.body, visible_at = excluded.visible_at, receipt = null, receives = 0, dead_at = null
+), owed as (
+    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
+    select 'send', queue, body, priority, dedupe_key from messages where not :direct::boolean
+)
+select pg_notify(case when :direct::boolean then 'interlock_queue' else 'interlock_outbox' end, m.queue),
+       (select count(*) from messages) as messages
+from (select distinct queue from messages) m;
+
+-- name: queued_of_range
+select task_id from interlock.tasks
+where shard = :shard and run_id = :run_id and task_index between :first::bigint and :last::bigint
+  and status = 'Queued' and not parked;
+
+-- name: woken_to!
+-- From just the place where the walk began: one that was resumed anew is not overtaken.
+update interlock.runs set wake_index = case when :walked_to::bigint <= last_index then :walked_to::bigint end
+where run_id = :run_id and wake_index = :walked_from;
+
 -- name: request_run_cancel^
-update interlock.runs set cancel_requested = true, cancel_index = 0
+-- Of a paused run, too: it is not held back from ending.
+update interlock.runs
+set cancel_requested = true, cancel_index = 0, paused = false, wake_index = null,
+    state = interlock.live_state(false, ingesting)
 where run_id = :run_id and org_id = :org_id and ended_at is null
 returning run_id, org_id, shard, cancel_index, last_index;
 
@@ -145,7 +249,7 @@ set cursor = excluded.cursor, position = excluded.position, task_id = excluded.t
 
 -- name: live_runs_from
 select run_id, shard, last_index from interlock.runs
-where ended_at is null and run_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
+where ended_at is null and not paused and not delete_requested and run_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
 order by run_id limit :most;
 
 -- name: lost_run_tasks

@@ -26,6 +26,7 @@ with moment as materialized (
         lease_expires_at = m.now + make_interval(secs => least(j.lease_seconds, j.timeout_seconds))
     from moment m, asked a, interlock.jobs j
     where t.shard = :shard and t.task_id = a.task_id and t.status = 'Queued' and j.job_id = t.job_id
+      and (t.run_id is null or (select not u.paused and not u.delete_requested from interlock.runs u where u.run_id = t.run_id))
       and j.max_concurrency is null and j.max_concurrency_per_key is null
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
     returning t.task_id, t.org_id, t.job_id, j.xmin::text as job_version, t.run_id, t.task_index, t.attempt, t.lease_token,
@@ -50,7 +51,7 @@ with moment as materialized (
     from moment m, unnest(:run_ids::uuid[], :firsts::bigint[], :lasts::bigint[]) with ordinality as r(run_id, first, last, n)
     join interlock.runs u on u.run_id = r.run_id
     join interlock.jobs j on j.job_id = u.job_id
-    where j.max_concurrency is null and j.max_concurrency_per_key is null
+    where not u.paused and not u.delete_requested and j.max_concurrency is null and j.max_concurrency_per_key is null
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
     order by r.run_id, r.first
 ), claimed as (
@@ -89,6 +90,7 @@ with moment as materialized (
     join interlock.jobs j on j.job_id = t.job_id
     where t.shard = :shard and t.run_id = :run_id and t.status = 'Queued'
       and t.task_index between :first::bigint and :last::bigint
+      and (select not u.paused and not u.delete_requested from interlock.runs u where u.run_id = :run_id)
       and j.max_concurrency is null and j.max_concurrency_per_key is null
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
     order by t.task_index
@@ -134,6 +136,7 @@ with moment as materialized (
     join interlock.jobs j on j.job_id = t.job_id
     where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.status = 'Queued'
       and t.job_id = any(:job_ids::uuid[])
+      and (t.run_id is null or (select not u.paused and not u.delete_requested from interlock.runs u where u.run_id = t.run_id))
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
     for no key update of t skip locked
 ), within_key as (
@@ -180,6 +183,7 @@ select c.*, (select kid from interlock.signing_keys where retired_at is null) as
 -- name: claim_states
 -- Why the rest of a claim was not claimed.
 select t.task_id, t.job_id, t.status, t.dead, t.parked,
+       coalesce((select u.paused or u.delete_requested from interlock.runs u where u.run_id = t.run_id), false) as held_back,
        j.max_concurrency is not null or j.max_concurrency_per_key is not null as capped,
        :runtimes::text[] is null or j.runtime = any(:runtimes::text[]) as allowed
 from interlock.tasks t
@@ -548,7 +552,8 @@ with asked as materialized (
     select run_id, count(*), -count(*), -count(*) filter (where was_dead)
     from revived where run_id is not null group by run_id
 ), reopened as (
-    update interlock.runs r set ended_at = null, state = 'Running', cancel_requested = false
+    update interlock.runs r
+    set ended_at = null, state = interlock.live_state(r.paused, r.ingesting), cancel_requested = false, reason = null
     where r.run_id in (select run_id from revived) and r.ended_at is not null
 )
 select task_id from revived;

@@ -1,0 +1,119 @@
+"""What users do to the runs of a job, in every state: pause, resume, cancel, delete; and what stops a run by itself.
+
+A paused run keeps what is running. Claims find nothing of it, and the messages that led to them are gone: so none goes
+round in circles, and a resume sends those that are missing.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.errors import Conflict, NotFound
+from interlock.failpoints import failpoint
+from interlock.kernel.actions import Actions
+from interlock.kernel.loop import Periodic
+from interlock.kernel.reads import Reads
+from interlock.kernel.tasks import enqueue
+from interlock.settings import Settings
+from interlock.wire import JobView
+
+_sql = queries("runs")
+_RUNS = 20
+_STRETCH = 20_000
+"""Indexes of a run that one pass walks."""
+_MOST_RUNS = 10_000
+
+
+class RunControl:
+    def __init__(self, database: Database, settings: Settings, reads: Reads, actions: Actions) -> None:
+        self._database = database
+        self._settings = settings
+        self._reads = reads
+        self._actions = actions
+
+    async def pause(self, job: str, org_id: UUID) -> JobView:
+        """Runs that have ended stay as they are, here and below."""
+        job_id = (await self._reads.find_job(job, org_id))["job_id"]
+        async with self._database.connection() as connection:
+            await _sql.pause_runs(connection, job_id=job_id, org_id=org_id)
+        return await self._reads.job(str(job_id), org_id)
+
+    async def resume(self, job: str, org_id: UUID) -> JobView:
+        job_id = (await self._reads.find_job(job, org_id))["job_id"]
+        async with self._database.connection() as connection:
+            await _sql.resume_runs(connection, job_id=job_id, org_id=org_id)
+        return await self._reads.job(str(job_id), org_id)
+
+    async def cancel(self, job: str, org_id: UUID) -> JobView:
+        job_id = (await self._reads.find_job(job, org_id))["job_id"]
+        async with self._database.connection() as connection:
+            runs = await _sql.live_runs_of(connection, job_id=job_id, org_id=org_id, most=_MOST_RUNS)
+        for run in runs:
+            await self._actions.cancel_run(run["run_id"], org_id)
+        return await self._reads.job(str(job_id), org_id)
+
+    async def delete(self, job: str, org_id: UUID) -> JobView:
+        """As it was. Gone for everybody at once; its tasks go in the background, with their results."""
+        found = await self._reads.job(job, org_id)
+        if found.dag_name is not None:
+            raise Conflict(
+                f"Job {job!r} belongs to DAG {found.dag_name!r}. Deploy the DAG without it instead.",
+                code="job_of_a_dag",
+            )
+
+        async def work(connection: Connection) -> Row | None:
+            row: Row | None = await _sql.delete_job(connection, job_id=found.job_id, org_id=org_id)
+            if row is not None and not row["runs"]:
+                await _sql.delete_nameless_job(connection, job_id=found.job_id)
+            await failpoint("delete.before_commit")
+            return row
+
+        if await self._database.run(work) is None:
+            raise NotFound(f"There is no job {job!r} in this org.")
+        return found
+
+
+class RunWakes(Periodic):
+    """Sends what was not sent, or came to nothing, while a run was paused."""
+
+    name = "run-wakes"
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.seconds = settings.relay_seconds
+        self._database = database
+        self._direct = settings.queue_direct
+
+    async def run_once(self) -> int:
+        async with self._database.connection() as connection:
+            runs = await _sql.waking_runs(connection, most=_RUNS)
+        for run in runs:
+            await self._database.run(lambda connection, run=run: self._wake(connection, run))  # type: ignore[misc]
+        return len(runs)
+
+    async def _wake(self, connection: Connection, run: Row) -> None:
+        """A crash before the commit repeats the stretch."""
+        first = run["wake_index"]
+        last = min(first + _STRETCH - 1, run["last_index"])
+        span = {"shard": run["shard"], "run_id": run["run_id"], "first": first, "last": last}
+        if run["queue"] is not None:
+            await _sql.wake_ranges(connection, direct=self._direct, **span)
+        else:
+            ids = [row["task_id"] for row in await _sql.queued_of_range(connection, **span)]
+            if ids:
+                await enqueue(connection, ids, shard=run["shard"], direct=self._direct)
+        await _sql.woken_to(connection, run_id=run["run_id"], walked_from=first, walked_to=first + _STRETCH)
+
+
+class Deadlines(Periodic):
+    """Stops runs that are past their deadline: what has not ended is canceled, and they have failed."""
+
+    name = "run-deadlines"
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.seconds = settings.retry_seconds
+        self._database = database
+
+    async def run_once(self) -> int:
+        async with self._database.connection() as connection:
+            return len(await _sql.stop_overdue(connection, most=_RUNS))
