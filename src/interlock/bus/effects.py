@@ -10,13 +10,13 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.adapters.postgres import Connection, queries
-from interlock.bus.archived import ArchivedCommand, owed_archive
+from interlock.bus.archived import ArchivedCommand
+from interlock.bus.delivered import archived_text, kept
 from interlock.bus.envelope import Envelope
-from interlock.bus.events import owed
 from interlock.bus.model import Ban
 from interlock.bus.queues import target_queue
 from interlock.failpoints import failpoint
-from interlock.wire.bus_events import BusEvent
+from interlock.wire.bus_events import BusEvent, encoded
 
 _sql = queries("bus_path")
 
@@ -43,8 +43,8 @@ class Effects:
         self._queues: list[str] = []
         self._bodies: list[str] = []
         self._handoffs: list[tuple[UUID, str, str, str, str, datetime]] = []
-        self._events: list[tuple[UUID, BusEvent]] = []
-        self._archived: list[tuple[UUID, ArchivedCommand]] = []
+        self._events: dict[UUID, list[bytes]] = {}
+        self._archived: dict[UUID, list[str]] = {}
 
     def deliver(self, org_id: UUID, queue: str, body: str) -> None:
         self._queues.append(target_queue(org_id, queue))
@@ -55,28 +55,26 @@ class Effects:
         self._handoffs.append((org_id, source, reason, body, known, received))
 
     def tell(self, org_id: UUID, event: BusEvent) -> None:
-        self._events.append((org_id, event))
+        self.tell_text(org_id, encoded(event))
+
+    def tell_text(self, org_id: UUID, event: bytes) -> None:
+        known = self._events.get(org_id)
+        if known is None:
+            known = self._events[org_id] = []
+        known.append(event)
 
     def keep(self, org_id: UUID, source: str, envelope: Envelope, accepted_at: datetime) -> None:
-        metadata, command = envelope.metadata, envelope.command
-        replay_id = metadata.replay_id
-        archived = ArchivedCommand(
-            command_id=UUID(metadata.id),
-            source=source,
-            target=command.target,
-            name=command.name,
-            timestamp=datetime.fromisoformat(metadata.timestamp),
-            version_id=metadata.version_id,
-            accepted_at=accepted_at,
-            payload=Raw(envelope.payload),
-            replay_id=UNSET if isinstance(replay_id, UnsetType) else UUID(replay_id),
-            replay_reason=metadata.replay_reason,
-        )
-        self._archived.append((org_id, archived))
+        if envelope.metadata.speaks_of_replay:
+            text = archived_text(_replayed(source, envelope, accepted_at))
+        else:
+            text = kept(envelope, source, accepted_at.isoformat())
+        known = self._archived.get(org_id)
+        if known is None:
+            known = self._archived[org_id] = []
+        known.append(text)
 
     async def write(self, connection: Connection) -> None:
         """In the caller's transaction, or as one of its own."""
-        events, archive = owed(self._events), owed_archive(self._archived)
         handoffs: list[list[Any]] = [list(column) for column in zip(*self._handoffs, strict=True)] or [[]] * 6
         await _sql.dispatch(
             connection,
@@ -88,12 +86,29 @@ class Effects:
             handoff_bodies=handoffs[3],
             handoff_facts=handoffs[4],
             handoff_received=handoffs[5],
-            event_org_ids=events.org_ids,
-            events=events.events,
-            events_in=events.events_in,
-            archive_org_ids=archive.org_ids,
-            commands=archive.commands,
-            commands_in=archive.commands_in,
+            event_org_ids=list(self._events),
+            events=[f"[{b','.join(each).decode()}]" for each in self._events.values()],
+            events_in=[len(each) for each in self._events.values()],
+            archive_org_ids=list(self._archived),
+            commands=[f"[{','.join(each)}]" for each in self._archived.values()],
+            commands_in=[len(each) for each in self._archived.values()],
             woken=[*set(self._queues), *([HANDOFFS] if self._handoffs else [])],
         )
         await failpoint("command.before_commit")
+
+
+def _replayed(source: str, envelope: Envelope, accepted_at: datetime) -> ArchivedCommand:
+    metadata, command = envelope.metadata, envelope.command
+    replay_id = metadata.replay_id
+    return ArchivedCommand(
+        command_id=UUID(metadata.id),
+        source=source,
+        target=command.target,
+        name=command.name,
+        timestamp=datetime.fromisoformat(metadata.timestamp),
+        version_id=metadata.version_id,
+        accepted_at=accepted_at,
+        payload=Raw(envelope.payload),
+        replay_id=UNSET if isinstance(replay_id, UnsetType) else UUID(replay_id),
+        replay_reason=metadata.replay_reason,
+    )

@@ -56,11 +56,12 @@ class Ingress:
         """Each message is decided by itself. `replays`: the caller is the platform's own replay."""
         received_at = self._caches.now()
         memory = self._memory(await self._caches.ready(org_id))
-        decisions = [self._decide(memory, source, message, replays=replays) for message in messages]
+        now = self._caches.now()
+        decisions = [self._decide(memory, source, message, now, replays=replays) for message in messages]
         if await self._learnt_a_key(memory.tenant, decisions):
             for place, decision in enumerate(decisions):
                 if decision.reason == UNKNOWN_KEY:
-                    decisions[place] = self._decide(memory, source, messages[place], replays=replays)
+                    decisions[place] = self._decide(memory, source, messages[place], now, replays=replays)
         notices, self._shield.notices = self._shield.notices, []
         await self._write(org_id, source, messages, decisions, notices, received_at)
         self._count(decisions)
@@ -73,8 +74,7 @@ class Ingress:
             memory = self._memories[tenant.org_id] = Memory(tenant)
         return memory
 
-    def _decide(self, memory: Memory, source: str, message: Message, *, replays: bool) -> Decision:
-        now = self._caches.now()
+    def _decide(self, memory: Memory, source: str, message: Message, now: float, *, replays: bool) -> Decision:
         checked = self._shield.check(message, source, memory.tenant, now, replays=replays)
         return checked if isinstance(checked, Decision) else self._fast.decide(memory, source, checked, now)
 
@@ -218,7 +218,10 @@ def _note(
     if decision.outcome is Outcome.DELIVERED and decision.route is not None:
         if decision.route.queue is not None:
             effects.deliver(org_id, decision.route.queue, delivered.body(envelope, source))
-        effects.tell(org_id, telling.delivered(*said, path="fast", latency_seconds=latency))
+        if metadata.speaks_of_replay:
+            effects.tell(org_id, telling.delivered(*said, path="fast", latency_seconds=latency))
+        else:
+            effects.tell_text(org_id, delivered.told(envelope, source, round(1000 * latency, 3)))
         effects.keep(org_id, source, envelope, moment)
     elif decision.outcome is Outcome.ESCALATED:
         effects.hand_on(org_id, source, decision.reason, delivered.body(envelope, source), decision.ban, moment)

@@ -1,0 +1,3 @@
+from bench.bus.program import main
+
+main()

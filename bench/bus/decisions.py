@@ -1,0 +1,54 @@
+"""Shield and fast stage in this process, all checks, by the time of the processor: what one core decides per second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from uuid import UUID
+
+from bench.bus.registered import PRODUCER, SECRET, TARGET, message
+from interlock.bus.caches import Tenant
+from interlock.bus.decision import Decision, Outcome
+from interlock.bus.fast import Fast, Memory
+from interlock.bus.model import Acl, Key, Kind, Lane, Limit, Route, Sensitivity
+from interlock.bus.shield import Shield
+
+SOURCE = f"bench/{PRODUCER}"
+
+
+def known(routes: int, now: float) -> Memory:
+    """An org with so many routes, an ACL and a strict limit for each; all of it fresh, with tokens in hand."""
+    tenant = Tenant(UUID(int=1))
+    names = [f"command-{n}" for n in range(routes)]
+    tenant.put(Kind.KEYS, [Key(SOURCE, "hmac-v1", SECRET, current=True)])
+    tenant.put(Kind.ROUTES, [Route(TARGET, name, queue="bench") for name in names])
+    tenant.put(Kind.ACLS, [Acl(SOURCE, TARGET, name, Sensitivity.LOW) for name in names])
+    tenant.put(Kind.LIMITS, [Limit(TARGET, name, rate=10**9, window_seconds=3600) for name in names])
+    tenant.checked_at |= dict.fromkeys(Kind, now)
+    memory = Memory(tenant)
+    for name in names:
+        memory.tokens.fetched(Lane(TARGET, name), 10**9, now + 3600, 10**9)
+    return memory
+
+
+def decisions(routes: int, count: int, rounds: int) -> list[float]:
+    """Commands decided per second of processor time, one figure per round; spread over all routes."""
+    now = time.time()
+    memory, shield, fast = known(routes, now), Shield(), Fast()
+    step = max(1, routes // count)
+    messages = [message(f"command-{n * step % routes}") for n in range(count)]
+    _decide(memory, shield, fast, messages[: count // 10], now)
+    rates = []
+    for _ in range(rounds):
+        began = time.process_time()
+        _decide(memory, shield, fast, messages, now)
+        rates.append(count / (time.process_time() - began))
+        shield.notices.clear()
+    return rates
+
+
+def _decide(memory: Memory, shield: Shield, fast: Fast, messages: Sequence[bytes], now: float) -> None:
+    for raw in messages:
+        checked = shield.check(raw, SOURCE, memory.tenant, now)
+        assert not isinstance(checked, Decision), checked.reason
+        assert fast.decide(memory, SOURCE, checked, now).outcome is Outcome.DELIVERED

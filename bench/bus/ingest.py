@@ -1,0 +1,103 @@
+"""Commands over HTTP until they are durable in the target's queue, beside bare inserts of the same bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import aiohttp
+import asyncpg
+
+from bench.bus.registered import PRODUCER, Registered, message
+from interlock.bus.delivered import body
+from interlock.bus.envelope import read
+
+BATCH: Final = 100
+_INSERT: Final = (
+    "insert into interlock.queue_messages (queue, body) select 'bare', m::json from unnest($1::text[]) as m"
+)
+
+
+class Sender:
+    def __init__(self, url: str, registered: Registered, session: aiohttp.ClientSession) -> None:
+        self._url = f"{url}/v1/commands"
+        self._headers = {"Authorization": f"Bearer {registered.key}", "Content-Type": "application/json"}
+        self._session = session
+
+    async def send(self, content: bytes) -> Any:
+        async with self._session.post(self._url, data=content, headers=self._headers) as reply:
+            answer = await reply.json()
+            assert reply.status == 202, answer
+            return answer
+
+
+async def batches(sender: Sender, count: int, lanes: int) -> float:
+    """Commands per second, in batches, so many requests at once."""
+    contents = [b'{"commands":[' + b",".join(message() for _ in range(BATCH)) + b"]}" for _ in range(count // BATCH)]
+    waiting = iter(contents)
+
+    async def lane() -> None:
+        for content in waiting:
+            answer = await sender.send(content)
+            assert all(result["outcome"] == "delivered" for result in answer["results"]), answer["results"][0]
+
+    began = time.perf_counter()
+    await asyncio.gather(*(lane() for _ in range(lanes)))
+    return len(contents) * BATCH / (time.perf_counter() - began)
+
+
+async def bare(url: str, count: int, lanes: int) -> float:
+    """Rows per second: the bodies that the targets would get, as many a statement as a batch has commands."""
+    source = f"bench/{PRODUCER}"
+    bodies = [[body(read(message()), source) for _ in range(BATCH)] for _ in range(count // BATCH)]
+    waiting = iter(bodies)
+    connections = [await asyncpg.connect(url) for _ in range(lanes)]
+
+    async def lane(connection: asyncpg.Connection[Any]) -> None:
+        for rows in waiting:
+            await connection.execute(_INSERT, rows)
+
+    for connection in connections:
+        await connection.execute(_INSERT, bodies[0])
+    began = time.perf_counter()
+    await asyncio.gather(*(lane(connection) for connection in connections))
+    took = time.perf_counter() - began
+    for connection in connections:
+        await connection.close()
+    return len(bodies) * BATCH / took
+
+
+async def saturation(sender: Sender, count: int, lanes: int) -> float:
+    """Single commands per second with so many senders that wait for nothing but their answers."""
+    waiting = iter([message() for _ in range(count)])
+
+    async def lane() -> None:
+        for content in waiting:
+            await sender.send(content)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(lane() for _ in range(lanes)))
+    return count / (time.perf_counter() - began)
+
+
+async def latencies(sender: Sender, rate: float, seconds: float) -> list[float]:
+    """Milliseconds from when each was due: one that waits for those before it is late, not left out."""
+    count = int(rate * seconds)
+    contents = [message() for _ in range(count)]
+    loop, found = asyncio.get_running_loop(), []
+    began = loop.time() + 0.1
+
+    async def one(place: int) -> None:
+        due = began + place / rate
+        await asyncio.sleep(max(0.0, due - loop.time()))
+        await sender.send(contents[place])
+        found.append(1000 * (loop.time() - due))
+
+    await asyncio.gather(*(one(place) for place in range(count)))
+    return found
+
+
+def share_below(values: Sequence[float], limit: float) -> float:
+    return sum(value <= limit for value in values) / len(values)

@@ -1,0 +1,147 @@
+"""What is measured, in which order, and the table: each figure beside its bar."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from bench.bus.competing import DISPATCHERS, competing
+from bench.bus.decisions import decisions
+from bench.bus.ingest import Sender, bare, batches, latencies, saturation
+from bench.bus.registered import register
+from bench.harness import installation, machine, percentile, spread
+from interlock.telemetry import configure
+
+DECISIONS_BAR: Final = 20_000
+BATCH_BAR: Final = 0.6
+P99_BAR: Final = 15.0
+USED_BAR: Final = 0.95
+FEW, MANY = 10, 100_000
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Size:
+    decisions: int
+    commands: int
+    singles: int
+    seconds: float
+    limit: int
+    rounds: int
+    lanes: int = 4
+
+
+FULL: Final = Size(decisions=20_000, commands=20_000, singles=4_000, seconds=10, limit=5_000, rounds=3)
+SMALL: Final = Size(decisions=500, commands=400, singles=100, seconds=1, limit=60, rounds=1)
+PARTS: Final = ("decisions", "ingest", "limit")
+
+
+def say(line: str) -> None:
+    console.print(f"  {line}", style="dim")
+
+
+async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
+    figures: dict[str, Any] = {"machine": machine()}
+    if "decisions" in parts:
+        figures["decisions"] = {str(n): decisions(n, size.decisions, size.rounds) for n in (FEW, MANY)}
+        say("decided")
+    if "ingest" not in parts and "limit" not in parts:
+        return figures
+    async with AsyncExitStack() as stack:
+        here = await stack.enter_async_context(installation(requests_per_second="0"))
+        connection = await here.connect()
+        stack.push_async_callback(connection.close)
+        client = await stack.enter_async_context(here.client())
+        registered = await register(connection, client, here.directory, routes=FEW)
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        sender = Sender(here.info["gateway"], registered, session)
+        if "ingest" in parts:
+            figures["ingest"] = await _ingest(here.info["state_url"], sender, size)
+        if "limit" in parts:
+            figures["limit"] = await competing(here, connection, registered.org_id, size.limit)
+    return figures
+
+
+async def _ingest(url: str, sender: Sender, size: Size) -> dict[str, Any]:
+    """Both sides are warmed up, then take turns."""
+    await batches(sender, size.commands // 4, size.lanes)
+    found: dict[str, Any] = {"bare": [], "batches": []}
+    for _ in range(size.rounds):
+        found["bare"].append(await bare(url, size.commands, size.lanes))
+        found["batches"].append(await batches(sender, size.commands, size.lanes))
+    say("batches sent")
+    found["saturation"] = await saturation(sender, size.singles, 16)
+    found["latencies"] = await latencies(sender, found["saturation"] / 2, size.seconds)
+    say("single commands sent")
+    return found
+
+
+# The table
+
+
+def report(figures: dict[str, Any]) -> None:
+    table = Table(title=f"bench/bus; {figures['machine']}")
+    for column in ("measure", "figure", "beside the limit", "bar"):
+        table.add_column(column)
+    for part, add in (("decisions", _add_decisions), ("ingest", _add_ingest), ("limit", _add_limit)):
+        if part in figures:
+            add(table, figures[part])
+    Console().print(table)
+
+
+def _add_decisions(table: Table, found: dict[str, list[float]]) -> None:
+    few, many = found[str(FEW)], found[str(MANY)]
+    table.add_row(f"decisions/s of a core, {FEW} routes", spread(few), "", f"{DECISIONS_BAR:,}")
+    table.add_row(f"decisions/s of a core, {MANY:,} routes", spread(many), _ratio(many, few), "flat")
+
+
+def _add_ingest(table: Table, found: dict[str, Any]) -> None:
+    table.add_row("bare inserts, 100 a statement, rows/s", spread(found["bare"]), "1.00", "")
+    ratio = _ratio(found["batches"], found["bare"])
+    table.add_row("commands over HTTP, 100 a batch, commands/s", spread(found["batches"]), ratio, f"{BATCH_BAR:.2f}")
+    table.add_row("single commands at saturation, commands/s", f"{found['saturation']:,.0f}", "", "")
+    times = found["latencies"]
+    figure = f"p50 {percentile(times, 0.5):.1f}, p99 {percentile(times, 0.99):.1f}"
+    table.add_row("single commands at half of it, ms", figure, "", f"p99 {P99_BAR:g}")
+
+
+def _add_limit(table: Table, found: dict[str, int]) -> None:
+    over = max(0, found["delivered"] - found["limit"])
+    share = min(found["delivered"], found["limit"]) / found["limit"]
+    of = f"strict limit of {found['limit']:,}, {DISPATCHERS} dispatchers, {found['commands']:,} commands"
+    table.add_row(f"{of}: over", str(over), "", "0")
+    table.add_row(f"{of}: used", f"{share:.3f}", "", f"{USED_BAR:.2f}")
+
+
+def _ratio(one: Sequence[float], other: Sequence[float]) -> str:
+    return f"{statistics.median(one) / statistics.median(other):.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.bus", description="What a command costs, beside what it could cost.")
+    parser.add_argument("--rounds", type=int, default=FULL.rounds)
+    parser.add_argument("--small", action="store_true", help="little of everything: to see that it works")
+    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=[*PARTS], help="all, if not said otherwise")
+    arguments = parser.parse_args()
+    configure("warning", process="bench")
+    size = SMALL if arguments.small else replace(FULL, rounds=arguments.rounds)
+    figures = uvloop.run(run(size, arguments.parts))
+    report(figures)
+    target = Path("bench/results/bus.json")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()
