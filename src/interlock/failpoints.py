@@ -139,6 +139,7 @@ NAMES: Final = frozenset(
         "bundle.before_commit",
         "command.before_commit",
         "slow.before_commit",
+        "audit.before_commit",
         "webhook.before_sent",
         "webhook.sent",
         "query.before_commit",

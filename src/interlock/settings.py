@@ -314,6 +314,17 @@ class Settings(BaseSettings):
     token_prefetchers: int = Field(
         5, ge=1, description="Gateways that may prefetch tokens of one command's limit in the same second."
     )
+    fairness_strikes: int = Field(
+        3, ge=1, description="A source that has lost the warm path of a command so often loses it in all gateways."
+    )
+    fairness_strike_seconds: float = Field(600.0, gt=0, description="Within so many seconds.")
+    fairness_ban_seconds: float = Field(600.0, gt=0, description="How long it loses it then.")
+    fairness_refusals: int = Field(
+        100, ge=1, description="So many refusals later, for want of room, all its commands of that kind are refused."
+    )
+    audit_seconds: float = Field(
+        60.0, gt=0, description="How often gateways report who sent how much, and the auditor adds it up."
+    )
 
     # Telemetry of the command bus, in `interlock bus`
     telemetry_seconds: float = Field(

@@ -274,7 +274,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         inbox=Inbox(database, queue),
         alerts=Alerts(database, settings),
         route_health=RouteHealths(database),
-        ingress=_ingress(settings, database),
+        ingress=_ingress(settings, database, wakeups),
         bus_registry=BusRegistry(database, service_keys),
         bus_pages=RegistryPages(database),
         service_keys=service_keys,
@@ -286,7 +286,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     )
 
 
-def _ingress(settings: Settings, database: Database) -> Ingress:
+def _ingress(settings: Settings, database: Database, wakeups: Wakeups) -> Ingress:
     registry = RegistryReads(database, Seal(settings.signing_keys_dir))
     return Ingress(
         database,
@@ -294,6 +294,8 @@ def _ingress(settings: Settings, database: Database) -> Ingress:
         Shield(window_seconds=settings.command_window_seconds),
         Fast(mode=DispatchMode(settings.dispatch_mode)),
         Limits(database, prefetchers=settings.token_prefetchers),
+        wakeups,
+        report_seconds=settings.audit_seconds,
     )
 
 

@@ -9,12 +9,18 @@ import httpx
 import pytest
 
 from interlock.api.listener import bind
-from tests.bus.site import Bus, fresh, opened
+from interlock.bus.auditor import report
+from interlock.bus.model import Ban, BanKind
+from tests.bus.site import NAME, PRODUCER, TARGET, Bus, fresh, opened
 from tests.crash.deployment import Process
 from tests.patience import answered
 from tests.system import System
 
-CASES = {("gateway", "command.before_commit"), ("bus", "slow.before_commit")}
+CASES = {
+    ("gateway", "command.before_commit"),
+    ("bus", "slow.before_commit"),
+    ("bus", "audit.before_commit"),
+}
 
 pytestmark = pytest.mark.crash
 
@@ -86,3 +92,56 @@ async def test_a_batch_whose_gateway_dies_before_the_commit_has_left_nothing(sys
         assert await process.stop() == 0
     finally:
         await process.give_up()
+
+
+async def test_an_abuse_is_told_once_though_the_auditor_dies_before_its_commit(system: System, tmp_path: Path) -> None:
+    bus = await opened(system)
+    ban = Ban(f"test/{PRODUCER}", BanKind.WARM, 0.0, TARGET, NAME, 0.91, 0.12, 60)
+    async with system.kernel.database.transaction() as connection:
+        await report(connection, [(system.org_id, ban)] * 3, {})
+    settings = _settings(system) | {"audit_seconds": "0.1", "telemetry_seconds": "3600"}
+    process = Process("bus", ["bus", "--dir", str(tmp_path / "bus")], settings, tmp_path / "bus.stderr")
+    try:
+        await process.start("audit.before_commit=kill")
+        await process.killed_itself()
+        assert await bus.events() == []
+        assert await system.value("select count(*) from interlock.bus_bans") == 0
+        await process.start("audit.before_commit=kill*3")
+        await process.killed_itself()
+        assert [event["event"] for event in await bus.events()] == ["snavio.fairness.abuse_detected"]
+    finally:
+        await process.give_up()
+
+
+async def test_eight_dispatchers_let_through_what_a_limit_admits_and_not_one_more(
+    system: System, tmp_path: Path
+) -> None:
+    bus = await opened(system)
+    queue = await bus.lane("narrow")
+    await bus.limit("narrow", 250)
+    await bus.refreshed()
+    ids = [fresh() for _ in range(400)]
+    messages = [bus.message("narrow", command_id=command_id) for command_id in ids]
+    for start in range(0, 400, 10):
+        await bus.batch(messages[start : start + 10])
+    await bus.looked_after()
+    settings = _settings(system) | {"telemetry_seconds": "3600"}
+    dispatchers = [
+        Process(f"bus-{n}", ["bus", "--dir", str(tmp_path / f"bus-{n}")], settings, tmp_path / f"bus-{n}.stderr")
+        for n in range(8)
+    ]
+    try:
+        for process in dispatchers:
+            await process.start()
+        await answered(lambda: _all_decided(bus))
+        delivered = await _delivered(bus, queue)
+        assert len(delivered) == len(set(delivered))
+        # Tokens that this gateway has prefetched and not used are the rest.
+        assert 0.95 * 250 <= len(delivered) <= 250
+        told = [event for event in await bus.events() if event["event"] == "snavio.command.failed"]
+        assert len(told) == 400 - len(delivered)
+        for process in dispatchers:
+            assert await process.stop() == 0
+    finally:
+        for process in dispatchers:
+            await process.give_up()

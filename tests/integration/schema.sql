@@ -478,7 +478,8 @@ CREATE TABLE interlock.bus_bans (
     until timestamp with time zone NOT NULL,
     source_share double precision NOT NULL,
     competing_share double precision NOT NULL,
-    dispatch_volume bigint NOT NULL
+    dispatch_volume bigint NOT NULL,
+    refused bigint DEFAULT 0 NOT NULL
 );
 CREATE TABLE interlock.bus_changes (
     change_id bigint NOT NULL,

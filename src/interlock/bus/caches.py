@@ -138,12 +138,9 @@ class Caches:
             found = self._tenants[org_id] = Tenant(org_id, _JITTER * self._dice())
         return found
 
-    def due(self) -> list[Tenant]:
-        return [tenant for tenant in self._tenants.values() if tenant.due]
-
-    def expire(self, org_id: UUID | None = None) -> None:
-        """Somebody said that something has changed: look after the next dispatch, whatever its age."""
-        for tenant in [self.tenant(org_id)] if org_id is not None else self._tenants.values():
+    def expire(self) -> None:
+        """Somebody said that something has changed: each org is looked at after its next dispatch, whatever its age."""
+        for tenant in self._tenants.values():
             tenant.due = True
 
     async def ready(self, org_id: UUID) -> Tenant:
@@ -165,11 +162,12 @@ class Caches:
             tenant.due = False
             await self._load(tenant)
 
-    async def refresh_due(self) -> None:
+    async def refresh_due(self, tenants: Iterable[Tenant]) -> None:
         """After dispatches. What fails here is tried again at the next use, and matters when it expires."""
-        for tenant in self.due():
+        for tenant in tenants:
             try:
-                await self.refresh(tenant)
+                if tenant.due:
+                    await self.refresh(tenant)
             except InterlockError as error:
                 log.warning("bus.cache_refresh_failed", org_id=str(tenant.org_id), reason=str(error))
 

@@ -37,15 +37,19 @@ class Shares:
         self.imposed: list[Ban] = []
         """Bans that nobody was told of yet."""
 
-    def asked(self, source: str, lane: tuple[str, str], now: float) -> Ban | None:
-        """A command came. The ban that keeps it from the warm path, if there is one."""
+    def banned(self, source: str, lane: tuple[str, str], now: float) -> Ban | None:
+        """What keeps a source from the warm path of a lane, if anything does."""
+        ban = self._bans.get((source, *lane)) if self._bans else None
+        return ban if ban is not None and ban.until > now else None
+
+    def asked(self, source: str, lane: tuple[str, str], now: float) -> None:
+        """A command came that may go by the warm path. One that may not competes with nobody there: if it counted,
+        whoever is left would look dominant."""
         window = self._windows.get(lane)
         if window is None or now >= window.ends_at:
             window = self._windows[lane] = _Window(now + self._seconds)
         window.asked += 1
         window.asked_by[source] = window.asked_by.get(source, 0) + 1
-        ban = self._bans.get((source, *lane))
-        return ban if ban is not None and ban.until > now else None
 
     def dispatched(self, source: str, lane: tuple[str, str], rules: Fairness, now: float) -> None:
         """It went out by the warm path; the next may not, if that was more than fair."""

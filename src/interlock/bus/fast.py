@@ -110,23 +110,23 @@ class Fast:
     def _limited(
         self, memory: Memory, source: str, envelope: Envelope, route: Route, limit: Limit, now: float
     ) -> Decision:
+        if limit.enforcement is Enforcement.SHADOW:
+            memory.tokens.spend(limit)
+            return Decision(Outcome.DELIVERED, envelope, route=route)
         lane = (route.target, route.name)
-        shadow = limit.enforcement is Enforcement.SHADOW
-        ban = memory.shares.asked(source, lane, now)
-        if not shadow:
-            ban = ban or memory.tenant.ban(BanKind.WARM, source, route.target, route.name, now)
-            if ban is not None:
-                return escalated(envelope, Escalation.WARM_BAN, ban=ban)
+        ban = memory.tenant.ban(BanKind.WARM, source, *lane, now) or memory.shares.banned(source, lane, now)
+        if ban is not None:
+            return escalated(envelope, Escalation.WARM_BAN, ban=ban)
+        memory.shares.asked(source, lane, now)
         if limit.enforcement is Enforcement.STRICT:
             if not memory.tokens.take(limit, now):
                 return escalated(envelope, Escalation.TOKEN_REQUIRED)
         else:
-            closed = None if shadow else memory.tokens.denied(limit, now)
+            closed = memory.tokens.denied(limit, now)
             if closed is not None:
                 return failed(envelope, FailureReason.RATE_LIMIT_EXCEEDED, wait_seconds=closed)
             memory.tokens.spend(limit)
-        if not shadow:
-            memory.shares.dispatched(source, lane, route.fairness, now)
+        memory.shares.dispatched(source, lane, route.fairness, now)
         return Decision(Outcome.DELIVERED, envelope, route=route)
 
 

@@ -16,8 +16,9 @@ from uuid import UUID
 import structlog
 from msgspec import Raw
 
+from interlock.adapters.notifications import Wakeups
 from interlock.adapters.postgres import Connection, Database, queries
-from interlock.bus import delivered, jobs, metrics, telling
+from interlock.bus import auditor, delivered, jobs, metrics, telling
 from interlock.bus.caches import ABSENT_SECONDS, Caches, Revoked, Tenant
 from interlock.bus.decision import Decision, Outcome
 from interlock.bus.effects import Effects
@@ -35,11 +36,24 @@ _sql = queries("bus_path")
 
 _ASKED_AT_ONCE: Final = 500
 _CONFIRM_SECONDS: Final = 1.0
+_NOTICE_SECONDS: Final = 60.0
+CHANGED: Final = "bus-registry"
+"""What a change of the registry is announced as."""
 Message = bytes | Raw
 
 
 class Ingress:
-    def __init__(self, database: Database, caches: Caches, shield: Shield, fast: Fast, limits: Limits) -> None:
+    def __init__(
+        self,
+        database: Database,
+        caches: Caches,
+        shield: Shield,
+        fast: Fast,
+        limits: Limits,
+        wakeups: Wakeups,
+        *,
+        report_seconds: float = 60.0,
+    ) -> None:
         self._database = database
         self._caches = caches
         self._shield = shield
@@ -47,8 +61,12 @@ class Ingress:
         self._limits = limits
         self._memories: dict[UUID, Memory] = {}
         self._touched: set[UUID] = set()
+        self._wakeups = wakeups
+        self._report_seconds = report_seconds
+        self._reported_at = caches.now()
         self._confirmed_at = 0.0
         self._upkeep: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
 
     async def accept(
         self, org_id: UUID, source: str, messages: Sequence[Message], *, replays: bool = False
@@ -134,8 +152,16 @@ class Ingress:
     def _look_after(self, org_id: UUID) -> None:
         """Refreshes and fetches begin once the answer is on its way; one pass at a time."""
         self._touched.add(org_id)
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow_changes(), name="bus-changes")
         if self._upkeep is None or self._upkeep.done():
             self._upkeep = asyncio.create_task(self._look_after_all(), name="bus-upkeep")
+
+    async def _follow_changes(self) -> None:
+        """Notices of the registry. One that is lost costs what the times to live allow."""
+        while not self._wakeups.closed:
+            if await self._wakeups.wait(CHANGED, _NOTICE_SECONDS):
+                self._caches.expire()
 
     async def _look_after_all(self) -> None:
         while self._touched:
@@ -148,14 +174,31 @@ class Ingress:
         """Everything that the fast stage may not do while a command waits."""
         touched, self._touched = self._touched, set()
         memories = [self._memories[org_id] for org_id in touched if org_id in self._memories]
-        await self._caches.refresh_due()
+        await self._caches.refresh_due([memory.tenant for memory in memories])
         await self._tell_revoked()
+        await self._report(memories)
         await self._limits.settle([memory.tokens for memory in memories], self._caches.now())
         now = self._caches.now()
         if now - self._confirmed_at >= _CONFIRM_SECONDS:
             self._confirmed_at = now
             for memory in memories:
                 await self._confirm(memory, now)
+
+    async def _report(self, memories: Sequence[Memory]) -> None:
+        """Bans at once, shares now and then: the auditor adds both up."""
+        bans = [(memory.tenant.org_id, ban) for memory in memories for ban in memory.shares.take_imposed()]
+        now = self._caches.now()
+        totals: dict[auditor.Entry, int] = {}
+        if now - self._reported_at >= self._report_seconds:
+            self._reported_at = now
+            for org_id, memory in self._memories.items():
+                totals |= {(org_id, *entry): count for entry, count in memory.shares.take_totals().items()}
+        if not bans and not totals:
+            return
+        metrics.WARM_PATH_BANS.inc(len(bans))
+        async with self._database.transaction() as connection:
+            await auditor.report(connection, bans, totals)
+            await tell(connection, [(org_id, telling.banned(ban, now)) for org_id, ban in bans])
 
     async def _tell_revoked(self) -> None:
         revoked, self._caches.revoked = self._caches.revoked, []
@@ -178,9 +221,10 @@ class Ingress:
             memory.seen.confirmed(row["source"], str(row["command_id"]), row["until"])
 
     async def close(self) -> None:
-        if self._upkeep is not None:
-            self._upkeep.cancel()
-            await asyncio.gather(self._upkeep, return_exceptions=True)
+        running = [task for task in (self._upkeep, self._following) if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _triggered(connection: Connection, org_id: UUID, source: str, decision: Decision) -> Decision:

@@ -7,6 +7,7 @@ from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Database
 from interlock.bus.alert_mail import AlertMail
 from interlock.bus.archive import Archive, ArchiveRetention
+from interlock.bus.auditor import Auditor
 from interlock.bus.keys import KeyRotation, ServiceKeys
 from interlock.bus.monitor import Monitor
 from interlock.bus.secrets import Seal
@@ -21,6 +22,7 @@ def services(settings: Settings, database: Database, objects: Objects, wakeups: 
     return [
         SlowStage(database, settings, wakeups),
         BusSweep(database, settings),
+        Auditor(database, settings),
         TelemetryBatches(database, settings),
         TelemetryAgeOut(database, settings),
         Archive(database, settings, objects),

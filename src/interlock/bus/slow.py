@@ -23,7 +23,7 @@ from interlock.bus.decision import Decision, Outcome
 from interlock.bus.delivered import Delivered, delivered
 from interlock.bus.effects import HANDOFFS, Effects, Facts, facts
 from interlock.bus.limits import Ask
-from interlock.bus.model import DedupeMode, Enforcement, Escalation, Limit
+from interlock.bus.model import Ban, BanKind, DedupeMode, Enforcement, Escalation, Limit
 from interlock.errors import Unavailable
 from interlock.failpoints import failpoint
 from interlock.settings import Settings
@@ -32,6 +32,7 @@ from interlock.wire.bus_events import FailureReason
 log = structlog.get_logger()
 _sql = queries("bus_path")
 _effects_sql = queries("effects")
+_fairness_sql = queries("bus_fairness")
 
 _MOST: Final = 200
 _MOST_TRIES: Final = 8
@@ -72,6 +73,10 @@ class Case:
     def fail(self, reason: FailureReason, wait_seconds: float | None = None) -> None:
         self.decision = Decision(Outcome.FAILED, None, reason.value, wait_seconds=wait_seconds, ban=self.known.ban)
 
+    @property
+    def refused_for_want_of_room(self) -> bool:
+        return self.decision is not None and self.decision.reason == FailureReason.RATE_LIMIT_EXCEEDED
+
     def limit(self) -> Limit | None:
         if self.get("rate") is None:
             return None
@@ -107,6 +112,7 @@ class SlowStage:
         self._database = database
         self._wakeups = wakeups
         self._water = low_water()
+        self._most_refusals = settings.fairness_refusals
 
     async def idle(self, seconds: float) -> None:
         await self._wakeups.wait(f"queue:{HANDOFFS}", seconds)
@@ -182,12 +188,44 @@ class SlowStage:
         await _resolve(connection, cases)
         followers = await _deduplicate(connection, cases)
         await _apply_limits(connection, cases)
+        await self._judge_banned(connection, cases)
         await _trigger_jobs(connection, cases)
         await _release(connection, cases, followers)
         effects, now = Effects(), self._database.clock.now()
         for case in cases:
             _note(effects, case, now)
         await effects.write(connection)
+
+    async def _judge_banned(self, connection: Connection, cases: Sequence[Case]) -> None:
+        """Who is banned everywhere and still asks for more than there is is told so; past a number, refused."""
+        refused: dict[tuple[UUID, str, str, str], list[Case]] = {}
+        for case in cases:
+            if case.row["reason"] == Escalation.WARM_BAN and case.refused_for_want_of_room:
+                command = case.message.command
+                refused.setdefault((case.org_id, case.source, command.target, command.name), []).append(case)
+        if not refused:
+            return
+        rows = await _fairness_sql.note_refusals(
+            connection,
+            org_ids=[key[0] for key in refused],
+            sources=[key[1] for key in refused],
+            targets=[key[2] for key in refused],
+            names=[key[3] for key in refused],
+            refused=[len(found) for found in refused.values()],
+            most=self._most_refusals,
+        )
+        for row in rows:
+            ban = Ban(
+                row["source"],
+                BanKind.WARM,
+                0.0,
+                source_share=row["source_share"],
+                competing_share=row["competing_share"],
+                dispatch_volume=row["dispatch_volume"],
+            )
+            for case in refused[row["org_id"], row["source"], row["target"], row["name"]]:
+                case.known = Facts(ban)
+                case.fail(FailureReason.FAIRNESS_VIOLATION, row["left_seconds"])
 
 
 def _open(cases: Sequence[Case]) -> list[Case]:

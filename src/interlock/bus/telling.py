@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from interlock.bus.decision import Decision
 from interlock.bus.envelope import Metadata, salvage
+from interlock.bus.model import Ban
 from interlock.bus.shield import EXPIRED_TIMESTAMP, FUTURE_TIMESTAMP
 from interlock.wire.bus_events import (
     CommandDelivered,
@@ -17,6 +18,7 @@ from interlock.wire.bus_events import (
     CommandFailed,
     CommandInvalid,
     FailureReason,
+    WarmPathBan,
 )
 
 _TIMESTAMPS: Final = (EXPIRED_TIMESTAMP, FUTURE_TIMESTAMP)
@@ -70,6 +72,18 @@ def failed(metadata: Metadata, source: str, target: str, name: str, decision: De
         throttle_until=throttle_until(decision, now) if hinted else UNSET,
         **shares,
         **_replay(metadata),
+    )
+
+
+def banned(ban: Ban, now: float) -> WarmPathBan:
+    return WarmPathBan(
+        source=ban.source,
+        target=ban.target or "",
+        name=ban.name or "",
+        source_share=ban.source_share,
+        competing_share=ban.competing_share,
+        retry_after_ms=max(1, round(1000 * (ban.until - now))),
+        throttle_until=datetime.fromtimestamp(ban.until, UTC),
     )
 
 
