@@ -146,6 +146,8 @@ NAMES: Final = frozenset(
         "batch_query.before_commit",
         "alert_mail.sent",
         "monitor.before_commit",
+        "replay.selected",
+        "replay.sent",
         "archive.written",
         "archive.before_commit",
         "telemetry.before_commit",

@@ -41,6 +41,7 @@ from interlock.bus.monitor import RouteHealths
 from interlock.bus.registry import Registry as BusRegistry
 from interlock.bus.registry_pages import RegistryPages
 from interlock.bus.registry_reads import RegistryReads
+from interlock.bus.replays import Replays
 from interlock.bus.secrets import Seal
 from interlock.bus.shield import Shield
 from interlock.clock import Clock, SystemClock
@@ -158,6 +159,7 @@ class Kernel:
     bus_registry: BusRegistry
     bus_pages: RegistryPages
     service_keys: ServiceKeys
+    replays: Replays
 
     @property
     def _invoke(self) -> Invoke:
@@ -275,6 +277,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         alerts=Alerts(database, settings),
         route_health=RouteHealths(database),
         ingress=_ingress(settings, database, wakeups),
+        replays=Replays(database),
         bus_registry=BusRegistry(database, service_keys),
         bus_pages=RegistryPages(database),
         service_keys=service_keys,
@@ -390,7 +393,10 @@ async def bus(settings: Settings, *, clock: Clock | None = None) -> AsyncIterato
         wakeups = Wakeups()
         listening = asyncio.create_task(Listener(_state_url(settings), wakeups).run(), name="listener")
         try:
-            yield process.services(settings, database, objects, wakeups)
+            registry = RegistryReads(database, Seal(settings.signing_keys_dir))
+            yield process.services(
+                settings, database, objects, wakeups, _ingress(settings, database, wakeups), registry
+            )
         finally:
             await _stop(listening)
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from interlock.bus.events import tell
-from interlock.bus.queues import telemetry_queue
+from interlock.bus.queues import target_queue, telemetry_queue
 from interlock.wire.bus_events import CommandInvalid, LegacyKeyUsed
 from tests.bus.commands import archived_payloads, owe_commands
+from tests.bus.site import NAME, opened
 from tests.bus.targets import target
 from tests.bus.test_alerts import mail_server
 from tests.crash.deployment import Process
@@ -19,6 +20,8 @@ from tests.patience import answered
 from tests.system import System
 
 CASES = {
+    ("bus", "replay.selected"),
+    ("bus", "replay.sent"),
     ("bus", "alert_mail.sent"),
     ("bus", "monitor.before_commit"),
     ("bus", "archive.written"),
@@ -150,3 +153,33 @@ async def test_an_alert_is_mailed_and_a_route_judged_though_the_process_dies_in_
 
 async def _delivered(system: System) -> bool:
     return bool(await system.value("select bool_and(status = 'Delivered') from interlock.bus_alert_emails"))
+
+
+async def test_a_replay_goes_on_where_a_process_died(system: System, tmp_path: Path) -> None:
+    site = await opened(system)
+    await site.batch([site.message(payload={"n": n}) for n in range(5)])
+    queue = target_queue(system.org_id, NAME)
+    await system.value("update interlock.queue_messages set dead_at = interlock.clock() where queue = $1", queue)
+    wanted = {"origin": "dead-letters", "reason": "a crash", "filters": {"queue": NAME}, "rate": 1000}
+    asked = (await system.user("POST", "/v1/replays", json=wanted)).json()
+    keys_dir = str(system.kernel.settings.signing_keys_dir)
+    bus = _bus(system, tmp_path, keys_dir=keys_dir)
+    try:
+        for point in ("replay.selected", "replay.sent"):
+            await bus.start(f"{point}=kill")
+            await bus.killed_itself()
+            await system.value("update interlock.bus_replays set due_at = interlock.clock()")
+        await bus.start()
+        await answered(lambda: _replayed(system, asked["replay_id"]))
+        found = await site.queue(NAME)
+        # Once by the process that died before it could say so, once by the next: under the same ids.
+        assert sorted(message["command"]["payload"]["n"] for message in found) == sorted([*range(5)] * 2)
+        assert len({message["metadata"]["id"] for message in found}) == 5
+        assert await bus.stop() == 0
+    finally:
+        await bus.give_up()
+
+
+async def _replayed(system: System, replay_id: str) -> bool:
+    found = (await system.user("GET", f"/v1/replays/{replay_id}")).json()
+    return (found["state"], found["sent"]) == ("Completed", 5)

@@ -128,6 +128,16 @@ GATEWAY: dict[str, list[Body]] = {
             "paused": True,
         }
     ],
+    "/v1/replays": [
+        {
+            "origin": "dead-letters",
+            "reason": "odd",
+            "filters": {"queue": "q", "source": "a", "since": "2026-01-31T12:00:00Z", "command_ids": [QUEUED]},
+            "dry_run": True,
+            "rate": 1,
+            "limit": 1,
+        }
+    ],
     "/v1/alert-channels/{event}": [{"channels": [{"kind": "dashboard"}, {"kind": "email", "to": "a@b.example"}]}],
     "/v1/inbox/{queue}/receive": [{"max": 1, "wait_seconds": 0, "visibility_seconds": 1}],
     "/v1/inbox/{queue}/extend": [{"items": [_MESSAGE], "visibility_seconds": 5}],

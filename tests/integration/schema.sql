@@ -57,6 +57,13 @@ CREATE TYPE interlock.publish_status AS ENUM (
     'Refused',
     'Failed'
 );
+CREATE TYPE interlock.replay_state AS ENUM (
+    'Selecting',
+    'Sending',
+    'Completed',
+    'Failed',
+    'Canceled'
+);
 CREATE TYPE interlock.role AS ENUM (
     'reader',
     'writer',
@@ -563,6 +570,36 @@ CREATE TABLE interlock.bus_prefetches (
     holders integer NOT NULL
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
+CREATE TABLE interlock.bus_replay_items (
+    replay_id uuid NOT NULL,
+    "position" bigint NOT NULL,
+    command_id uuid NOT NULL,
+    source text NOT NULL,
+    target text NOT NULL,
+    name text NOT NULL,
+    payload text NOT NULL,
+    message_id bigint
+);
+CREATE TABLE interlock.bus_replays (
+    replay_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    origin text NOT NULL,
+    filters jsonb NOT NULL,
+    reason text NOT NULL,
+    operator text NOT NULL,
+    dry_run boolean NOT NULL,
+    rate double precision NOT NULL,
+    most bigint NOT NULL,
+    state interlock.replay_state DEFAULT 'Selecting'::interlock.replay_state NOT NULL,
+    task_id uuid,
+    selected bigint,
+    sent bigint DEFAULT 0 NOT NULL,
+    failed bigint DEFAULT 0 NOT NULL,
+    detail text,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    due_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    ended_at timestamp with time zone
+);
 CREATE TABLE interlock.bus_route_health (
     org_id uuid NOT NULL,
     target text NOT NULL COLLATE pg_catalog."C",
@@ -1265,6 +1302,10 @@ ALTER TABLE ONLY interlock.bus_limits
     ADD CONSTRAINT bus_limits_pkey PRIMARY KEY (org_id, target, name, source);
 ALTER TABLE ONLY interlock.bus_prefetches
     ADD CONSTRAINT bus_prefetches_pkey PRIMARY KEY (org_id, target, name);
+ALTER TABLE ONLY interlock.bus_replay_items
+    ADD CONSTRAINT bus_replay_items_pkey PRIMARY KEY (replay_id, "position");
+ALTER TABLE ONLY interlock.bus_replays
+    ADD CONSTRAINT bus_replays_pkey PRIMARY KEY (replay_id);
 ALTER TABLE ONLY interlock.bus_route_health
     ADD CONSTRAINT bus_route_health_pkey PRIMARY KEY (org_id, target, name);
 ALTER TABLE ONLY interlock.bus_routes
@@ -1403,6 +1444,8 @@ CREATE INDEX bus_handoffs_due ON interlock.bus_handoffs USING btree (due_at, han
 CREATE UNIQUE INDEX bus_keys_current ON interlock.bus_keys USING btree (org_id, service) WHERE (expires_at IS NULL);
 CREATE INDEX bus_keys_expiring ON interlock.bus_keys USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 CREATE INDEX bus_keys_rotating ON interlock.bus_keys USING btree (rotates_at) WHERE (rotates_at IS NOT NULL);
+CREATE INDEX bus_replays_by_org ON interlock.bus_replays USING btree (org_id, replay_id);
+CREATE INDEX bus_replays_due ON interlock.bus_replays USING btree (due_at) WHERE (ended_at IS NULL);
 CREATE INDEX bus_route_health_bad ON interlock.bus_route_health USING btree (org_id, target, name) WHERE (status <> 'healthy'::interlock.route_status);
 CREATE INDEX bus_route_health_checked ON interlock.bus_route_health USING btree (checked_at);
 CREATE INDEX bus_routes_by_dlq ON interlock.bus_routes USING btree (org_id, dlq, target, name) WHERE (dlq IS NOT NULL);
@@ -1517,6 +1560,10 @@ ALTER TABLE ONLY interlock.bus_keys
     ADD CONSTRAINT bus_keys_org_id_service_fkey FOREIGN KEY (org_id, service) REFERENCES interlock.services(org_id, name);
 ALTER TABLE ONLY interlock.bus_limits
     ADD CONSTRAINT bus_limits_org_id_target_fkey FOREIGN KEY (org_id, target) REFERENCES interlock.services(org_id, name);
+ALTER TABLE ONLY interlock.bus_replay_items
+    ADD CONSTRAINT bus_replay_items_replay_id_fkey FOREIGN KEY (replay_id) REFERENCES interlock.bus_replays(replay_id) ON DELETE CASCADE;
+ALTER TABLE ONLY interlock.bus_replays
+    ADD CONSTRAINT bus_replays_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.bus_route_health
     ADD CONSTRAINT bus_route_health_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.bus_routes

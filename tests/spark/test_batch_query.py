@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from interlock.bus.archive_file import SCHEMA, parquet
+from interlock.bus.archived import ArchivedCommand
+from interlock.bus.selecting import selection
 from interlock.pipeline.attempt import run_operator
 from interlock.pipeline.built_in.sql_gate import UnsafeQuery
 from interlock.pipeline.failures import BadConfig
 from interlock.pipeline.operators import BUILT_IN, resolve
 from interlock.wire import ExportGrant, InputData, TaskData
+from interlock.wire.bus_replays import ReplayFilters
 from tests.files import path_of
 from tests.spark.attempts import Store, context, parquet_input, schema
 
@@ -38,10 +45,16 @@ def blocks(store: Store) -> InputData:
 
 
 def asked(
-    spark: SparkSession, store: Store, sql: str, *, relations: tuple[str, ...] = ("chain",), granted: bool = True
+    spark: SparkSession,
+    store: Store,
+    sql: str,
+    *,
+    relations: tuple[str, ...] = ("chain",),
+    granted: bool = True,
+    read: InputData | None = None,
 ) -> dict[str, Any]:
     export = ExportGrant(prefix=store.prefix(), org_id=uuid4()) if granted else None
-    data = TaskData(task_id=uuid4(), inputs=[blocks(store)], outputs=[], export=export)
+    data = TaskData(task_id=uuid4(), inputs=[read or blocks(store)], outputs=[], export=export)
     payload = {"query_id": str(uuid4()), "sql": sql, "relations": relations, "start": EVERYTHING[0]}
     ctx = context(spark, data, operator="batch_query", payload=payload)
     result, outputs, events = run_operator(resolve("batch_query"), spark, ctx, data)
@@ -88,6 +101,38 @@ def test_a_task_that_somebody_made_up_reaches_nothing(spark: SparkSession, store
     for made_up in ({"granted": False}, {"relations": ()}, {"relations": ("a", "b")}):
         with pytest.raises(BadConfig, match="no task of a batch query"):
             asked(spark, store, "select 1", **made_up)
+
+
+def test_what_a_replay_selects_of_the_archive_is_a_statement_that_it_runs(spark: SparkSession, store: Store) -> None:
+    accepted = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    kept = [
+        ArchivedCommand(
+            command_id=UUID(int=n),
+            source="acme/billing" if n % 2 else "acme/crm",
+            target="mailer",
+            name="send-mail",
+            timestamp=accepted,
+            version_id="hmac-v1",
+            accepted_at=accepted + timedelta(minutes=n),
+            payload=msgspec.Raw(b'{"n":%d}' % n),
+        )
+        for n in range(10)
+    ]
+    file = store.file(pq.read_table(io.BytesIO(parquet(kept, 0))), 0, 9)
+    archive = parquet_input("bus_commands", [file], EVERYTHING, SCHEMA)
+    filters = ReplayFilters(
+        target="mailer",
+        name="send-mail",
+        since=accepted + timedelta(minutes=2),
+        until=accepted + timedelta(minutes=8),
+        command_ids=[UUID(int=n) for n in range(1, 10)],
+    )
+    result = asked(spark, store, selection(filters, "acme/billing", 2), relations=("bus_commands",), read=archive)
+    rows = [row for file in result["files"] for row in pq.read_table(path_of(file["uri"])).to_pylist()]
+    assert [(row["command_id"], row["payload"]) for row in rows] == [
+        (str(UUID(int=3)), '{"n":3}'),
+        (str(UUID(int=5)), '{"n":5}'),
+    ]
 
 
 def test_it_has_no_place_in_a_dag() -> None:

@@ -21,6 +21,7 @@ from interlock.api import (
     bus_health,
     bus_inbox,
     bus_registry,
+    bus_replays,
     commands,
     dags,
     datasets,
@@ -467,6 +468,7 @@ HANDLERS = [
     *bus_health.HANDLERS,
     *bus_registry.HANDLERS,
     *run_control.HANDLERS,
+    *bus_replays.HANDLERS,
 ]
 
 

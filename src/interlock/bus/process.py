@@ -8,9 +8,13 @@ from interlock.adapters.postgres import Database
 from interlock.bus.alert_mail import AlertMail
 from interlock.bus.archive import Archive, ArchiveRetention
 from interlock.bus.auditor import Auditor
+from interlock.bus.ingress import Ingress
 from interlock.bus.keys import KeyRotation, ServiceKeys
+from interlock.bus.model import Registry
 from interlock.bus.monitor import Monitor
+from interlock.bus.replaying import Replaying
 from interlock.bus.secrets import Seal
+from interlock.bus.selecting import ArchiveSelection
 from interlock.bus.slow import SlowStage
 from interlock.bus.sweep import BusSweep
 from interlock.bus.telemetry import TelemetryAgeOut, TelemetryBatches
@@ -18,16 +22,20 @@ from interlock.kernel.loop import Service
 from interlock.settings import Settings
 
 
-def services(settings: Settings, database: Database, objects: Objects, wakeups: Wakeups) -> list[Service]:
+def services(
+    settings: Settings, database: Database, objects: Objects, wakeups: Wakeups, ingress: Ingress, registry: Registry
+) -> list[Service]:
+    archive = Archive(database, settings, objects)
     return [
         SlowStage(database, settings, wakeups),
         BusSweep(database, settings),
         Auditor(database, settings),
         TelemetryBatches(database, settings),
         TelemetryAgeOut(database, settings),
-        Archive(database, settings, objects),
+        archive,
         ArchiveRetention(database, settings),
         AlertMail(database, settings),
         Monitor(database, settings),
         KeyRotation(ServiceKeys(database, settings, Seal(settings.signing_keys_dir))),
+        Replaying(database, settings, ArchiveSelection(database, settings, objects, archive), registry, ingress),
     ]

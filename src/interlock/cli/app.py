@@ -32,6 +32,7 @@ from interlock.cli import (
     receipt,
     registry,
     registry_changes,
+    replay,
     run,
     runner,
     scheduler,
@@ -72,6 +73,7 @@ for name, group in (
     ("limit", registry.limits),
     ("key", registry_changes.keys),
     ("change", registry_changes.changes),
+    ("replay", replay.app),
 ):
     app.add_typer(group, name=name, rich_help_panel=Panel.WORK)
 for name, group in (("users", principals.users), ("keys", principals.keys)):

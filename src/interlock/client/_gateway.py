@@ -21,6 +21,7 @@ from interlock.client._dags import DagCalls
 from interlock.client._datasets import DatasetCalls
 from interlock.client._http import refuse_line_breaks
 from interlock.client._queries import QueryCalls
+from interlock.client._replays import ReplayCalls
 from interlock.client._results import ResultCalls
 from interlock.client._sources import SourceCalls
 from interlock.client._webhooks import WebhookCalls
@@ -140,6 +141,7 @@ class Client:
         self.buffers = BufferCalls(self._caller)
         self.results = ResultCalls(self._caller)
         self.bus = BusOperationCalls(self._caller)
+        self.replays = ReplayCalls(self._caller)
 
     async def __aenter__(self) -> Client:
         return self

@@ -1,0 +1,187 @@
+"""Sends commands again: selected from the archive, which Spark reads, or from dead letters.
+
+Selecting ─┬─ archive: a batch query on Spark ─► its result, row by row ─┬─► Completed, of a dry run
+           └─ dead letters: one statement ───────────────────────────────┴─► Sending, so many per second ─► Completed
+
+Each command is signed anew, with the current key of its service and the time of now, and passes every check like any
+other; that it is a replay stands in its metadata, and in all telemetry. A process that dies between a decision and its
+record sends a few commands again, under the same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import structlog
+
+from interlock.adapters.postgres import Database, Row, queries
+from interlock.bus.decision import Outcome
+from interlock.bus.envelope import compose
+from interlock.bus.ingress import Ingress
+from interlock.bus.model import Key, Registry
+from interlock.bus.queues import target_queue
+from interlock.bus.replays import filters_of
+from interlock.bus.selecting import ArchiveSelection, DidNotComplete, Result, source_of
+from interlock.failpoints import failpoint
+from interlock.kernel.loop import Periodic
+from interlock.settings import Settings
+from interlock.wire.bus_replays import MOST_COMMANDS, ReplayOrigin
+
+log = structlog.get_logger()
+_sql = queries("bus_replays")
+
+_LEASE_SECONDS: Final = 120.0
+_LOOK_SECONDS: Final = 2.0
+_BATCH: Final = 200
+_GOOD: Final = frozenset({Outcome.DELIVERED, Outcome.ESCALATED, Outcome.DUPLICATE})
+
+
+class Replaying(Periodic):
+    name = "replays"
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        selection: ArchiveSelection,
+        registry: Registry,
+        ingress: Ingress,
+    ) -> None:
+        self.seconds = settings.relay_seconds
+        self._database = database
+        self._selection = selection
+        self._registry = registry
+        self._ingress = ingress
+
+    async def run_once(self) -> int:
+        """One step of one replay."""
+        async with self._database.connection() as connection:
+            row: Row | None = await _sql.take_replay(connection, lease_seconds=_LEASE_SECONDS)
+        if row is None:
+            return 0
+        if row["state"] == "Sending":
+            await self._send(row)
+        elif row["origin"] == ReplayOrigin.DEAD_LETTERS:
+            await self._select_dead(row)
+        elif row["task_id"] is None:
+            await self._ask_archive(row)
+        else:
+            await self._read_selection(row)
+        return 1
+
+    # Selecting
+
+    async def _select_dead(self, row: Row) -> None:
+        filters = filters_of(row)
+        async with self._database.transaction() as connection:
+            selected = await _sql.select_dead(
+                connection,
+                replay_id=row["replay_id"],
+                queue=target_queue(row["org_id"], filters.queue or ""),
+                source=await source_of(connection, row["org_id"], filters),
+                target=filters.target,
+                name=filters.name,
+                since=filters.since,
+                until=filters.until,
+                command_ids=filters.command_ids,
+                examined=MOST_COMMANDS,
+                most=row["most"],
+                dry_run=row["dry_run"],
+            )
+            await _sql.set_selected(connection, replay_id=row["replay_id"], selected=selected)
+            await failpoint("replay.selected")
+
+    async def _ask_archive(self, row: Row) -> None:
+        task_id = await self._selection.ask(row)
+        if task_id is None:
+            await self._end(row, "Completed", "The org has no archive yet: nothing was ever accepted.")
+            return
+        async with self._database.connection() as connection:
+            await _sql.set_task(connection, replay_id=row["replay_id"], task_id=task_id, pause=_LOOK_SECONDS)
+
+    async def _read_selection(self, row: Row) -> None:
+        try:
+            result = await self._selection.result(row)
+            if result is None:
+                async with self._database.connection() as connection:
+                    await _sql.look_later(connection, replay_id=row["replay_id"], pause=_LOOK_SECONDS)
+            else:
+                await self._keep(row, result)
+        except DidNotComplete as error:
+            await self._end(row, "Failed", f"The task that reads the archive did not complete: {error}."[:500])
+
+    async def _keep(self, row: Row, result: Result) -> None:
+        async with self._database.transaction() as connection:
+            await _sql.clear_items(connection, replay_id=row["replay_id"])
+            if not row["dry_run"]:
+                await self._selection.keep(connection, row, result)
+            await _sql.set_selected(connection, replay_id=row["replay_id"], selected=result.row_count)
+            await failpoint("replay.selected")
+
+    # Sending
+
+    async def _send(self, row: Row) -> None:
+        room = min(_BATCH, max(1, round(row["rate"])))
+        async with self._database.connection() as connection:
+            items: list[Row] = await _sql.next_items(connection, replay_id=row["replay_id"], most=room)
+        if not items:
+            await self._end(row, "Completed", None)
+            return
+        good = await self._decided(row, items)
+        await failpoint("replay.sent")
+        async with self._database.transaction() as connection:
+            await _sql.settle_items(
+                connection,
+                replay_id=row["replay_id"],
+                positions=[item["position"] for item in items],
+                letters=[item["message_id"] for item in items if item["position"] in good and item["message_id"]],
+                queue=target_queue(row["org_id"], filters_of(row).queue or ""),
+                sent=len(good),
+                failed=len(items) - len(good),
+                pause=len(items) / row["rate"],
+            )
+
+    async def _decided(self, row: Row, items: Sequence[Row]) -> set[int]:
+        """Positions of what was delivered or accepted. A source without a key cannot be signed for."""
+        keys = {key.source: key for key in await self._registry.keys(row["org_id"]) if key.current}
+        good: set[int] = set()
+        for source, of_source in _by_source(items).items():
+            if source not in keys:
+                log.warning("replay.no_key", replay_id=str(row["replay_id"]), source=source)
+                continue
+            now = self._database.clock.now()
+            messages = [_signed(item, keys[source], row, now) for item in of_source]
+            decisions = await self._ingress.accept(row["org_id"], source, messages, replays=True)
+            good |= {
+                item["position"]
+                for item, decision in zip(of_source, decisions, strict=True)
+                if decision.outcome in _GOOD
+            }
+        return good
+
+    async def _end(self, row: Row, state: str, detail: str | None) -> None:
+        async with self._database.connection() as connection:
+            await _sql.end_replay(connection, replay_id=row["replay_id"], state=state, detail=detail)
+        log.info("replay.ended", replay_id=str(row["replay_id"]), state=state)
+
+
+def _by_source(items: Sequence[Row]) -> Mapping[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for item in items:
+        found.setdefault(item["source"], []).append(item)
+    return found
+
+
+def _signed(item: Row, key: Key, row: Row, now: datetime) -> bytes:
+    return compose(
+        key.secret,
+        command_id=str(item["command_id"]),
+        timestamp=now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        version_id=key.version_id,
+        target=item["target"],
+        name=item["name"],
+        payload=item["payload"].encode(),
+        replay=(str(row["replay_id"]), row["reason"]),
+    )

@@ -1,0 +1,110 @@
+-- Replays: asked for, selected, sent, recorded.
+
+-- name: insert_replay^
+insert into interlock.bus_replays (org_id, origin, filters, reason, operator, dry_run, rate, most)
+values (:org_id, :origin, :filters::text::jsonb, :reason, :operator, :dry_run, :rate, :most)
+returning *;
+
+-- name: list_replays
+select * from interlock.bus_replays where org_id = :org_id and replay_id < :before order by replay_id desc limit :most;
+
+-- name: find_replay^
+select * from interlock.bus_replays where org_id = :org_id and replay_id = :replay_id;
+
+-- name: cancel_replay^
+with canceled as (
+    update interlock.bus_replays set state = 'Canceled', ended_at = interlock.clock()
+    where org_id = :org_id and replay_id = :replay_id and ended_at is null
+    returning *
+), gone as (
+    delete from interlock.bus_replay_items where replay_id in (select replay_id from canceled)
+)
+select * from canceled;
+
+-- name: take_replay^
+-- One at a time by one process; one that dies has it taken again when its time is over.
+update interlock.bus_replays
+set due_at = interlock.clock() + make_interval(secs => :lease_seconds::float8)
+where replay_id = (select replay_id from interlock.bus_replays
+                   where ended_at is null and due_at <= interlock.clock()
+                   order by due_at limit 1 for no key update skip locked)
+returning *;
+
+-- name: org_name$
+select name from interlock.orgs where org_id = :org_id;
+
+-- name: archive_of^
+select a.dataset_uuid, v.dataset_version, v.storage, v.schema
+from interlock.bus_archives a join interlock.dataset_versions v on v.dataset_version = a.dataset_version
+where a.org_id = :org_id and v.org_id = :org_id;
+
+-- name: set_task!
+update interlock.bus_replays set task_id = :task_id, due_at = interlock.clock() + make_interval(secs => :pause::float8)
+where replay_id = :replay_id and ended_at is null;
+
+-- name: look_later!
+update interlock.bus_replays set due_at = interlock.clock() + make_interval(secs => :pause::float8)
+where replay_id = :replay_id and ended_at is null;
+
+-- name: select_dead$
+-- Oldest first; no more are looked at than could ever be sent.
+with seen as materialized (
+    select m.message_id, m.body from interlock.queue_messages m
+    where m.queue = :queue and m.dead_at is not null order by m.message_id limit :examined
+), wanted as (
+    select m.message_id, (m.body #>> '{metadata,id}')::uuid as command_id, m.body #>> '{command,source}' as source,
+           m.body #>> '{command,target}' as target, m.body #>> '{command,name}' as name,
+           m.body #> '{command,payload}' as payload
+    from seen m
+    where (:source::text is null or m.body #>> '{command,source}' = :source)
+      and (:target::text is null or m.body #>> '{command,target}' = :target)
+      and (:name::text is null or m.body #>> '{command,name}' = :name)
+      and (:since::timestamptz is null or (m.body #>> '{metadata,timestamp}')::timestamptz >= :since)
+      and (:until::timestamptz is null or (m.body #>> '{metadata,timestamp}')::timestamptz < :until)
+      and (:command_ids::uuid[] is null or (m.body #>> '{metadata,id}')::uuid = any(:command_ids::uuid[]))
+    order by m.message_id limit :most
+), kept as (
+    insert into interlock.bus_replay_items (replay_id, position, command_id, source, target, name, payload, message_id)
+    select :replay_id, w.message_id, w.command_id, w.source, w.target, w.name, w.payload::text, w.message_id
+    from wanted w where not :dry_run::boolean
+)
+select count(*) from wanted;
+
+-- name: clear_items!
+-- Of a selection that was broken off.
+delete from interlock.bus_replay_items where replay_id = :replay_id;
+
+-- name: insert_items!
+insert into interlock.bus_replay_items (replay_id, position, command_id, source, target, name, payload)
+select :replay_id, :start::bigint + i.n, i.command_id, i.source, i.target, i.name, i.payload
+from unnest(:command_ids::uuid[], :sources::text[], :targets::text[], :names::text[], :payloads::text[])
+    with ordinality as i(command_id, source, target, name, payload, n);
+
+-- name: set_selected!
+update interlock.bus_replays
+set selected = :selected, due_at = interlock.clock(),
+    state = case when dry_run or :selected::bigint = 0 then 'Completed' else 'Sending' end::interlock.replay_state,
+    ended_at = case when dry_run or :selected::bigint = 0 then interlock.clock() end
+where replay_id = :replay_id and ended_at is null;
+
+-- name: next_items
+select position, command_id, source, target, name, payload, message_id from interlock.bus_replay_items
+where replay_id = :replay_id order by position limit :most;
+
+-- name: settle_items!
+-- A dead letter that was sent again is none any more; one whose command was refused stays.
+with gone as (
+    delete from interlock.bus_replay_items where replay_id = :replay_id and position = any(:positions::bigint[])
+), letters as (
+    delete from interlock.queue_messages
+    where message_id = any(:letters::bigint[]) and queue || '' = :queue and dead_at is not null
+)
+update interlock.bus_replays
+set sent = sent + :sent, failed = failed + :failed,
+    due_at = interlock.clock() + make_interval(secs => :pause::float8)
+where replay_id = :replay_id and ended_at is null;
+
+-- name: end_replay!
+update interlock.bus_replays
+set state = :state::text::interlock.replay_state, detail = :detail, ended_at = interlock.clock()
+where replay_id = :replay_id and ended_at is null;
