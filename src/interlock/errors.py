@@ -21,6 +21,7 @@
     ├── Unavailable 503       a store is away; retrying is right
     ├── QueryCrashed 500      the process of a statement died; nothing else was touched
     ├── ConfigurationError    a setting that stops the start
+    ├── CommandRefused        the client's view of a command that was not taken; carries the verdict
     └── ServerUnreachable     the client's view of a server that does not answer
 
 Each knows its HTTP status and a stable `code`; nothing else in the project builds a status.
@@ -218,6 +219,15 @@ class ConfigurationError(InterlockError):
 
 class ServerUnreachable(InterlockError):
     default_code = "unreachable"
+
+
+class CommandRefused(InterlockError):
+    default_code = "command_refused"
+
+    def __init__(self, detail: str, verdict: Any) -> None:
+        super().__init__(detail)
+        self.verdict = verdict
+        """Any: it is a body of the wire, which knows nothing of errors, nor they of it."""
 
 
 HTTP_ERRORS: tuple[type[InterlockError], ...] = (

@@ -1,13 +1,19 @@
-"""The command bus for services: receive what is sent to yours, and what your org is told."""
+"""The command bus for services: send commands, receive what is sent to yours, and what your org is told."""
 
 from interlock.client._bus_consumer import Consumer, Delivery, TelemetryConsumer, TelemetryMessage
+from interlock.client._bus_producer import Command, Producer
+from interlock.wire import CommandVerdict, TenantConfig
 from interlock.wire.bus_inbox import DeliveredCommand, DeliveredMessage
 
 __all__ = [
+    "Command",
+    "CommandVerdict",
     "Consumer",
     "DeliveredCommand",
     "DeliveredMessage",
     "Delivery",
+    "Producer",
     "TelemetryConsumer",
     "TelemetryMessage",
+    "TenantConfig",
 ]
