@@ -77,6 +77,7 @@ from interlock.kernel.inputs import Inputs
 from interlock.kernel.invoke import Invoker, by_kind
 from interlock.kernel.loop import Service
 from interlock.kernel.markers import Markers
+from interlock.kernel.pace import HotStatus, Pace
 from interlock.kernel.packs import Packs
 from interlock.kernel.presence import Presence
 from interlock.kernel.queries import Queries, QueryRetention
@@ -130,6 +131,8 @@ class Kernel:
     reads: Reads
     actions: Actions
     run_control: RunControl
+    pace: Pace
+    status: HotStatus
     explanations: Explanations
     inline: InlineRunner
     invoker: Invoker
@@ -172,7 +175,7 @@ class Kernel:
             Relay(database, settings, self.queue, self._invoke, self.wakeups),
             Retries(database, settings, self.shards),
             Reaper(database, settings, self.shards),
-            RunCounters(database, settings),
+            RunCounters(database, settings, self.pace),
             RunCancels(database, settings, self.actions),
             Reconciler(database, settings),
             Retention(database, settings, self.keyring),
@@ -225,6 +228,8 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     reads = Reads(database, packs)
     registry = Registry(database)
     actions = Actions(database, settings, reads)
+    pace = Pace(coordination, clock)
+    status = HotStatus(reads, pace, coordination)
     service_keys = ServiceKeys(database, settings, Seal(settings.signing_keys_dir))
     outbound = Guard(Exceptions.read(settings.outbound_allow), ports=settings.outbound_ports)
     return Kernel(
@@ -253,7 +258,9 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         queries=Queries(database, settings, objects, packs),
         reads=reads,
         actions=actions,
-        run_control=RunControl(database, settings, reads, actions),
+        run_control=RunControl(database, settings, reads, actions, status),
+        pace=pace,
+        status=status,
         explanations=Explanations(database),
         invoker=Invoker(database, settings, claims, tasks, objects, open_runner(settings), wakeups),
         bundles=Bundles(database, settings, objects),

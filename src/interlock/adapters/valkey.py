@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import structlog
@@ -26,21 +27,47 @@ return {n, redis.call('PTTL', KEYS[1])}
 class Coordination:
     def __init__(self, url: str) -> None:
         self._client: Any = Valkey.from_url(url, socket_timeout=0.5, socket_connect_timeout=0.5)
-        self._count = self._client.register_script(_COUNT)
+        self._scripts: dict[str, Any] = {}
         self._complained = float("-inf")
         self._asked_again_at = float("-inf")
 
     async def over_limit(self, key: str, most: int, window_seconds: float = 1.0) -> float | None:
         """Seconds until the window ends when `key` was used more than `most` times in it; None when it may go on."""
+        counted = await self.script(_COUNT, keys=[f"interlock:rate:{key}"], args=[int(window_seconds * 1000)])
+        if counted is None:
+            return None
+        used, left_ms = counted
+        return max(0.001, left_ms / 1000) if used > most else None
+
+    async def script(self, text: str, *, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        """What it returns; None while the server is away, here and below."""
+        if text not in self._scripts:
+            self._scripts[text] = self._client.register_script(text)
+        return await self._asked(lambda: self._scripts[text](keys=list(keys), args=list(args)))
+
+    async def get(self, key: str) -> bytes | None:
+        found: bytes | None = await self._asked(lambda: self._client.get(key))
+        return found
+
+    async def field(self, key: str, name: str) -> bytes | None:
+        found: bytes | None = await self._asked(lambda: self._client.hget(key, name))
+        return found
+
+    async def put(self, key: str, value: bytes, *, milliseconds: int) -> None:
+        await self._asked(lambda: self._client.set(key, value, px=milliseconds))
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        await self._asked(lambda: self._client.delete(*keys))
+
+    async def _asked(self, work: Callable[[], Awaitable[Any]]) -> Any:
         if time.monotonic() < self._asked_again_at:
             return None
         try:
-            used, left_ms = await self._count(keys=[f"interlock:rate:{key}"], args=[int(window_seconds * 1000)])
+            return await work()
         except (ValkeyError, OSError, TimeoutError) as error:
             self._asked_again_at = time.monotonic() + _PAUSE_SECONDS
             self._complain(error)
             return None
-        return max(0.001, left_ms / 1000) if used > most else None
 
     async def answers(self) -> bool:
         try:
@@ -54,4 +81,4 @@ class Coordination:
     def _complain(self, error: Exception) -> None:
         if time.monotonic() - self._complained > _COMPLAIN_SECONDS:
             self._complained = time.monotonic()
-            log.warning("valkey.away", reason=type(error).__name__, effect="request limits are not enforced")
+            log.warning("valkey.away", reason=type(error).__name__, effect="limits are not enforced, rates not known")

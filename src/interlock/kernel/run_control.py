@@ -13,6 +13,7 @@ from interlock.errors import Conflict, NotFound
 from interlock.failpoints import failpoint
 from interlock.kernel.actions import Actions
 from interlock.kernel.loop import Periodic
+from interlock.kernel.pace import HotStatus
 from interlock.kernel.reads import Reads
 from interlock.kernel.tasks import enqueue
 from interlock.settings import Settings
@@ -26,24 +27,27 @@ _MOST_RUNS = 10_000
 
 
 class RunControl:
-    def __init__(self, database: Database, settings: Settings, reads: Reads, actions: Actions) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, reads: Reads, actions: Actions, status: HotStatus
+    ) -> None:
         self._database = database
         self._settings = settings
         self._reads = reads
         self._actions = actions
+        self._status = status
 
     async def pause(self, job: str, org_id: UUID) -> JobView:
         """Runs that have ended stay as they are, here and below."""
         job_id = (await self._reads.find_job(job, org_id))["job_id"]
         async with self._database.connection() as connection:
             await _sql.pause_runs(connection, job_id=job_id, org_id=org_id)
-        return await self._reads.job(str(job_id), org_id)
+        return await self._changed(job_id, org_id)
 
     async def resume(self, job: str, org_id: UUID) -> JobView:
         job_id = (await self._reads.find_job(job, org_id))["job_id"]
         async with self._database.connection() as connection:
             await _sql.resume_runs(connection, job_id=job_id, org_id=org_id)
-        return await self._reads.job(str(job_id), org_id)
+        return await self._changed(job_id, org_id)
 
     async def cancel(self, job: str, org_id: UUID) -> JobView:
         job_id = (await self._reads.find_job(job, org_id))["job_id"]
@@ -51,7 +55,12 @@ class RunControl:
             runs = await _sql.live_runs_of(connection, job_id=job_id, org_id=org_id, most=_MOST_RUNS)
         for run in runs:
             await self._actions.cancel_run(run["run_id"], org_id)
-        return await self._reads.job(str(job_id), org_id)
+        return await self._changed(job_id, org_id)
+
+    async def _changed(self, job_id: UUID, org_id: UUID) -> JobView:
+        view = await self._reads.job(str(job_id), org_id)
+        await self._status.forget([str(job_id), view.name], org_id)
+        return view
 
     async def delete(self, job: str, org_id: UUID) -> JobView:
         """As it was. Gone for everybody at once; its tasks go in the background, with their results."""
@@ -71,6 +80,7 @@ class RunControl:
 
         if await self._database.run(work) is None:
             raise NotFound(f"There is no job {job!r} in this org.")
+        await self._status.forget([str(found.job_id), found.name], org_id)
         return found
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from interlock.adapters.lowwater import Look, LowWater
-from interlock.adapters.postgres import Connection, Database, queries
+from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.failpoints import failpoint
 from interlock.kernel.actions import Actions
 from interlock.kernel.loop import Periodic
+from interlock.kernel.pace import Ended, Pace
 from interlock.kernel.webhook_events import tell_of_runs
 from interlock.settings import Settings
 
@@ -23,21 +24,24 @@ Place = tuple[int, int]
 class RunCounters(Periodic):
     name = "run-counters"
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, pace: Pace) -> None:
         self.seconds = settings.fold_seconds
         self._database = database
+        self._pace = pace
         self._water: LowWater[Place] = LowWater((0, 0), lambda place: (max(0, place[0] - _SLACK_PAGES), 0))
 
     async def run_once(self) -> int:
         with self._water.look() as look:
-            return await self._database.run(lambda connection: self._fold(connection, look))
+            rows = await self._database.run(lambda connection: self._fold(connection, look))
+        await self._pace.note([Ended(row["run_id"], row["done"]) for row in rows])
+        return len(rows)
 
-    async def _fold(self, connection: Connection, look: Look[Place]) -> int:
+    async def _fold(self, connection: Connection, look: Look[Place]) -> list[Row]:
         # Two folders would wait for each other's run rows and gain nothing.
         look.skipped = not await _sql.only_one(connection, name=self.name)
         if look.skipped:
-            return 0
-        rows = await _sql.fold_deltas(connection, most=_BATCH, since=look.since)
+            return []
+        rows: list[Row] = await _sql.fold_deltas(connection, most=_BATCH, since=look.since)
         look.reached = rows[0]["reached"] if rows else None
         over = [row["run_id"] for row in rows if row["over"]]
         intolerable = [row["run_id"] for row in rows if row["intolerable"]]
@@ -48,7 +52,7 @@ class RunCounters(Periodic):
         if watched:
             await tell_of_runs(connection, watched, ended=ended, now=self._database.clock.now())
         await failpoint("fold.before_commit")
-        return len(rows)
+        return rows
 
 
 class RunCancels(Periodic):

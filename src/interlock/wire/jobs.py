@@ -95,6 +95,10 @@ class RunView(Reply, frozen=True, kw_only=True):
     cancel_requested: bool
     reason: str | None = None
     """Why it failed as a whole: its deadline, too many failures, or a list that could not be read."""
+    rate: float | None = None
+    """Tasks per second that end; of a run that goes on, as far as it is known."""
+    eta_seconds: float | None = None
+    """Until the last of them has, at that rate."""
     created_at: datetime
     ended_at: datetime | None
 

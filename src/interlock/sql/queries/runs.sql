@@ -23,7 +23,7 @@ set queued = r.queued + s.queued, running = r.running + s.running, completed = r
     state = case when r.ended_at is null then r.state else interlock.live_state(r.paused, r.ingesting) end, ended_at = null
 from sums s where r.run_id = any(array(select run_id from sums)) and r.run_id = s.run_id
 returning r.run_id, r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead as over,
-          r.reason is null and r.dead > r.tolerated_share * r.total as intolerable,
+          r.completed + r.dead + r.canceled as done, r.reason is null and r.dead > r.tolerated_share * r.total as intolerable,
           (select true from interlock.webhooks w where w.org_id = r.org_id limit 1) is not null as watched,
           (select max(place) from taken) as reached;
 
@@ -99,7 +99,8 @@ select job_id, (select count(*) from runs) as runs from job;
 select r.run_id, r.shard, r.wake_index, r.last_index, j.queue
 from interlock.runs r
 join interlock.jobs j on j.job_id = r.job_id
-where r.wake_index is not null and not r.paused and r.ended_at is null and not r.delete_requested
+where r.wake_index is not null and not r.paused and not r.delete_requested
+  and coalesce(r.ended_at, '-infinity') = '-infinity'  -- so written, no plan goes along all runs that have not ended
 order by r.run_id limit :most;
 
 -- name: wake_ranges

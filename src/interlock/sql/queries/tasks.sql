@@ -15,18 +15,23 @@
 with moment as materialized (
     select interlock.clock() as now, interlock.lease_token(:shard) as lease_token
 ), asked as materialized (
-    select task_id from interlock.tasks
+    select task_id, run_id from interlock.tasks
     where shard = :shard and task_id = any(:task_ids::uuid[]) and status = 'Queued'
     order by run_id, task_index, task_id
+), held_back as materialized (
+    -- Once per run, not per task.
+    select array(select u.run_id from interlock.runs u
+                 where u.run_id = any(array(select distinct run_id from asked where run_id is not null))
+                   and (u.paused or u.delete_requested)) as runs
 ), claimed as (
     update interlock.tasks t
     set status = 'Running', lease_token = m.lease_token, worker_id = :worker_id, started_at = m.now,
         ended_at = null, parked = false, late_reply = false, progress = null, progress_text = null,
         timeout_at = m.now + make_interval(secs => j.timeout_seconds),
         lease_expires_at = m.now + make_interval(secs => least(j.lease_seconds, j.timeout_seconds))
-    from moment m, asked a, interlock.jobs j
+    from moment m, asked a, interlock.jobs j, held_back h
     where t.shard = :shard and t.task_id = a.task_id and t.status = 'Queued' and j.job_id = t.job_id
-      and (t.run_id is null or (select not u.paused and not u.delete_requested from interlock.runs u where u.run_id = t.run_id))
+      and (t.run_id is null or t.run_id <> all(h.runs))
       and j.max_concurrency is null and j.max_concurrency_per_key is null
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
     returning t.task_id, t.org_id, t.job_id, j.xmin::text as job_version, t.run_id, t.task_index, t.attempt, t.lease_token,

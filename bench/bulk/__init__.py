@@ -1,0 +1,1 @@
+"""Bulk jobs beside their limits."""

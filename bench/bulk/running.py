@@ -1,0 +1,168 @@
+"""A run with a shard of its own, from claim to complete, beside bare SQL on the same server; status reads meanwhile.
+
+The limit is that of `bench.kernel`: one connection that claims and completes known rows in batches of 100. What is ours
+goes through HTTP, a dispatcher and one worker. While the run is under way the gateway is asked how it stands, again and
+again; when it is over, for pages of its tasks, at the beginning and at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness import Installation, installation, machine, percentile
+from bench.kernel import all_completed, bare_sql, measured
+from interlock.client import Client
+
+_RANGE = 100
+_READ_SECONDS = 0.02
+_PAGE = 100
+
+
+async def sharded_run(connection: asyncpg.Connection[Any], client: Client, count: int) -> tuple[UUID, UUID]:
+    """A job and its run of so many no-op tasks, loaded and enqueued as an ingest leaves them."""
+    small = await client.submit([{"n": 1}], operator="echo", name=f"bulk-{time.time_ns()}")
+    await client.cancel_run(small.run_id)
+    run_id: UUID = await connection.fetchval(
+        "insert into interlock.runs (org_id, job_id, shard, state, total, last_index, range_size, latched, queued)"
+        " select org_id, job_id, nextval('interlock.shards'), 'Running', $2::bigint, $2::bigint - 1, $3, true,"
+        " $2::bigint"
+        " from interlock.runs where run_id = $1 returning run_id",
+        small.run_id,
+        count,
+        _RANGE,
+    )
+    shard: int = await connection.fetchval("select shard from interlock.runs where run_id = $1", run_id)
+    await connection.execute(
+        "select interlock.create_shard(shard, org_id, run_id, job_id, 3, 0) from interlock.runs where run_id = $1",
+        run_id,
+    )
+    await connection.execute(
+        f"insert into interlock.tasks_{shard:d} (task_id, task_index, payload)"  # noqa: S608 - a number
+        " select interlock.run_task_id($1, i), i, '{\"n\": 1}' from generate_series(0, $2::bigint - 1) i",
+        run_id,
+        count,
+    )
+    await connection.execute("select interlock.finish_shard($1)", shard)
+    await connection.execute(
+        "insert into interlock.queue_messages (queue, dedupe_key, body)"
+        " select 'platform', $1::uuid || ':' || c, json_build_object('job_id', $2::uuid, 'run_id', $1::uuid,"
+        " 'start', c * $4, 'end', least((c + 1) * $4 - 1, $3::bigint - 1))"
+        " from generate_series(0, ($3::bigint - 1) / $4) c",
+        run_id,
+        small.job_id,
+        count,
+        _RANGE,
+    )
+    return small.job_id, run_id
+
+
+async def reads(client: Client, job_id: UUID, over: asyncio.Event) -> list[float]:
+    """Milliseconds of each status read until the run is over."""
+    took = []
+    while not over.is_set():
+        begun = time.perf_counter()
+        await client.job(job_id)
+        took.append((time.perf_counter() - begun) * 1000)
+        await asyncio.sleep(_READ_SECONDS)
+    return took
+
+
+async def drained(here: Installation, client: Client, count: int) -> tuple[float, list[float], UUID]:
+    """Tasks per second from the first claim to the end, and what status reads took meanwhile."""
+    connection = await here.connect()
+    job_id, run_id = await sharded_run(connection, client, count)
+    over = asyncio.Event()
+    await here.start_worker()
+    alarmed = "select exists (select 1 from interlock.lease_alarms where run_id = $1)"
+    while not await connection.fetchval(alarmed, run_id):  # noqa: ASYNC110 - another process claims them
+        await asyncio.sleep(0.002)
+    started = time.perf_counter()
+    reading = asyncio.create_task(reads(client, job_id, over))
+    await all_completed(connection, [run_id])
+    rate = count / (time.perf_counter() - started)
+    over.set()
+    await here.stop_workers()
+    await connection.close()
+    return rate, await reading, run_id
+
+
+async def pages(client: Client, run_id: UUID, count: int) -> tuple[float, float]:
+    """Milliseconds of the first page, and of one at the far end, medians."""
+    cursor: str | None = None
+    for _ in range(count // 1000 - 1):
+        page = await client.task_page(run=run_id, cursor=cursor, limit=1000)
+        cursor = page.next_cursor
+    return await _page(client, run_id, None), await _page(client, run_id, cursor)
+
+
+async def _page(client: Client, run_id: UUID, cursor: str | None) -> float:
+    took = []
+    for _ in range(30):
+        begun = time.perf_counter()
+        assert len((await client.task_page(run=run_id, cursor=cursor, limit=_PAGE)).tasks) == _PAGE
+        took.append((time.perf_counter() - begun) * 1000)
+    return statistics.median(took)
+
+
+async def run(tasks: int, rounds: int, depth: int) -> dict[str, Any]:
+    figures: dict[str, Any] = {"machine": machine(), "tasks": tasks, "depth": depth}
+    limits, rates, p99s = [], [], []
+    async with installation() as here, here.client() as client:
+        connection = await here.connect()
+        for n in range(rounds):
+            limits.append((await measured(f"bare SQL, round {n + 1}", lambda: bare_sql(connection, tasks)))[1])
+            rate, took, run_id = await measured(f"own shard, round {n + 1}", lambda: drained(here, client, tasks))
+            rates.append(rate)
+            p99s.append(percentile(took, 0.99))
+        if depth > tasks:
+            _, run_id = await measured(f"{depth:,} tasks to page in", lambda: sharded_run(connection, client, depth))
+        figures["pages_ms"] = await measured("pages", lambda: pages(client, run_id, max(depth, tasks)))
+        await connection.close()
+    return figures | {"limit": limits, "drain": rates, "status_p99_ms": p99s}
+
+
+def report(figures: dict[str, Any]) -> None:
+    limit, rate = statistics.median(figures["limit"]), statistics.median(figures["drain"])
+    table = Table(title=f"bench/bulk, running: {figures['tasks']:,} no-op tasks; {figures['machine']}")
+    for column in ("measure", "figure", "beside the limit", "bar"):
+        table.add_column(column)
+    table.add_row("bare SQL, claim + complete, tasks/s", f"{limit:,.0f}", "1.00", "")
+    table.add_row("claim + complete of ranges, one worker, tasks/s", f"{rate:,.0f}", f"{rate / limit:.2f}", "> 20,000")
+    table.add_row("status read meanwhile, p99, ms", f"{max(figures['status_p99_ms']):.1f}", "", "< 20")
+    first, last = figures["pages_ms"]
+    table.add_row(
+        f"page of {_PAGE}, at the start and at depth {figures['depth']:,}, ms",
+        f"{first:.1f}, {last:.1f}",
+        f"{last / first:.2f}",
+        "1.2",
+    )
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--depth", type=int, default=1_000_000, help="tasks of the run that is paged through")
+    arguments = parser.parse_args()
+    figures = uvloop.run(run(arguments.tasks, arguments.rounds, arguments.depth))
+    report(figures)
+    target = Path("bench/results/bulk_running.json")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

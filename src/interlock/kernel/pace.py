@@ -1,0 +1,132 @@
+"""How fast a run goes and how it stands, for those who keep asking: kept in Valkey, and made anew from Postgres.
+
+The loop that folds counters notes how many tasks of each run have ended; from two notes follows the rate. What a large
+run's status was a moment ago is good enough for everybody who asks in that moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from interlock.adapters.valkey import Coordination
+from interlock.clock import Clock
+from interlock.kernel.reads import Reads
+from interlock.wire import JobView, RunView
+
+_FRESH_MS: Final = 250
+_LARGE: Final = 10_000
+"""Tasks from which on a status is kept: of a smaller run it costs as little to read it."""
+_REMEMBERED_MS: Final = 600_000
+_SMOOTHED_SECONDS: Final = 10.0
+"""What is longer ago than that hardly counts."""
+
+# A note per run: how many have ended, when that was, and the rate so far. Notes in quick succession say little.
+_NOTE: Final = """
+local now, smoothed, kept = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+for n, key in ipairs(KEYS) do
+  local done = tonumber(ARGV[3 + n])
+  local seen = redis.call('HMGET', key, 'at', 'done', 'rate')
+  local at, before, rate = tonumber(seen[1]), tonumber(seen[2]), tonumber(seen[3])
+  if at == nil or done < before or now < at then
+    redis.call('HSET', key, 'at', now, 'done', done)
+  elseif now - at >= 0.5 then
+    local latest = (done - before) / (now - at)
+    local weight = 1 - math.exp(-(now - at) / smoothed)
+    rate = rate and rate + weight * (latest - rate) or latest
+    redis.call('HSET', key, 'at', now, 'done', done, 'rate', tostring(rate))
+  end
+  redis.call('PEXPIRE', key, kept)
+end
+"""
+
+_view = msgspec.json.Decoder(JobView)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How many tasks of a run have ended so far."""
+
+    run_id: UUID
+    tasks: int
+
+
+class Pace:
+    def __init__(self, coordination: Coordination | None, clock: Clock) -> None:
+        self._coordination = coordination
+        self._clock = clock
+
+    async def note(self, ended: Sequence[Ended]) -> None:
+        if self._coordination is None or not ended:
+            return
+        await self._coordination.script(
+            _NOTE,
+            keys=[_pace_key(one.run_id) for one in ended],
+            args=[self._clock.now().timestamp(), _SMOOTHED_SECONDS, _REMEMBERED_MS, *(one.tasks for one in ended)],
+        )
+
+    async def of(self, run: RunView) -> float | None:
+        """Tasks per second; since the run began where nobody has noted anything lately. None before the first."""
+        counts = run.counts
+        done = counts.Completed + counts.dead + counts.Canceled
+        if not done or run.ended_at is not None:
+            return None
+        noted = await self._coordination.field(_pace_key(run.run_id), "rate") if self._coordination else None
+        if noted is not None:
+            return float(noted)
+        return done / max(0.001, _seconds(run.created_at, self._clock.now()))
+
+
+class HotStatus:
+    def __init__(self, reads: Reads, pace: Pace, coordination: Coordination | None) -> None:
+        self._reads = reads
+        self._pace = pace
+        self._coordination = coordination
+
+    async def job(self, job: str, org_id: UUID) -> JobView:
+        key = _status_key(job, org_id)
+        kept = await self._coordination.get(key) if self._coordination else None
+        if kept is not None:
+            return _view.decode(kept)
+        view = await self._reads.job(job, org_id)
+        if view.run is None or view.run.ended_at is not None:
+            return view
+        run = await self._paced(view.run)
+        view = msgspec.structs.replace(view, run=run)
+        if self._coordination and (run.total or 0) >= _LARGE:
+            await self._coordination.put(key, msgspec.json.encode(view), milliseconds=_FRESH_MS)
+        return view
+
+    async def run(self, run_id: UUID, org_id: UUID) -> RunView:
+        view = await self._reads.run(run_id, org_id)
+        return view if view.ended_at is not None else await self._paced(view)
+
+    async def _paced(self, run: RunView) -> RunView:
+        rate = await self._pace.of(run)
+        counts = run.counts
+        left = counts.Queued + counts.Running + counts.Failed - counts.dead
+        known = run.total is not None and rate is not None and rate > 0
+        return msgspec.structs.replace(run, rate=rate, eta_seconds=left / rate if known and rate else None)
+
+    async def forget(self, jobs: Sequence[str | None], org_id: UUID) -> None:
+        """Whoever has just changed a job sees it changed."""
+        if self._coordination:
+            await self._coordination.drop([_status_key(job, org_id) for job in jobs if job])
+
+
+def _pace_key(run_id: UUID) -> str:
+    return f"interlock:pace:{run_id}"
+
+
+def _status_key(job: str, org_id: UUID) -> str:
+    return f"interlock:status:{org_id}:{hashlib.sha256(job.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def _seconds(since: datetime, now: datetime) -> float:
+    return (now - since).total_seconds()
