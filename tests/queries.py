@@ -98,11 +98,11 @@ class Site:
         return await self.record(page["queries"][0]["query_id"])
 
     async def idle(self) -> None:
-        """Until no query has a place."""
+        """Until no query has a place, and no process is left of one."""
 
         async def free() -> bool:
             await asyncio.to_thread(lambda: None)
-            return self.service.places.running == 0
+            return self.service.places.running == 0 and self.service.processes == 0
 
         await until(free)
 

@@ -14,7 +14,6 @@ from bench.harness import percentile
 from bench.spark.source import Partition, Shape
 from bench.spark.work import WANTED
 from interlock.access.query import Engine, Result
-from interlock.access.query.result import Statement
 from interlock.api.run_query import query_service
 from interlock.kernel.queries import Queries
 from interlock.kernel.query_service import QueryService
@@ -40,7 +39,6 @@ STEPS: Final[Steps] = {
     "confine, parse, judge": [(Engine, "_judged")],
     "plan": [(Engine, "_planned")],
     "run": [(Result, "begin"), (QueryService, "_rows")],
-    "end": [(Statement, "close")],
 }
 
 

@@ -178,6 +178,11 @@ class QueryService:
 
         return await self._ask(Asked(Asker.user_of(caller), body, granted, prefix))
 
+    @property
+    def processes(self) -> int:
+        """Of statements, those included that have only to die."""
+        return self._engine.running
+
     async def drain(self) -> None:
         """Waits for what is still being put away. Comes after the engine's end, which ends whatever runs."""
         while self._background:
@@ -272,7 +277,8 @@ class QueryService:
     ) -> QueryReply | Stream:
         body = asked.body
         job = QueryJob(body.sql, readable.relations, self._limits(body), Format.PARQUET if body.export else Format.ROWS)
-        result = await stack.enter_async_context(await self._run(job))
+        result = await self._run(job)
+        stack.push_async_callback(self._put_away, result)
         _note_versions(record, readable.granted, result.relations)
         if body.export:
             return await self._export(asked, record, result)
@@ -280,6 +286,14 @@ class QueryService:
             return await self._rows(body, record, result)
         parts = result.arrow() if body.format is QueryFormat.ARROW else _csv(result)
         return self._stream(body, record, result, parts, stack.pop_all())
+
+    async def _put_away(self, result: Result) -> None:
+        """A process that has said its last word has only to die, and no answer waits for that. Any other may still be
+        at work: it has its place until it is dead."""
+        if result.said_all:
+            self._in_background(result.close())
+        else:
+            await result.close()
 
     async def _run(self, job: QueryJob) -> Result:
         try:

@@ -194,6 +194,11 @@ class Result:
             raise RuntimeError("the rows are not all read yet")
         return self._summary
 
+    @property
+    def said_all(self) -> bool:
+        """Nothing more comes of the statement."""
+        return self._summary is not None
+
     async def _messages(self) -> AsyncIterator[bytes]:
         while self._summary is None:
             frame = await self._statement.receive(Kind.BATCH, Kind.DONE)
