@@ -187,7 +187,37 @@ class Settings(BaseSettings):
     )
 
     # Jobs and tasks
-    sync_threshold: int = Field(1000, ge=1, le=10_000, description="Most tasks one POST /v1/jobs may carry.")
+    sync_threshold: int = Field(
+        1000,
+        ge=1,
+        le=10_000,
+        description="A POST /v1/jobs with more tasks is answered at once, and they are made in the background.",
+    )
+    batch_limit: int = Field(
+        10_000, ge=1, le=100_000, description="Most tasks one POST /v1/jobs/{job}/tasks may carry."
+    )
+    shard_threshold: int = Field(
+        10_000, ge=1, description="A run of a staged list with so many tasks has a table of its own."
+    )
+    spark_threshold_bytes: int = Field(
+        8 << 30,
+        ge=1,
+        description="A staged list of JSONL or lines that is not packed and has so many bytes is read by Spark, if a "
+        "worker of it is there.",
+    )
+    upload_hours: float = Field(
+        24.0,
+        gt=0,
+        le=7 * 24,
+        description="Life of an upload's URLs; a staged list is kept so long after it, or after a run was made of it.",
+    )
+    ingest_concurrency: int = Field(2, ge=1, le=100, description="Staged lists that one ingest process reads at once.")
+    ingest_metrics: str | None = Field(
+        None, description="Loopback host:port under which an ingest process serves its metrics; unset: it does not."
+    )
+    ingest_tries: int = Field(
+        15, ge=1, description="How often a staged list is tried while a store is away, up to queue_max_receives."
+    )
     range_size: int = Field(100, ge=1, le=10_000, description="Tasks behind one queue message of a run.")
     result_limit_bytes: int = Field(65_536, ge=0, description="Largest result of a task.")
     result_inline_bytes: int = Field(
@@ -448,7 +478,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
     log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, JSON elsewhere.")
 
-    @field_validator("gateway", "internal", "query", "runner", "sink_metrics", "bus_metrics")
+    @field_validator("gateway", "internal", "query", "runner", "sink_metrics", "ingest_metrics", "bus_metrics")
     @classmethod
     def _host_and_port(cls, value: str | None) -> str | None:
         if value is None:
@@ -584,7 +614,7 @@ class Settings(BaseSettings):
     @property
     def queues(self) -> list[str]:
         names = {self.runtime(n).queue for n in self.runtime_names if self.runtime(n).kind is RuntimeKind.QUEUE}
-        return sorted(names | {BUFFER_QUEUE})
+        return sorted(names | {BUFFER_QUEUE, INGEST_QUEUE})
 
     @property
     def signing_keys_dir(self) -> Path:
@@ -643,6 +673,8 @@ def _as_spark_writes(value: Any) -> Any:
 
 BUFFER_QUEUE = "buffer"
 """Pointers to published batches of buffered datasets."""
+INGEST_QUEUE = "ingest"
+"""Runs whose tasks are to be made of a staged list."""
 
 
 def config_file() -> Path:

@@ -32,6 +32,10 @@ SINK_BATCHES = Counter(
     registry=REGISTRY,
 )
 SINK_ROWS = Counter("interlock_sink_rows", "Rows of batches that the sink has loaded.", registry=REGISTRY)
+INGESTS = Counter(
+    "interlock_ingests", "Staged lists that were read, by what became of them.", ["result"], registry=REGISTRY
+)
+INGEST_ROWS = Counter("interlock_ingest_rows", "Tasks made of staged lists.", registry=REGISTRY)
 TASKS_REAPED = Counter("interlock_tasks_reaped", "Attempts ended by the reaper.", ["cause"], registry=REGISTRY)
 TASKS_REQUEUED = Counter("interlock_tasks_requeued", "Failed tasks queued for their next attempt.", registry=REGISTRY)
 TASKS_ROUTED = Counter("interlock_tasks_routed", "Tasks made for changes of datasets.", ["by"], registry=REGISTRY)

@@ -29,6 +29,8 @@ from interlock.buffers.reads import Buffers
 from interlock.bulk.exports import Exports, ExportStaging
 from interlock.bulk.receipts import Receipts
 from interlock.bulk.results import Results
+from interlock.bulk.submission import BulkSubmissions
+from interlock.bulk.uploads import Uploads
 from interlock.bus.alerts import Alerts
 from interlock.bus.caches import Caches
 from interlock.bus.fast import Fast
@@ -127,6 +129,8 @@ class Kernel:
     object_tokens: ObjectTokens
     credentials: Credentials
     submissions: Submissions
+    uploads: Uploads
+    bulk: BulkSubmissions
     queries: Queries
     reads: Reads
     actions: Actions
@@ -231,6 +235,8 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     pace = Pace(coordination, clock)
     status = HotStatus(reads, pace, coordination)
     service_keys = ServiceKeys(database, settings, Seal(settings.signing_keys_dir))
+    submissions = Submissions(database, settings)
+    uploads = Uploads(database, settings, objects)
     outbound = Guard(Exceptions.read(settings.outbound_allow), ports=settings.outbound_ports)
     return Kernel(
         settings=settings,
@@ -254,7 +260,9 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         signed_urls=signed_urls,
         object_tokens=object_tokens,
         credentials=Credentials(database, settings, tasks, files, object_tokens, _sts(settings)),
-        submissions=Submissions(database, settings),
+        submissions=submissions,
+        uploads=uploads,
+        bulk=BulkSubmissions(database, settings, submissions, uploads, reads),
         queries=Queries(database, settings, objects, packs),
         reads=reads,
         actions=actions,
@@ -406,6 +414,27 @@ async def bus(settings: Settings, *, clock: Clock | None = None) -> AsyncIterato
             )
         finally:
             await _stop(listening)
+
+
+@asynccontextmanager
+async def ingest(
+    settings: Settings, *, clock: Clock | None = None, wait_seconds: float = 10.0
+) -> AsyncIterator[list[Service]]:
+    """The loops of an ingest process, which needs the state database and the objects."""
+    # Arrow, which nobody else here pays for.
+    from interlock.bulk import ingesting  # noqa: PLC0415
+
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(_state_database(settings, "ingest", clock))
+        wakeups = Wakeups()
+        queue = PgQueue(database, wakeups, max_receives=settings.queue_max_receives, bulk_share=settings.bulk_share)
+        objects = open_objects(
+            settings.objects_root, endpoint=settings.objects_endpoint, region=settings.objects_region
+        )
+        url = _state_url(settings)
+        listening = asyncio.create_task(Listener(url, wakeups).run(), name="listener")
+        stack.push_async_callback(_stop, listening)
+        yield ingesting.services(settings, database, queue, objects, url, wait_seconds=wait_seconds)
 
 
 @asynccontextmanager

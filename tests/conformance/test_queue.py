@@ -312,6 +312,19 @@ async def test_a_message_received_too_often_is_a_dead_letter(adapter: Adapter) -
     assert await adapter.queue.dead_letters("elsewhere", 10) == []
 
 
+async def test_a_buried_message_is_a_dead_letter_at_once(adapter: Adapter) -> None:
+    await adapter.queue.send_batch(Q, [message(1), message(2)])
+    first, second = await receive(adapter.queue, most=2)
+    assert await adapter.queue.bury(Q, [handle(first)]) == 1
+    assert await adapter.queue.bury(Q, [handle(first)]) == 0
+    assert await adapter.queue.bury("elsewhere", [handle(second)]) == 0
+    (dead,) = await adapter.queue.dead_letters(Q, 10)
+    assert dead.message_id == first.message_id
+    assert await adapter.queue.ack(Q, [handle(second)]) == 1
+    assert await adapter.queue.redrive(Q, 10) == 1
+    assert [again.message_id for again in await receive(adapter.queue)] == [first.message_id]
+
+
 async def test_redriven_letters_are_delivered_as_if_new(adapter: Adapter) -> None:
     await adapter.queue.send_batch(Q, [message(n) for n in range(3)])
     await exhaust(adapter)

@@ -61,7 +61,7 @@ class Load:
             payloads = [kind.payload | {"host": "ab"[n % 2]} for n in range(kind.tasks)]
             job = await client.submit(payloads, idempotency_key=key, **options)
         failures = kind.payload.get("failures", 0)
-        return await self.ledger.note(key, job.run_id, job.total, blows=blows, failures=failures)
+        return await self.ledger.note(key, job.run_id, job.total or 0, blows=blows, failures=failures)
 
     async def ended(self, one: Accepted) -> RunView:
         async with self.connect() as client:

@@ -47,7 +47,7 @@ from interlock.wire import (
     WriteGrant,
 )
 from tests.bundles import zipped
-from tests.crash import test_bus, test_bus_path, test_pipeline, test_sink
+from tests.crash import test_bus, test_bus_path, test_ingest, test_pipeline, test_sink
 from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load
@@ -946,7 +946,7 @@ async def _(scene: Scene) -> None:
 
 def test_every_failpoint_has_a_case() -> None:
     """A new one has to be died at, too."""
-    elsewhere = (*test_pipeline.CASES, *test_sink.CASES, *test_bus.CASES, *test_bus_path.CASES)
+    elsewhere = (*test_pipeline.CASES, *test_sink.CASES, *test_ingest.CASES, *test_bus.CASES, *test_bus_path.CASES)
     assert {failpoint for _, failpoint in (*CASES, *elsewhere)} == NAMES
 
 

@@ -68,6 +68,7 @@ PATHS = [
     ("GET", "/v1/jobs/{}/tasks"),
     ("GET", "/v1/runs/{}"),
     ("POST", "/v1/jobs/{}/pause"),
+    ("POST", "/v1/jobs/{}/close"),
     ("POST", "/v1/jobs/{}/resume"),
     ("POST", "/v1/jobs/{}/cancel"),
     ("DELETE", "/v1/jobs/{}"),

@@ -42,6 +42,14 @@ CREATE TYPE interlock.enforcement AS ENUM (
     'relaxed',
     'shadow'
 );
+CREATE TYPE interlock.ingest_step AS ENUM (
+    'Loading',
+    'Finishing',
+    'Enqueuing',
+    'Done',
+    'Failed',
+    'Canceled'
+);
 CREATE TYPE interlock.outcome AS ENUM (
     'Completed',
     'Failed',
@@ -168,6 +176,8 @@ begin
         ' alter job_id set default %L, alter max_attempts set default %s, alter priority set default %s,'
         ' alter created_at set default %L, alter queued_at set default %L',
         name, shard, org_id, run_id, job_id, max_attempts, priority, made, made);
+    execute format('create unique index %I on interlock.%I (run_id, task_index) where run_id is not null',
+                   name || '_by_run', name);
     execute format('create index %I on interlock.%I (run_id, listed_status, task_index)'
                    ' where run_id is not null and listed_status is not null', name || '_by_run_status', name);
     execute format('create index %I on interlock.%I (retry_at) where retry_at is not null', name || '_retries', name);
@@ -834,6 +844,27 @@ CREATE TABLE interlock.idempotency_keys (
     response json,
     expires_at timestamp with time zone NOT NULL
 );
+CREATE TABLE interlock.ingest_chunks (
+    run_id uuid NOT NULL,
+    part integer NOT NULL,
+    first_byte bigint NOT NULL,
+    end_byte bigint NOT NULL,
+    first_line bigint NOT NULL,
+    lines bigint NOT NULL,
+    rows bigint NOT NULL
+);
+CREATE TABLE interlock.ingests (
+    run_id uuid NOT NULL,
+    org_id uuid NOT NULL,
+    source json NOT NULL,
+    step interlock.ingest_step DEFAULT 'Loading'::interlock.ingest_step NOT NULL,
+    load_task uuid,
+    total bigint,
+    last_index bigint,
+    enqueued_index bigint DEFAULT 0 NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    settled_at timestamp with time zone
+);
 CREATE TABLE interlock.invalidations (
     invalidation_id uuid DEFAULT uuidv7() NOT NULL,
     org_id uuid NOT NULL,
@@ -1087,7 +1118,8 @@ CREATE TABLE interlock.runs (
     rate_per_second double precision,
     tolerated_share double precision,
     deadline_at timestamp with time zone,
-    delete_requested boolean DEFAULT false NOT NULL
+    delete_requested boolean DEFAULT false NOT NULL,
+    open boolean DEFAULT false NOT NULL
 );
 CREATE TABLE interlock.service_polls (
     org_id uuid NOT NULL,
@@ -1193,6 +1225,13 @@ ALTER TABLE interlock.triggers ALTER COLUMN trigger_id ADD GENERATED ALWAYS AS I
     NO MINVALUE
     NO MAXVALUE
     CACHE 1
+);
+CREATE TABLE interlock.uploads (
+    upload_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    parts integer NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    sweep_at timestamp with time zone NOT NULL
 );
 CREATE TABLE interlock.webhook_crossings (
     run_id uuid NOT NULL,
@@ -1352,6 +1391,10 @@ ALTER TABLE ONLY interlock.hooks
     ADD CONSTRAINT hooks_pkey PRIMARY KEY (hook_id);
 ALTER TABLE ONLY interlock.idempotency_keys
     ADD CONSTRAINT idempotency_keys_pkey PRIMARY KEY (org_id, endpoint, key);
+ALTER TABLE ONLY interlock.ingest_chunks
+    ADD CONSTRAINT ingest_chunks_pkey PRIMARY KEY (run_id, part, first_byte);
+ALTER TABLE ONLY interlock.ingests
+    ADD CONSTRAINT ingests_pkey PRIMARY KEY (run_id);
 ALTER TABLE ONLY interlock.invalidations
     ADD CONSTRAINT invalidations_pkey PRIMARY KEY (invalidation_id);
 ALTER TABLE ONLY interlock.job_cursors
@@ -1402,6 +1445,8 @@ ALTER TABLE ONLY interlock.tasks_0
     ADD CONSTRAINT tasks_0_pkey PRIMARY KEY (task_id);
 ALTER TABLE ONLY interlock.triggers
     ADD CONSTRAINT triggers_pkey PRIMARY KEY (trigger_id);
+ALTER TABLE ONLY interlock.uploads
+    ADD CONSTRAINT uploads_pkey PRIMARY KEY (upload_id);
 ALTER TABLE ONLY interlock.webhook_crossings
     ADD CONSTRAINT webhook_crossings_pkey PRIMARY KEY (run_id, webhook_id, event);
 ALTER TABLE ONLY interlock.webhook_deliveries
@@ -1476,6 +1521,8 @@ CREATE UNIQUE INDEX exports_by_task ON interlock.exports USING btree (task_id) W
 CREATE INDEX exports_staging ON interlock.exports USING btree (export_id) WHERE (task_id IS NULL);
 CREATE INDEX file_sweeps_due ON interlock.file_sweeps USING btree (due_at);
 CREATE INDEX idempotency_keys_expiry ON interlock.idempotency_keys USING btree (expires_at);
+CREATE INDEX ingests_on_spark ON interlock.ingests USING btree (load_task) WHERE ((load_task IS NOT NULL) AND (settled_at IS NULL));
+CREATE INDEX ingests_open ON interlock.ingests USING btree (run_id) WHERE (settled_at IS NULL);
 CREATE INDEX invalidations_by_dataset ON interlock.invalidations USING btree (dataset_uuid, invalidation_id);
 CREATE INDEX job_cursors_by_task ON interlock.job_cursors USING btree (task_id) WHERE (task_id IS NOT NULL);
 CREATE INDEX jobs_by_bundle ON interlock.jobs USING btree (org_id, ((config ->> 'bundle'::text))) WHERE (operator = 'udf'::text);
@@ -1512,6 +1559,7 @@ CREATE INDEX runs_ended ON interlock.runs USING btree (ended_at) WHERE (ended_at
 CREATE INDEX runs_live ON interlock.runs USING btree (run_id) WHERE (ended_at IS NULL);
 CREATE INDEX runs_live_by_job ON interlock.runs USING btree (job_id) WHERE (ended_at IS NULL);
 CREATE INDEX runs_of_shards ON interlock.runs USING btree (shard) WHERE ((shard <> 0) AND (ended_at IS NULL));
+CREATE INDEX runs_open_unwanted ON interlock.runs USING btree (run_id) WHERE (open AND cancel_requested AND (ended_at IS NULL));
 CREATE INDEX runs_waking ON interlock.runs USING btree (run_id) WHERE (wake_index IS NOT NULL);
 CREATE UNIQUE INDEX signing_keys_active ON interlock.signing_keys USING btree ((true)) WHERE (retired_at IS NULL);
 CREATE INDEX slots_by_job ON interlock.slots USING btree (job_id, slot_key);
@@ -1525,6 +1573,7 @@ CREATE INDEX tasks_0_retries ON interlock.tasks_0 USING btree (retry_at) WHERE (
 CREATE INDEX tasks_0_retrying ON interlock.tasks_0 USING btree (job_id) WHERE ((retry_at IS NOT NULL) AND (run_id IS NULL));
 CREATE INDEX triggers_by_job ON interlock.triggers USING btree (job_id, trigger_id);
 CREATE UNIQUE INDEX triggers_once ON interlock.triggers USING btree (job_id, dedupe_key);
+CREATE INDEX uploads_due ON interlock.uploads USING btree (sweep_at);
 CREATE INDEX webhook_deliveries_by_status ON interlock.webhook_deliveries USING btree (webhook_id, status, delivery_id);
 CREATE INDEX webhook_deliveries_due ON interlock.webhook_deliveries USING btree (webhook_id, due_at) WHERE (status = 'Pending'::interlock.delivery_status);
 CREATE INDEX webhook_deliveries_ended ON interlock.webhook_deliveries USING btree (ended_at) WHERE (ended_at IS NOT NULL);
@@ -1592,6 +1641,10 @@ ALTER TABLE ONLY interlock.edges
     ADD CONSTRAINT edges_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);
 ALTER TABLE ONLY interlock.exports
     ADD CONSTRAINT exports_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.ingest_chunks
+    ADD CONSTRAINT ingest_chunks_run_id_fkey FOREIGN KEY (run_id) REFERENCES interlock.ingests(run_id) ON DELETE CASCADE;
+ALTER TABLE ONLY interlock.ingests
+    ADD CONSTRAINT ingests_run_id_fkey FOREIGN KEY (run_id) REFERENCES interlock.runs(run_id) ON DELETE CASCADE;
 ALTER TABLE ONLY interlock.invalidations
     ADD CONSTRAINT invalidations_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
 ALTER TABLE ONLY interlock.jobs

@@ -60,6 +60,8 @@ publish:
 """
 _RANGE = {"start": 0, "end": 9}
 BODIES: dict[Route, Any] = {
+    ("POST", "/v1/uploads"): {},
+    ("POST", "/v1/jobs/{job}/tasks"): {"tasks": [1]},
     ("POST", "/v1/dags/{dag}/rollback"): {},
     ("POST", "/v1/dags/{dag}/purge"): {"version": "0123abcd"},
     ("POST", "/v1/dags/{dag}/jobs/{job}/events"): {"events": [{"payload": {}}]},
@@ -149,6 +151,8 @@ HIDDEN: list[Route] = [
     ("GET", "/v1/jobs/{job}/tasks"),
     ("GET", "/v1/runs/{run_id}"),
     ("POST", "/v1/jobs/{job}/pause"),
+    ("POST", "/v1/jobs/{job}/tasks"),
+    ("POST", "/v1/jobs/{job}/close"),
     ("POST", "/v1/jobs/{job}/resume"),
     ("POST", "/v1/jobs/{job}/cancel"),
     ("DELETE", "/v1/jobs/{job}"),
@@ -234,7 +238,9 @@ PLATFORM: list[Route] = [
 OF_ALL: list[Route] = [("GET", "/v1/queues"), ("GET", "/v1/workers"), ("GET", "/metrics"), ("GET", "/healthz")]
 """The machinery that orgs share: numbers and names of workers, nothing of anybody's work."""
 
-OWN: list[Route] = [*(("POST", path) for path in ("/v1/jobs", "/v1/keys", "/v1/dags", "/v1/bundles", "/v1/webhooks"))]
+OWN: list[Route] = [
+    *(("POST", path) for path in ("/v1/jobs", "/v1/uploads", "/v1/keys", "/v1/dags", "/v1/bundles", "/v1/webhooks"))
+]
 OWN += [("PUT", "/v1/alert-channels/{event}"), ("POST", "/v1/replays")]
 """These make something in the asker's own org."""
 

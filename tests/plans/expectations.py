@@ -203,6 +203,7 @@ QUEUE: dict[str, list[Expectation]] = {
     "extend": [Bounded(100, _HELD | {"visibility": "60"}, pages=20)],
     "ack": [Bounded(100, _HELD)],
     "nack": [Bounded(100, _HELD | {"delay": "0"}, pages=20)],
+    "bury": [Bounded(100, _HELD, pages=20)],
     "replace": [
         Bounded(
             1,

@@ -68,6 +68,17 @@ select r.run_id, j.org_id, j.job_id,
        r.size, r.size - 1, 100, true, r.kind = 'canceling', r.ended_at
 from seed.run r join seed.job j on j.n = r.job;
 
+-- Lists that runs were made of, and that some are being made of.
+insert into interlock.uploads (upload_id, org_id, parts, sweep_at)
+select seed.id('upload ' || n), seed.id('org 0'), 1, now() + (n - 100) * interval '1 second'
+from generate_series(0, 400 + seed.mass() / 100) n;
+insert into interlock.ingests (run_id, org_id, source, step, total, last_index, settled_at)
+select r.run_id, j.org_id, '{}', (case when r.ended_at is null then 'Loading' else 'Done' end)::interlock.ingest_step,
+       r.size, r.size - 1, r.ended_at
+from seed.run r join seed.job j on j.n = r.job where r.kind in ('single', 'running');
+insert into interlock.ingest_chunks (run_id, part, first_byte, end_byte, first_line, lines, rows)
+select run_id, 1, 0, 100, 0, 1, 1 from interlock.ingests;
+
 -- Tasks of runs, and of no run, as events make them, those of job 3.
 create table seed.task as
 select case when r.run_id is null then seed.id(r.kind || ' ' || i) else interlock.run_task_id(r.run_id, i) end as task_id,

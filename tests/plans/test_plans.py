@@ -19,6 +19,7 @@ from tests.plans import (
     deploys,
     expectations,
     files,
+    ingests,
     pipelines,
     queries,
     registry,
@@ -49,6 +50,7 @@ EXPECTED = (
     | queries.EXPECTED
     | webhooks.EXPECTED
     | results.EXPECTED
+    | ingests.EXPECTED
 )
 CASES = {
     f"{key}-{number}" if len(cases) > 1 else key: (key, case)

@@ -114,6 +114,9 @@ class PgQueue:
                 await _sql.notify(connection, queue=queue)
         return settled
 
+    async def bury(self, queue: str, handles: Sequence[Handle]) -> int:
+        return await self._settle(_sql.bury, queue, handles)
+
     async def replace(self, queue: str, handle: Handle, body: str) -> int:
         known = _parsed(handle)
         if known is None:

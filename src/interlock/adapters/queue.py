@@ -62,6 +62,9 @@ class Queue(Protocol):
 
     async def nack(self, queue: str, handles: Sequence[Handle], delay_seconds: float) -> int: ...
 
+    async def bury(self, queue: str, handles: Sequence[Handle]) -> int:
+        """Makes dead letters of them at once: nobody can do what they ask for."""
+
     async def replace(self, queue: str, handle: Handle, body: str) -> int:
         """Settles a message in part: what is left of it goes back, for whoever receives next."""
 

@@ -10,12 +10,13 @@ from litestar import Litestar, MediaType, Request, Response, delete, get, post
 from litestar.datastructures import State
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import Components, SecurityScheme
-from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter, RawBody
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from interlock.access.principals import PLATFORM
 from interlock.api import (
     backfills,
     buffers,
+    bulk,
     bundles,
     bus_alerts,
     bus_health,
@@ -46,9 +47,7 @@ from interlock.wire import (
     DeadMessagePage,
     Explanation,
     Health,
-    JobAccepted,
     JobPage,
-    JobRequest,
     JobView,
     KeyCreated,
     KeyList,
@@ -79,27 +78,6 @@ Cursor = Annotated[
     str | None, QueryParameter(name="cursor", required=False, description="next_cursor of the last page")
 ]
 Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=MAX_PAGE, description="most items on the page")]
-
-
-@post(
-    "/v1/jobs",
-    guards=[user_guard],
-    opt={"scope": "jobs:write"},
-    summary="Submit a closed list of tasks",
-    description="Written and enqueued in one transaction. The same Idempotency-Key and body give the same answer.",
-)
-async def submit_job(
-    request: Http,
-    data: JSONBody[JobRequest],
-    body: RawBody,
-    idempotency_key: Annotated[
-        str | None, HeaderParameter(name="Idempotency-Key", required=False, min_length=1, max_length=255)
-    ] = None,
-) -> JobAccepted:
-    submitted = await kernel_of(request).submissions.submit(
-        data, principal_of(request).org_id, idempotency_key=idempotency_key, body=body
-    )
-    return msgspec.json.decode(submitted.body, type=JobAccepted)
 
 
 @get("/v1/jobs", guards=[user_guard], opt={"scope": "jobs:read"}, summary="Jobs, newest first")
@@ -421,7 +399,7 @@ async def metrics() -> bytes:
 
 
 HANDLERS = [
-    submit_job,
+    *bulk.HANDLERS,
     list_jobs,
     get_job,
     list_runs,

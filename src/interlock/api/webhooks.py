@@ -10,8 +10,9 @@ from litestar.datastructures import State
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter, RawBody
 
 from interlock.api.auth import kernel_of, principal_of, user_guard
+from interlock.kernel.idempotency import Repeat
 from interlock.kernel.reads import MAX_PAGE
-from interlock.kernel.webhooks import Caller, Repeat
+from interlock.kernel.webhooks import Caller
 from interlock.wire import (
     Changed,
     DeliveryPage,

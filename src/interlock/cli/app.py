@@ -22,7 +22,8 @@ from interlock.cli import (
     demo,
     devchain,
     doctor,
-    job_export,
+    ingest,
+    job_open,
     openapi,
     operator,
     principals,
@@ -60,7 +61,7 @@ for name, group in (
     ("source", source.app),
     ("operator", operator.app),
     ("bundle", bundle.app),
-    ("job", job_export.app),
+    ("job", job_open.app),
     ("run", run.app),
     ("task", task.app),
     ("receipt", receipt.app),
@@ -79,7 +80,7 @@ for name, group in (
 for name, group in (("users", principals.users), ("keys", principals.keys)):
     app.add_typer(group, name=name, rich_help_panel=Panel.OPERATION)
 app.add_typer(alert.health)
-for module in (sql, config, openapi, processes, query, scheduler, sink, bus, runner, devchain):
+for module in (sql, config, openapi, processes, query, scheduler, sink, ingest, bus, runner, devchain):
     app.add_typer(module.app)
 
 

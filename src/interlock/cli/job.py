@@ -21,7 +21,8 @@ from interlock.cli.conventions import (
 )
 from interlock.cli.output import present, sheet, table
 from interlock.cli.run import follow, run_rows
-from interlock.wire import JobPage, Priority, RunPage
+from interlock.cli.uploading import uploaded
+from interlock.wire import JobPage, ListFormat, Priority, RunPage
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -40,7 +41,8 @@ JobName = Annotated[str, typer.Argument(help="A job's id or name.", metavar="JOB
     "submit",
     example="interlock job submit --operator echo --task '{\"n\": 1}' --task '{\"n\": 2}' --watch\n"
     "interlock job submit --name nightly --operator my_module:clean --tasks tasks.jsonl --max-attempts 5\n"
-    "seq 100 | interlock job submit --operator echo --tasks -",
+    "seq 100 | interlock job submit --operator echo --tasks -\n"
+    "interlock job submit --operator http_fetch --file urls.txt --format lines --watch",
 )
 def submit(
     operator: Annotated[
@@ -51,6 +53,19 @@ def submit(
     tasks: Annotated[
         str | None, typer.Option("--tasks", help="File with one JSON payload per line; - for stdin.", metavar="FILE")
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", exists=True, dir_okay=False, help="A list of any length, which is uploaded; may be gzip or zstd."
+        ),
+    ] = None,
+    form: Annotated[
+        ListFormat | None,
+        typer.Option("--format", help="Of --file. Default: by its name, or jsonl.", show_default=False),
+    ] = None,
+    open_run: Annotated[
+        bool, typer.Option("--open", help="Take more tasks later: see `interlock job add` and `close`.")
+    ] = False,
     config: Annotated[str | None, typer.Option(help="Config of the operator, as a JSON object, or @FILE.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job: it may be submitted to again.")] = None,
     runtime: Annotated[str | None, typer.Option(help="Where it runs. Default: platform")] = None,
@@ -87,7 +102,7 @@ def submit(
         "non_retryable": non_retryable,
     }
     request = _request(
-        tasks=_payloads(task or [], tasks),
+        tasks=payloads_of(task or [], tasks, needed=file is None and not open_run),
         policy=policy,
         operator=operator,
         name=name,
@@ -97,10 +112,14 @@ def submit(
         priority=priority,
         dedupe_by=dedupe_by,
         update=update,
+        open=open_run or None,
     )
+    if file is not None and (request.tasks or open_run):
+        raise usage("--file goes with neither --task, --tasks nor --open")
 
     async def work(client: Client) -> None:
-        accepted = await client.submit_request(request, idempotency_key=idempotency_key)
+        whole = request if file is None else await uploaded(client, request, file, form, quiet=output is Output.JSON)
+        accepted = await client.submit_request(whole, idempotency_key=idempotency_key)
         if not watch:
             present(accepted, output, _accepted)
             return
@@ -124,12 +143,12 @@ def _request(*, tasks: list[Raw], policy: dict[str, Any], **options: Any) -> Job
     return msgspec.structs.replace(shape, tasks=tasks)
 
 
-def _payloads(given: list[str], file: str | None) -> list[Raw]:
+def payloads_of(given: list[str], file: str | None, *, needed: bool = True) -> list[Raw]:
     payloads = [_json(text, f"--task {number}") for number, text in enumerate(given, 1)]
     if file is not None:
         payloads += [_json(line, f"line {number} of {file}") for number, line in _lines(file)]
-    if not payloads:
-        raise usage("There are no tasks: give --task JSON, or --tasks FILE with one JSON payload per line")
+    if needed and not payloads:
+        raise usage("There are no tasks: give --task JSON, --tasks FILE with one JSON payload per line, or --file FILE")
     return payloads
 
 

@@ -42,6 +42,7 @@ def run_rows(run: RunView) -> list[tuple[str, Any]]:
     return [
         ("run", run.run_id),
         ("state", run.state),
+        ("because", run.reason),
         ("tasks", run.total),
         ("of these", counted or None),
         ("dead letters", counts.dead or None),

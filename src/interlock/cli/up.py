@@ -50,7 +50,7 @@ def up(
         bool, typer.Option("--json", help="When ready, print one line of JSON and nothing else.")
     ] = False,
 ) -> None:
-    """Start servers, gateway, dispatcher, query service, sink, bus, scheduler, runner, workers, and keep them running.
+    """Start servers, gateway, dispatcher, query, sink, ingest, bus, scheduler, runner and workers; keep them running.
 
     Stopping and starting on the same folder resumes everything. Ctrl-C or SIGTERM drains: running tasks get a moment
     to finish and are then given back; once more to hurry.

@@ -20,6 +20,7 @@ from interlock.client._caller import Caller, bearer, path, query
 from interlock.client._dags import DagCalls
 from interlock.client._datasets import DatasetCalls
 from interlock.client._http import refuse_line_breaks
+from interlock.client._lists import ListCalls
 from interlock.client._queries import QueryCalls
 from interlock.client._replays import ReplayCalls
 from interlock.client._results import ResultCalls
@@ -132,6 +133,7 @@ class Client:
         self._caller = Caller(url, bearer(api_key, org), verify=verify, patience=patience)
         self.dags = DagCalls(self._caller)
         self.bundles = BundleCalls(self._caller)
+        self.lists = ListCalls(self._caller, verify)
         self.webhooks = WebhookCalls(self._caller)
         self.registry = RegistryCalls(self._caller)
         self.datasets = DatasetCalls(self._caller)

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
-from interlock.adapters.postgres import Connection, queries
+import msgspec
+
+from interlock.adapters.postgres import Connection, Database, queries
 from interlock.errors import Conflict
 from interlock.settings import Settings
 
 _sql = queries("jobs")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A request's Idempotency-Key, if it has one, and its body as it came: the key is bound to its bytes."""
+
+    key: str | None = None
+    body: bytes = b""
 
 
 async def answered_before(
@@ -35,3 +49,28 @@ async def remember(connection: Connection, org_id: UUID, endpoint: str, key: str
     await _sql.remember_response(
         connection, org_id=org_id, endpoint=endpoint, key=key, status=status, response=response.decode()
     )
+
+
+async def once(
+    database: Database,
+    settings: Settings,
+    org_id: UUID,
+    endpoint: str,
+    repeat: Repeat,
+    kind: type[R],
+    status: int,
+    work: Callable[[Connection], Awaitable[R]],
+) -> R:
+    """Does `work` in a transaction, or answers as when it was done before."""
+
+    async def unless_answered(connection: Connection) -> R:
+        if repeat.key is None:
+            return await work(connection)
+        known = await answered_before(connection, settings, org_id, endpoint, repeat.key, repeat.body)
+        if known is not None:
+            return msgspec.json.decode(known, type=kind)
+        reply = await work(connection)
+        await remember(connection, org_id, endpoint, repeat.key, status, msgspec.json.encode(reply))
+        return reply
+
+    return await database.run(unless_answered)

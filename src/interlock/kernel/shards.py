@@ -30,14 +30,17 @@ class Shards:
 
     async def of_runs(self, run_ids: Sequence[UUID]) -> dict[UUID, int]:
         """Runs that are not there are left out."""
-        missing = [run_id for run_id in run_ids if run_id not in self._of_run]
+        known = {run_id: self._of_run[run_id] for run_id in run_ids if run_id in self._of_run}
+        missing = [run_id for run_id in run_ids if run_id not in known]
         if missing:
             async with self._database.connection() as connection:
                 rows = await _sql.shards_of_runs(connection, run_ids=missing)
             if len(self._of_run) > _CACHED:
                 self._of_run.clear()
-            self._of_run |= {row["run_id"]: row["shard"] for row in rows}
-        return {run_id: self._of_run[run_id] for run_id in run_ids if run_id in self._of_run}
+            known |= {row["run_id"]: row["shard"] for row in rows}
+            # A run whose list is still being read may yet get one.
+            self._of_run |= {row["run_id"]: row["shard"] for row in rows if row["shard"] or not row["ingesting"]}
+        return known
 
     def forget(self, run_id: UUID) -> None:
         self._of_run.pop(run_id, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -18,6 +17,7 @@ from interlock.failpoints import failpoint
 from interlock.kernel.bundles import pin
 from interlock.kernel.idempotency import answered_before, remember
 from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
+from interlock.kernel.payloads import pointed
 from interlock.kernel.tasks import enqueue, run_task_id
 from interlock.kernel.udf import UDF
 from interlock.kernel.webhook_events import tell_of_runs
@@ -27,9 +27,8 @@ from interlock.wire import JobAccepted, JobRequest, RunState
 
 _sql = queries("jobs")
 _ENDPOINT = "POST /v1/jobs"
-_INDEX = re.compile("[0-9]{1,9}")
 # JSON that our parser takes and Postgres does not: nested too deep, or text it has no encoding for.
-_UNSTORABLE = (
+UNSTORABLE = (
     asyncpg.StatementTooComplexError,
     asyncpg.InvalidTextRepresentationError,
     asyncpg.UntranslatableCharacterError,
@@ -48,7 +47,7 @@ class Submitted:
 
 
 @dataclass(frozen=True)
-class _Items:
+class Items:
     """The list, by column: that is how it is written."""
 
     payloads: list[str]
@@ -67,7 +66,6 @@ class Submissions:
     async def submit(self, request: JobRequest, org_id: UUID, *, idempotency_key: str | None, body: bytes) -> Submitted:
         """`body` is the request as it came: an Idempotency-Key is bound to its bytes."""
         self._check_size(request)
-        _check_name(request.name)
 
         async def work(connection: Connection) -> Submitted:
             if idempotency_key is not None:
@@ -79,11 +77,11 @@ class Submissions:
             if idempotency_key is not None:
                 await remember(connection, org_id, _ENDPOINT, idempotency_key, 201, accepted)
             await failpoint("submit.before_commit")
-            return Submitted(accepted, replayed=False, runtime=runtime, created=written.total)
+            return Submitted(accepted, replayed=False, runtime=runtime, created=written.total or 0)
 
         try:
             submitted = await self._database.run(work)
-        except _UNSTORABLE as error:
+        except UNSTORABLE as error:
             raise BadRequest(f"A payload cannot be stored: {str(error).splitlines()[0]}.", code="bad_payload") from None
         await failpoint("submit.committed")
         if submitted.created:
@@ -98,13 +96,20 @@ class Submissions:
 
     def _check_size(self, request: JobRequest) -> None:
         most = self._settings.sync_threshold
-        if len(request.tasks) > most:
+        if len(request.listed) > most:
             raise TooLarge(
-                f"{len(request.tasks)} tasks in one call; at most {most} are taken. Name the job and post it in parts.",
-                code="too_many_tasks",
+                f"{len(request.listed)} tasks in one call; at most {most} are taken here.", code="too_many_tasks"
             )
+        self.check_payloads(request)
+
+    def check_payloads(self, request: JobRequest) -> None:
+        """What is refused before anything is written."""
+        _check_name(request.name)
+        self.check_payload_sizes(request.listed)
+
+    def check_payload_sizes(self, tasks: list[Raw]) -> None:
         limit = self._settings.payload_limit_bytes
-        for index, task in enumerate(request.tasks):
+        for index, task in enumerate(tasks):
             if len(task) > limit:
                 raise TooLarge(
                     f"tasks[{index}] has {len(task)} bytes; a payload may have {limit}.",
@@ -112,8 +117,8 @@ class Submissions:
                 )
 
     async def _write(self, connection: Connection, request: JobRequest, org_id: UUID) -> tuple[JobAccepted, str]:
-        job = await self._job(connection, request, org_id)
-        items = _items(request.tasks, request.dedupe_by, job["concurrency_key"])
+        job = await self.job(connection, request, org_id)
+        items = items_of(request.listed, request.dedupe_by, job["concurrency_key"])
         run = await _sql.insert_run(
             connection,
             org_id=org_id,
@@ -138,10 +143,11 @@ class Submissions:
             total=len(indexes),
             deduplicated=len(items) - len(indexes),
             tasks_url=f"/v1/jobs/{job['job_id']}/tasks",
+            status_url=f"/v1/jobs/{job['job_id']}",
         )
         return accepted, job["runtime"]
 
-    async def _tasks(self, connection: Connection, job: Row, run_id: UUID, items: _Items) -> list[int]:
+    async def _tasks(self, connection: Connection, job: Row, run_id: UUID, items: Items) -> list[int]:
         shared = {
             "run_id": run_id,
             "org_id": job["org_id"],
@@ -174,7 +180,8 @@ class Submissions:
                 direct=direct,
             )
 
-    async def _job(self, connection: Connection, request: JobRequest, org_id: UUID) -> Row:
+    async def job(self, connection: Connection, request: JobRequest, org_id: UUID) -> Row:
+        """The one that a request is for: known, new, or changed."""
         if request.operator is None:
             return await self._known_job(connection, request, org_id)
         config = await self._config(connection, request, org_id)
@@ -248,14 +255,14 @@ def _check_name(name: str | None) -> None:
     raise BadRequest("A job's name must not look like an id: paths take either.", code="bad_job_name")
 
 
-def _items(tasks: list[Raw], dedupe_by: str | None, slot_by: str | None) -> _Items:
+def items_of(tasks: list[Raw], dedupe_by: str | None, slot_by: str | None) -> Items:
     payloads = [_text(index, task) for index, task in enumerate(tasks)]
     if dedupe_by is None and slot_by is None:
-        return _Items(payloads, None, [None] * len(payloads))
+        return Items(payloads, None, [None] * len(payloads))
     values = [_value(index, task) for index, task in enumerate(tasks)]
     dedupe = [_pointed(i, value, dedupe_by, required=True) for i, value in enumerate(values)] if dedupe_by else None
     slots = [_pointed(i, value, slot_by, required=False) if slot_by else None for i, value in enumerate(values)]
-    return _Items(payloads, dedupe, slots)
+    return Items(payloads, dedupe, slots)
 
 
 def _text(index: int, task: Raw) -> str:
@@ -278,17 +285,12 @@ def _not_json(index: int) -> BadRequest:
 
 def _pointed(index: int, value: Any, pointer: str, *, required: bool) -> str | None:
     """The scalar a JSON pointer names in a payload, as text."""
-    for part in pointer.split("/")[1:]:
-        token = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, list) and _INDEX.fullmatch(token) and int(token) < len(value):
-            value = value[int(token)]
-        else:
-            value = value.get(token) if isinstance(value, dict) else None
-    if value is None or isinstance(value, dict | list):
-        if required:
-            raise BadRequest(f"tasks[{index}] has no single value at {pointer!r}.", code="bad_pointer")
-        return None
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    if len(text) > 1000 or "\x00" in text:
-        raise BadRequest(f"tasks[{index}]: the value at {pointer!r} is too long or not text.", code="bad_pointer")
+    try:
+        text = pointed(value, pointer)
+    except ValueError:
+        raise BadRequest(
+            f"tasks[{index}]: the value at {pointer!r} is too long or not text.", code="bad_pointer"
+        ) from None
+    if text is None and required:
+        raise BadRequest(f"tasks[{index}] has no single value at {pointer!r}.", code="bad_pointer")
     return text

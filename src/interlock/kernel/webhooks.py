@@ -13,12 +13,11 @@ from typing import Final, TypeVar
 from urllib.parse import urlsplit
 from uuid import UUID
 
-import msgspec
 from msgspec import Raw
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import BadRequest, Conflict, NotFound
-from interlock.kernel.idempotency import answered_before, remember
+from interlock.kernel.idempotency import Repeat, once
 from interlock.kernel.webhook_events import trial_event
 from interlock.outbound.addresses import literal
 from interlock.outbound.failures import AddressRefused
@@ -57,14 +56,6 @@ class Caller:
     org: str
     user: str
     sees_urls: bool
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """By which a request that comes again is known: its Idempotency-Key, if it has one, and its body."""
-
-    key: str | None = None
-    body: bytes = b""
 
 
 class Webhooks:
@@ -172,17 +163,7 @@ class Webhooks:
         kind: type[R],
         work: Callable[[Connection], Awaitable[R]],
     ) -> R:
-        async def once(connection: Connection) -> R:
-            if repeat.key is None:
-                return await work(connection)
-            known = await answered_before(connection, self._settings, caller.org_id, endpoint, repeat.key, repeat.body)
-            if known is not None:
-                return msgspec.json.decode(known, type=kind)
-            reply = await work(connection)
-            await remember(connection, caller.org_id, endpoint, repeat.key, 201, msgspec.json.encode(reply))
-            return reply
-
-        return await self._database.run(once)
+        return await once(self._database, self._settings, caller.org_id, endpoint, repeat, kind, 201, work)
 
     # Reads
 

@@ -116,7 +116,7 @@ class Supervisor:
             await self._wait_until_ready(door)
         # Not sooner: on a small machine a worker's start would only slow down theirs, and it could not work yet.
         self.workers = [self._worker(runtime) for runtime in self.plan.workers]
-        self.schedulers = [self._scheduler(), self._sink(), self._bus()]
+        self.schedulers = [self._scheduler(), self._sink(), self._ingest(), self._bus()]
         self.queries = [self._query()]
         self._keep_alive(self.queries)
         self.runners = [self._runner()] if foundation.runner else []
@@ -256,6 +256,12 @@ class Supervisor:
             return Handover({"INTERLOCK_STATE_URL": self._laid_foundation.servers.urls.state} | self._mail())
 
         return self._child("bus", ["bus"], hand_over, _LISTENER_GRACE_SECONDS)
+
+    def _ingest(self) -> Child:
+        async def hand_over() -> Handover:
+            return Handover({"INTERLOCK_STATE_URL": self._laid_foundation.servers.urls.state})
+
+        return self._child("ingest", ["ingest"], hand_over, _LISTENER_GRACE_SECONDS)
 
     def _worker(self, runtime: str) -> Child:
         async def hand_over() -> Handover:

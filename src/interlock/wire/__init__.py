@@ -68,6 +68,16 @@ from interlock.wire.base import (
     WorkerId,
 )
 from interlock.wire.buffers import BadRow, BatchRefusal, BufferPage, BufferView, PublishStatus
+from interlock.wire.bulk import (
+    MOST_PARTS,
+    ListFormat,
+    ListPart,
+    ListSource,
+    ListUpload,
+    TasksAdded,
+    TasksRequest,
+    UploadRequest,
+)
 from interlock.wire.bundles import (
     BundlePage,
     BundleView,
@@ -300,6 +310,7 @@ from interlock.wire.webhooks import (
 )
 
 __all__ = [
+    "MOST_PARTS",
     "AclPage",
     "AclRequest",
     "AclView",
@@ -439,6 +450,10 @@ __all__ = [
     "LineageDataset",
     "LineageEdge",
     "LineageJob",
+    "ListFormat",
+    "ListPart",
+    "ListSource",
+    "ListUpload",
     "LoadBatch",
     "MemberPage",
     "MemberRequest",
@@ -543,10 +558,13 @@ __all__ = [
     "TaskQuery",
     "TaskStatus",
     "TaskView",
+    "TasksAdded",
+    "TasksRequest",
     "TenantConfig",
     "Text",
     "UploadPart",
     "UploadParts",
+    "UploadRequest",
     "UploadStarted",
     "UserQuery",
     "VersionState",

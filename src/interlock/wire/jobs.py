@@ -9,6 +9,7 @@ from uuid import UUID
 from msgspec import Meta, Raw, field
 
 from interlock.wire.base import JsonPointer, Name, OperatorName, Priority, Reply, Request, RunState, Seconds
+from interlock.wire.bulk import ListSource
 
 
 class Policy(Request, frozen=True, kw_only=True):
@@ -49,9 +50,15 @@ class DatasetRef(Request, frozen=True, kw_only=True):
 
 
 class JobRequest(Request, frozen=True, kw_only=True):
-    """`POST /v1/jobs`: a closed list of tasks for an operator. A named job may be posted to again."""
+    """`POST /v1/jobs`: a list of tasks for an operator. A named job may be posted to again.
 
-    tasks: list[Raw]
+    The list is closed, here or in an upload; `open` takes more of them later.
+    """
+
+    tasks: list[Raw] | None = None
+    source: ListSource | None = None
+    open: bool = False
+    in_background: bool = field(default=False, name="async")
     name: Name | None = None
     operator: OperatorName | None = None
     runtime: Name = "platform"
@@ -65,14 +72,21 @@ class JobRequest(Request, frozen=True, kw_only=True):
     dedupe_by: JsonPointer | None = None
     update: bool = False
 
+    @property
+    def listed(self) -> list[Raw]:
+        return self.tasks or []
+
 
 class JobAccepted(Reply, frozen=True, kw_only=True):
+    """201: its tasks are there. 202: they will be, and `total` with them; see `status_url`."""
+
     job_id: UUID
     run_id: UUID
     state: RunState
-    total: int
+    total: int | None
     deduplicated: int
     tasks_url: str
+    status_url: str
 
 
 class Counts(Reply, frozen=True, kw_only=True):

@@ -94,6 +94,15 @@ where m.message_id = any(array(
     for no key update skip locked))
 returning m.message_id;
 
+-- name: bury
+update interlock.queue_messages m
+set dead_at = interlock.clock(), receipt = null
+where m.message_id = any(array(
+    select message_id from interlock.queue_messages
+    where message_id = any(:ids::bigint[]) and receipt = any(:receipts::uuid[]) and queue || '' = :queue
+    for no key update skip locked))
+returning m.message_id;
+
 -- name: replace
 -- The rest of a message that was settled in part: visible to others at once, and not counted as a failed delivery.
 update interlock.queue_messages m

@@ -4,7 +4,7 @@
 select nextval('interlock.shards')::int;
 
 -- name: shards_of_runs
-select run_id, shard from interlock.runs where run_id = any(:run_ids::uuid[]);
+select run_id, shard, ingesting from interlock.runs where run_id = any(:run_ids::uuid[]);
 
 -- name: live_shards
 select shard from interlock.runs where shard <> 0 and ended_at is null order by shard;

@@ -1,0 +1,327 @@
+"""The ingest: takes runs whose list is staged from their queue, and makes their tasks.
+
+    receive ─► chunks ─► shard ─► total ─► ranges ─► latch ─► ack
+                 │     (keys, attached)  (messages)
+                 └─► the list is bad: run Failed with the reason, message to the dead letters
+
+The record decides, never the message. A crash between any two steps repeats the one it came into: the ledger knows the
+chunks that are there, the record the step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any, Final, Protocol, TypeVar
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+import structlog
+
+from interlock.adapters.objects import Objects
+from interlock.adapters.queue import Handle, Queue, Received
+from interlock.bulk.lists import BadList
+from interlock.bulk.loading import ShardGone, ShardLoader
+from interlock.bulk.records import Pending, Records, Step
+from interlock.bulk.rows import Shape, no_rows, not_json
+from interlock.bulk.sources import Batch, Place, Source
+from interlock.bulk.staged import StagedList
+from interlock.errors import InterlockError
+from interlock.failpoints import failpoint
+from interlock.kernel.shards import SMALL_SHARD
+from interlock.kernel.submission import UNSTORABLE
+from interlock.settings import INGEST_QUEUE, Settings
+from interlock.telemetry import INGEST_ROWS, INGESTS, TASKS_CREATED
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+_WAIT_SECONDS: Final = 10.0
+_VISIBILITY_SECONDS: Final = 60.0
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+
+
+class _Wakeup(msgspec.Struct, frozen=True):
+    run_id: UUID
+
+
+_wakeup = msgspec.json.Decoder(_Wakeup)
+
+
+class Heavy(Protocol):
+    """What loads lists that are too much for one process."""
+
+    async def take(self, pending: Pending, staged: StagedList) -> bool:
+        """Whether it has, durably: then the message is needed no more."""
+
+    async def settle(self, pending: Pending) -> bool:
+        """Whether all of it is loaded. False: it still goes on, or this process is to do it after all."""
+
+
+class Unwanted(Exception):
+    """The run was canceled or deleted while its list was read."""
+
+
+class Ingest:
+    """One of any number. A list that two of them read at once is loaded once."""
+
+    name = "ingest"
+    seconds = 0.1
+
+    def __init__(
+        self,
+        settings: Settings,
+        queue: Queue,
+        objects: Objects,
+        records: Records,
+        state_url: str,
+        heavy: Heavy | None = None,
+        *,
+        wait_seconds: float = _WAIT_SECONDS,
+    ) -> None:
+        self._queue, self._objects, self._records, self._heavy = queue, objects, records, heavy
+        self._settings = settings
+        self._state_url = state_url
+        self._tries = min(settings.ingest_tries, settings.queue_max_receives)
+        self._wait_seconds = wait_seconds
+
+    async def idle(self, seconds: float) -> None:
+        """`run_once` has waited already, unless a test told it not to."""
+        await asyncio.sleep(seconds)
+
+    async def run_once(self) -> int:
+        messages = await self._queue.receive(
+            INGEST_QUEUE, wait_seconds=self._wait_seconds, most=1, visibility_seconds=_VISIBILITY_SECONDS
+        )
+        for message in messages:
+            await failpoint("ingest.received")
+            async with self._held(message):
+                await self._settle(message)
+        return len(messages)
+
+    @asynccontextmanager
+    async def _held(self, message: Received) -> AsyncIterator[None]:
+        """Nobody else gets it while this goes on. Were it so nevertheless, it would be harmless."""
+
+        async def extend() -> None:
+            while True:
+                await asyncio.sleep(_VISIBILITY_SECONDS / 3)
+                with suppress(InterlockError):
+                    await self._queue.extend(INGEST_QUEUE, [_handle(message)], _VISIBILITY_SECONDS)
+
+        extending = asyncio.create_task(extend())
+        try:
+            yield
+        finally:
+            extending.cancel()
+
+    async def _settle(self, message: Received) -> None:
+        """Whatever comes of it, the message is dealt with: done, put off, or dead."""
+        pending = await self._pending(message)
+        try:
+            if pending is not None:
+                await self._ingest(pending)
+        except BadList as bad:
+            await self._give_up(message, pending, bad.detail)
+        except asyncio.CancelledError:
+            # The process is to stop: the next one goes on at once, where this one was.
+            await self._queue.nack(INGEST_QUEUE, [_handle(message)], 0.0)
+            raise
+        except Exception as error:
+            # One that nobody thought of, too: a list that causes it must not come back for ever.
+            await self._later(message, pending, error)
+        else:
+            await self._queue.ack(INGEST_QUEUE, [_handle(message)])
+
+    async def _pending(self, message: Received) -> Pending | None:
+        try:
+            run_id = _wakeup.decode(message.body).run_id
+        except msgspec.MsgspecError:
+            log.warning("message.unreadable", queue=INGEST_QUEUE, effect="dropped: no run is behind it")
+            return None
+        return await self._records.pending(run_id)
+
+    async def _ingest(self, pending: Pending) -> None:
+        """From the step on that it has come to."""
+        try:
+            if pending.step is Step.LOADING and not await self._load(pending):
+                return
+            now = await self._records.pending(pending.run_id)
+            if now is not None and now.step is Step.FINISHING:
+                await self._finish(now)
+                now = await self._records.pending(pending.run_id)
+            if now is not None and now.step is Step.ENQUEUING:
+                await self._records.enqueued(now)
+                await failpoint("ingest.enqueued")
+                await self._records.latched(now)
+                await failpoint("ingest.latched")
+                TASKS_CREATED.labels(runtime=now.runtime).inc(now.total or 0)
+                log.info("run.ingested", run_id=str(now.run_id), tasks=now.total)
+        except (ShardGone, Unwanted):
+            left = await self._records.pending(pending.run_id)
+            if left is not None and left.unwanted:
+                await self._records.canceled(left)
+
+    async def _load(self, pending: Pending) -> bool:
+        """Whether this is the one who goes on with it."""
+        if pending.unwanted:
+            raise Unwanted
+        staged = self._staged(pending)
+        if self._heavy is not None:
+            if pending.load_task is not None:
+                if await self._heavy.settle(pending):
+                    await self._records.loaded(pending)
+                    return True
+                return False
+            if await self._heavy.take(pending, staged):
+                return False
+        return await self._stream(pending, staged)
+
+    async def _stream(self, pending: Pending, source: Source) -> bool:
+        place = await self._records.place(pending)
+        async with aclosing(source.batches(place)) as batches:
+            head = await self._head(batches)
+            if place == Place() and pending.shard == SMALL_SHARD and self._is_small(head):
+                await source.verify()
+                await self._write_small(pending, head[0] if head else None)
+                return False
+            await self._load_all(pending, _chained(head, batches))
+        await source.verify()
+        await failpoint("ingest.loaded")
+        await self._records.loaded(pending)
+        return True
+
+    async def _head(self, batches: AsyncIterator[Batch]) -> list[Batch]:
+        """The first batch; with the second, when only that tells whether the list is a small one."""
+        first = await anext(batches, None)
+        if first is None or first.table.num_rows >= self._settings.shard_threshold:
+            second = None
+        else:
+            second = await anext(batches, None)
+        return [batch for batch in (first, second) if batch is not None]
+
+    def _is_small(self, head: Sequence[Batch]) -> bool:
+        return len(head) < 2 and all(batch.table.num_rows < self._settings.shard_threshold for batch in head)
+
+    async def _write_small(self, pending: Pending, batch: Batch | None) -> None:
+        """None: the list has no line, and so the run no task."""
+        table = no_rows(pending.run_id) if batch is None else batch.table
+        try:
+            await self._records.small(pending, table, batch.lines if batch is not None else 0)
+        except UNSTORABLE:
+            raise _unstorable(table) from None
+        INGEST_ROWS.inc(table.num_rows)
+
+    async def _load_all(self, pending: Pending, batches: AsyncIterator[Batch]) -> None:
+        shard = await self._records.shard(pending)
+        if shard is None:
+            raise Unwanted
+        await failpoint("ingest.shard_created")
+        loader = await _in_thread(ShardLoader, self._state_url, pending.run_id, shard)
+        try:
+            async with aclosing(_read_ahead(batches)) as ahead:
+                async for batch in ahead:
+                    await self._load_one(pending, loader, batch)
+        finally:
+            await _in_thread(loader.close)
+
+    async def _load_one(self, pending: Pending, loader: ShardLoader, batch: Batch) -> None:
+        if await _in_thread(loader.load, batch):
+            INGEST_ROWS.inc(batch.table.num_rows)
+        elif not await self._is_loaded(pending, batch):
+            raise Unwanted
+        await failpoint("ingest.chunk_loaded")
+
+    async def _is_loaded(self, pending: Pending, batch: Batch) -> bool:
+        """By another one, that is. Chunks are loaded in order: what is behind it tells."""
+        place = await self._records.place(pending)
+        return (place.part, place.byte) >= (batch.part, batch.end_byte)
+
+    async def _finish(self, pending: Pending) -> None:
+        if pending.unwanted:
+            raise Unwanted
+        loader = await _in_thread(ShardLoader, self._state_url, pending.run_id, pending.shard)
+        try:
+            if not await _in_thread(loader.finish):
+                raise ShardGone
+        finally:
+            await _in_thread(loader.close)
+        await failpoint("ingest.finished")
+        await self._records.counted(pending)
+        await failpoint("ingest.counted")
+
+    def _staged(self, pending: Pending) -> StagedList:
+        shape = Shape(pending.source.format, self._settings.payload_limit_bytes, slot_pointer=pending.slot_pointer)
+        return StagedList(self._objects, pending.source, pending.run_id, shape)
+
+    # What does not go well
+
+    async def _give_up(self, message: Received, pending: Pending | None, reason: str) -> None:
+        if pending is not None:
+            await self._records.failed(pending, reason)
+            log.warning("run.not_ingested", run_id=str(pending.run_id), effect="the run has failed")
+        await failpoint("ingest.failed")
+        await self._queue.bury(INGEST_QUEUE, [_handle(message)])
+
+    async def _later(self, message: Received, pending: Pending | None, error: Exception) -> None:
+        """Mostly a store is away: it is tried again, and given up after so many times."""
+        known = isinstance(error, InterlockError)
+        detail = error.detail if isinstance(error, InterlockError) else type(error).__name__
+        log.warning("ingest.failed", reason=detail, tries=message.receives, exc_info=None if known else error)
+        if message.receives >= self._tries:
+            await self._give_up(message, pending, f"Given up after {message.receives} tries: {detail}")
+            return
+        pause = min(_LONGEST_PAUSE_SECONDS, 2.0 ** (message.receives - 1)) * (0.5 + random.random() / 2)  # noqa: S311
+        await self._queue.nack(INGEST_QUEUE, [_handle(message)], pause)
+        INGESTS.labels(result="retried").inc()
+
+
+async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """A thread cannot be stopped: whoever is told to stop waits for it, so that nothing is closed under it."""
+    working = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait({working})
+        raise
+
+
+async def _chained(head: Sequence[Batch], rest: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
+    for batch in head:
+        yield batch
+    async for batch in rest:
+        yield batch
+
+
+async def _read_ahead(batches: AsyncIterator[Batch]) -> AsyncGenerator[Batch]:
+    """The next one is read here while the database takes this one: these two are all that is in memory."""
+
+    async def following() -> Batch | None:
+        return await anext(batches, None)
+
+    ahead = asyncio.create_task(following())
+    try:
+        while (batch := await ahead) is not None:
+            ahead = asyncio.create_task(following())
+            yield batch
+    finally:
+        ahead.cancel()
+        await asyncio.gather(ahead, return_exceptions=True)
+
+
+def _unstorable(table: pa.Table) -> BadList:
+    """Which line it is, as far as it can be told: what only Postgres refuses is named by the list."""
+    decode = msgspec.json.decode
+    for index, payload in zip(table.column("task_index").to_pylist(), table.column("payload").to_pylist(), strict=True):
+        try:
+            decode(payload)
+        except (msgspec.DecodeError, RecursionError):
+            return not_json(index)
+    return BadList("bad_json", "A line is nested too deep, or has text that cannot be stored.")
+
+
+def _handle(message: Received) -> Handle:
+    return Handle(message.message_id, message.receipt)

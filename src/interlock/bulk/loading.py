@@ -1,0 +1,117 @@
+"""Rows into the run's own shard: Arrow batches as binary COPY, with the ledger row of each in the same transaction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from uuid import UUID
+
+import adbc_driver_manager
+import adbc_driver_postgresql.dbapi as postgres
+import pyarrow as pa
+
+from interlock.adapters.postgres import queries
+from interlock.bulk.rows import not_json
+from interlock.bulk.sources import Batch
+from interlock.errors import Unavailable
+
+_sql = queries("ingest")
+_SCHEMA: Final = "interlock"
+_COPIED: Final = re.compile(r"COPY tasks_\d+, line (\d+), column")
+# What Postgres says of a value, not of itself: malformed text, an encoding, or nesting past its stack.
+_OF_A_VALUE: Final = ("22", "54001")
+_GONE: Final = "42P01"
+
+
+class ShardGone(Exception):
+    """The run was deleted, with its shard."""
+
+
+class ShardLoader:
+    """One connection of its own, without the time limits of short statements. Its methods block."""
+
+    def __init__(self, url: str, run_id: UUID, shard: int) -> None:
+        self._run_id = run_id
+        self._shard = shard
+        with _in_a_sentence():
+            self._connection = postgres.connect(url)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def load(self, batch: Batch) -> bool:
+        """False when it was loaded before, or the run does not want it any more."""
+        try:
+            with self._transaction() as cursor:
+                if not _begin(cursor, self._run_id, batch):
+                    return False
+                if batch.table.num_rows:
+                    copy(cursor, self._shard, batch.table.to_reader())
+        except adbc_driver_manager.Error as error:
+            raise _meaning(error, batch) from None
+        return True
+
+    def finish(self) -> bool:
+        """Keys and indexes, and its place among the other shards. False when it is gone."""
+        with _in_a_sentence(), self._transaction() as cursor:
+            cursor.execute(_sql.finish_shard.sql, (self._shard,))
+            row = cursor.fetchone()
+        return bool(row and row[0])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        """Any: the driver comes without types."""
+        try:
+            with self._connection.cursor() as cursor:
+                # Rows and ledger go together. The step that follows them is synced, and they were written before it.
+                cursor.execute("set local synchronous_commit = off")
+                yield cursor
+            self._connection.commit()
+        except BaseException:
+            self._connection.rollback()
+            raise
+
+
+def _begin(cursor: Any, run_id: UUID, batch: Batch) -> bool:
+    values = {
+        "run_id": str(run_id),
+        "part": batch.part,
+        "first_byte": batch.first_byte,
+        "end_byte": batch.end_byte,
+        "first_line": batch.first_line,
+        "lines": batch.lines,
+        "rows": batch.table.num_rows,
+    }
+    cursor.execute(_sql.begin_chunk.sql, [values[name] for name in _sql.driver_adapter.var_sorted["begin_chunk"]])
+    return cursor.fetchone() is not None
+
+
+def copy(cursor: Any, shard: int, rows: pa.RecordBatchReader) -> None:
+    cursor.adbc_ingest(f"tasks_{shard}", rows, mode="append", db_schema_name=_SCHEMA)
+
+
+def _meaning(error: adbc_driver_manager.Error, batch: Batch) -> Exception:
+    """What the server says may quote a payload: only the line is taken from it."""
+    state = error.sqlstate or ""
+    if state == _GONE:
+        return ShardGone()
+    copied = _COPIED.findall(str(error))
+    if state.startswith(_OF_A_VALUE) and copied:
+        # The last one is the server's own; what it quotes comes before.
+        return not_json(batch.table.column("task_index")[int(copied[-1]) - 1].as_py())
+    return _away(error)
+
+
+@contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    try:
+        yield
+    except adbc_driver_manager.Error as error:
+        raise _away(error) from None
+
+
+def _away(error: adbc_driver_manager.Error) -> Unavailable:
+    state = f" (SQLSTATE {error.sqlstate})" if error.sqlstate else ""
+    return Unavailable(f"The state database does not take the rows of a list{state}: they are tried again.")

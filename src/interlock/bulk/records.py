@@ -1,0 +1,232 @@
+"""What is recorded of an ingest, step by step, and how it ends."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+import structlog
+
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.bulk.closing import end_if_over
+from interlock.bulk.sources import Place, StagedSource
+from interlock.failpoints import failpoint
+from interlock.kernel.shards import SMALL_SHARD, drop
+from interlock.kernel.webhook_events import tell_of_runs
+from interlock.settings import Settings
+from interlock.telemetry import INGESTS, TASKS_CREATED
+from interlock.wire import RunState
+
+log = structlog.get_logger()
+
+_sql = queries("ingest")
+_source = msgspec.json.Decoder(StagedSource)
+_MESSAGES: Final = 5000
+"""Of one transaction."""
+
+
+class Step(StrEnum):
+    LOADING = "Loading"
+    FINISHING = "Finishing"
+    ENQUEUING = "Enqueuing"
+    DONE = "Done"
+    FAILED = "Failed"
+    CANCELED = "Canceled"
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An ingest as it stands, with what it needs to know of its run and job."""
+
+    run_id: UUID
+    org_id: UUID
+    job_id: UUID
+    shard: int
+    step: Step
+    source: StagedSource
+    load_task: UUID | None
+    runtime: str
+    queue: str
+    priority: int
+    max_attempts: int
+    slot_pointer: str | None
+    total: int | None
+    unwanted: bool
+    """Canceled, or about to be deleted."""
+
+
+class Records:
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+
+    async def pending(self, run_id: UUID) -> Pending | None:
+        """None when it is settled, or its run is gone."""
+        async with self._database.connection() as connection:
+            row: Row | None = await _sql.ingest_of(connection, run_id=run_id)
+        if row is None or row["settled_at"] is not None or row["ended_at"] is not None:
+            return None
+        return Pending(
+            run_id=row["run_id"],
+            org_id=row["org_id"],
+            job_id=row["job_id"],
+            shard=row["shard"],
+            step=Step(row["step"]),
+            source=_source.decode(row["source"]),
+            load_task=row["load_task"],
+            runtime=row["runtime"],
+            queue=row["queue"],
+            priority=row["priority"],
+            max_attempts=row["max_attempts"],
+            slot_pointer=row["concurrency_key"],
+            total=row["total"],
+            unwanted=row["cancel_requested"] or row["delete_requested"],
+        )
+
+    async def place(self, pending: Pending) -> Place:
+        async with self._database.connection() as connection:
+            row: Row | None = await _sql.last_chunk(connection, run_id=pending.run_id)
+        return Place() if row is None else Place(row["part"], row["end_byte"], row["next_line"])
+
+    # A run of its own shard, step by step
+
+    async def shard(self, pending: Pending) -> int | None:
+        """A bare table for it. None when nobody wants it any more."""
+        return await self._database.run(functools.partial(self._shard, pending=pending))
+
+    async def _shard(self, connection: Connection, *, pending: Pending) -> int | None:
+        which = {"run_id": pending.run_id, "org_id": pending.org_id}
+        shard = pending.shard
+        if shard == SMALL_SHARD:
+            row = await _sql.give_shard(connection, **which)
+            if row is None:
+                return None
+            shard = row["shard"]
+        made = await _sql.create_shard(
+            connection,
+            number=shard,
+            job_id=pending.job_id,
+            max_attempts=pending.max_attempts,
+            priority=pending.priority,
+            **which,
+        )
+        await failpoint("ingest.before_shard_commit")
+        return shard if made else None
+
+    async def loaded(self, pending: Pending) -> None:
+        async def work(connection: Connection) -> None:
+            sums = await _sql.sum_of_chunks(connection, run_id=pending.run_id)
+            await _sql.set_loaded(
+                connection,
+                run_id=pending.run_id,
+                org_id=pending.org_id,
+                total=sums["total"],
+                last_index=sums["last_index"],
+            )
+            await failpoint("ingest.before_loaded_commit")
+
+        await self._database.run(work)
+
+    async def counted(self, pending: Pending) -> None:
+        """The total, before anything that could end the run."""
+
+        async def work(connection: Connection) -> None:
+            await _sql.set_run_total(connection, run_id=pending.run_id, org_id=pending.org_id)
+            await failpoint("ingest.before_total_commit")
+
+        await self._database.run(work)
+
+    async def enqueued(self, pending: Pending) -> None:
+        while not await self._database.run(functools.partial(self._enqueue, pending=pending)):
+            continue
+
+    async def _enqueue(self, connection: Connection, *, pending: Pending) -> bool:
+        row: Row | None = await _sql.enqueue_run_ranges(
+            connection,
+            run_id=pending.run_id,
+            org_id=pending.org_id,
+            queue=pending.queue,
+            priority=pending.priority,
+            most=_MESSAGES,
+            direct=self._settings.queue_direct,
+        )
+        await failpoint("ingest.before_enqueue_commit")
+        return row is None or bool(row["done"])
+
+    async def latched(self, pending: Pending) -> None:
+        async def work(connection: Connection) -> None:
+            row = await _sql.latch_ingested(connection, run_id=pending.run_id, org_id=pending.org_id)
+            if row is not None:
+                await end_if_over(connection, pending.run_id, now=self._database.clock.now())
+            await failpoint("ingest.before_latch_commit")
+
+        await self._database.run(work)
+        INGESTS.labels(result="done").inc()
+
+    # A small one, at once
+
+    async def small(self, pending: Pending, table: pa.Table, lines: int) -> None:
+        """Into the shard that small runs share: tasks, total, messages and latch in one transaction."""
+
+        async def work(connection: Connection) -> None:
+            which = {"run_id": pending.run_id, "org_id": pending.org_id}
+            total, last = table.num_rows, lines - 1
+            if await _sql.set_loaded(connection, total=total, last_index=last, **which) is None:
+                return  # somebody else has
+            await _sql.insert_ingested(
+                connection,
+                job_id=pending.job_id,
+                max_attempts=pending.max_attempts,
+                priority=pending.priority,
+                indexes=table.column("task_index").to_pylist(),
+                payloads=table.column("payload").to_pylist(),
+                slot_keys=_slot_keys(table),
+                **which,
+            )
+            await _sql.set_run_total(connection, **which)
+            await self._enqueue(connection, pending=pending)
+            await _sql.latch_ingested(connection, **which)
+            await end_if_over(connection, pending.run_id, now=self._database.clock.now())
+            await failpoint("ingest.before_small_commit")
+
+        await self._database.run(work)
+        TASKS_CREATED.labels(runtime=pending.runtime).inc(table.num_rows)
+        INGESTS.labels(result="done").inc()
+
+    # Ends without a task
+
+    async def failed(self, pending: Pending, reason: str) -> None:
+        await self._end(pending, Step.FAILED, RunState.FAILED, reason)
+
+    async def canceled(self, pending: Pending) -> None:
+        await self._end(pending, Step.CANCELED, RunState.CANCELED, None)
+
+    async def _end(self, pending: Pending, step: Step, state: RunState, reason: str | None) -> None:
+        async def work(connection: Connection) -> int | None:
+            row: Row | None = await _sql.end_ingest(
+                connection, run_id=pending.run_id, org_id=pending.org_id, step=step, state=state, reason=reason
+            )
+            if row is not None:
+                over = [pending.run_id]
+                await tell_of_runs(connection, over, ended=over, now=self._database.clock.now())
+            await failpoint("ingest.before_end_commit")
+            return None if row is None else row["shard"]
+
+        shard = await self._database.run(work)
+        if shard is not None:
+            INGESTS.labels(result=step.value.lower()).inc()
+            # What was loaded is nobody's, and nobody has seen it.
+            if shard != SMALL_SHARD and not await drop(self._database, shard):
+                log.info("shard.left", run_id=str(pending.run_id), effect="it goes with the run")
+
+
+def _slot_keys(table: pa.Table) -> list[str | None]:
+    if "slot_key" not in table.column_names:
+        return [None] * table.num_rows
+    keys: list[str | None] = table.column("slot_key").to_pylist()
+    return keys

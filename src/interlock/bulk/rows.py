@@ -1,0 +1,221 @@
+"""The lines of a chunk as rows of `tasks`, by column: Arrow and NumPy see to all of them together."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from interlock.bulk.lists import BadList, Chunk
+from interlock.kernel.payloads import pointed
+from interlock.wire import ListFormat
+
+_LINE_FEED: Final = 10
+_CARRIAGE_RETURN: Final = 13
+_ESCAPED: Final = r'["\\\x00-\x1f]'
+_MOST_COLUMNS: Final = 1000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How lines are read, and what more than the payload a row has."""
+
+    format: ListFormat
+    line_limit: int
+    columns: tuple[str, ...] = ()
+    """Of CSV."""
+    slot_pointer: str | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    table: pa.Table
+    """task_id, task_index, payload; slot_key, where the job has a cap per key."""
+    lines: int
+    """How many the chunk has, blank ones included: the next chunk's first line follows from it."""
+
+
+def rows_of(chunk: Chunk, shape: Shape, run_id: UUID) -> Rows:
+    if shape.format is ListFormat.CSV:
+        payloads = _records(chunk, shape)
+        indexes, lines = _counted(chunk.first_line, len(payloads)), len(payloads)
+    else:
+        texts, lines = _lines(chunk, shape.line_limit)
+        indexes, texts = _without_blanks(texts, _counted(chunk.first_line, lines))
+        payloads = texts if shape.format is ListFormat.JSONL else json_strings(texts)
+    return Rows(table_of(run_id, indexes, payloads, shape.slot_pointer), lines)
+
+
+def table_of(run_id: UUID, indexes: np.ndarray[Any, Any], payloads: pa.Array, slot_pointer: str | None) -> pa.Table:
+    """Rows as a shard takes them: what else a task has follows from its run."""
+    columns = {"task_id": task_ids(run_id, indexes), "task_index": pa.array(indexes), "payload": payloads}
+    if slot_pointer is not None:
+        columns["slot_key"] = pa.array(_slot_keys(indexes, payloads, slot_pointer), pa.string())
+    return pa.table(columns)
+
+
+def no_rows(run_id: UUID) -> pa.Table:
+    return table_of(run_id, _counted(0, 0), pa.array([], pa.string()), None)
+
+
+def task_ids(run_id: UUID, indexes: np.ndarray[Any, Any]) -> pa.Array:
+    """As interlock.run_task_id: the first 16 bytes of a hash each."""
+    sha256, prefix = hashlib.sha256, f"{run_id}:".encode()
+    joined = b"".join([sha256(b"%b%d" % (prefix, index)).digest()[:16] for index in indexes.tolist()])
+    offsets = np.arange(0, len(joined) + 1, 16, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(indexes), [None, pa.py_buffer(offsets), pa.py_buffer(joined)])
+
+
+def json_strings(texts: pa.Array) -> pa.Array:
+    """Each text as JSON says it."""
+    quoted = pc.binary_join_element_wise('"', texts, '"', "")
+    escaped = pc.match_substring_regex(texts, _ESCAPED)
+    if not pc.any(escaped).as_py():
+        return quoted
+    encode = msgspec.json.encode
+    replaced = pa.array([encode(text).decode() for text in texts.filter(escaped).to_pylist()], pa.string())
+    return pc.replace_with_mask(quoted, escaped, replaced)
+
+
+def header_of(line: bytes) -> tuple[str, ...]:
+    try:
+        names = tuple(next(csv.reader(io.StringIO(line.decode().rstrip("\r\n"), newline=""), strict=True), ()))
+    except (csv.Error, UnicodeDecodeError):
+        raise BadList("bad_csv", "The first line of the list is no CSV in UTF-8 that names columns.") from None
+    if not names or not all(names) or len(set(names)) < len(names) or len(names) > _MOST_COLUMNS:
+        raise BadList(
+            "bad_csv", f"The first line of the list must name each column, once, and at most {_MOST_COLUMNS} of them."
+        )
+    return names
+
+
+def _lines(chunk: Chunk, limit: int) -> tuple[pa.Array, int]:
+    data = chunk.data if chunk.data.endswith(b"\n") else chunk.data + b"\n"
+    buffer = np.frombuffer(data, np.uint8)
+    feeds = buffer == _LINE_FEED
+    ends = np.flatnonzero(feeds)
+    dropped = feeds
+    if b"\r\n" in data:
+        dropped = feeds.copy()
+        dropped[:-1] |= (buffer[:-1] == _CARRIAGE_RETURN) & feeds[1:]
+    kept = np.cumsum(~dropped, dtype=np.int32)
+    offsets = np.empty(len(ends) + 1, np.int32)
+    offsets[0] = 0
+    offsets[1:] = kept[ends]
+    _require_length(np.diff(offsets), limit, chunk.first_line)
+    text = buffer[~dropped].tobytes()
+    lines = pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+    return _as_utf8(lines, chunk.first_line), len(ends)
+
+
+def _require_length(lengths: np.ndarray[Any, Any], limit: int, first: int) -> None:
+    if len(lengths) and lengths.max() > limit:
+        line = first + int(np.argmax(lengths > limit))
+        raise too_long(line, limit)
+
+
+def _as_utf8(lines: pa.Array, first: int) -> pa.Array:
+    try:
+        return lines.cast(pa.string())
+    except pa.ArrowInvalid:
+        line = next(number for number, one in enumerate(lines.to_pylist(), first + 1) if not _is_utf8(one))
+        raise BadList("not_utf8", f"Line {line} is not UTF-8.") from None
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _counted(first: int, count: int) -> np.ndarray[Any, Any]:
+    return np.arange(first, first + count, dtype=np.int64)
+
+
+def _without_blanks(texts: pa.Array, indexes: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], pa.Array]:
+    """Blank lines are no tasks; the others keep their numbers."""
+    blank = pc.equal(pc.binary_length(texts), 0)
+    if not pc.any(blank).as_py():
+        return indexes, texts
+    kept = pc.invert(blank)
+    return indexes[np.asarray(kept)], texts.filter(kept)
+
+
+def _records(chunk: Chunk, shape: Shape) -> pa.Array:
+    """Each record as an object of texts, by the names of the first line."""
+
+    def refuse(row: Any) -> str:
+        at = chunk.first_line + (row.number or 1)
+        wrong.append(f"Record {at} has {row.actual_columns} values where the first line names {row.expected_columns}.")
+        return "error"
+
+    wrong: list[str] = []
+    try:
+        table = pa_csv.read_csv(
+            io.BytesIO(chunk.data),
+            read_options=pa_csv.ReadOptions(
+                column_names=list(shape.columns), use_threads=False, block_size=len(chunk.data) + 1
+            ),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=refuse),
+            convert_options=_as_text(shape.columns),
+        )
+    except pa.ArrowInvalid:
+        detail = wrong[0] if wrong else f"A record behind record {chunk.first_line} is no CSV in UTF-8."
+        raise BadList("bad_csv", detail) from None
+    payloads = _objects(shape.columns, table)
+    lengths = np.asarray(pc.binary_length(payloads))
+    _require_length(lengths, shape.line_limit, chunk.first_line)
+    return payloads
+
+
+def _as_text(columns: Sequence[str]) -> pa_csv.ConvertOptions:
+    return pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(columns, pa.string()),
+        strings_can_be_null=False,
+        quoted_strings_can_be_null=False,
+    )
+
+
+def _objects(columns: Sequence[str], table: pa.Table) -> pa.Array:
+    names = [msgspec.json.encode(name).decode() for name in columns]
+    pieces: list[Any] = []
+    for number, name in enumerate(names):
+        values = json_strings(table.column(number).combine_chunks())
+        pieces += [f"{',' if number else '{'}{name}:", values]
+    return pc.binary_join_element_wise(*pieces, "}", "")
+
+
+def _slot_keys(indexes: np.ndarray[Any, Any], payloads: pa.Array, pointer: str) -> list[str | None]:
+    """Row by row: jobs with a cap per key are few, and their keys are anywhere in the payload."""
+    decode = msgspec.json.decode
+    keys = []
+    for index, payload in zip(indexes.tolist(), payloads.to_pylist(), strict=True):
+        try:
+            keys.append(pointed(decode(payload), pointer))
+        except (msgspec.DecodeError, RecursionError):
+            raise not_json(index) from None
+        except ValueError:
+            raise BadList(
+                "bad_pointer", f"Line {index + 1}: the value at {pointer!r} is too long or not text."
+            ) from None
+    return keys
+
+
+def not_json(index: int) -> BadList:
+    return BadList("bad_json", f"Line {index + 1} is not JSON that can be stored.")
+
+
+def too_long(index: int, limit: int) -> BadList:
+    return BadList("line_too_long", f"Line {index + 1} has more than {limit} bytes (payload_limit_bytes).")

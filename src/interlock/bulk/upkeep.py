@@ -1,0 +1,122 @@
+"""What keeps ingests in order without being told: runs that are stuck between two steps, lists that nobody needs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from interlock.adapters.objects import Objects
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.bulk.closing import close_open_run
+from interlock.bulk.messages import announce
+from interlock.bulk.records import Records
+from interlock.bulk.uploads import upload_prefix
+from interlock.failpoints import failpoint
+from interlock.kernel.loop import Periodic
+from interlock.settings import INGEST_QUEUE, Settings
+from interlock.telemetry import FILES_SWEPT
+
+log = structlog.get_logger()
+
+_sql = queries("ingest")
+_PAGE: Final = 1000
+_UPLOADS: Final = 50
+_AGAIN_SECONDS: Final = 600.0
+_FIRST: Final = UUID(int=0)
+
+
+class IngestReconciler(Periodic):
+    """Sends the message of a run that still waits for its tasks and has none; gives up one that nobody survives."""
+
+    name = "ingest_reconciler"
+
+    def __init__(self, database: Database, settings: Settings, records: Records) -> None:
+        self.seconds = settings.reconcile_seconds
+        self._database = database
+        self._settings = settings
+        self._records = records
+
+    async def run_once(self) -> int:
+        after, found = _FIRST, 0
+        while True:
+            rows: list[Row] = await self._database.run(functools.partial(self._page, after=after))
+            for row in rows:
+                if row["dead"]:
+                    await self._give_up(row)
+            found += len(rows)
+            if len(rows) < _PAGE:
+                return found
+            after = rows[-1]["run_id"]
+
+    async def _page(self, connection: Connection, *, after: UUID) -> list[Row]:
+        rows: list[Row] = await _sql.stuck_ingests(
+            connection, after=after, most=_PAGE, queue=INGEST_QUEUE, grace=self._settings.reconcile_grace_seconds
+        )
+        lost = [row["run_id"] for row in rows if not row["dead"]]
+        if lost:
+            await announce(connection, self._settings, lost)
+            log.info("ingests.announced_again", runs=len(lost))
+        return rows
+
+    async def _give_up(self, row: Row) -> None:
+        pending = await self._records.pending(row["run_id"])
+        if pending is not None:
+            await self._records.failed(
+                pending,
+                "Its message was received too often without being settled: no ingest process has survived the list. "
+                "See its log, and submit the list again.",
+            )
+
+
+class UnwantedRuns(Periodic):
+    """Closes open runs that were canceled, or stopped by themselves: nobody else will."""
+
+    name = "unwanted_runs"
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.seconds = settings.retry_seconds
+        self._database = database
+
+    async def run_once(self) -> int:
+        return await self._database.run(self._close)
+
+    async def _close(self, connection: Connection) -> int:
+        rows: list[Row] = await _sql.unwanted_open_runs(connection, most=_PAGE)
+        for row in rows:
+            await close_open_run(connection, row["run_id"], row["org_id"], now=self._database.clock.now())
+        return len(rows)
+
+
+class UploadSweeper(Periodic):
+    """Deletes staged lists past their time, but for those that a run is being made of."""
+
+    name = "upload_sweep"
+
+    def __init__(self, database: Database, settings: Settings, objects: Objects) -> None:
+        self.seconds = settings.sweep_seconds
+        self._database = database
+        self._objects = objects
+
+    async def run_once(self) -> int:
+        due = await self._database.run(self._take)
+        for row in due:
+            prefix = upload_prefix(self._objects.root, row["org_id"], row["upload_id"])
+            FILES_SWEPT.inc(await self._objects.delete_under(prefix))
+        if due:
+            await failpoint("upload_sweep.before_forgotten")
+            async with self._database.connection() as connection:
+                await _sql.delete_uploads(connection, upload_ids=[row["upload_id"] for row in due])
+        return len(due)
+
+    async def _take(self, connection: Connection) -> list[Row]:
+        """They come due again a little later: a sweep that fails leaves nothing."""
+        rows: list[Row] = await _sql.uploads_to_sweep(connection, most=_UPLOADS)
+        ids = [row["upload_id"] for row in rows]
+        if not ids:
+            return []
+        used = {row["upload_id"] for row in await _sql.uploads_in_use(connection, upload_ids=ids)}
+        await _sql.postpone_uploads(connection, upload_ids=ids, seconds=_AGAIN_SECONDS)
+        return [row for row in rows if row["upload_id"] not in used]

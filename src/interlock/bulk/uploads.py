@@ -1,0 +1,84 @@
+"""Where clients put lists that are too long for a request: a signed URL per part, in a folder of the upload's own."""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+from interlock.adapters.objects import LONGEST_SECONDS, Objects
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.bulk.sources import StagedPart, StagedSource, part_uri
+from interlock.errors import Conflict, NotFound
+from interlock.kernel.idempotency import Repeat, once
+from interlock.settings import Settings
+from interlock.wire import ListFormat, ListPart, ListSource, ListUpload, UploadRequest
+
+_sql = queries("ingest")
+_ENDPOINT: Final = "POST /v1/uploads"
+
+
+def upload_prefix(root: str, org_id: UUID, upload_id: UUID) -> str:
+    return f"{root}/uploads/{org_id}/{upload_id}/"
+
+
+class Uploads:
+    def __init__(self, database: Database, settings: Settings, objects: Objects) -> None:
+        self._database = database
+        self._settings = settings
+        self._objects = objects
+        self._seconds = settings.upload_hours * 3600
+
+    async def create(self, request: UploadRequest, org_id: UUID, repeat: Repeat) -> ListUpload:
+        async def work(connection: Connection) -> ListUpload:
+            return await self._create(connection, request, org_id)
+
+        return await once(self._database, self._settings, org_id, _ENDPOINT, repeat, ListUpload, 201, work)
+
+    async def _create(self, connection: Connection, request: UploadRequest, org_id: UUID) -> ListUpload:
+        row: Row = await _sql.insert_upload(connection, org_id=org_id, parts=request.parts, seconds=self._seconds)
+        prefix = self._prefix(org_id, row["upload_id"])
+        lifetime = min(self._seconds, LONGEST_SECONDS)
+        parts = [
+            ListPart(part_number=part, url=await self._objects.sign("PUT", part_uri(prefix, part), lifetime))
+            for part in range(1, request.parts + 1)
+        ]
+        return ListUpload(upload_id=row["upload_id"], url=parts[0].url, parts=parts, expires_at=row["sweep_at"])
+
+    async def stage(self, lines: bytes, org_id: UUID) -> ListSource:
+        """A list that came in a request. The row comes first: what it names is swept, whatever happens next."""
+        async with self._database.transaction() as connection:
+            row: Row = await _sql.insert_upload(connection, org_id=org_id, parts=1, seconds=self._seconds)
+        await self._objects.put(part_uri(self._prefix(org_id, row["upload_id"]), 1), lines)
+        return ListSource(upload_id=row["upload_id"], format=ListFormat.JSONL)
+
+    async def found(self, source: ListSource, org_id: UUID) -> StagedSource:
+        """What lies there now, which is what the run will be made of or it will fail."""
+        async with self._database.connection() as connection:
+            row: Row | None = await _sql.known_upload(connection, upload_id=source.upload_id, org_id=org_id)
+        if row is None:
+            raise NotFound(f"There is no upload {source.upload_id} in this org, or it has expired: make another one.")
+        prefix = self._prefix(org_id, source.upload_id)
+        there = {one.uri: one async for one in self._objects.list_under(prefix)}
+        missing = [part for part in range(1, row["parts"] + 1) if part_uri(prefix, part) not in there]
+        if missing:
+            raise Conflict(
+                f"Part {missing[0]} of the upload is not there yet: PUT it, then submit again.",
+                code="upload_incomplete",
+            )
+        parts = [there[part_uri(prefix, part)] for part in range(1, row["parts"] + 1)]
+        return StagedSource(
+            upload_id=source.upload_id,
+            prefix=prefix,
+            format=source.format,
+            sha256=source.sha256,
+            parts=[StagedPart(etag=one.etag, size=one.size) for one in parts],
+        )
+
+    async def keep(self, connection: Connection, source: StagedSource, org_id: UUID) -> None:
+        """In the transaction that makes a run of it."""
+        row = await _sql.keep_upload(connection, upload_id=source.upload_id, org_id=org_id, seconds=self._seconds)
+        if row is None:
+            raise NotFound(f"Upload {source.upload_id} has just expired: make another one.")
+
+    def _prefix(self, org_id: UUID, upload_id: UUID) -> str:
+        return upload_prefix(self._objects.root, org_id, upload_id)

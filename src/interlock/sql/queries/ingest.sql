@@ -1,0 +1,275 @@
+-- Ingest: runs that are made of a list, step by step.
+
+-- name: insert_upload^
+insert into interlock.uploads (org_id, parts, sweep_at)
+values (:org_id, :parts, interlock.clock() + make_interval(secs => :seconds::float8))
+returning upload_id, parts, sweep_at;
+
+-- name: keep_upload^
+-- A run is made of it: the files stay until that is over, and as long again for one who makes another run of them.
+update interlock.uploads
+set sweep_at = greatest(sweep_at, interlock.clock() + make_interval(secs => :seconds::float8))
+where upload_id = :upload_id and org_id = :org_id and sweep_at > interlock.clock()
+returning upload_id, parts;
+
+-- name: known_upload^
+select upload_id, parts from interlock.uploads
+where upload_id = :upload_id and org_id = :org_id and sweep_at > interlock.clock();
+
+-- name: uploads_to_sweep
+-- Of one that a run is being made of, the files stay.
+select u.upload_id, u.org_id from interlock.uploads u
+where u.sweep_at <= interlock.clock()
+order by u.sweep_at limit :most
+for update skip locked;
+
+-- name: uploads_in_use
+select u.upload_id from unnest(:upload_ids::uuid[]) as u(upload_id)
+where exists (select 1 from interlock.ingests i
+              where i.settled_at is null and i.source ->> 'upload_id' = u.upload_id::text);
+
+-- name: postpone_uploads!
+update interlock.uploads set sweep_at = interlock.clock() + make_interval(secs => :seconds::float8)
+where upload_id = any(:upload_ids::uuid[]);
+
+-- name: delete_uploads!
+delete from interlock.uploads where upload_id = any(:upload_ids::uuid[]);
+
+-- name: insert_ingest!
+insert into interlock.ingests (run_id, org_id, source) values (:run_id, :org_id, :source::text::json);
+
+-- name: announce
+-- The message of an ingest, whatever became of the one before it.
+with direct as (
+    insert into interlock.queue_messages (queue, body, dedupe_key)
+    select :queue, json_build_object('run_id', r), r::text from unnest(:run_ids::uuid[]) as r where :direct::boolean
+    on conflict (queue, dedupe_key) where dedupe_key is not null do update
+        set visible_at = interlock.clock(), receipt = null, receives = 0, dead_at = null
+), owed as (
+    insert into interlock.outbox (kind, target, body, dedupe_key)
+    select 'send', :queue, json_build_object('run_id', r), r::text from unnest(:run_ids::uuid[]) as r
+    where not :direct::boolean
+)
+select case when :direct::boolean then pg_notify('interlock_queue', :queue) else pg_notify('interlock_outbox', '') end;
+
+-- name: ingest_of^
+-- Everything that a step goes by. The message is a wake-up: what is to be done stands here alone.
+select i.run_id, i.org_id, i.source, i.step, i.load_task, i.total, i.last_index, i.enqueued_index, i.settled_at,
+       r.job_id, r.shard, r.range_size, r.cancel_requested, r.delete_requested, r.ended_at,
+       j.runtime, j.queue, j.priority, j.max_attempts, j.concurrency_key
+from interlock.ingests i
+join interlock.runs r on r.run_id = i.run_id
+join interlock.jobs j on j.job_id = r.job_id
+where i.run_id = :run_id;
+
+-- name: give_shard^
+-- Once and for all; before its first row is written, and so before anybody asks.
+update interlock.runs set shard = nextval('interlock.shards')
+where run_id = :run_id and org_id = :org_id and shard = 0 and ended_at is null and not delete_requested
+returning shard;
+
+-- name: create_shard$
+select interlock.create_shard(:number::int, :org_id::uuid, :run_id::uuid, :job_id::uuid, :max_attempts::int,
+                              :priority::int);
+
+-- name: finish_shard$
+select interlock.finish_shard(:number::int);
+
+-- name: begin_chunk$
+-- Nothing is returned when it was loaded before, or when nobody wants it any more. Waits for one who is loading it.
+-- Parameters come as text and numbers of 64 bits: Arrow's driver says so.
+insert into interlock.ingest_chunks (run_id, part, first_byte, end_byte, first_line, lines, rows)
+select i.run_id, :part::bigint::int, :first_byte::bigint, :end_byte::bigint, :first_line::bigint, :lines::bigint,
+       :rows::bigint
+from interlock.ingests i
+join interlock.runs r on r.run_id = i.run_id
+where i.run_id = :run_id::text::uuid and i.step = 'Loading' and r.ended_at is null and not r.cancel_requested
+  and not r.delete_requested
+on conflict (run_id, part, first_byte) do nothing
+returning part;
+
+-- name: last_chunk^
+-- How far it has come: chunks are loaded in the order of the list.
+select part, end_byte, first_line + lines as next_line from interlock.ingest_chunks
+where run_id = :run_id order by part desc, first_byte desc limit 1;
+
+-- name: sum_of_chunks^
+-- Once, at the end. The total is what the ledger says, not what anybody counted on the way.
+select coalesce(sum(rows), 0)::bigint as total, coalesce(max(first_line + lines), 0) - 1 as last_index
+from interlock.ingest_chunks where run_id = :run_id;
+
+-- name: set_loaded^
+update interlock.ingests set step = 'Finishing', total = :total, last_index = :last_index
+where run_id = :run_id and org_id = :org_id and step = 'Loading'
+returning run_id;
+
+-- name: set_run_total!
+-- Absolutely, and once: what workers do with the first tasks meanwhile is added, not overwritten.
+with counted as (
+    update interlock.ingests set step = 'Enqueuing' where run_id = :run_id and org_id = :org_id and step = 'Finishing'
+    returning total, last_index
+)
+update interlock.runs r set total = c.total, queued = r.queued + c.total, last_index = c.last_index
+from counted c where r.run_id = :run_id and r.total is null;
+
+-- name: enqueue_run_ranges^
+-- The next so many messages of the run; `enqueued_index` is where the next ones begin.
+with next_ones as (
+    select i.run_id, r.job_id, r.range_size, i.last_index, i.enqueued_index / r.range_size as first,
+           least(i.enqueued_index / r.range_size + :most::int - 1, i.last_index / r.range_size) as last
+    from interlock.ingests i join interlock.runs r on r.run_id = i.run_id
+    where i.run_id = :run_id and i.org_id = :org_id and i.step = 'Enqueuing' and i.enqueued_index <= i.last_index
+    for update of i
+), messages as (
+    select n.run_id || ':' || chunk as dedupe_key,
+           json_build_object('job_id', n.job_id, 'run_id', n.run_id, 'start', chunk * n.range_size,
+                             'end', least((chunk + 1) * n.range_size - 1, n.last_index)) as body
+    from next_ones n cross join lateral generate_series(n.first, n.last) as chunk
+), direct as (
+    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
+    select :queue, :priority, body, dedupe_key from messages where :direct::boolean
+    on conflict do nothing
+), owed as (
+    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
+    select 'send', :queue, body, :priority, dedupe_key from messages where not :direct::boolean
+), moved as (
+    update interlock.ingests i set enqueued_index = (n.last + 1) * n.range_size
+    from next_ones n where i.run_id = n.run_id
+    returning i.enqueued_index, i.last_index
+)
+select enqueued_index > last_index as done,
+       case when :direct::boolean then pg_notify('interlock_queue', :queue) else pg_notify('interlock_outbox', '') end
+from moved;
+
+-- name: latch_ingested^
+-- The last step: the run may end from here on. One that is paused stays so.
+with done as (
+    update interlock.ingests set step = 'Done', settled_at = interlock.clock()
+    where run_id = :run_id and org_id = :org_id and step = 'Enqueuing' and enqueued_index > last_index
+    returning run_id
+)
+update interlock.runs r
+set latched = true, ingesting = false, state = interlock.live_state(r.paused, false)
+from done d where r.run_id = d.run_id and r.ended_at is null
+returning r.run_id;
+
+-- name: end_ingest^
+-- For good, without a task that anybody will see: its list is bad, or nobody wants it any more. One that was stopped has
+-- failed, for the reason that it has.
+with settled as (
+    update interlock.ingests set step = :step::interlock.ingest_step, settled_at = interlock.clock()
+    where run_id = :run_id and org_id = :org_id and settled_at is null and step in ('Loading', 'Finishing')
+    returning run_id
+)
+update interlock.runs r
+set latched = true, ingesting = false, open = false, total = 0, queued = 0, reason = coalesce(:reason, r.reason),
+    state = (case when r.reason is null then :state else 'Failed' end)::interlock.run_state, ended_at = interlock.clock()
+from settled s where r.run_id = s.run_id and r.ended_at is null
+returning r.run_id, r.shard;
+
+-- name: set_load_task^
+update interlock.ingests set load_task = :load_task
+where run_id = :run_id and org_id = :org_id and step = 'Loading' and load_task is null
+returning run_id;
+
+-- name: clear_load_task!
+update interlock.ingests set load_task = null where run_id = :run_id and org_id = :org_id and load_task = :load_task;
+
+-- name: load_task_state^
+select t.status, t.dead, a.error_class, a.error_message from interlock.tasks t
+left join lateral (select error_class, error_message from interlock.attempts a where a.task_id = t.task_id
+                   order by a.attempt desc, a.ended_at desc limit 1) a on true
+where t.shard = 0 and t.task_id = :task_id;
+
+-- name: ingest_of_load^
+-- What a task on Spark loads stands in the row that names it, and nowhere else.
+select i.run_id, i.org_id, i.source, i.load_task, r.shard, j.concurrency_key
+from interlock.ingests i
+join interlock.runs r on r.run_id = i.run_id
+join interlock.jobs j on j.job_id = r.job_id
+where i.load_task = :task_id and i.settled_at is null and i.step = 'Loading';
+
+-- name: stuck_ingests
+-- Open for longer than a message needs to arrive, and nobody will tell: there is none, or it is dead.
+select i.run_id, i.org_id, i.step, m.message_id is not null as dead
+from (select * from interlock.ingests where settled_at is null and load_task is null and run_id > :after::uuid
+      order by run_id limit :most) i
+left join interlock.queue_messages m on m.queue = :queue and m.dedupe_key = i.run_id::text
+where i.created_at < interlock.clock() - make_interval(secs => :grace::float8)
+  and (m.message_id is null or m.dead_at is not null)
+  and not exists (select 1 from interlock.outbox o where o.kind = 'send' and o.dedupe_key = i.run_id::text)
+order by i.run_id;
+
+-- name: insert_ingested!
+-- Of a list that is small after all. Twice is as good as once.
+insert into interlock.tasks (shard, task_id, org_id, job_id, run_id, task_index, max_attempts, priority, slot_key, payload)
+select 0, interlock.run_task_id(:run_id, i.task_index), :org_id, :job_id, :run_id, i.task_index, :max_attempts,
+       :priority, i.slot_key, i.payload::json
+from unnest(:indexes::bigint[], :payloads::text[], :slot_keys::text[]) as i(task_index, payload, slot_key)
+on conflict do nothing;
+
+-- name: insert_ingesting_run^
+insert into interlock.runs (org_id, job_id, last_index, range_size, tolerated_share, deadline_at, latched, ingesting, open,
+                            state)
+values (:org_id, :job_id, -1, :range_size, :tolerated_share::float8,
+        interlock.clock() + make_interval(secs => :deadline_seconds::float8), false, true, :open, 'Ingesting')
+returning run_id, state;
+
+-- name: newest_run^
+-- With what its tasks are made by.
+select r.run_id, r.org_id, j.job_id, j.runtime, j.queue, j.priority, j.max_attempts, j.concurrency_key
+from interlock.runs r
+join interlock.jobs j on j.job_id = r.job_id
+where r.job_id = :job_id and r.org_id = :org_id
+order by r.run_id desc limit 1;
+
+-- name: extend_open_run^
+-- Two callers wait for each other here, so that each gets indexes of its own.
+update interlock.runs r set last_index = r.last_index + :added::bigint, queued = r.queued + :added::bigint
+where r.run_id = :run_id and r.org_id = :org_id and r.open and r.ended_at is null and not r.cancel_requested
+  and not r.delete_requested
+returning r.shard, r.state, r.range_size, r.last_index, r.last_index - :added::bigint + 1 as first_index;
+
+-- name: add_tasks!
+insert into interlock.tasks (shard, task_id, org_id, job_id, run_id, task_index, max_attempts, priority, slot_key, payload)
+select :shard, interlock.run_task_id(:run_id, :first_index::bigint + i.n - 1), :org_id, :job_id, :run_id,
+       :first_index::bigint + i.n - 1, :max_attempts, :priority, i.slot_key, i.payload::json
+from unnest(:payloads::text[], :slot_keys::text[]) with ordinality as i(payload, slot_key, n);
+
+-- name: add_ranges
+-- The first range may have a message of earlier tasks, waiting or on its way to a worker: it is sent anew for all of
+-- them, and whoever had received it claims what is left, or nothing.
+with messages as (
+    select :run_id::uuid || ':' || chunk as dedupe_key, greatest(chunk * :range_size::int, :first::bigint) as start,
+           least((chunk + 1) * :range_size::int - 1, :last::bigint) as last
+    from generate_series(:first::bigint / :range_size::int, :last::bigint / :range_size::int) as chunk
+), direct as (
+    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
+    select :queue, :priority, json_build_object('job_id', :job_id::uuid, 'run_id', :run_id::uuid, 'start', start, 'end', last),
+           dedupe_key
+    from messages where :direct::boolean
+    on conflict (queue, dedupe_key) where dedupe_key is not null do update
+        set visible_at = interlock.clock(), receipt = null, receives = 0, dead_at = null,
+            body = json_build_object('job_id', :job_id::uuid, 'run_id', :run_id::uuid,
+                                     'start', least((interlock.queue_messages.body ->> 'start')::bigint,
+                                                    (excluded.body ->> 'start')::bigint),
+                                     'end', (excluded.body ->> 'end')::bigint)
+), owed as (
+    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
+    select 'send', :queue,
+           json_build_object('job_id', :job_id::uuid, 'run_id', :run_id::uuid, 'start', start, 'end', last), :priority,
+           dedupe_key
+    from messages where not :direct::boolean
+)
+select case when :direct::boolean then pg_notify('interlock_queue', :queue) else pg_notify('interlock_outbox', '') end;
+
+-- name: close_run^
+-- The total is what was added, and set with the latch. A run that is not open is left as it is.
+update interlock.runs r
+set open = false, latched = true, ingesting = false, total = r.last_index + 1, state = interlock.live_state(r.paused, false)
+where r.run_id = :run_id and r.org_id = :org_id and r.open and r.ended_at is null
+returning r.run_id;
+
+-- name: unwanted_open_runs
+-- Canceled, or stopped by themselves: what they have is canceled, and they are to end with it.
+select run_id, org_id from interlock.runs where open and cancel_requested and ended_at is null order by run_id limit :most;

@@ -1,0 +1,109 @@
+"""Ingest processes that kill themselves after every step: each line of each list is one task, and one only."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import copied
+from tests.crash.deployment import Process
+from tests.crash.seed import ROUNDS, dice
+from tests.ingests import Intake, intake
+from tests.patience import answered
+
+_OF_LARGE = (
+    "ingest.received",
+    "ingest.before_shard_commit",
+    "ingest.shard_created",
+    "ingest.chunk_loaded",
+    "ingest.loaded",
+    "ingest.before_loaded_commit",
+    "ingest.finished",
+    "ingest.before_total_commit",
+    "ingest.counted",
+    "ingest.before_enqueue_commit",
+    "ingest.enqueued",
+    "ingest.before_latch_commit",
+    "ingest.latched",
+)
+_OF_BAD = ("ingest.before_end_commit", "ingest.failed")
+CASES = {
+    ("ingest", point) for point in (*_OF_LARGE, *_OF_BAD, "ingest.before_small_commit", "upload_sweep.before_forgotten")
+}
+LINES = 45_000
+"""Long enough for two chunks."""
+
+
+@pytest.fixture
+async def door(postgres_url: str, template: str, tmp_path: Path) -> AsyncIterator[Intake]:
+    async with copied(postgres_url, template) as url, intake(url, tmp_path / "system") as made:
+        yield made
+
+
+def _process(door: Intake, name: str, folder: Path) -> Process:
+    settings = {
+        "state_url": door.system.kernel.settings.state_url.get_secret_value(),  # type: ignore[union-attr]
+        "objects_url": door.system.kernel.settings.objects_root,
+        "shard_threshold": "50",
+        "sweep_seconds": "0.1",
+    }
+    return Process(name, ["ingest", "--dir", str(folder)], settings, folder / f"{name}.stderr")
+
+
+def _list_for(point: str, number: int) -> bytes:
+    if point in _OF_BAD:
+        return b"1\n" * 60 + b"{\n"
+    if point == "ingest.before_small_commit":
+        return b"%d\n" % number * 3
+    if point == "ingest.chunk_loaded":
+        return b"".join(b'{"n": %d, "text": "%b"}\n' % (n, b"." * 190) for n in range(LINES))
+    return b"%d\n" % number * 200
+
+
+async def test_ingests_that_die_anywhere_make_each_line_one_task(door: Intake, tmp_path: Path) -> None:
+    chance = dice("ingests")
+    points = sorted(point for _, point in CASES) * ROUNDS
+    chance.shuffle(points)
+    runs: dict[str, bytes] = {}
+    victim, other = _process(door, "victim", tmp_path), _process(door, "other", tmp_path)
+    try:
+        for number, point in enumerate(points):
+            if point == "upload_sweep.before_forgotten":
+                upload = await door.upload(b"1")
+                await door.system.value(
+                    "update interlock.uploads set sweep_at = 'epoch' where upload_id = $1::text::uuid", upload
+                )
+            else:
+                content = _list_for(point, number)
+                runs[(await door.submit(content))["run_id"]] = content
+            await victim.start(f"{point}=kill")
+            await victim.killed_itself()
+            await door.visible()
+        await victim.start()
+        await other.start()
+        await answered(lambda: _settled(door), 90)
+        for run_id, content in runs.items():
+            await _check(door, run_id, content)
+        assert await victim.stop() == 0
+        assert await other.stop() == 0
+    finally:
+        await victim.give_up()
+        await other.give_up()
+
+
+async def _settled(door: Intake) -> bool:
+    await door.visible()
+    return bool(await door.system.value("select count(*) = 0 from interlock.ingests where settled_at is null"))
+
+
+async def _check(door: Intake, run_id: str, content: bytes) -> None:
+    run = await door.system.run(run_id)
+    if b"{\n" in content:
+        assert (run["state"], run["reason"]) == ("Failed", "Line 61 is not JSON that can be stored.")
+        return
+    count = content.count(b"\n")
+    assert (run["state"], run["total"], run["counts"]["Queued"]) == ("Running", count, count)
+    assert sorted(await door.payloads(run_id)) == list(range(count))
+    assert await door.indexes_of_messages(run_id) == list(range(count))
