@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -16,6 +17,7 @@ from interlock.failpoints import arm, disarm
 from tests.bus.producing import signed
 from tests.bus.site import NAME, PRODUCER, TARGET, Bus, fresh, opened
 from tests.conftest import copied
+from tests.sources import deploy
 from tests.system import System, running
 
 
@@ -258,6 +260,38 @@ async def test_a_command_for_a_job_that_is_gone_is_a_delivery_failure(bus: Bus) 
     verdict = await bus.send(bus.message("orphan", command_id=(command_id := fresh())))
     assert (verdict["outcome"], verdict["reason"]) == ("failed", "delivery-failure")
     assert [event["reason"] for event in await bus.events(command_id)] == ["delivery-failure"]
+
+
+async def test_a_command_for_a_job_becomes_one_task_of_it_whose_payload_is_the_message(bus: Bus) -> None:
+    job = {"name": "by-command", "activation": "source", "source": {"kind": "command"}, "operator": "echo"}
+    await deploy(bus.system, job | {"outputs": ["out"]}, dag="asked")
+    for name, mode in (("job", "none"), ("strict-job", "strict")):
+        await bus.lane(name, queue=None, dlq=None, dag_name="asked", job_name="by-command", dedupe_mode=mode)
+        message = bus.message(name, command_id=(command_id := fresh()), payload={"range": [1, 9]})
+        for _ in range(2):
+            await bus.send(message)
+            await bus.settle()
+        await bus.system.pass_of("triggers")
+        payloads = await _payloads(bus, command_id)
+        assert [payload["command"]["payload"] for payload in payloads] == [{"range": [1, 9]}]
+        assert payloads[0]["command"]["source"] == f"test/{PRODUCER}"
+        assert (await bus.outcomes(command_id))[0] == "delivered"
+
+
+async def _payloads(bus: Bus, command_id: str) -> list[Any]:
+    async with bus.system.kernel.database.connection() as connection:
+        rows = await connection.fetch(
+            "select payload from interlock.tasks where dedupe_key = $1", f"command:test/{PRODUCER}:{command_id}"
+        )
+    return [msgspec.json.decode(row["payload"]) for row in rows]
+
+
+async def test_a_payload_that_no_job_could_store_is_a_delivery_failure_and_spoils_no_other(bus: Bus) -> None:
+    job = {"name": "picky", "activation": "source", "source": {"kind": "command"}, "operator": "echo"}
+    await deploy(bus.system, job | {"outputs": ["out"]}, dag="picky")
+    await bus.lane("picky", queue=None, dlq=None, dag_name="picky", job_name="picky")
+    results = await bus.batch([bus.message("picky", payload={"nul": "\0"}), bus.message("picky"), bus.message()])
+    assert [result["reason"] for result in results] == ["delivery-failure", None, None]
 
 
 async def test_an_invalid_command_is_told_with_what_could_be_read_of_it(bus: Bus) -> None:

@@ -403,3 +403,40 @@ select seed.id('delivery ' || n), seed.id('org ' || case when n % 200 < 100 then
 from generate_series(0, 3999 + seed.mass() / 10) n
 cross join lateral (select case when n < 2000 then 'Pending' when n % 4 = 0 then 'Dead' else 'Delivered' end
                         ::interlock.delivery_status as status) s;
+
+-- Commands: of org 0 a large registry, with limits and a long memory of ids; a few hand-offs that wait. Of fairness an old
+-- history and a few minutes that count.
+insert into interlock.services (org_id, name, version, changed_by)
+select seed.id('org 0'), 'service-' || n, 1, 'root' from generate_series(0, 9) n;
+insert into interlock.bus_routes (org_id, target, name, queue, dlq, version, changed_by)
+select seed.id('org 0'), 'service-' || n % 10, 'command-' || n, 'queue', 'dead', 1, 'root'
+from generate_series(0, 999 + seed.mass() / 100) n;
+insert into interlock.bus_acls (org_id, target, name, source, version, changed_by)
+select org_id, target, name, 'service-0', 1, 'root' from interlock.bus_routes;
+insert into interlock.bus_limits (org_id, target, name, rate, version, changed_by)
+select org_id, target, name, 100, 1, 'root' from interlock.bus_routes;
+insert into interlock.bus_changes (org_id, kind, action, subject, version, changed_by)
+select org_id, 'acls', 'delete', target || '/' || name || '/service-0', 1, 'root' from interlock.bus_acls;
+insert into interlock.bus_windows (org_id, target, name, source, starts_at, window_seconds, rate, burst, cooldown, used,
+                                   asked, granted)
+select org_id, target, name, '', 0, 1, 100, 0, 0, 1, 1, 1 from interlock.bus_routes;
+insert into interlock.bus_prefetches (org_id, target, name, slot, holders)
+select org_id, target, name, 0, 1 from interlock.bus_routes;
+insert into interlock.bus_dedupe (org_id, source, command_id, handoff_id, expires_at)
+select seed.id('org 0'), 'org 0/service-0', seed.id('command ' || n), n,
+       now() + (case when n % 2 = 0 then interval '1 day' else interval '-1 day' end)
+from generate_series(0, 1999 + seed.mass() / 20) n;
+insert into interlock.bus_handoffs (org_id, source, reason, body, facts, received_at)
+select seed.id('org 0'), 'org 0/service-0', 'cache_miss', '{}', '{}', now() from generate_series(1, 300) n;
+insert into interlock.bus_bans (org_id, source, target, name, kind, until, source_share, competing_share, dispatch_volume)
+select seed.id('org 0'), 'org 0/service-0', target, name, 'warm',
+       now() + (case when row_number() over () <= 50 then interval '1 day' else interval '-1 day' end), 0.9, 0.1, 100
+from interlock.bus_routes;
+insert into interlock.bus_strikes (org_id, source, target, name, source_share, competing_share, dispatch_volume, struck_at)
+select seed.id('org 0'), 'org 0/service-1', 'service-0', 'command-' || n, 0.9, 0.1, 100,
+       now() - (case when n < 100 then interval '1 minute' else interval '1 day' end)
+from generate_series(0, 1999 + seed.mass() / 100) n;
+insert into interlock.bus_shares (minute, org_id, target, name, source, dispatched)
+select now() - (case when n < 100 then interval '30 seconds' else interval '1 day' end), seed.id('org 0'), 'service-0',
+       'command-' || n, 'org 0/service-1', 100
+from generate_series(0, 1999 + seed.mass() / 100) n;

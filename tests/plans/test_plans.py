@@ -15,6 +15,7 @@ from tests.conftest import copied
 from tests.plans import (
     buffers,
     bundles,
+    bus_path,
     credentials,
     deploys,
     expectations,
@@ -47,6 +48,7 @@ EXPECTED = (
     | credentials.EXPECTED
     | buffers.EXPECTED
     | bundles.EXPECTED
+    | bus_path.EXPECTED
     | queries.EXPECTED
     | webhooks.EXPECTED
     | results.EXPECTED
