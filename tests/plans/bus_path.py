@@ -106,7 +106,9 @@ FAIRNESS: dict[str, list[Expectation]] = {
         )
     ],
     "note_refusals": [
-        Bounded(50, _LANES | {"sources": _SOURCES, "refused": "array_fill(1::bigint, array[50])", "most": "100"}, pages=20)
+        Bounded(
+            50, _LANES | {"sources": _SOURCES, "refused": "array_fill(1::bigint, array[50])", "most": "100"}, pages=20
+        )
     ],
     "forget_fairness": [Bounded(300, {"keep_seconds": "600", "most": "100"}, rows=8, pages=30)],
 }

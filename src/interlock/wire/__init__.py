@@ -148,6 +148,14 @@ from interlock.wire.bus_registry import (
     ServiceView,
     TenantConfig,
 )
+from interlock.wire.bus_replays import (
+    ReplayFilters,
+    ReplayOrigin,
+    ReplayPage,
+    ReplayRequest,
+    ReplayState,
+    ReplayView,
+)
 from interlock.wire.credentials import CredentialsRequest, TaskCredentials
 from interlock.wire.dags import (
     BuildProgress,
@@ -505,6 +513,12 @@ __all__ = [
     "Release",
     "ReleaseBatch",
     "ReleaseReply",
+    "ReplayFilters",
+    "ReplayOrigin",
+    "ReplayPage",
+    "ReplayRequest",
+    "ReplayState",
+    "ReplayView",
     "Reply",
     "Request",
     "Role",
