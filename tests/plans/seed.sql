@@ -440,3 +440,48 @@ insert into interlock.bus_shares (minute, org_id, target, name, source, dispatch
 select now() - (case when n < 100 then interval '30 seconds' else interval '1 day' end), seed.id('org 0'), 'service-0',
        'command-' || n, 'org 0/service-1', 100
 from generate_series(0, 1999 + seed.mass() / 100) n;
+-- The command bus: telemetry and archive that are owed, mostly to org 0; queues with a backlog and dead letters; alerts,
+-- the health of routes, and replays, most of them long over.
+insert into interlock.bus_telemetry (org_id, events, events_in, created_at)
+select seed.id('org ' || case when n % 100 = 0 then 1 + n / 100 % 3 else 0 end), '[{"event": "snavio.command.delivered"}]', 1,
+       now() - interval '1 minute'
+from generate_series(0, 999 + seed.mass() / 20) n;
+insert into interlock.bus_telemetry_queues (org_id) select seed.id('org ' || n) from generate_series(0, 3) n;
+insert into interlock.bus_archive (org_id, commands, commands_in, accepted_at)
+select seed.id('org ' || case when n % 100 = 0 then 1 + n / 100 % 3 else 0 end), '[]', 1, now() - interval '1 hour'
+from generate_series(0, 3999 + seed.mass() / 20) n;
+insert into interlock.bus_archives (org_id, dataset_uuid, dataset_version, position)
+select d.org_id, d.dataset_uuid, d.current_version, 1000000 from interlock.datasets d
+where d.org_id = seed.id('org 0') order by d.dataset_uuid limit 1;
+insert into interlock.partitions (dataset_version, range_start, range_end, commit_id, task_id, attempt, location, committed_at)
+select a.dataset_version, 5000000 + n, 5000000 + n, 1, seed.id('archived ' || n), 1, 'file:///archive/' || n,
+       now() - make_interval(days => case when n < 50 then 60 else 1 end)
+from interlock.bus_archives a, generate_series(0, 999 + seed.mass() / 100) n;
+insert into interlock.queue_messages (queue, body, visible_at, enqueued_at, dead_at, receives)
+select q.queue || seed.id('org 0') || q.rest, '{"events": [1, 2]}',
+       now() - make_interval(days => case when n < 100 then 20 else 0 end), now() - make_interval(days => case when n < 100 then 20 else 0 end),
+       case when n % 2 = 0 then now() end, 0
+from (values ('telemetry:', ''), ('bus:', ':monitored')) as q(queue, rest),
+     generate_series(0, 1999 + seed.mass() / 100) n;
+insert into interlock.services (org_id, name, version, changed_by) values (seed.id('org 0'), 'monitored', 1, 'root');
+insert into interlock.bus_routes (org_id, target, name, queue, dlq, version, changed_by)
+select seed.id('org 0'), 'monitored', 'n' || n, case when n = 0 then 'monitored' else 'empty-' || n end, 'dead', 1, 'root'
+from generate_series(0, 999 + seed.mass() / 100) n;
+insert into interlock.bus_route_health (org_id, target, name, status, checked_at)
+select seed.id('org 0'), 'monitored', 'n' || n, case when n % 500 = 0 then 'unpolled' else 'healthy' end::interlock.route_status,
+       now() - make_interval(days => case when n < 10 then 5 else 0 end)
+from generate_series(0, 999 + seed.mass() / 100) n;
+insert into interlock.bus_alerts (alert_id, org_id, event, opened_at, told, sample, critical, unrouted, resolved_at)
+select seed.id('alert ' || n), seed.id('org 0'), 'snavio.command.invalid', now() - make_interval(secs => n * 300.0), 1, '{}', true,
+       n % 2 = 0, case when n > 20 then now() end
+from generate_series(0, 9999 + seed.mass() / 100) n;
+insert into interlock.bus_alert_emails (email_id, org_id, alert_id, address, status, due_at)
+select seed.id('email ' || n), seed.id('org 0'), seed.id('alert ' || n), 'ops@example.org',
+       case when n < 100 then 'Pending' else 'Delivered' end::interlock.delivery_status, now() - interval '1 minute'
+from generate_series(0, 9999 + seed.mass() / 100) n;
+insert into interlock.bus_replays (replay_id, org_id, origin, filters, reason, operator, dry_run, rate, most, state, ended_at)
+select seed.id('replay ' || n), seed.id('org 0'), 'archive', '{}', 'why', 'root', false, 50, 1000,
+       case when n < 2 then 'Sending' else 'Completed' end::interlock.replay_state, case when n >= 2 then now() end
+from generate_series(0, 999 + seed.mass() / 100) n;
+insert into interlock.bus_replay_items (replay_id, position, command_id, source, target, name, payload)
+select seed.id('replay 0'), n, seed.id('item ' || n), 'org/a', 'b', 'c', '{}' from generate_series(0, 999 + seed.mass() / 20) n;

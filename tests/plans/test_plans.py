@@ -15,6 +15,7 @@ from tests.conftest import copied
 from tests.plans import (
     buffers,
     bundles,
+    bus_operations,
     bus_path,
     credentials,
     deploys,
@@ -53,6 +54,7 @@ EXPECTED = (
     | webhooks.EXPECTED
     | results.EXPECTED
     | ingests.EXPECTED
+    | bus_operations.EXPECTED
 )
 CASES = {
     f"{key}-{number}" if len(cases) > 1 else key: (key, case)
