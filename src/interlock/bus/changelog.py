@@ -73,8 +73,8 @@ def change_view(row: Row) -> RegistryChange:
         kind=RegistryKind(row["kind"]),
         action=RegistryAction(row["action"]),
         subject=row["subject"],
-        before=None if row["before"] is None else Raw(row["before"].encode()),
-        after=None if row["after"] is None else Raw(row["after"].encode()),
+        before=Raw((row["before"] or "null").encode()),
+        after=Raw((row["after"] or "null").encode()),
         dry_run=False,
         changed_at=row["changed_at"],
         changed_by=row["changed_by"],
@@ -86,5 +86,5 @@ def _text(document: object | None) -> str | None:
     return None if document is None else msgspec.json.encode(document).decode()
 
 
-def _raw(document: object | None) -> Raw | None:
-    return None if document is None else Raw(msgspec.json.encode(document))
+def _raw(document: object | None) -> Raw:
+    return Raw(msgspec.json.encode(document))

@@ -120,6 +120,7 @@ async def _tasks(supervisor: Supervisor, started: Started) -> bool:
 async def _chain(rpc: str | None) -> AsyncIterator[Play]:
     from interlock.cli.demo_alerts import AlertWatch
     from interlock.cli.demo_chain import BLOCKS, development_chain, foreign_chain
+    from interlock.cli.demo_command import Office
     from interlock.cli.demo_examples import example
     from interlock.cli.demo_pipeline import SPAN, Play, play
     from interlock.client import Client, QueryClient
@@ -134,7 +135,8 @@ async def _chain(rpc: str | None) -> AsyncIterator[Play]:
                 Client(started.gateway, started.admin_key) as client,
                 QueryClient(started.query, started.admin_key, patience=_PATIENCE_SECONDS) as queries,
             ):
-                return await play(Play(client, chain, first, tame=rpc is None, alerts=AlertWatch(client, queries)))
+                alerts, office = AlertWatch(client, queries), Office(client, started.gateway)
+                return await play(Play(client, chain, first, tame=rpc is None, alerts=alerts, office=office))
 
         yield perform
 
@@ -186,6 +188,7 @@ def _what_next(what: What) -> None:
         ("interlock devchain", "the chain; then `interlock dag deploy examples/dags/tokens.yaml`"),
         ("interlock dataset show volumes", "what is in a dataset; `lineage` draws where it comes from"),
         ('interlock sql "select * from volumes"', "ask it; tables and files alike"),
+        ("interlock route-health", "the command bus: services, routes, keys are in docs/bus.md"),
         ("interlock operator new my_operator", "an operator of your own on Spark, with its test"),
         ("interlock demo tasks" if what is What.PIPELINE else "interlock demo", "the other demo"),
         ("interlock doctor", "what this machine has, and lacks"),

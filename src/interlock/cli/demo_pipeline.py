@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from interlock.cli.demo_alerts import Alerts, AlertWatch
 from interlock.cli.demo_chain import Answer, FollowedChain
+from interlock.cli.demo_command import Office, Wanted
 from interlock.cli.demo_examples import drawn, example
 from interlock.cli.output import console, table
 from interlock.client import Client
@@ -52,6 +53,7 @@ class Play:
     tame: bool
     """The chain mines and reorganises when it is told to."""
     alerts: AlertWatch
+    office: Office
 
     def last_of(self, size: int, head: int) -> int:
         """The last block of the last whole range of that size."""
@@ -68,7 +70,8 @@ async def play(stage: Play) -> bool:
     if stage.tame:
         taken_back = await reorganise(stage, head)
         head = await go_on(stage)
-    passed = await check(stage, head, taken_back)
+    obeyed = await command(stage)
+    passed = await check(stage, head, taken_back) and obeyed
     if passed:
         console().print(f"\n[bold green]It adds up.[/] The whole play took {time.monotonic() - begun:.0f} s.")
     else:
@@ -160,6 +163,15 @@ async def go_on(stage: Play) -> int:
     head = await stage.chain.head()
     await until_made(stage, head)
     return head
+
+
+async def command(stage: Play) -> bool:
+    _heading(f"{6 if stage.tame else 4}. A service asks for a range to be made again")
+    console().print(
+        "An auditor sends a signed command; the pipeline, which receives it with a key of its own, starts a backfill. "
+        "They know each other's names and nothing else."
+    )
+    return await stage.office.ask(Wanted(DAG, "activity", stage.first, stage.first + RANGE - 1))
 
 
 # Waiting, with progress
@@ -258,7 +270,7 @@ def _board(label: str, wanted: Mapping[str, int]) -> _Board:
 
 async def check(stage: Play, head: int, taken_back: Alerts) -> bool:
     """What stands in the files of the datasets, beside what the chain says when it is asked directly."""
-    _heading("6. Does it add up?" if stage.tame else "4. Does it add up?")
+    _heading("7. Does it add up?" if stage.tame else "5. Does it add up?")
     last, compacted = stage.last_of(RANGE, head), stage.last_of(SPAN, head)
     said = await stage.chain.answer(stage.first, last, RANGE)
     told = said if compacted == last else await stage.chain.answer(stage.first, compacted, RANGE)

@@ -25,6 +25,7 @@ from interlock.cli.output import present, sheet, table
 from interlock.wire import DedupeMode, DispatchMode, Enforcement, Sensitivity
 
 if TYPE_CHECKING:
+    from msgspec import Raw
     from rich.console import RenderableType
 
     from interlock.client import Client
@@ -377,11 +378,16 @@ def changed(change: RegistryChange) -> RenderableType:
             ("change", change.change_id),
             (str(change.kind), change.subject),
             ("what", f"would be {did}" if change.dry_run else did),
-            ("before", None if change.before is None else bytes(change.before).decode()),
-            ("after", None if change.after is None else bytes(change.after).decode()),
+            ("before", _shown(change.before)),
+            ("after", _shown(change.after)),
             ("takes back", change.reverts),
         ]
     )
+
+
+def _shown(entry: Raw) -> str | None:
+    text = bytes(entry).decode()
+    return None if text == "null" else text
 
 
 def _services(page: ServicePage) -> RenderableType:

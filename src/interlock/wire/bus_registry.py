@@ -235,8 +235,9 @@ class RegistryChange(Reply, frozen=True, kw_only=True):
     kind: RegistryKind
     action: RegistryAction
     subject: str
-    before: Raw | None
-    after: Raw | None
+    before: Raw
+    """null: it was not there; of `after`: it is not there any more."""
+    after: Raw
     dry_run: bool
     changed_at: datetime
     changed_by: str

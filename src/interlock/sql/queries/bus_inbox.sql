@@ -6,15 +6,16 @@ select exists (select 1 from interlock.bus_routes
                where org_id = :org_id and queue = :queue and target = :service limit 1);
 
 -- name: dead
+-- By the whole index: in the order of ids alone the primary key would do, and be read past every other queue.
 select message_id, body, receives, enqueued_at, dead_at from interlock.queue_messages
-where queue = :queue and dead_at is not null and message_id > :after order by message_id limit :most;
+where queue = :queue and dead_at is not null and message_id > :after order by queue, message_id limit :most;
 
 -- name: redrive
 update interlock.queue_messages
 set dead_at = null, receives = 0, receipt = null, visible_at = interlock.clock()
 where message_id = any(array(
     select message_id from interlock.queue_messages where queue = :queue and dead_at is not null
-    order by message_id limit :most for no key update skip locked))
+    order by queue, message_id limit :most for no key update skip locked))
 returning message_id, pg_notify('interlock_queue', queue);
 
 -- name: redrive_named
@@ -31,7 +32,7 @@ returning message_id, pg_notify('interlock_queue', queue);
 delete from interlock.queue_messages
 where message_id = any(array(
     select message_id from interlock.queue_messages where queue = :queue and dead_at is not null
-    order by message_id limit :most for update skip locked))
+    order by queue, message_id limit :most for update skip locked))
 returning message_id;
 
 -- name: discard_named

@@ -8,7 +8,8 @@ from unnest(:org_ids::uuid[], :events::text[], :events_in::int[]) as t(org_id, e
 
 -- name: tenants_due
 -- From one tenant to the next along the index: however much waits for one of them, it is read once. Due is who has a
--- message full of events, or one event that has waited long enough.
+-- message full of events, or one event that has waited long enough. The order names the whole index, here and below: by the
+-- number alone, the primary key would do, and be read past all that is other tenants'.
 with recursive tenants as (
     (select org_id from interlock.bus_telemetry where org_id > :after order by org_id limit 1)
     union all
@@ -17,10 +18,10 @@ with recursive tenants as (
 )
 select w.org_id from tenants w
 where w.org_id is not null
-  and ((select t.created_at from interlock.bus_telemetry t where t.org_id = w.org_id order by t.batch_id limit 1)
+  and ((select t.created_at from interlock.bus_telemetry t where t.org_id = w.org_id order by t.org_id, t.batch_id limit 1)
            <= interlock.clock() - make_interval(secs => :wait_seconds::float8)
        or (select sum(f.events_in) from (select t.events_in from interlock.bus_telemetry t
-                                         where t.org_id = w.org_id order by t.batch_id limit :full::int) f) >= :full::int)
+                                         where t.org_id = w.org_id order by t.org_id, t.batch_id limit :full::int) f) >= :full::int)
 limit :most;
 
 -- name: take
@@ -29,7 +30,7 @@ delete from interlock.bus_telemetry
 where batch_id = any(array(
     select b.batch_id from unnest(:org_ids::uuid[]) as o(org_id)
     cross join lateral (select t.batch_id from interlock.bus_telemetry t where t.org_id = o.org_id
-                        order by t.batch_id limit :each for update skip locked) b))
+                        order by t.org_id, t.batch_id limit :each for update skip locked) b))
 returning batch_id, org_id, events;
 
 -- name: hand_over
@@ -61,7 +62,7 @@ with tenants as materialized (
     cross join lateral (select d.message_id, d.enqueued_at, d.body from interlock.queue_messages d
                         where d.queue = t.queue and d.dead_at is not null
                           and d.enqueued_at <= interlock.clock() - make_interval(secs => :age_seconds::float8)
-                        order by d.message_id limit :most for update skip locked) m
+                        order by d.queue, d.message_id limit :most for update skip locked) m
 ), old as materialized (
     select m.org_id, m.message_id, m.enqueued_at, json_array_length(m.body -> 'events') as events_in
     from (select * from live union all select * from dead) m

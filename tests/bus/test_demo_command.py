@@ -1,0 +1,40 @@
+"""The demo's command, from its sender to the tasks that it causes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from interlock.bus.telemetry import TelemetryBatches
+from interlock.cli.demo_command import Office, Wanted
+from interlock.client import Client
+from tests.deployed import Deployed
+from tests.patience import answered
+from tests.system import System
+
+DAG = """
+name: chain
+jobs:
+  - { name: feed, activation: source, source: { kind: manual }, operator: echo, outputs: [blocks] }
+  - { name: activity, operator: echo, inputs: [{ from: { job: feed, output: blocks } }], outputs: [activity] }
+"""
+
+
+async def test_a_signed_command_has_a_range_made_again(system: System) -> None:
+    chain = Deployed(system)
+    await chain.deploy(DAG)
+    await chain.report("feed", (0, 29), (30, 59))
+    assert await chain.work("activity") == 2
+    async with Client(system.gateway_url, system.admin_key) as client:
+        asking = asyncio.create_task(Office(client, system.gateway_url).ask(Wanted("chain", "activity", 0, 29)))
+        telemetry = TelemetryBatches(system.kernel.database, system.kernel.settings)
+
+        async def done() -> bool:
+            await system.settle()
+            await chain.work("activity")
+            await telemetry.run_once()
+            return asking.done()
+
+        await answered(done)
+        assert await asking
+        (backfill,) = (await client.backfills.page()).backfills
+    assert (backfill.start, backfill.end, backfill.reason) == (0, 29, "asked for by test/auditor")
