@@ -105,6 +105,7 @@ NAMES: Final = frozenset(
         "cancel.before_commit",
         "redrive.before_commit",
         "registry.before_commit",
+        "snapshot.written",
         "service_key.before_commit",
         "rotate.before_commit",
         "deploy.before_commit",

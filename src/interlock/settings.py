@@ -363,6 +363,15 @@ class Settings(BaseSettings):
     telemetry_days: float = Field(
         14.0, gt=0, description="Telemetry that its tenant has not taken for so long is dropped, and the tenant told."
     )
+    bus_snapshots: bool = Field(
+        True, description="Publish snapshots of the registry of the bus, and start from them; false: neither."
+    )
+    bus_snapshot_seconds: float = Field(
+        45.0, ge=1, le=170, description="Time between two snapshots; one that is older than 180 s is not used."
+    )
+    bus_snapshot_limit_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="A larger snapshot is neither published nor loaded."
+    )
     bus_key_rotation_days: float = Field(
         30.0, gt=0, le=3650, description="Keys that services sign commands with are replaced after so long."
     )

@@ -46,6 +46,8 @@ from interlock.bus.registry_reads import RegistryReads
 from interlock.bus.replays import Replays
 from interlock.bus.secrets import Seal
 from interlock.bus.shield import Shield
+from interlock.bus.snapshot_loading import Snapshots
+from interlock.bus.snapshot_publishing import SnapshotPublishing
 from interlock.clock import Clock, SystemClock
 from interlock.dags import ranges
 from interlock.dags.backfills import Backfills, BackfillTasks
@@ -207,10 +209,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     clock = database.clock
     wakeups = Wakeups()
     queue = PgQueue(database, wakeups, max_receives=settings.queue_max_receives, bulk_share=settings.bulk_share)
-    signers = Signers(
-        settings.signing_keys_dir, kind=settings.signing, kms_key=settings.kms_key_id, endpoint=settings.kms_endpoint
-    )
-    keyring = Keyring(database, signers, verify_seconds=2 * settings.token_ttl_seconds)
+    keyring = _keyring(settings, database)
     tokens = CapabilityTokens(
         database, keyring, clock, issuer=settings.token_issuer, ttl_seconds=settings.token_ttl_seconds
     )
@@ -291,7 +290,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         inbox=Inbox(database, queue),
         alerts=Alerts(database, settings),
         route_health=RouteHealths(database),
-        ingress=_ingress(settings, database, wakeups),
+        ingress=_ingress(settings, database, wakeups, _start(settings, database, objects, keyring)),
         replays=Replays(database),
         bus_registry=BusRegistry(database, service_keys),
         bus_pages=RegistryPages(database),
@@ -304,11 +303,24 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     )
 
 
-def _ingress(settings: Settings, database: Database, wakeups: Wakeups) -> Ingress:
+def _keyring(settings: Settings, database: Database) -> Keyring:
+    signers = Signers(
+        settings.signing_keys_dir, kind=settings.signing, kms_key=settings.kms_key_id, endpoint=settings.kms_endpoint
+    )
+    return Keyring(database, signers, verify_seconds=2 * settings.token_ttl_seconds)
+
+
+def _start(settings: Settings, database: Database, objects: Objects, keyring: Keyring) -> Snapshots | None:
+    if not settings.bus_snapshots:
+        return None
+    return Snapshots(objects, keyring, Seal(settings.signing_keys_dir), database.clock, settings)
+
+
+def _ingress(settings: Settings, database: Database, wakeups: Wakeups, start: Snapshots | None = None) -> Ingress:
     registry = RegistryReads(database, Seal(settings.signing_keys_dir))
     return Ingress(
         database,
-        Caches(registry, database.clock),
+        Caches(registry, database.clock, start=start),
         Shield(window_seconds=settings.command_window_seconds),
         Fast(mode=DispatchMode(settings.dispatch_mode)),
         Limits(database, prefetchers=settings.token_prefetchers),
@@ -405,15 +417,19 @@ async def bus(settings: Settings, *, clock: Clock | None = None) -> AsyncIterato
 
     objects = open_objects(settings.objects_root, endpoint=settings.objects_endpoint, region=settings.objects_region)
     async with _state_database(settings, "bus", clock) as database:
-        wakeups = Wakeups()
+        wakeups, keyring = Wakeups(), _keyring(settings, database)
         listening = asyncio.create_task(Listener(_state_url(settings), wakeups).run(), name="listener")
         try:
             registry = RegistryReads(database, Seal(settings.signing_keys_dir))
-            yield process.services(
-                settings, database, objects, wakeups, _ingress(settings, database, wakeups), registry
-            )
+            yield [
+                *process.services(
+                    settings, database, objects, wakeups, _ingress(settings, database, wakeups), registry
+                ),
+                SnapshotPublishing(database, settings, objects, keyring),
+            ]
         finally:
             await _stop(listening)
+            await keyring.signers.close()
 
 
 @asynccontextmanager

@@ -10,8 +10,10 @@ import pytest
 
 from interlock.bus.events import tell
 from interlock.bus.queues import target_queue, telemetry_queue
+from interlock.bus.snapshot import LATEST
 from interlock.wire.bus_events import CommandInvalid, LegacyKeyUsed
 from tests.bus.commands import archived_payloads, owe_commands
+from tests.bus.registering import tenant
 from tests.bus.site import NAME, opened
 from tests.bus.targets import target
 from tests.bus.test_alerts import mail_server
@@ -26,6 +28,7 @@ CASES = {
     ("bus", "monitor.before_commit"),
     ("bus", "archive.written"),
     ("bus", "archive.before_commit"),
+    ("bus", "snapshot.written"),
     ("bus", "telemetry.before_commit"),
     ("bus", "telemetry_age_out.before_commit"),
 }
@@ -153,6 +156,27 @@ async def test_an_alert_is_mailed_and_a_route_judged_though_the_process_dies_in_
 
 async def _delivered(system: System) -> bool:
     return bool(await system.value("select bool_and(status = 'Delivered') from interlock.bus_alert_emails"))
+
+
+async def test_a_snapshot_counts_once_it_is_whole_though_the_process_dies_before(
+    system: System, tmp_path: Path
+) -> None:
+    await (await tenant(system)).services("billing")
+    objects = system.kernel.objects
+
+    async def latest() -> bytes | None:
+        return await objects.read(objects.uri(LATEST))
+
+    bus = _bus(system, tmp_path, keys_dir=str(system.kernel.settings.signing_keys_dir), bus_snapshot_seconds="1")
+    try:
+        await bus.start("snapshot.written=kill")
+        await bus.killed_itself()
+        assert await latest() is None
+        await bus.start()
+        assert await answered(latest)
+        assert await bus.stop() == 0
+    finally:
+        await bus.give_up()
 
 
 async def test_a_replay_goes_on_where_a_process_died(system: System, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from uuid import UUID
 import structlog
 
 from interlock.bus import metrics
-from interlock.bus.model import Acl, Ban, BanKind, DispatchMode, Key, Kind, Limit, Registry, Route, Sensitivity
+from interlock.bus.model import Acl, Ban, BanKind, DispatchMode, Key, Kind, Limit, Registry, Route, Sensitivity, Start
 from interlock.clock import Clock
 from interlock.errors import InterlockError
 
@@ -120,9 +120,17 @@ class Tenant:
 
 
 class Caches:
-    def __init__(self, registry: Registry, clock: Clock, *, dice: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        clock: Clock,
+        *,
+        start: Start | None = None,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
         self._registry = registry
         self._clock = clock
+        self._start = start
         self._dice = dice
         self._tenants: dict[UUID, Tenant] = {}
         self._refreshing: dict[UUID, asyncio.Lock] = {}
@@ -172,6 +180,8 @@ class Caches:
                 log.warning("bus.cache_refresh_failed", org_id=str(tenant.org_id), reason=str(error))
 
     async def _load(self, tenant: Tenant) -> None:
+        if tenant.checked_at[Kind.KEYS] == 0 and await self._started(tenant):
+            return
         # The age counts from before the question: what changes while it is answered may or may not be in the answer.
         asked_at = self.now()
         versions = await self._registry.versions(tenant.org_id)
@@ -193,6 +203,22 @@ class Caches:
                 self._audit(tenant)
             self._refreshed(tenant, kind, asked_at, time.perf_counter() - started)
         tenant.shorter = 1.0 - _JITTER * self._dice()
+
+    async def _started(self, tenant: Tenant) -> bool:
+        """From what was gathered for a start, as old as that is: what is too old by its time to live is not used."""
+        found = None if self._start is None else await self._start.org(tenant.org_id)
+        if found is None:
+            return False
+        asked_at = self.now()
+        # Bans are short, and made by dispatchers themselves: they are in no snapshot.
+        tenant.put(Kind.BANS, await self._registry.bans(tenant.org_id))
+        tenant.checked_at[Kind.BANS] = asked_at
+        for kind, entries in found.entries.items():
+            tenant.put(kind, entries)
+            tenant.checked_at[kind] = found.as_of
+        tenant.versions |= found.versions
+        tenant.due = True
+        return True
 
     def _refreshed(self, tenant: Tenant, kind: Kind, asked_at: float, seconds: float) -> None:
         age, ttl = asked_at - tenant.checked_at[kind], TTLS[kind]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from msgspec import Struct
@@ -170,6 +170,26 @@ class Registry(Protocol):
     async def limits(self, org_id: UUID) -> list[Limit]: ...
 
     async def bans(self, org_id: UUID) -> list[Ban]: ...
+
+
+class Gathered(Protocol):
+    """The registry of one org as it was at a moment."""
+
+    @property
+    def as_of(self) -> float: ...
+
+    @property
+    def versions(self) -> Mapping[Kind, int]: ...
+
+    @property
+    def entries(self) -> Mapping[Kind, list[Any]]:
+        """Any: of each kind its own."""
+
+
+class Start(Protocol):
+    """What a dispatcher may start from instead of the registry. None: it has nothing that could be used."""
+
+    async def org(self, org_id: UUID) -> Gathered | None: ...
 
 
 class Escalation(StrEnum):
