@@ -21,6 +21,8 @@ from tests.fuzz.state import (
     DAG_JOB,
     DATASET,
     DELIVERY,
+    DONE_JOB,
+    DONE_RUN,
     EXPORT,
     FOREIGN_JOB_ID,
     FOREIGN_RUN,
@@ -59,10 +61,10 @@ Schema = dict[str, Any]
 
 PARAMETERS: dict[str, list[Any]] = {
     "task_id": TASKS,
-    "run_id": [RUN, FOREIGN_RUN],
+    "run_id": [RUN, FOREIGN_RUN, DONE_RUN],
     "index": [0, 4],
     "run": [RUN, FOREIGN_RUN],
-    "job": [JOB, CAPPED_JOB, JOB_ID, FOREIGN_JOB_ID, DAG_JOB],
+    "job": [DONE_JOB, JOB, CAPPED_JOB, JOB_ID, FOREIGN_JOB_ID, DAG_JOB],
     "dag": [DAG, BUILDING_DAG, RETIRED_DAG],
     "dataset": [DATASET, "doubled", f"{DAG}:feed:blocks"],
     "version": [None, VERSION],

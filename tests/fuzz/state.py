@@ -45,13 +45,14 @@ BACKFILL = _id(41)
 PUBLISHED = _id(42)
 QUERY = _id(43)
 EXPORT = _id(45)
+DONE_RUN = _id(46)
 OBJECTS = "objects-of-an-attempt/"
 BUNDLE = "a-bundle"
 WEBHOOK, DELIVERY = "a-webhook", _id(44)
 FREE_SERVICE, COMMAND, CHANGE = "a-free-service", "a-command-of-a-target", "a-change"
 
 # These are real as they are: the test chooses them.
-JOB, CAPPED_JOB = "fuzzed-job", "capped-job"
+JOB, CAPPED_JOB, DONE_JOB = "fuzzed-job", "capped-job", "done-job"
 DATASET, VERSION = _id(21), _id(22)
 DAG, DAG_JOB = "chain", "double"
 RETIRED_DAG = "retired-dag"
@@ -121,6 +122,7 @@ class State:
             PUBLISHED: lambda: self._refused(_FEW),
             QUERY: lambda: self._asked(_FEW),
             EXPORT: lambda: self._exports(_FEW),
+            DONE_RUN: lambda: [self._done["run_id"]] * _MANY,
             BUNDLE: lambda: [self._bundle() for _ in range(_FEW)],
             WEBHOOK: lambda: self._webhooks([f"w{uuid4().hex}" for _ in range(_FEW)]),
             DELIVERY: lambda: self._dead_deliveries(_FEW),
@@ -139,6 +141,7 @@ class State:
         self._site.user("POST", "/v1/dags/backfilled/jobs/feed/events", json=told)
         self._webhooks([TOLD_WEBHOOK])
         self._submitted(_FEW, name=JOB)
+        self._done = self._completed()
         self._submitted(_MANY, name=CAPPED_JOB, scaling={"max_concurrency": 3})
         self.held = self.take(RUNNING)
         """An attempt that stays as it is: its token goes with requests that name another task or none."""
@@ -218,6 +221,15 @@ class State:
         self._site.worker("/internal/task-complete", {"items": [fence(c) | {"status": status} for c in claims]})
         return [claim["task_id"] for claim in claims]
 
+    def _completed(self) -> Any:
+        """A run that has ended, with results."""
+        accepted = self._submitted(_FEW, name=DONE_JOB, outputs=[])
+        wanted = {"worker_id": "fuzz", "run_id": accepted["run_id"], "start": 0, "end": _FEW - 1}
+        claims = self._site.worker("/internal/task-claim", wanted)["claims"]
+        items = [fence(claim) | {"status": "Completed", "result": {"n": 1}} for claim in claims]
+        self._site.worker("/internal/task-complete", {"items": items})
+        return accepted
+
     def _received(self) -> list[Any]:
         for _ in range(_FEW):
             self._submitted(1)
@@ -271,13 +283,12 @@ class State:
 
     def _exports(self, exports: int) -> list[str]:
         """Of runs that have ended, in their first steps. No worker is here to make files of them."""
-        job = self._site.user("GET", f"/v1/jobs/{JOB}")
         with psycopg.connect(self._site.state_url) as connection:
             rows = connection.execute(
                 "insert into interlock.exports (org_id, job_id, run_id, format, stretch, last_index)"
                 " select org_id, %s, %s, 'zip', 10, 9 from interlock.orgs, generate_series(1, %s) where name = %s"
                 " returning export_id::text",
-                [job["job_id"], job["run"]["run_id"], exports, ORG],
+                [self._done["job_id"], self._done["run_id"], exports, ORG],
             ).fetchall()
         return [row[0] for row in rows]
 

@@ -115,3 +115,17 @@ async def test_results_and_tasks_of_a_job_are_read(
     assert json.loads(said)["result"] == LONG
     code, said = await run(capsys, "job", "watch", group["job_id"])
     assert (code, "Completed" in said) == (0, True)
+
+
+async def test_a_job_is_paused_resumed_canceled_and_deleted(
+    connected: System, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_id = (await connected.submit([1, 2]))["job_id"]
+    for word, state in (("pause", "Paused"), ("resume", "Running")):
+        code, said = await run(capsys, "job", word, job_id, "-o", "json")
+        assert (code, json.loads(said)["state"]) == (0, state)
+    code, said = await run(capsys, "job", "cancel", job_id, "--yes", "-o", "json")
+    assert (code, json.loads(said)["run"]["cancel_requested"]) == (0, True)
+    code, said = await run(capsys, "job", "delete", job_id, "--yes")
+    assert (code, job_id in said) == (0, True)
+    assert (await run(capsys, "job", "show", job_id))[0] == 1

@@ -198,10 +198,10 @@ def _accepted(accepted: JobAccepted) -> RenderableType:
 @command(app, "show", example="interlock job show nightly")
 def show(job: JobName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
     """Show a job, its policy and its newest run."""
-    present(ask(folder, lambda client: client.job(job)), output, _job)
+    present(ask(folder, lambda client: client.job(job)), output, job_sheet)
 
 
-def _job(job: JobView) -> RenderableType:
+def job_sheet(job: JobView) -> RenderableType:
     import msgspec
 
     policy = msgspec.to_builtins(job.policy)

@@ -205,6 +205,21 @@ class Client:
     async def run(self, run_id: UUID | str) -> RunView:
         return await self._get(path("v1", "runs", run_id), _run)
 
+    async def pause_job(self, job_id: UUID | str) -> JobView:
+        """What runs goes on, and nothing else of it begins."""
+        return await self._post(path("v1", "jobs", job_id, "pause"), _job)
+
+    async def resume_job(self, job_id: UUID | str) -> JobView:
+        return await self._post(path("v1", "jobs", job_id, "resume"), _job)
+
+    async def cancel_job(self, job_id: UUID | str) -> JobView:
+        """Its runs that have not ended."""
+        return await self._post(path("v1", "jobs", job_id, "cancel"), _job)
+
+    async def delete_job(self, job_id: UUID | str) -> JobView:
+        """With its runs, tasks and results, whatever state they are in."""
+        return await self._caller.call("DELETE", path("v1", "jobs", job_id), _job, repeatable=False)
+
     async def cancel_run(self, run_id: UUID | str) -> Changed:
         return await self._post(path("v1", "runs", run_id, "cancel"), _changed)
 
