@@ -85,6 +85,8 @@ NAMES: Final = frozenset(
         "receipt.before_commit",
         "export.before_commit",
         "export_staging.before_commit",
+        "rerun.before_commit",
+        "rerun_copies.before_commit",
         "wake.before_commit",
         "release.before_commit",
         "events.before_commit",

@@ -28,6 +28,7 @@ from interlock.adapters.valkey import Coordination
 from interlock.buffers.reads import Buffers
 from interlock.bulk.exports import Exports, ExportStaging
 from interlock.bulk.receipts import Receipts
+from interlock.bulk.reruns import RerunCopies, Reruns
 from interlock.bulk.results import Results
 from interlock.bulk.submission import BulkSubmissions
 from interlock.bulk.uploads import Uploads
@@ -162,6 +163,7 @@ class Kernel:
     results: Results
     receipts: Receipts
     exports: Exports
+    reruns: Reruns
     inbox: Inbox
     alerts: Alerts
     route_health: RouteHealths
@@ -202,6 +204,7 @@ class Kernel:
             WebhookDeliveries(database, settings, self.wakeups, self.outbound),
             WebhookSweep(database, settings),
             ExportStaging(database, settings, self.objects),
+            RerunCopies(database, settings, self.objects),
         ]
 
 
@@ -299,6 +302,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
             database, reads, packs, SignedUrls(keyring, clock, base_url=settings.objects_base_url, path=RESULTS)
         ),
         exports=Exports(database, settings, objects, reads),
+        reruns=Reruns(database, settings, submissions, reads),
         receipts=Receipts(database, keyring, reads, issuer=settings.token_issuer),
     )
 

@@ -41,6 +41,7 @@ from interlock.wire import (
     QueryMode,
     RegistryAction,
     Release,
+    RerunRequest,
     ServiceRequest,
     SourceEvent,
     WebhookRequest,
@@ -294,6 +295,53 @@ async def _(scene: Scene) -> None:
         await scene.deployment.until("select not exists (select from interlock.exports where task_id is null)")
         view = await client.results.export(job, started.export_id)
         assert view.task_id is not None
+
+
+@dies("gateway", "rerun.before_commit")
+async def _(scene: Scene) -> None:
+    await scene.up()
+    one = await scene.load.submit(PLAIN)
+    async with scene.deployment.client() as client:
+        job = (await client.wait(one.run_id)).job_id
+        await scene.arm("rerun.before_commit")
+        again = asyncio.create_task(client.results.rerun(job, RerunRequest()))
+        await scene.death()
+        await scene.victim.start()
+        assert (await client.wait((await again).run_id)).counts.Completed == PLAIN.tasks
+
+
+_LARGE_RERUN = """
+    with made as (
+        insert into interlock.runs (org_id, job_id, last_index, range_size, latched, ingesting, state)
+        select org_id, job_id, -1, range_size, false, true, 'Ingesting' from interlock.runs where run_id = $1
+        returning run_id, org_id
+    ), upload as (
+        insert into interlock.uploads (org_id, parts, sweep_at) select org_id, 1, now() + interval '1 day' from made
+        returning upload_id
+    )
+    insert into interlock.reruns (run_id, org_id, of_run, upload_id, next_index, last_index)
+    select m.run_id, m.org_id, $1, u.upload_id, 0, 19 from made m, upload u
+    returning run_id
+"""
+_HANDED_OVER = "select source -> 'parts' -> 0 ->> 'size' from interlock.ingests where run_id = $1"
+
+
+@dies("dispatcher", "rerun_copies.before_commit")
+async def _(scene: Scene) -> None:
+    """What was copied is copied again, to the same place, and handed over once. No ingest is here to go on with it."""
+    await scene.up()
+    one = await scene.load.submit(PLAIN)
+    async with scene.deployment.client() as client:
+        await client.wait(one.run_id)
+    await scene.arm("rerun_copies.before_commit")
+    connection = await asyncpg.connect(scene.deployment.state_url)
+    run_id = await connection.fetchval(_LARGE_RERUN, one.run_id)
+    await scene.death()
+    await scene.victim.start()
+    await scene.deployment.until("select not exists (select from interlock.reruns)")
+    assert int(await connection.fetchval(_HANDED_OVER, run_id)) > 0
+    await connection.execute("delete from interlock.runs where run_id = $1", run_id)
+    await connection.close()
 
 
 @dies("gateway", "rotate.before_commit")

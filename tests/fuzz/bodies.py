@@ -96,6 +96,10 @@ GATEWAY: dict[str, list[Body]] = {
     "/v1/jobs": [_JOB, {"name": JOB, "tasks": [["a", "b"]], "dedupe_by": "/1"}, {"operator": "echo", "open": True}],
     "/v1/uploads": [{"parts": 2}, {}],
     "/v1/jobs/{job}/tasks": [{"tasks": [{"n": 1}, [2]]}],
+    "/v1/jobs/{job}/rerun": [
+        {"run": None, "status": ["Failed"], "error_class": "Oops", "first": 0, "last": 5},
+        {"run": RUN, "status": [], "error_class": None, "first": 1, "last": None},
+    ],
     "/v1/jobs/{job}/exports": [{"format": "zip", "run": None}, {"format": "jsonl", "run": RUN}],
     "/v1/tasks/cancel": [{"job": JOB, "run": None, "status": "Queued", "dry_run": True}],
     "/v1/tasks/redrive": [{"job": None, "run": RUN, "error_class": "Oops", "dry_run": True, "limit": 5}],

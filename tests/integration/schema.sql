@@ -1065,6 +1065,17 @@ ALTER TABLE interlock.queue_messages ALTER COLUMN message_id ADD GENERATED ALWAY
     NO MAXVALUE
     CACHE 1
 );
+CREATE TABLE interlock.reruns (
+    run_id uuid NOT NULL,
+    org_id uuid NOT NULL,
+    of_run uuid NOT NULL,
+    statuses interlock.task_status[],
+    error_class text,
+    upload_id uuid NOT NULL,
+    next_index bigint NOT NULL,
+    last_index bigint NOT NULL,
+    parts json DEFAULT '[]'::json NOT NULL
+);
 CREATE TABLE interlock.run_deltas (
     run_id uuid NOT NULL,
     queued integer DEFAULT 0 NOT NULL,
@@ -1425,6 +1436,8 @@ ALTER TABLE ONLY interlock.query_audit
     ADD CONSTRAINT query_audit_pkey PRIMARY KEY (query_id);
 ALTER TABLE ONLY interlock.queue_messages
     ADD CONSTRAINT queue_messages_pkey PRIMARY KEY (message_id);
+ALTER TABLE ONLY interlock.reruns
+    ADD CONSTRAINT reruns_pkey PRIMARY KEY (run_id);
 ALTER TABLE ONLY interlock.run_receipts
     ADD CONSTRAINT run_receipts_pkey PRIMARY KEY (run_id);
 ALTER TABLE ONLY interlock.runs
@@ -1657,6 +1670,8 @@ ALTER TABLE ONLY interlock.publications
     ADD CONSTRAINT publications_dataset_uuid_fkey FOREIGN KEY (dataset_uuid) REFERENCES interlock.datasets(dataset_uuid);
 ALTER TABLE ONLY interlock.query_audit
     ADD CONSTRAINT query_audit_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.reruns
+    ADD CONSTRAINT reruns_run_id_fkey FOREIGN KEY (run_id) REFERENCES interlock.runs(run_id) ON DELETE CASCADE;
 ALTER TABLE ONLY interlock.runs
     ADD CONSTRAINT runs_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);
 ALTER TABLE ONLY interlock.service_polls

@@ -425,7 +425,7 @@ def test_settings_and_folders_that_cannot_be_used_stop_the_start(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("what", "end", "checks"), [("tasks", "All counts are right.", 5), ("pipeline", "It adds up.", 11)]
+    ("what", "end", "checks"), [("tasks", "All counts are right.", 6), ("pipeline", "It adds up.", 11)]
 )
 def test_the_demo_plays_to_its_end_and_leaves_nothing_behind(what: str, end: str, checks: int) -> None:
     before = _demo_folders()

@@ -42,8 +42,32 @@ EXPORTS: dict[str, list[Expectation]] = {
     "exports_of_tasks": [Bounded(10, {"task_ids": "seed.tasks('running', 10)"})],
     "forget_exports": [Bounded(1, _RUN, pages=30)],
 }
+_STRETCH = _RUN | _ORG | {"shard": "0", "first": "0", "last": "99", "error_class": "null", "most": "100"}
+
+RERUNS: dict[str, list[Expectation]] = {
+    "payloads_in_stretch": [
+        Bounded(100, _STRETCH | {"statuses": statuses}) for statuses in ("null", "'{Running,Completed}'")
+    ],
+    "payloads_by_status": [
+        Bounded(100, _STRETCH | {"run_id": "seed.id('run failed')", "statuses": "'{Failed,Canceled}'"}, rows=4)
+    ],
+    "insert_rerun": [
+        Bounded(
+            1,
+            _RUN
+            | _ORG
+            | {"of_run": "seed.id('run running')", "statuses": "null", "error_class": "null"}
+            | {"upload_id": "gen_random_uuid()", "first": "0", "last": "9"},
+            pages=40,
+        )
+    ],
+    "next_rerun": [Bounded(1)],
+    "rerun_copied": [Bounded(1, _RUN | {"next_index": "0", "parts": "'[]'"}, pages=30)],
+    "set_parts": [Bounded(1, {"upload_id": "gen_random_uuid()", "parts": "1"}, pages=30)],
+    "end_rerun": [Bounded(1, _RUN, pages=30)],
+}
 EXPECTED: dict[str, list[Expectation]] = {
     f"{file}.{name}": cases
-    for file, statements in (("results", RESULTS), ("exports", EXPORTS))
+    for file, statements in (("results", RESULTS), ("exports", EXPORTS), ("reruns", RERUNS))
     for name, cases in statements.items()
 }

@@ -12,8 +12,17 @@ from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter,
 
 from interlock.api.auth import kernel_of, org_of_result, principal_of, result_guard, user_guard
 from interlock.errors import BadRequest
+from interlock.kernel.idempotency import Repeat
 from interlock.kernel.reads import MAX_PAGE
-from interlock.wire import ExportRequest, ExportView, ReceiptKeys, ReceiptReply, TaskView
+from interlock.wire import (
+    ExportRequest,
+    ExportView,
+    JobAccepted,
+    ReceiptKeys,
+    ReceiptReply,
+    RerunRequest,
+    TaskView,
+)
 
 Http = Request[Any, Any, State]
 Run = Annotated[
@@ -102,6 +111,31 @@ async def get_export(
     return await kernel_of(request).exports.export(job, export_id, principal_of(request).org_id, cursor, limit)
 
 
+@post(
+    "/v1/jobs/{job:str}/rerun",
+    guards=[user_guard],
+    opt={"scope": "jobs:write"},
+    summary="Run tasks of a run once more, as a new run: all, or those behind a filter",
+    description="A few are written and enqueued at once: 201. Many are copied in the background: 202. The same "
+    "Idempotency-Key and body give the same answer.",
+    responses={
+        202: ResponseSpec(JobAccepted, description="Accepted; `status_url` tells the rest", generate_examples=False)
+    },
+)
+async def rerun_job(
+    request: Http,
+    job: FromPath[str],
+    data: JSONBody[RerunRequest],
+    body: RawBody,
+    idempotency_key: Annotated[
+        str | None, HeaderParameter(name="Idempotency-Key", required=False, min_length=1, max_length=255)
+    ] = None,
+) -> Response[JobAccepted]:
+    repeat = Repeat(idempotency_key, body)
+    accepted = await kernel_of(request).reruns.rerun(job, data, principal_of(request).org_id, repeat)
+    return Response(accepted, status_code=202 if accepted.total is None else 201)
+
+
 @get(
     "/v1/receipt-keys",
     guards=[user_guard],
@@ -118,4 +152,4 @@ def _checked(index: int) -> int:
     return index
 
 
-HANDLERS = [get_task_by_index, get_result, get_receipt, start_export, get_export, list_receipt_keys]
+HANDLERS = [get_task_by_index, get_result, get_receipt, start_export, get_export, rerun_job, list_receipt_keys]

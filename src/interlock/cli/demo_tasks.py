@@ -11,17 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+import msgspec
+
+from interlock.bulk.verifying import verify
 from interlock.cli.output import console, table
 from interlock.cli.task import attempt_table
 from interlock.cli.watching import watch_run
 from interlock.client import Client
 from interlock.errors import InterlockError
 from interlock.supervisor.run import Supervisor
-from interlock.wire import JobAccepted, Policy, RedriveRequest, RunView, TaskStatus, TaskView
+from interlock.wire import JobAccepted, Policy, Priority, RedriveRequest, RunView, TaskStatus, TaskView
 
 T = TypeVar("T")
 
 MANY: Final = 300
+BULK: Final = 20_000
 FEW: Final = 5
 _LOOK_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 45.0
@@ -82,7 +86,7 @@ async def _soon(work: Awaitable[T], what: str) -> T:
 
 async def play(stage: Stage) -> bool:
     begun = time.monotonic()
-    for act in (many_tasks, retries, dead_letters, cancel, killed_worker):
+    for act in (many_tasks, bulk, retries, dead_letters, cancel, killed_worker):
         await act(stage)
     passed = await check(stage)
     if passed:
@@ -98,6 +102,23 @@ async def many_tasks(stage: Stage) -> None:
     accepted = await stage.submit(title, tasks, {"Completed": MANY}, operator="echo")
     console().print("They are written and queued in one transaction; the worker claims them in batches.")
     await stage.ended(accepted, "echo")
+
+
+async def bulk(stage: Stage) -> None:
+    """A list that is too long to be written while somebody waits."""
+    begun = time.monotonic()
+    title = f"A list of {BULK:,} tasks, and a receipt for it"
+    tasks = [{"n": number} for number in range(BULK)]
+    accepted = await stage.submit(title, tasks, {"Completed": BULK}, operator="echo", priority=Priority.BULK)
+    console().print(
+        f"Accepted after {time.monotonic() - begun:.2f} s, {accepted.state}: the list is staged, and becomes tasks "
+        "in a shard of their own."
+    )
+    await stage.ended(accepted, "bulk")
+    reply = await stage.client.results.receipt(accepted.job_id)
+    keys = (await stage.client.results.receipt_keys()).keys
+    verdict = verify(msgspec.json.encode(reply), keys=keys)
+    console().print(f"Its receipt is signed by key {verdict.kid[:12]}…, and says: {', '.join(verdict.proven)}.")
 
 
 async def retries(stage: Stage) -> None:

@@ -121,7 +121,7 @@ def submit(
         whole = request if file is None else await uploaded(client, request, file, form, quiet=output is Output.JSON)
         accepted = await client.submit_request(whole, idempotency_key=idempotency_key)
         if not watch:
-            present(accepted, output, _accepted)
+            present(accepted, output, accepted_sheet)
             return
         await follow(client, accepted.run_id, output)
 
@@ -182,7 +182,7 @@ def _config(text: str | None) -> dict[str, Any] | None:
         raise usage(f"--config must be a JSON object, or @FILE with one: {error}") from None
 
 
-def _accepted(accepted: JobAccepted) -> RenderableType:
+def accepted_sheet(accepted: JobAccepted) -> RenderableType:
     return sheet(
         [
             ("job", accepted.job_id),

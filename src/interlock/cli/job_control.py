@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
 from interlock.cli import job_open
 from interlock.cli.asking import confirm
 from interlock.cli.connection import ask
 from interlock.cli.conventions import FolderOption, Output, OutputOption, YesOption, command
-from interlock.cli.job import JobName, job_sheet
+from interlock.cli.job import JobName, accepted_sheet, job_sheet
+from interlock.cli.job_results import RunOfJob
 from interlock.cli.output import present
+from interlock.cli.run import follow
+from interlock.wire import RerunRequest
+
+if TYPE_CHECKING:
+    from interlock.client import Client
 
 app = job_open.app
 
@@ -22,6 +32,42 @@ def pause(job: JobName, output: OutputOption = Output.TABLE, folder: FolderOptio
 def resume(job: JobName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
     """Let the paused runs of a job go on."""
     present(ask(folder, lambda client: client.resume_job(job)), output, job_sheet)
+
+
+@command(
+    app,
+    "rerun",
+    example="interlock job rerun nightly --failed --watch\n"
+    "interlock job rerun nightly --error-class DiskFull --first 0 --last 9999",
+)
+def rerun(
+    job: JobName,
+    run: RunOfJob = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only tasks that failed for good.")] = False,
+    canceled: Annotated[bool, typer.Option("--canceled", help="Only tasks that were canceled.")] = False,
+    error_class: Annotated[
+        str | None, typer.Option(help="Only tasks whose last attempt failed with this.", show_default=False)
+    ] = None,
+    first: Annotated[int, typer.Option(min=0, help="From this index on.")] = 0,
+    last: Annotated[int | None, typer.Option(min=0, help="Up to this index.", show_default=False)] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay until the new run has ended.")] = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Run tasks of a run once more, as a new run: all of them, or those behind a filter."""
+    statuses: list[Any] = [name for name, wanted in (("Failed", failed), ("Canceled", canceled)) if wanted]
+    if error_class is not None and not statuses:
+        statuses = ["Failed"]
+    request = RerunRequest(run=run, status=statuses, error_class=error_class, first=first, last=last)
+
+    async def work(client: Client) -> None:
+        accepted = await client.results.rerun(job, request)
+        if watch:
+            await follow(client, accepted.run_id, output)
+        else:
+            present(accepted, output, accepted_sheet)
+
+    ask(folder, work)
 
 
 @command(app, "cancel", example="interlock job cancel nightly --yes")

@@ -12,10 +12,21 @@ from msgspec import Raw
 
 from interlock.client._caller import Caller, path, query
 from interlock.client._http import refuse_line_breaks
-from interlock.wire import ExportPart, ExportRequest, ExportState, ExportView, ReceiptKeys, ReceiptReply, TaskView
+from interlock.wire import (
+    ExportPart,
+    ExportRequest,
+    ExportState,
+    ExportView,
+    JobAccepted,
+    ReceiptKeys,
+    ReceiptReply,
+    RerunRequest,
+    TaskView,
+)
 
 PAGE: Final = 100
 
+_accepted = msgspec.json.Decoder(JobAccepted)
 _export = msgspec.json.Decoder(ExportView)
 _task = msgspec.json.Decoder(TaskView)
 _raw = msgspec.json.Decoder(Raw)
@@ -48,6 +59,13 @@ class ResultCalls:
                 return reply
             if on_progress is not None:
                 on_progress(reply)
+
+    async def rerun(self, job: str | UUID, request: RerunRequest, *, idempotency_key: str | None = None) -> JobAccepted:
+        """Tasks of a run once more, as a new run. Without a key the call makes one up: a retry runs nothing twice."""
+        key = idempotency_key or str(uuid4())
+        refuse_line_breaks("Idempotency-Key", key)
+        target, extra = path("v1", "jobs", job, "rerun"), f"Idempotency-Key: {key}\r\n"
+        return await self._caller.call("POST", target, _accepted, request, extra=extra)
 
     async def start_export(
         self, job: str | UUID, request: ExportRequest, *, idempotency_key: str | None = None

@@ -23,7 +23,7 @@ from interlock.kernel.udf import UDF
 from interlock.kernel.webhook_events import tell_of_runs
 from interlock.settings import RuntimeKind, Settings
 from interlock.telemetry import TASKS_CREATED
-from interlock.wire import JobAccepted, JobRequest, RunState
+from interlock.wire import JobAccepted, JobRequest, RunLimits, RunState
 
 _sql = queries("jobs")
 _ENDPOINT = "POST /v1/jobs"
@@ -119,15 +119,22 @@ class Submissions:
     async def _write(self, connection: Connection, request: JobRequest, org_id: UUID) -> tuple[JobAccepted, str]:
         job = await self.job(connection, request, org_id)
         items = items_of(request.listed, request.dedupe_by, job["concurrency_key"])
+        return await self._run_of(connection, job, items, request.limits), job["runtime"]
+
+    async def run_of(self, connection: Connection, job: Row, tasks: list[Raw]) -> JobAccepted:
+        """Another run of a job that is there, in a larger transaction."""
+        return await self._run_of(connection, job, items_of(tasks, None, job["concurrency_key"]), RunLimits())
+
+    async def _run_of(self, connection: Connection, job: Row, items: Items, limits: RunLimits) -> JobAccepted:
         run = await _sql.insert_run(
             connection,
-            org_id=org_id,
+            org_id=job["org_id"],
             job_id=job["job_id"],
             last_index=len(items) - 1,
             range_size=self._settings.range_size,
             total=len(items) if items.dedupe_keys is None else None,
-            tolerated_share=request.limits.tolerated_failure_share,
-            deadline_seconds=request.limits.deadline_seconds,
+            tolerated_share=limits.tolerated_failure_share,
+            deadline_seconds=limits.deadline_seconds,
         )
         indexes = await self._tasks(connection, job, run["run_id"], items)
         if items.dedupe_keys is not None:
@@ -136,7 +143,7 @@ class Submissions:
             over = [run["run_id"]]
             await tell_of_runs(connection, over, ended=over, now=self._database.clock.now())
         await self._enqueue(connection, job, run["run_id"], indexes, len(items) - 1)
-        accepted = JobAccepted(
+        return JobAccepted(
             job_id=job["job_id"],
             run_id=run["run_id"],
             state=RunState(run["state"]),
@@ -145,7 +152,6 @@ class Submissions:
             tasks_url=f"/v1/jobs/{job['job_id']}/tasks",
             status_url=f"/v1/jobs/{job['job_id']}",
         )
-        return accepted, job["runtime"]
 
     async def _tasks(self, connection: Connection, job: Row, run_id: UUID, items: Items) -> list[int]:
         shared = {

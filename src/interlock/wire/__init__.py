@@ -275,6 +275,7 @@ from interlock.wire.results import (
     ExportView,
     ReceiptKeys,
     ReceiptReply,
+    RerunRequest,
     RunReceipt,
 )
 from interlock.wire.sources import (
@@ -521,6 +522,7 @@ __all__ = [
     "ReplayView",
     "Reply",
     "Request",
+    "RerunRequest",
     "Role",
     "RollbackRequest",
     "RotateRequest",

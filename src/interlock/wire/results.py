@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from msgspec import field
+from msgspec import Meta, field
 
-from interlock.wire.base import Reply, Request, RunState
+from interlock.wire.base import Index, Reply, Request, RunState
 
 
 class RunReceipt(Reply, frozen=True, kw_only=True):
@@ -54,6 +54,20 @@ class ReceiptKeys(Reply, frozen=True, kw_only=True):
     """Public keys that sign receipts now, as a JWK set. Keep them: receipts outlive them."""
 
     keys: list[dict[str, Any]]
+
+
+class RerunRequest(Request, frozen=True, kw_only=True):
+    """Which tasks of a run are to be the tasks of a new one; without a filter, all of them."""
+
+    run: UUID | None = None
+    """Default: the job's newest run."""
+    status: Annotated[list[Literal["Completed", "Failed", "Canceled"]], Meta(max_length=3)] = field(
+        default_factory=list
+    )
+    error_class: Annotated[str, Meta(max_length=200)] | None = None
+    """Of the last attempt."""
+    first: Index = 0
+    last: Index | None = None
 
 
 class ExportFormat(StrEnum):
