@@ -123,7 +123,8 @@ class _Lines:
             return
         self._state, self._shown_at = run.state, time.monotonic()
         failed = f", {run.counts.dead} failed" if run.counts.dead else ""
-        console().print(f"{self._name}: {run.state}, {ended(run)} of {run.total} done{failed}")
+        of = "" if run.total is None else f" of {run.total}"
+        console().print(f"{self._name}: {run.state}, {ended(run)}{of} done{failed}")
 
 
 async def watch_task(client: Client, task_id: UUID, *, quiet: bool = False) -> TaskView:
