@@ -21,7 +21,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from interlock.client import Fence, QueryClient, TaskClient
+from interlock.client import Client, Fence, QueryClient, TaskClient
 from interlock.errors import ServerUnreachable
 from interlock.failpoints import NAMES
 from interlock.kernel.tasks import run_task_id
@@ -35,6 +35,7 @@ from interlock.wire import (
     DataRequest,
     Event,
     ExportRequest,
+    ExportView,
     InvalidateRequest,
     JobAccepted,
     Output,
@@ -278,12 +279,25 @@ async def _(scene: Scene) -> None:
         starting = asyncio.create_task(client.results.start_export(job, ExportRequest()))
         await scene.death()
         await scene.victim.start()
-        assert (await starting).of == PLAIN.tasks
+        started = await starting
+        assert started.of == PLAIN.tasks
+        await _end_export(scene, client, started)
+
+
+async def _end_export(scene: Scene, client: Client, started: ExportView) -> None:
+    """No Spark worker is here to make its files: the task is canceled, and the ledger told of it."""
+    await scene.deployment.until("select not exists (select from interlock.exports where task_id is null)")
+    view = await client.results.export(started.job_id, started.export_id)
+    assert view.task_id is not None
+    task = await client.cancel_task(view.task_id)
+    assert task.run_id is not None
+    one = await scene.ledger.note(f"export {started.export_id}", task.run_id, 1, blows=scene.ledger.blows)
+    one.canceled = True
 
 
 @dies("dispatcher", "export_staging.before_commit")
 async def _(scene: Scene) -> None:
-    """What was staged is staged again, and one task makes files of it. No Spark worker is here to do so."""
+    """What was staged is staged again, and one task makes files of it."""
     await scene.up()
     one = await scene.load.submit(PLAIN)
     async with scene.deployment.client() as client:
@@ -292,9 +306,7 @@ async def _(scene: Scene) -> None:
         started = await client.results.start_export(job, ExportRequest())
         await scene.death()
         await scene.victim.start()
-        await scene.deployment.until("select not exists (select from interlock.exports where task_id is null)")
-        view = await client.results.export(job, started.export_id)
-        assert view.task_id is not None
+        await _end_export(scene, client, started)
 
 
 @dies("gateway", "rerun.before_commit")
@@ -307,7 +319,9 @@ async def _(scene: Scene) -> None:
         again = asyncio.create_task(client.results.rerun(job, RerunRequest()))
         await scene.death()
         await scene.victim.start()
-        assert (await client.wait((await again).run_id)).counts.Completed == PLAIN.tasks
+        accepted = await again
+        await scene.ledger.note(f"rerun of {one.run_id}", accepted.run_id, PLAIN.tasks, blows=scene.ledger.blows)
+        assert (await client.wait(accepted.run_id)).counts.Completed == PLAIN.tasks
 
 
 _LARGE_RERUN = """
