@@ -331,6 +331,8 @@ def test_a_dataset_of_another_dag_is_checked_where_the_published_names_are_known
     known = Vocabulary(VOCABULARY.runtimes, datasets=frozenset({"prices"}))
     (found,) = problems_of(text, known)
     assert (found.what, found.instead) == ("nobody publishes 'pricse'", "write prices")
+    (found,) = problems_of(text.replace("pricse", "transfers"), known)
+    assert found.instead == "deploy the DAG that publishes it first; published are prices"
     valid(text.replace("pricse", "prices"), known)
 
 

@@ -238,7 +238,8 @@ def _check_dataset(
     if datasets is None or edge.dataset in datasets or edge.dataset in read.dag.publish:
         return
     known = datasets | read.dag.publish.keys()
-    otherwise = f"published are {listing(known)}" if known else "deploy the DAG that publishes it first"
+    others = f"; published are {listing(datasets)}" if datasets else ""
+    otherwise = f"deploy the DAG that publishes it first{others}"
     report.add(place, f"nobody publishes {quoted(edge.dataset)}", report.suggest(edge.dataset, known, otherwise))
 
 
