@@ -98,6 +98,7 @@ from interlock.kernel.shards import Shards
 from interlock.kernel.submission import Submissions
 from interlock.kernel.sweeper import Sweeper
 from interlock.kernel.tasks import Tasks
+from interlock.kernel.turns import TurnKeeping, Turns
 from interlock.kernel.webhook_delivery import WebhookDeliveries, WebhookSweep
 from interlock.kernel.webhooks import Webhooks
 from interlock.outbound.addresses import Exceptions
@@ -116,6 +117,7 @@ class Kernel:
     listener: Listener
     queue: Queue
     shards: Shards
+    turns: Turns
     coordination: Coordination | None
     keyring: Keyring
     tokens: CapabilityTokens
@@ -182,13 +184,14 @@ class Kernel:
         return [
             Relay(database, settings, self.queue, self._invoke, self.wakeups),
             Retries(database, settings, self.shards),
-            Reaper(database, settings, self.shards),
+            Reaper(database, settings, self.shards, self.turns),
             RunCounters(database, settings, self.pace),
             RunCancels(database, settings, self.actions),
-            Reconciler(database, settings),
+            Reconciler(database, settings, self.shards, self.turns),
             Retention(database, settings, self.keyring),
             RunDeletions(database, settings, self.shards),
             RunWakes(database, settings),
+            TurnKeeping(database, settings, self.turns),
             Deadlines(database, settings),
             Router(database, settings, self.wakeups),
             Triggers(database, settings, self.wakeups),
@@ -218,7 +221,8 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     )
     inputs = Inputs(settings.objects_root, RANGES)
     shards = Shards(database)
-    claims = Claims(database, settings, queue, tokens, inputs, shards)
+    turns = Turns(database, coordination, queue, shards)
+    claims = Claims(database, settings, queue, tokens, inputs, shards, turns)
     signed_urls = SignedUrls(keyring, clock, base_url=settings.objects_base_url)
     objects = open_objects(
         settings.objects_root,
@@ -227,7 +231,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         sign_url=signed_urls.sign,
     )
     packs = Packs(database, objects, inline_bytes=settings.result_inline_bytes)
-    tasks = Tasks(database, settings, tokens, Markers(objects), inputs, packs)
+    tasks = Tasks(database, settings, tokens, Markers(objects), inputs, packs, turns)
     files = Files(database, settings, tasks, inputs)
     object_tokens = ObjectTokens(database, keyring, clock, issuer=settings.token_issuer, root=settings.objects_root)
     effects = Effects(database, settings)
@@ -248,6 +252,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         listener=Listener(state_url, wakeups),
         queue=queue,
         shards=shards,
+        turns=turns,
         coordination=coordination,
         keyring=keyring,
         tokens=tokens,

@@ -45,7 +45,7 @@ _SMALL = {"shard": "0"}
 _FOCUS = {"job_id": "seed.id('job 0')"}
 _ALONE = {"job_id": "seed.id('job 3')"}
 _EPOCH = "'epoch'"
-_LIMITS = {"tolerated_share": "null", "deadline_seconds": "null"}
+_LIMITS = {"max_concurrency": "null", "tolerated_share": "null", "deadline_seconds": "null"}
 _RUNS_OF_ONE = "select count(*) from interlock.runs where job_id = seed.id('job 0')"
 _ZERO = "'00000000-0000-0000-0000-000000000000'"
 _HALFWAY = "'7fffffff-0000-0000-0000-000000000000'"
@@ -170,6 +170,11 @@ SHARDS: dict[str, list[Expectation]] = {
             {"task_id": "seed.task('dead', 7)", "org_id": "null"},
         )
     ],
+    "running_of": [Live("select count(*) from interlock.run_deltas", "deltas not yet folded", _run("running"))],
+    "limited_runs": [
+        Live("select count(*) from interlock.runs where ended_at is null", "runs that go on", {"most": "1000"})
+    ],
+    "run_address": [Bounded(1, _run("running"))],
     "attachment": [Exempt("reads the catalog, once per shard that is dropped")],
     "drop_shard": [Exempt("drops a table")],
 }
@@ -316,7 +321,7 @@ JOBS: dict[str, list[Expectation]] = {
     "latch_run": [Bounded(1, _run("queued") | {"total": "1000"}, pages=30)],
     "enqueue_ranges": [Bounded(10, _RANGES | {"direct": direct}, pages=20) for direct in ("true", "false")],
     "enqueue_tasks": [
-        Bounded(1000, _SMALL | {"task_ids": "seed.tasks('queued', 1000)", "direct": direct}, pages=25)
+        Bounded(1000, _SMALL | {"task_ids": "seed.tasks('queued', 1000)", "direct": direct}, pages=30)
         for direct in ("true", "false")
     ],
 }

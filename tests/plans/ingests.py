@@ -13,6 +13,7 @@ _NEW_RUN = {
     "job_id": "seed.id('job 0')",
     "range_size": "100",
     "open": "true",
+    "max_concurrency": "null",
     "tolerated_share": "0",
     "deadline_seconds": "60",
 }
@@ -92,6 +93,7 @@ INGEST: dict[str, list[Expectation]] = {
                 "job_id": "seed.id('job 0')",
                 "range_size": "100",
                 "open": "true",
+                "max_concurrency": "null",
                 "tolerated_share": "0",
                 "deadline_seconds": "60",
             },

@@ -101,7 +101,8 @@ class Reruns:
             org_id=job["org_id"],
             job_id=job["job_id"],
             range_size=self._settings.range_size,
-            tolerated_share=None,
+            max_concurrency=run["max_concurrency"],
+            tolerated_share=run["tolerated_share"],
             deadline_seconds=None,
             open=False,
         )

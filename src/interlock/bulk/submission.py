@@ -84,6 +84,7 @@ class BulkSubmissions:
             org_id=org_id,
             job_id=job["job_id"],
             range_size=self._settings.range_size,
+            max_concurrency=request.limits.max_concurrency,
             tolerated_share=request.limits.tolerated_failure_share,
             deadline_seconds=request.limits.deadline_seconds,
             open=staged is None,

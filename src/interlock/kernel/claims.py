@@ -21,6 +21,7 @@ from interlock.failpoints import armed, failpoint
 from interlock.kernel.inputs import Inputs
 from interlock.kernel.shards import SMALL_SHARD, Shards, find_task
 from interlock.kernel.tasks import clean, outputs_of, run_task_id
+from interlock.kernel.turns import Turns
 from interlock.settings import Settings
 from interlock.telemetry import TASKS_CLAIMED
 from interlock.wire import (
@@ -137,11 +138,13 @@ class Claims:
         tokens: CapabilityTokens,
         inputs: Inputs,
         shards: Shards,
+        turns: Turns,
     ) -> None:
         self._database = database
         self._settings = settings
         self._queue = queue
         self._shards = shards
+        self._turns = turns
         self._tokens = tokens
         self._inputs = inputs
         self._objects_root = settings.objects_root
@@ -153,6 +156,9 @@ class Claims:
         if request.tokens:
             await self._tokens.require_signing()
         groups, states = list[_Group](), list[Row]()
+        wanted, limited = await self._with_limits(wanted)
+        for span, most in limited.items():
+            groups += await self._claim_in_turn(span, most, wanted.most, who)
         for shard, part in (await self._by_shard(wanted)).items():
             claimed, left = await self._claim_in(shard, part, who)
             groups, states = groups + claimed, states + left
@@ -183,6 +189,47 @@ class Claims:
             if span.run_id in shards:
                 parts[shards[span.run_id]].append(span)
         return {shard: replace(wanted, ranges=spans) for shard, spans in parts.items()}
+
+    async def _with_limits(self, wanted: _Wanted) -> tuple[_Wanted, dict[ClaimRange, int]]:
+        """Ranges of runs that may have only so many running are apart, each with that number."""
+        limits = await self._shards.limited([span.run_id for span in wanted.ranges])
+        if not limits:
+            return wanted, {}
+        apart = {span: limits[span.run_id] for span in wanted.ranges if span.run_id in limits}
+        theirs = [span.message for span in apart]
+        rest = [span for span in wanted.ranges if span not in apart]
+        messages = [message for message in wanted.messages if message not in theirs]
+        return replace(wanted, ranges=rest, messages=messages), apart
+
+    async def _claim_in_turn(self, span: ClaimRange, most: int, room: int | None, who: dict[str, Any]) -> list[_Group]:
+        """As many as the run may have running now. What is left of the range waits, or goes to others."""
+        size = span.end - span.start + 1
+        asked = min(size, room or size)
+        granted, groups = await self._turns.take(span.run_id, most, asked), list[_Group]()
+        if granted:
+            part = _Wanted(ranges=[span], most=granted)
+            shards = await self._shards.of_runs([span.run_id])
+            groups, _ = await self._claim_in(shards[span.run_id], part, who)
+        indexes = [task.index for group in groups for task in group.tasks if task.index is not None]
+        if len(indexes) < granted:
+            await self._turns.give_back(span.run_id, granted - len(indexes))
+        # Fewer than there was room for: there is no more.
+        left = span.start if not granted else max(indexes) + 1 if len(indexes) == granted else span.end + 1
+        await self._settle_rest(span, groups, left, most if granted < asked else None)
+        return groups
+
+    async def _settle_rest(self, span: ClaimRange, groups: list[_Group], left: int, limit: int | None) -> None:
+        """With a limit, the rest waits for a place; else the worker had no room, and another one may."""
+        if left <= span.end and limit is not None:
+            await self._turns.wait(span.run_id, limit, left, span.end)
+        if span.message is None:
+            return
+        handle = Handle(span.message.message_id, span.message.receipt)
+        if left <= span.end and limit is None:
+            rest = {"job_id": groups[0].lease.job_id, "run_id": span.run_id, "start": left, "end": span.end}
+            await self._queue.replace(span.message.queue, handle, msgspec.json.encode(rest).decode())
+        else:
+            await self._queue.ack(span.message.queue, [handle])
 
     async def _claim_elsewhere(self, ids: list[UUID], who: dict[str, Any]) -> tuple[list[_Group], list[Row]]:
         """Tasks that somebody has named by their ids alone, and that are not in shard 0."""
@@ -346,7 +393,7 @@ def _wanted(request: ClaimRequest) -> _Wanted:
         return _Wanted(ranges=request.ranges, messages=messages)
     if request.run_id is None or request.start is None or request.end is None:
         raise BadRequest("Say what to claim: task_id, task_ids, ranges, or run_id with start and end.")
-    only = ClaimRange(request.run_id, request.start, request.end)
+    only = ClaimRange(request.run_id, request.start, request.end, request.message)
     size = _check_sizes([only])
     most = request.limit if request.limit is not None and request.limit < size else None
     return _Wanted(ranges=[only], most=most, messages=messages)

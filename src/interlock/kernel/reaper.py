@@ -6,7 +6,7 @@ claims have set say.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from datetime import datetime
 
 from interlock.adapters.lowwater import LowWater, low_water
@@ -15,6 +15,7 @@ from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
 from interlock.kernel.shards import Shards
 from interlock.kernel.tasks import wake_parked
+from interlock.kernel.turns import Turns
 from interlock.settings import Settings
 from interlock.telemetry import TASKS_REAPED
 
@@ -27,11 +28,12 @@ _CLEARING = 60
 class Reaper(Periodic):
     name = "reaper"
 
-    def __init__(self, database: Database, settings: Settings, shards: Shards) -> None:
+    def __init__(self, database: Database, settings: Settings, shards: Shards, turns: Turns) -> None:
         self.seconds = settings.reap_seconds
         self._database = database
         self._direct = settings.queue_direct
         self._shards = shards
+        self._turns = turns
         self._waters: defaultdict[int, LowWater[datetime]] = defaultdict(low_water)
         self._passes = 0
 
@@ -54,6 +56,7 @@ class Reaper(Periodic):
             look.reached = rows[0]["reached"]
         await self._wake_parked(rows)
         reaped = [row for row in rows if row["task_id"] is not None]
+        await self._turns.ended(Counter([row["run_id"] for row in reaped if row["run_id"]]))
         for row in reaped:
             TASKS_REAPED.labels(cause="timeout" if row["timed_out"] else "lease").inc()
         # Most alarms find their tasks ended. While more are due there is work, whatever these came to.

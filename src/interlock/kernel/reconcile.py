@@ -12,8 +12,9 @@ import structlog
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
-from interlock.kernel.shards import SMALL_SHARD, shards_of_jobs
+from interlock.kernel.shards import SMALL_SHARD, Shards, shards_of_jobs
 from interlock.kernel.tasks import enqueue, wake_parked
+from interlock.kernel.turns import Turns
 from interlock.settings import Settings
 
 log = structlog.get_logger()
@@ -29,10 +30,12 @@ _ZERO = UUID(int=0)
 class Reconciler(Periodic):
     name = "reconciler"
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, shards: Shards, turns: Turns) -> None:
         self.seconds = settings.reconcile_seconds
         self._database = database
         self._direct = settings.queue_direct
+        self._shards = shards
+        self._turns = turns
         self._grace = settings.reconcile_grace_seconds
 
     async def run_once(self) -> int:
@@ -73,8 +76,12 @@ class Reconciler(Periodic):
                 lasts=[last for _, _, last in here],
                 grace=self._grace,
             )
-            lost[shard] = [row["task_id"] for row in rows]
+            lost[shard] = [row["task_id"] for row in rows if not await self._waits(row["run_id"])]
         return lost
+
+    async def _waits(self, run_id: UUID) -> bool:
+        """Tasks of a run that may have only so many running wait without a message, and are not lost."""
+        return bool(await self._shards.limited([run_id])) and (await self._turns.counted(run_id)).waiting > 0
 
     async def _of_no_run(self, connection: Connection) -> list[UUID]:
         place = await _sql.sweep_place(connection, name="tasks")

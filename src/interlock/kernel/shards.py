@@ -7,7 +7,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 import asyncpg
@@ -22,14 +22,22 @@ _CACHED = 100_000
 
 
 class Shards:
-    """What is known of runs' shards. It never changes for a run, so it is asked once."""
+    """What is known of runs, and never changes: their shard, and their limit. So it is asked once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._of_run: dict[UUID, int] = {}
+        self._of_run: dict[UUID, tuple[int, int | None]] = {}
 
     async def of_runs(self, run_ids: Sequence[UUID]) -> dict[UUID, int]:
         """Runs that are not there are left out."""
+        return {run_id: shard for run_id, (shard, _) in (await self._known(run_ids)).items()}
+
+    async def limited(self, run_ids: Iterable[UUID]) -> dict[UUID, int]:
+        """Those of them that may have only so many tasks running at once, and how many."""
+        known = await self._known(list(run_ids))
+        return {run_id: most for run_id, (_, most) in known.items() if most is not None}
+
+    async def _known(self, run_ids: Sequence[UUID]) -> dict[UUID, tuple[int, int | None]]:
         known = {run_id: self._of_run[run_id] for run_id in run_ids if run_id in self._of_run}
         missing = [run_id for run_id in run_ids if run_id not in known]
         if missing:
@@ -37,9 +45,10 @@ class Shards:
                 rows = await _sql.shards_of_runs(connection, run_ids=missing)
             if len(self._of_run) > _CACHED:
                 self._of_run.clear()
-            known |= {row["run_id"]: row["shard"] for row in rows}
+            known |= {row["run_id"]: (row["shard"], row["max_concurrency"]) for row in rows}
             # A run whose list is still being read may yet get one.
-            self._of_run |= {row["run_id"]: row["shard"] for row in rows if row["shard"] or not row["ingesting"]}
+            settled = {row["run_id"] for row in rows if row["shard"] or not row["ingesting"]}
+            self._of_run |= {run_id: known[run_id] for run_id in settled}
         return known
 
     def forget(self, run_id: UUID) -> None:

@@ -133,6 +133,7 @@ class Submissions:
             last_index=len(items) - 1,
             range_size=self._settings.range_size,
             total=len(items) if items.dedupe_keys is None else None,
+            max_concurrency=limits.max_concurrency,
             tolerated_share=limits.tolerated_failure_share,
             deadline_seconds=limits.deadline_seconds,
         )

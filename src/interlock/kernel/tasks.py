@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -41,6 +41,9 @@ from interlock.wire import (
     TaskInput,
     TaskStatus,
 )
+
+if TYPE_CHECKING:
+    from interlock.kernel.turns import Turns
 
 _sql = queries("tasks")
 _jobs_sql = queries("jobs")
@@ -76,6 +79,7 @@ class Tasks:
         markers: Markers,
         inputs: Inputs,
         packs: Packs,
+        turns: Turns,
     ) -> None:
         self._database = database
         self._packs = packs
@@ -84,6 +88,7 @@ class Tasks:
         self._settings = settings
         self._tokens = tokens
         self._objects_root = settings.objects_root
+        self._turns = turns
 
     # Heartbeat
 
@@ -187,6 +192,7 @@ class Tasks:
         done = await self._database.run(work, transaction=armed("complete.before_commit"))
         await failpoint("complete.committed")
         if done:
+            await self._turns.ended(_ended_of(groups, done))
             ATTEMPTS_ENDED.labels(outcome="Completed").inc(done)
         if done == len(arrays["indexes"]):
             return done, []
@@ -269,6 +275,7 @@ class Tasks:
         rows = await self._database.run(work, transaction=explicit)
         await failpoint("complete.committed")
         await self._wake_parked(rows)
+        await self._turns.ended(Counter([row["run_id"] for row in rows if row["run_id"] and row["was"] == "Running"]))
         outcome.rows = rows
         for status, count in Counter([row["status"] for row in rows]).items():
             ATTEMPTS_ENDED.labels(outcome=status).inc(count)
@@ -385,6 +392,7 @@ class Tasks:
 
         rows = await self._database.run(work)
         await self._wake_parked(rows)
+        await self._turns.ended(Counter([row["run_id"] for row in rows if row["run_id"]]))
         return len(rows)
 
     async def _fence_states(self, items: Sequence[Fence]) -> dict[UUID, Row]:
@@ -442,6 +450,16 @@ def _first_of_each(items: Sequence[F]) -> list[F]:
 
 def _lease(item: Fence | CompletionGroup) -> UUID:
     return item.lease_token
+
+
+def _ended_of(groups: Sequence[CompletionGroup], done: int) -> Mapping[UUID, int]:
+    """Of each run. Where not all of several runs' tasks have ended, nobody knows whose: TurnKeeping counts anew."""
+    if len({group.run_id for group in groups}) == 1:
+        return {groups[0].run_id: done}
+    asked: Counter[UUID] = Counter()
+    for group in groups:
+        asked[group.run_id] += len(set(group.indexes))
+    return asked if asked.total() == done else {}
 
 
 def _one_by_one(groups: Sequence[CompletionGroup]) -> list[Completion]:

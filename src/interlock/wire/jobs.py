@@ -36,8 +36,11 @@ class Scaling(Request, frozen=True, kw_only=True):
 
 
 class RunLimits(Request, frozen=True, kw_only=True):
-    """When a run is given up as a whole: what has not ended is then canceled, and the run is `Failed`."""
+    """Of one run: how many of its tasks run at once, and when it is given up as a whole. What has not ended is then
+    canceled, and the run is `Failed`."""
 
+    max_concurrency: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    """Of its tasks that run at once; `scaling` has the limits of all runs of the job together."""
     tolerated_failure_share: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Of its tasks that may fail for good."""
     deadline_seconds: Annotated[float, Meta(gt=0, le=366 * 86_400)] | None = None

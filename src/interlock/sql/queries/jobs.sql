@@ -76,10 +76,10 @@ order by own limit 1;
 
 -- name: insert_run^
 -- With a total that is known from the start the run is latched at once; else latch_run does it.
-insert into interlock.runs (org_id, job_id, last_index, range_size, total, queued, tolerated_share, deadline_at, latched,
-                            state, ended_at)
+insert into interlock.runs (org_id, job_id, last_index, range_size, total, queued, max_concurrency, tolerated_share, deadline_at,
+                            latched, state, ended_at)
 values (:org_id, :job_id, :last_index, :range_size, :total::bigint, coalesce(:total::bigint, 0),
-        :tolerated_share::float8, interlock.clock() + make_interval(secs => :deadline_seconds::float8),
+        :max_concurrency::int, :tolerated_share::float8, interlock.clock() + make_interval(secs => :deadline_seconds::float8),
         :total::bigint is not null,
         case when :total::bigint = 0 then 'Completed'::interlock.run_state else 'Running' end,
         case when :total::bigint = 0 then interlock.clock() end)
@@ -134,10 +134,12 @@ select case when :direct::boolean then pg_notify('interlock_queue', :queue) else
 
 -- name: enqueue_tasks
 -- A wake-up per task: through the queue, the outbox, or, for runtimes without a queue, an invocation. A task of a shard
--- of its own is named by its run and index, which tell the shard.
+-- of its own is named by its run and index, which tell the shard; so is one of a run with a limit.
 with tasks as (
     select t.task_id, t.priority, j.queue, j.runtime,
-           case when :shard = 0 then json_build_object('task_id', t.task_id)
+           case when :shard = 0 and (t.run_id is null or (select r.max_concurrency from interlock.runs r
+                                                          where r.run_id = t.run_id) is null)
+                then json_build_object('task_id', t.task_id)
                 else json_build_object('job_id', t.job_id, 'run_id', t.run_id, 'start', t.task_index, 'end', t.task_index)
                 end as body
     from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id

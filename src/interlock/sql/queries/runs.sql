@@ -268,7 +268,7 @@ with ranges as materialized (
     left join lateral (select (m.body ->> 'start')::bigint as start from interlock.queue_messages m
                        where m.queue = j.queue and m.dedupe_key = k.key limit 1) m on true
 )
-select t.task_id from ranges r
+select t.task_id, r.run_id from ranges r
 cross join lateral (
     select t.task_id from interlock.tasks t
     where t.shard = :shard and t.run_id = r.run_id and t.task_index between r.first and least(r.last, r.start - 1)

@@ -4,7 +4,7 @@
 select nextval('interlock.shards')::int;
 
 -- name: shards_of_runs
-select run_id, shard, ingesting from interlock.runs where run_id = any(:run_ids::uuid[]);
+select run_id, shard, ingesting, max_concurrency from interlock.runs where run_id = any(:run_ids::uuid[]);
 
 -- name: live_shards
 select shard from interlock.runs where shard <> 0 and ended_at is null order by shard;
@@ -43,3 +43,21 @@ where n.nspname = 'interlock' and c.relname = :table;
 
 -- name: drop_shard
 select interlock.drop_shard(:number::int);
+
+-- name: running_of$
+-- As it is now, with what was not yet added up.
+select r.running + coalesce((select sum(d.running) from interlock.run_deltas d where d.run_id = r.run_id), 0)::bigint
+from interlock.runs r where r.run_id = :run_id;
+
+-- name: limited_runs
+-- Along those that have not ended.
+select r.run_id, r.max_concurrency,
+       r.running + coalesce((select sum(d.running) from interlock.run_deltas d where d.run_id = r.run_id), 0)::bigint as running
+from interlock.runs r where r.ended_at is null and r.max_concurrency is not null
+order by r.run_id limit :most;
+
+-- name: run_address^
+-- Where messages of a run go.
+select r.job_id, r.range_size, j.queue, j.priority
+from interlock.runs r join interlock.jobs j on j.job_id = r.job_id
+where r.run_id = :run_id;

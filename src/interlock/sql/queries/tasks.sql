@@ -356,7 +356,7 @@ with moment as materialized (
 ), told as (
     select pg_notify('interlock_outbox', 'route') from routed
 )
-select e.task_id, e.org_id, e.status, e.retry_at, e.attempt, (select count(*) from told) as told,
+select e.task_id, e.org_id, e.run_id, e.status, e.was, e.retry_at, e.attempt, (select count(*) from told) as told,
        (select array_agg(distinct job_id) from open) as freed_jobs,
        (select array_agg(distinct slot_key) from open) as freed_keys
 from ended e;
@@ -413,7 +413,7 @@ with input as materialized (
     select run_id, count(*) filter (where status = 'Queued'), -count(*), count(*) filter (where status = 'Canceled')
     from given_back where run_id is not null group by run_id
 )
-select task_id, status, (select array_agg(distinct job_id) from freed) as freed_jobs,
+select task_id, run_id, status, (select array_agg(distinct job_id) from freed) as freed_jobs,
        (select array_agg(distinct slot_key) from freed) as freed_keys
 from given_back;
 
@@ -486,7 +486,7 @@ with due as materialized (
     from running where task_id not in (select task_id from ended)
     group by alarm, run_id
 )
-select e.task_id, e.status, e.dead, e.timed_out, d.alarms = :most or d.alarms > r.alarms as more,
+select e.task_id, e.run_id, e.status, e.dead, e.timed_out, d.alarms = :most or d.alarms > r.alarms as more,
        coalesce(r.reached, interlock.clock()) as reached,
        (select array_agg(distinct job_id) from freed) as freed_jobs,
        (select array_agg(distinct slot_key) from freed) as freed_keys

@@ -1,0 +1,135 @@
+"""Runs that may have only so many tasks running at once: exact, woken by what ends, and mended when Valkey is not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from valkey.asyncio import Valkey
+
+from interlock.adapters.embedded import EmbeddedValkey
+from interlock.clock import ManualClock
+from tests.shards import submit_sharded
+from tests.system import System, fence, running
+
+TASKS = [{"n": n} for n in range(250)]
+LIMITED = {"limits": {"max_concurrency": 30}}
+
+
+@pytest.fixture
+async def limited(state_url: str, tmp_path: Path, clock: ManualClock, valkey: EmbeddedValkey) -> AsyncIterator[System]:
+    url = await valkey.start()
+    async with Valkey.from_url(url) as client:
+        await client.flushall()
+    async with running(state_url, tmp_path, clock, valkey_url=url) as system:
+        yield system
+
+
+async def taken(system: System) -> list[dict[str, Any]]:
+    """All that workers get who claim whatever they are sent, until nothing is sent any more."""
+    claims: list[dict[str, Any]] = []
+    while messages := await system.receive(max_messages=100):
+        ranges = [
+            {name: message["body"][name] for name in ("run_id", "start", "end")}
+            | {"message": {"queue": "platform"} | {name: message[name] for name in ("message_id", "receipt")}}
+            for message in messages
+        ]
+        claims += (await system.claim_many(ranges=ranges))["claims"]
+    return claims
+
+
+async def running_now(system: System) -> int:
+    count: int = await system.value("select count(*) from interlock.tasks where status = 'Running'")
+    return count
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shard 0", "own shard"])
+async def test_never_more_than_the_limit_run_and_what_ends_wakes_what_waits(limited: System, own: bool) -> None:
+    run = await (submit_sharded if own else System.submit)(limited, TASKS, **LIMITED)
+    held = await taken(limited)
+    assert (len(held), await running_now(limited)) == (30, 30)
+    assert await limited.value("select count(*) from interlock.queue_messages") == 0
+    done = 0
+    while held:
+        for claim in held[:7]:
+            assert (await limited.complete(claim)).status_code == 200
+        done += len(held[:7])
+        held = held[7:] + await taken(limited)
+        assert len(held) == await running_now(limited) == min(30, 250 - done)
+    await limited.settle()
+    assert (await limited.run(run["run_id"]))["state"] == "Completed"
+
+
+async def test_completions_of_groups_releases_and_failures_give_their_places_back(
+    limited: System, clock: ManualClock
+) -> None:
+    run = await limited.submit(TASKS[:100], policy={"backoff_seconds": 5, "jitter": 0, "lease_seconds": 60}, **LIMITED)
+    first = await taken(limited)
+    groups = [
+        {"run_id": run["run_id"], "attempt": 1, "lease_token": claim["lease_token"]}
+        | {"indexes": [claim["task"]["index"]], "results": [{}]}
+        for claim in first[:10]
+    ]
+    await limited.worker("POST", "/internal/task-complete", json={"groups": groups})
+    await limited.worker("POST", "/internal/task-release", json={"items": [fence(claim) for claim in first[10:15]]})
+    await limited.complete(first[15], "Failed", error_class="E")
+    second = await taken(limited)
+    assert (len(second), await running_now(limited)) == (16, 30)
+    clock.advance(61)
+    assert await limited.pass_of("reaper") == 30
+    clock.advance(10)
+    await limited.settle()
+    assert len(await taken(limited)) == 30
+
+
+async def test_places_that_a_crash_has_kept_are_given_back(limited: System, valkey: EmbeddedValkey) -> None:
+    run = await limited.submit(TASKS, **LIMITED)
+    assert len(await taken(limited)) == 30
+    async with Valkey.from_url(await valkey.start()) as client:
+        await client.set(f"interlock:places:{run['run_id']}", 50)
+    keeping = next(service for service in limited.kernel.services() if service.name == "run-turns")
+    await keeping.run_once()
+    assert await keeping.run_once() == 1
+    async with Valkey.from_url(await valkey.start()) as client:
+        assert int(await client.get(f"interlock:places:{run['run_id']}") or 0) == 30
+    assert len(await taken(limited)) == 0
+
+
+async def test_a_flushed_valkey_loses_neither_the_limit_nor_what_waits(
+    limited: System, clock: ManualClock, valkey: EmbeddedValkey
+) -> None:
+    run = await limited.submit(TASKS, **LIMITED)
+    held = await taken(limited)
+    async with Valkey.from_url(await valkey.start()) as client:
+        await client.flushall()
+    assert await limited.pass_of("reconciler") == 0
+    clock.advance(61)
+    assert await limited.pass_of("reconciler") == 220
+    assert await taken(limited) == []
+    while held:
+        for claim in held:
+            await limited.complete(claim)
+        held = await taken(limited)
+        assert await running_now(limited) <= 30
+    await limited.settle()
+    assert (await limited.run(run["run_id"]))["state"] == "Completed"
+
+
+async def test_without_valkey_a_run_goes_by_what_postgres_has_counted(
+    state_url: str, tmp_path: Path, clock: ManualClock
+) -> None:
+    async with running(state_url, tmp_path, clock) as system:
+        run = await system.submit(TASKS[:100], **LIMITED)
+        held = await taken(system)
+        assert len(held) == 30
+        while held:
+            for claim in held:
+                await system.complete(claim)
+            clock.advance(61)
+            await system.pass_of("reconciler")
+            held = await taken(system)
+            assert await running_now(system) <= 30
+        await system.settle()
+        assert (await system.run(run["run_id"]))["state"] == "Completed"
