@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -48,25 +47,19 @@ async def batches(sender: Sender, count: int, lanes: int) -> float:
     return len(contents) * BATCH / (time.perf_counter() - began)
 
 
-async def bare(url: str, count: int, lanes: int) -> float:
-    """Rows per second: the bodies that the targets would get, as many a statement as a batch has commands."""
+async def bare(url: str, count: int) -> float:
+    """Rows per second, by one connection: the bodies that targets would get, as many a statement as a batch has."""
     source = f"bench/{PRODUCER}"
     bodies = [[body(read(message()), source) for _ in range(BATCH)] for _ in range(count // BATCH)]
-    waiting = iter(bodies)
-    connections = [await asyncpg.connect(url) for _ in range(lanes)]
-
-    async def lane(connection: asyncpg.Connection[Any]) -> None:
-        for rows in waiting:
-            await connection.execute(_INSERT, rows)
-
-    for connection in connections:
+    connection = await asyncpg.connect(url)
+    try:
         await connection.execute(_INSERT, bodies[0])
-    began = time.perf_counter()
-    await asyncio.gather(*(lane(connection) for connection in connections))
-    took = time.perf_counter() - began
-    for connection in connections:
+        began = time.perf_counter()
+        for rows in bodies:
+            await connection.execute(_INSERT, rows)
+        return len(bodies) * BATCH / (time.perf_counter() - began)
+    finally:
         await connection.close()
-    return len(bodies) * BATCH / took
 
 
 async def saturation(sender: Sender, count: int, lanes: int) -> float:
@@ -97,7 +90,3 @@ async def latencies(sender: Sender, rate: float, seconds: float) -> list[float]:
 
     await asyncio.gather(*(one(place) for place in range(count)))
     return found
-
-
-def share_below(values: Sequence[float], limit: float) -> float:
-    return sum(value <= limit for value in values) / len(values)

@@ -78,7 +78,7 @@ async def _ingest(url: str, sender: Sender, size: Size) -> dict[str, Any]:
     await batches(sender, size.commands // 4, size.lanes)
     found: dict[str, Any] = {"bare": [], "batches": []}
     for _ in range(size.rounds):
-        found["bare"].append(await bare(url, size.commands, size.lanes))
+        found["bare"].append(await bare(url, size.commands))
         found["batches"].append(await batches(sender, size.commands, size.lanes))
     say("batches sent")
     found["saturation"] = await saturation(sender, size.singles, 16)

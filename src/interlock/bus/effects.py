@@ -41,13 +41,17 @@ def facts(text: str) -> Facts:
 class Effects:
     def __init__(self) -> None:
         self._queues: list[str] = []
+        self._named: dict[tuple[UUID, str], str] = {}
         self._bodies: list[str] = []
         self._handoffs: list[tuple[UUID, str, str, str, str, datetime]] = []
         self._events: dict[UUID, list[bytes]] = {}
         self._archived: dict[UUID, list[str]] = {}
 
     def deliver(self, org_id: UUID, queue: str, body: str) -> None:
-        self._queues.append(target_queue(org_id, queue))
+        name = self._named.get((org_id, queue))
+        if name is None:
+            name = self._named[org_id, queue] = target_queue(org_id, queue)
+        self._queues.append(name)
         self._bodies.append(body)
 
     def hand_on(self, org_id: UUID, source: str, reason: str, body: str, ban: Ban | None, received: datetime) -> None:
@@ -92,7 +96,7 @@ class Effects:
             archive_org_ids=list(self._archived),
             commands=[f"[{','.join(each)}]" for each in self._archived.values()],
             commands_in=[len(each) for each in self._archived.values()],
-            woken=[*set(self._queues), *([HANDOFFS] if self._handoffs else [])],
+            woken=[*self._named.values(), *([HANDOFFS] if self._handoffs else [])],
         )
         await failpoint("command.before_commit")
 

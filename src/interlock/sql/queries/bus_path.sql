@@ -44,7 +44,8 @@ from unnest(:org_ids::uuid[], :sources::text[], :reasons::text[], :bodies::text[
             :received::timestamptz[], :tries::int[]) as h(org_id, source, reason, body, facts, received_at, tries);
 
 -- name: resolve
--- The registry's word at this moment, for each lane and source: the slow stage believes no cache.
+-- The registry's word at this moment, for each lane and source: the slow stage believes no cache. The source of an ACL is
+-- compared twice, as a range: otherwise a plan that was made on an empty table may read all that a source may send.
 select a.n::int as n, r.target is not null as routed, r.queue, r.dag_name, r.job_name, r.dedupe_mode::text as dedupe_mode,
        r.dedupe_seconds, c.target is not null as allowed,
        l.rate, l.window_seconds, l.burst, l.cooldown_seconds, l.enforcement::text as enforcement,
@@ -54,7 +55,8 @@ from unnest(:org_ids::uuid[], :targets::text[], :names::text[], :services::text[
     as a(org_id, target, name, service, n)
 left join interlock.bus_routes r on r.org_id = a.org_id and r.target = a.target and r.name = a.name
      and (r.expires_at is null or r.expires_at > interlock.clock())
-left join interlock.bus_acls c on c.org_id = a.org_id and c.target = a.target and c.name = a.name and c.source = a.service
+left join interlock.bus_acls c on c.org_id = a.org_id and c.target = a.target and c.name = a.name
+     and c.source >= a.service and c.source <= a.service
      and (c.expires_at is null or c.expires_at > interlock.clock())
 left join interlock.bus_limits l on l.org_id = a.org_id and l.target = a.target and l.name = a.name and l.source = ''
 left join interlock.bus_limits q on q.org_id = a.org_id and q.target = a.target and q.name = a.name
@@ -95,12 +97,14 @@ where (org_id, source, command_id) in (
 returning 1;
 
 -- name: revoked_at
--- When each of these ACLs was last taken away, by the record of changes.
+-- When each of these ACLs was last taken away, by the record of changes. The subject is compared twice, as a range, and
+-- orders: a plan that was made on an empty table would otherwise walk the changes of all ACLs.
 select i.n::int as n, c.changed_at
 from unnest(:org_ids::uuid[], :subjects::text[]) with ordinality as i(org_id, subject, n)
 cross join lateral (select changed_at from interlock.bus_changes
-                    where org_id = i.org_id and kind = 'acls' and subject = i.subject and action = 'delete'
-                    order by change_id desc limit 1) c;
+                    where org_id = i.org_id and kind = 'acls' and subject >= i.subject and subject <= i.subject
+                      and action = 'delete'
+                    order by subject desc, change_id desc limit 1) c;
 
 -- name: org_name$
 select name from interlock.orgs where org_id = :org_id;
