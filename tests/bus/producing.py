@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -56,6 +57,8 @@ class Shelf:
     asked: int = 0
     loads: int = 0
     away: Exception | None = None
+    slowly: bool = False
+    """Gives way to others before each answer."""
 
     async def versions(self, org_id: UUID) -> Mapping[Kind, int]:
         self.asked += 1
@@ -64,23 +67,25 @@ class Shelf:
         return dict(self.numbers)
 
     async def services(self, org_id: UUID) -> list[Service]:
-        return self._load([])
+        return await self._load([])
 
     async def keys(self, org_id: UUID) -> list[Key]:
-        return self._load(self.key_list)
+        return await self._load(self.key_list)
 
     async def routes(self, org_id: UUID) -> list[Route]:
-        return self._load(self.route_list)
+        return await self._load(self.route_list)
 
     async def acls(self, org_id: UUID) -> list[Acl]:
-        return self._load(self.acl_list)
+        return await self._load(self.acl_list)
 
     async def limits(self, org_id: UUID) -> list[Limit]:
-        return self._load(self.limit_list)
+        return await self._load(self.limit_list)
 
     async def bans(self, org_id: UUID) -> list[Ban]:
-        return self._load(self.ban_list)
+        return await self._load(self.ban_list)
 
-    def _load(self, items: Sequence[Any]) -> list[Any]:
+    async def _load(self, items: Sequence[Any]) -> list[Any]:
         self.loads += 1
+        if self.slowly:
+            await asyncio.sleep(0)  # noqa: TID251 - gives way, and waits for nothing
         return list(items)

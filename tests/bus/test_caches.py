@@ -43,6 +43,12 @@ class Dispatcher:
         checked = Shield(dice=lambda: 1.0).check(signed(now), SOURCE, tenant, now)
         return checked if isinstance(checked, Decision) else Fast().decide(Memory(tenant), SOURCE, checked, now)
 
+    async def later(self, turns: int) -> Decision:
+        """Sent while others of this moment are on their way."""
+        for _ in range(turns):
+            await asyncio.sleep(0)  # noqa: TID251 - gives way, and waits for nothing
+        return await self.send()
+
     async def refreshed(self) -> None:
         await self.caches.refresh_due([self.caches.tenant(ORG)])
 
@@ -111,6 +117,13 @@ async def test_whoever_comes_while_another_refreshes_waits_for_that_one() -> Non
     dispatcher = Dispatcher(shelf())
     await asyncio.gather(*(dispatcher.send() for _ in range(10)))
     assert dispatcher.registry.asked == 1
+
+
+async def test_whoever_comes_while_an_org_is_loaded_for_the_first_time_finds_all_of_it() -> None:
+    dispatcher = Dispatcher(shelf())
+    dispatcher.registry.slowly = True
+    decisions = await asyncio.gather(*(dispatcher.later(turns) for turns in range(30)))
+    assert {decision.outcome for decision in decisions} == {"delivered"}
 
 
 async def test_fresh_entries_are_used_without_a_look_at_the_registry() -> None:

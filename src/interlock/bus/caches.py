@@ -185,13 +185,14 @@ class Caches:
         # The age counts from before the question: what changes while it is answered may or may not be in the answer.
         asked_at = self.now()
         versions = await self._registry.versions(tenant.org_id)
+        # Keys last: whoever finds them there takes the rest for loaded.
         loaders: dict[Kind, Callable[[UUID], Any]] = {
             Kind.SERVICES: self._registry.services,
-            Kind.KEYS: self._registry.keys,
             Kind.ROUTES: self._registry.routes,
             Kind.ACLS: self._registry.acls,
             Kind.LIMITS: self._registry.limits,
             Kind.BANS: self._registry.bans,
+            Kind.KEYS: self._registry.keys,
         }
         for kind, load in loaders.items():
             started = time.perf_counter()
