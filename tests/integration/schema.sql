@@ -1497,6 +1497,7 @@ CREATE INDEX bus_bans_ended ON interlock.bus_bans USING btree (until);
 CREATE INDEX bus_changes_by_kind ON interlock.bus_changes USING btree (org_id, kind, change_id);
 CREATE INDEX bus_changes_by_org ON interlock.bus_changes USING btree (org_id, change_id);
 CREATE INDEX bus_changes_by_subject ON interlock.bus_changes USING btree (org_id, kind, subject, change_id);
+CREATE INDEX bus_changes_revoked ON interlock.bus_changes USING btree (subject, changed_at) WHERE ((kind = 'acls'::interlock.bus_kind) AND (action = 'delete'::interlock.bus_action));
 CREATE INDEX bus_dedupe_expiry ON interlock.bus_dedupe USING btree (expires_at);
 CREATE INDEX bus_handoffs_due ON interlock.bus_handoffs USING btree (due_at, handoff_id);
 CREATE UNIQUE INDEX bus_keys_current ON interlock.bus_keys USING btree (org_id, service) WHERE (expires_at IS NULL);

@@ -97,14 +97,14 @@ where (org_id, source, command_id) in (
 returning 1;
 
 -- name: revoked_at
--- When each of these ACLs was last taken away, by the record of changes. The subject is compared twice, as a range, and
--- orders: a plan that was made on an empty table would otherwise walk the changes of all ACLs.
+-- When each of these ACLs was last taken away, by the record of changes. The org is compared as text, so that no index
+-- that begins with it can be used: a plan that was made on an empty table would walk all changes of the org by one.
 select i.n::int as n, c.changed_at
 from unnest(:org_ids::uuid[], :subjects::text[]) with ordinality as i(org_id, subject, n)
-cross join lateral (select changed_at from interlock.bus_changes
-                    where org_id = i.org_id and kind = 'acls' and subject >= i.subject and subject <= i.subject
-                      and action = 'delete'
-                    order by subject desc, change_id desc limit 1) c;
+cross join lateral (select max(changed_at) as changed_at from interlock.bus_changes
+                    where org_id::text = i.org_id::text and kind = 'acls' and subject = i.subject
+                      and action = 'delete') c
+where c.changed_at is not null;
 
 -- name: org_name$
 select name from interlock.orgs where org_id = :org_id;
