@@ -198,6 +198,8 @@ GATEWAY: dict[str, list[Body]] = {
         {"start": -9, "end": 2**62, "reason": "odder", "dry_run": False},
     ],
 }
+PUT = frozenset({"/v1/alert-channels/{event}"})
+"""Those that are not posted."""
 DISPATCHER: dict[str, list[Body]] = {
     "/internal/task-claim": [
         {"worker_id": "odd", "task_id": QUEUED, "message": {**_MESSAGE, "queue": "platform"}},

@@ -82,6 +82,11 @@ GLOBAL_BANS = Counter("snavio_global_bans", "Sources that lost it everywhere.", 
 TELEMETRY_EVENTS = Counter(
     "snavio_telemetry_events", "Events handed to telemetry queues.", ["event"], registry=REGISTRY
 )
+TELEMETRY_OLDEST = Gauge(
+    "snavio_telemetry_oldest_seconds",
+    "How long the oldest telemetry waits for its tenant, of the tenants last looked at.",
+    registry=REGISTRY,
+)
 TELEMETRY_DROPPED = Counter(
     "snavio_telemetry_dropped", "Events that aged out of a telemetry queue that nobody consumes.", registry=REGISTRY
 )

@@ -17,7 +17,7 @@ from msgspec import UNSET, Raw, Struct, field
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.bus.alerts import Raised, count_alerts, raise_alerts
 from interlock.bus.events import tell
-from interlock.bus.metrics import TELEMETRY_DROPPED, TELEMETRY_EVENTS
+from interlock.bus.metrics import TELEMETRY_DROPPED, TELEMETRY_EVENTS, TELEMETRY_OLDEST
 from interlock.bus.monitor import count_misroutes
 from interlock.bus.queues import telemetry_queue
 from interlock.failpoints import failpoint
@@ -128,6 +128,7 @@ class TelemetryAgeOut(Periodic):
             await tell(connection, dropped)
             await failpoint("telemetry_age_out.before_commit")
         self._after = rows[-1]["org_id"] if len(rows) == _TENANTS else _FIRST
+        TELEMETRY_OLDEST.set(max((row["waiting_seconds"] or 0.0 for row in rows), default=0.0))
         TELEMETRY_DROPPED.inc(sum(event.dropped_events for _, event in dropped))
         return len(dropped)
 

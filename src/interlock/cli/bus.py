@@ -32,9 +32,11 @@ def bus(
     parent: Parent = None,
     handover: Handover = None,
 ) -> None:
-    """Run one process of the command bus, which hands telemetry to tenants and writes the archive.
+    """Run one process of the command bus, which does what no command waits for.
 
-    It needs INTERLOCK_STATE_URL and the objects; any number may run.
+    It decides about commands that the gateway has handed on, hands telemetry to tenants, writes the archive, looks at
+    routes, sends alerts by e-mail, rotates keys and carries out replays. It needs INTERLOCK_STATE_URL, the objects and
+    the keys of the gateway; any number may run.
     """
     join(parent)
     import interlock.bus.process

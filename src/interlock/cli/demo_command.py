@@ -12,7 +12,7 @@ import msgspec
 from interlock.cli.output import console, table
 from interlock.client import Client
 from interlock.client.bus import Consumer, DeliveredMessage, Delivery, Producer, TelemetryConsumer
-from interlock.wire import AclRequest, BackfillRequest, BackfillState, KeyRequest, Role, RouteRequest, ServiceRequest
+from interlock.wire import AclRequest, BackfillRequest, KeyRequest, Role, RouteRequest, RunState, ServiceRequest
 from interlock.wire.bus_events import CommandDelivered
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ class Office:
         rows = [
             ("the command was", verdict.outcome),
             ("its sender is told", "nothing" if told is None else f"delivered, by the {told.path} stage"),
-            ("the backfill is", made.state.value),
+            ("its task is", made.run_state.value),
         ]
         console().print(table(("", ""), rows, empty=""))
-        return told is not None and made.state is BackfillState.DONE
+        return told is not None and made.run_state is RunState.COMPLETED
 
     async def _told(self, command_id: str | None, key: str) -> CommandDelivered | None:
         """What telemetry says of the command."""

@@ -72,6 +72,9 @@ with tenants as materialized (
     returning message_id
 )
 select t.org_id, g.name as tenant, t.last_received_at, coalesce(o.events_in, 0) as events_in, o.age_seconds,
+       (select extract(epoch from interlock.clock() - m.visible_at)::float8 from interlock.queue_messages m
+        where m.queue = t.queue and m.priority = 0 and m.dead_at is null and m.visible_at <= interlock.clock()
+        order by m.visible_at limit 1) as waiting_seconds,
        (select count(*) from gone) as messages
 from tenants t
 join interlock.orgs g on g.org_id = t.org_id
