@@ -16,7 +16,8 @@ with recursive tenants as (
 )
 select w.org_id from tenants w
 where w.org_id is not null
-  and ((select a.accepted_at from interlock.bus_archive a where a.org_id = w.org_id order by a.org_id, a.archive_id limit 1)
+  and ((select a.accepted_at from interlock.bus_archive a where a.org_id between w.org_id and w.org_id
+        order by a.org_id, a.archive_id limit 1)
            <= interlock.clock() - make_interval(secs => :wait_seconds::float8)
        or (select count(*) from (select 1 from interlock.bus_archive a where a.org_id = w.org_id
                                  limit :full::int) f) >= :full::int)
@@ -48,7 +49,8 @@ where org_id = :org_id and (taken_until is null or taken_until <= interlock.cloc
 returning org_id, dataset_uuid, dataset_version, position, attempt, interlock.clock() as now;
 
 -- name: waiting
-select archive_id, commands, commands_in from interlock.bus_archive where org_id = :org_id order by org_id, archive_id limit :most;
+select archive_id, commands, commands_in from interlock.bus_archive
+where org_id between :org_id::uuid and :org_id::uuid order by org_id, archive_id limit :most;
 
 -- name: release_archive!
 update interlock.bus_archives set taken_until = null where org_id = :org_id and attempt = :attempt;

@@ -6,15 +6,18 @@ select exists (select 1 from interlock.bus_routes
                where org_id = :org_id and queue = :queue and target = :service limit 1);
 
 -- name: dead
--- By the whole index: in the order of ids alone the primary key would do, and be read past every other queue.
+-- A queue is a range of the index, of one: as an equality it would leave an order that the primary key has, too, and that
+-- would be read past every other queue.
 select message_id, body, receives, enqueued_at, dead_at from interlock.queue_messages
-where queue = :queue and dead_at is not null and message_id > :after order by queue, message_id limit :most;
+where queue between :queue::text and :queue::text and dead_at is not null and message_id > :after
+order by queue, message_id limit :most;
 
 -- name: redrive
 update interlock.queue_messages
 set dead_at = null, receives = 0, receipt = null, visible_at = interlock.clock()
 where message_id = any(array(
-    select message_id from interlock.queue_messages where queue = :queue and dead_at is not null
+    select message_id from interlock.queue_messages
+    where queue between :queue::text and :queue::text and dead_at is not null
     order by queue, message_id limit :most for no key update skip locked))
 returning message_id, pg_notify('interlock_queue', queue);
 
@@ -31,7 +34,8 @@ returning message_id, pg_notify('interlock_queue', queue);
 -- name: discard
 delete from interlock.queue_messages
 where message_id = any(array(
-    select message_id from interlock.queue_messages where queue = :queue and dead_at is not null
+    select message_id from interlock.queue_messages
+    where queue between :queue::text and :queue::text and dead_at is not null
     order by queue, message_id limit :most for update skip locked))
 returning message_id;
 

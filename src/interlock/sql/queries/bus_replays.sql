@@ -50,7 +50,8 @@ where replay_id = :replay_id and ended_at is null;
 -- Oldest first; no more are looked at than could ever be sent.
 with seen as materialized (
     select m.message_id, m.body from interlock.queue_messages m
-    where m.queue = :queue and m.dead_at is not null order by m.queue, m.message_id limit :examined
+    where m.queue between :queue::text and :queue::text and m.dead_at is not null
+    order by m.queue, m.message_id limit :examined
 ), wanted as (
     select m.message_id, (m.body #>> '{metadata,id}')::uuid as command_id, m.body #>> '{command,source}' as source,
            m.body #>> '{command,target}' as target, m.body #>> '{command,name}' as name,

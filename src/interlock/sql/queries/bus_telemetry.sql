@@ -8,8 +8,9 @@ from unnest(:org_ids::uuid[], :events::text[], :events_in::int[]) as t(org_id, e
 
 -- name: tenants_due
 -- From one tenant to the next along the index: however much waits for one of them, it is read once. Due is who has a
--- message full of events, or one event that has waited long enough. The order names the whole index, here and below: by the
--- number alone, the primary key would do, and be read past all that is other tenants'.
+-- message full of events, or one event that has waited long enough. A tenant is a range of the index, of
+-- one, here and below: as an equality it would leave an order that the primary key has, too, and that would be read past
+-- all that is other tenants'.
 with recursive tenants as (
     (select org_id from interlock.bus_telemetry where org_id > :after order by org_id limit 1)
     union all
@@ -18,10 +19,12 @@ with recursive tenants as (
 )
 select w.org_id from tenants w
 where w.org_id is not null
-  and ((select t.created_at from interlock.bus_telemetry t where t.org_id = w.org_id order by t.org_id, t.batch_id limit 1)
+  and ((select t.created_at from interlock.bus_telemetry t where t.org_id between w.org_id and w.org_id
+        order by t.org_id, t.batch_id limit 1)
            <= interlock.clock() - make_interval(secs => :wait_seconds::float8)
        or (select sum(f.events_in) from (select t.events_in from interlock.bus_telemetry t
-                                         where t.org_id = w.org_id order by t.org_id, t.batch_id limit :full::int) f) >= :full::int)
+                                         where t.org_id between w.org_id and w.org_id
+                                         order by t.org_id, t.batch_id limit :full::int) f) >= :full::int)
 limit :most;
 
 -- name: take
@@ -29,7 +32,7 @@ limit :most;
 delete from interlock.bus_telemetry
 where batch_id = any(array(
     select b.batch_id from unnest(:org_ids::uuid[]) as o(org_id)
-    cross join lateral (select t.batch_id from interlock.bus_telemetry t where t.org_id = o.org_id
+    cross join lateral (select t.batch_id from interlock.bus_telemetry t where t.org_id between o.org_id and o.org_id
                         order by t.org_id, t.batch_id limit :each for update skip locked) b))
 returning batch_id, org_id, events;
 
@@ -60,7 +63,7 @@ with tenants as materialized (
 ), dead as materialized (
     select t.org_id, m.message_id, m.enqueued_at, m.body from tenants t
     cross join lateral (select d.message_id, d.enqueued_at, d.body from interlock.queue_messages d
-                        where d.queue = t.queue and d.dead_at is not null
+                        where d.queue between t.queue and t.queue and d.dead_at is not null
                           and d.enqueued_at <= interlock.clock() - make_interval(secs => :age_seconds::float8)
                         order by d.queue, d.message_id limit :most for update skip locked) m
 ), old as materialized (
