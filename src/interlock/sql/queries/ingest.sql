@@ -115,23 +115,24 @@ from counted c where r.run_id = :run_id and r.total is null;
 -- name: enqueue_run_ranges^
 -- The next so many messages of the run; `enqueued_index` is where the next ones begin.
 with next_ones as (
-    select i.run_id, r.job_id, r.range_size, i.last_index, i.enqueued_index / r.range_size as first,
+    select i.run_id, r.job_id, r.shard, r.range_size, i.last_index, i.enqueued_index / r.range_size as first,
            least(i.enqueued_index / r.range_size + :most::int - 1, i.last_index / r.range_size) as last
     from interlock.ingests i join interlock.runs r on r.run_id = i.run_id
     where i.run_id = :run_id and i.org_id = :org_id and i.step = 'Enqueuing' and i.enqueued_index <= i.last_index
     for update of i
 ), messages as (
-    select n.run_id || ':' || chunk as dedupe_key,
+    -- A large run goes in the lane of bulk, whatever its job's priority: small ones do not wait behind all of it.
+    select n.run_id || ':' || chunk as dedupe_key, case when n.shard = 0 then :priority::int else 1 end as lane,
            json_build_object('job_id', n.job_id, 'run_id', n.run_id, 'start', chunk * n.range_size,
                              'end', least((chunk + 1) * n.range_size - 1, n.last_index)) as body
     from next_ones n cross join lateral generate_series(n.first, n.last) as chunk
 ), direct as (
     insert into interlock.queue_messages (queue, priority, body, dedupe_key)
-    select :queue, :priority, body, dedupe_key from messages where :direct::boolean
+    select :queue, lane, body, dedupe_key from messages where :direct::boolean
     on conflict do nothing
 ), owed as (
     insert into interlock.outbox (kind, target, body, priority, dedupe_key)
-    select 'send', :queue, body, :priority, dedupe_key from messages where not :direct::boolean
+    select 'send', :queue, body, lane, dedupe_key from messages where not :direct::boolean
 ), moved as (
     update interlock.ingests i set enqueued_index = (n.last + 1) * n.range_size
     from next_ones n where i.run_id = n.run_id

@@ -106,7 +106,7 @@ order by r.run_id limit :most;
 -- name: wake_ranges
 -- One message for each range with a queued task, whatever message there is of it: who holds that finds less to claim.
 with run as materialized (
-    select r.run_id, r.job_id, r.range_size, r.last_index, j.queue, j.priority
+    select r.run_id, r.job_id, r.range_size, r.last_index, j.queue, case when r.shard = 0 then j.priority else 1 end as priority
     from interlock.runs r join interlock.jobs j on j.job_id = r.job_id where r.run_id = :run_id
 ), messages as materialized (
     select r.queue, r.priority, r.run_id || ':' || c.chunk as dedupe_key,
