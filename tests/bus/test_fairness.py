@@ -136,6 +136,14 @@ def test_a_ban_ends_by_itself() -> None:
     assert simulation.memory.shares.banned("acme/greedy", LANE, first.until) is None
 
 
+def test_lanes_that_nobody_uses_any_more_are_forgotten() -> None:
+    shares = Simulation().memory.shares
+    for n in range(100):
+        shares.asked("acme/one", (f"target-{n}", "ask"), NOW + n)
+    shares.take_totals(NOW + 100)
+    assert len(shares._windows) == 29
+
+
 # Across dispatchers
 
 

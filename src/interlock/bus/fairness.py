@@ -83,7 +83,9 @@ class Shares:
         # What led to it is paid for: the next window is judged by itself.
         del self._windows[lane]
 
-    def take_totals(self) -> dict[tuple[str, str, str], int]:
+    def take_totals(self, now: float) -> dict[tuple[str, str, str], int]:
+        """What was dispatched since the last time. Lanes that nobody uses any more are forgotten by the way."""
+        self._windows = {lane: window for lane, window in self._windows.items() if window.ends_at > now}
         totals, self.totals = self.totals, {}
         return totals
 

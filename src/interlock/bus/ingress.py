@@ -192,7 +192,7 @@ class Ingress:
         if now - self._reported_at >= self._report_seconds:
             self._reported_at = now
             for org_id, memory in self._memories.items():
-                totals |= {(org_id, *entry): count for entry, count in memory.shares.take_totals().items()}
+                totals |= {(org_id, *entry): count for entry, count in memory.shares.take_totals(now).items()}
         if not bans and not totals:
             return
         metrics.WARM_PATH_BANS.inc(len(bans))

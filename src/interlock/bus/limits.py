@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.bus import metrics
 from interlock.bus.model import Lane, Limit
 from interlock.bus.tokens import Tokens
 
@@ -67,11 +68,13 @@ class Limits:
         wanted = [Ask(o, *each) for o, tokens in known.items() for each in tokens.wanted(now)]
         if not spent and not wanted:
             return 0
+        enforcement = {ask.key[:3]: ask.limit.enforcement.value for ask in spent}
         async with self._database.transaction() as connection:
             used = await count(connection, spent)
             granted = await self._prefetch(connection, wanted)
         for (org_id, target, name, _), usage in used.items():
             if usage.over:
+                metrics.LIMITS_EXCEEDED.labels(enforcement[org_id, target, name]).inc()
                 known[org_id].deny(Lane(target, name), now + usage.wait_seconds)
         for row in granted:
             ends_at = now + min(TOKEN_SECONDS, row["left_seconds"])

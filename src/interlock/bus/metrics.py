@@ -76,6 +76,12 @@ DEDUP_SLOW_PATH_LATENCY = Histogram(
     registry=REGISTRY,
 )
 
+LIMITS_EXCEEDED = Counter(
+    "snavio_limits_exceeded",
+    "Looks at a limit that is counted after dispatch, relaxed or shadow, that found it passed.",
+    ["enforcement"],
+    registry=REGISTRY,
+)
 WARM_PATH_BANS = Counter("snavio_warm_path_bans", "Sources that lost the fast stage for a while.", registry=REGISTRY)
 GLOBAL_BANS = Counter("snavio_global_bans", "Sources that lost it everywhere.", registry=REGISTRY)
 
