@@ -20,6 +20,7 @@ from bench.bus.competing import DISPATCHERS, competing
 from bench.bus.decisions import decisions
 from bench.bus.ingest import Sender, bare, batches, latencies, saturation
 from bench.bus.registered import register
+from bench.bus.soak import prepare, soak
 from bench.harness import installation, machine, percentile, spread
 from interlock.telemetry import configure
 
@@ -39,12 +40,13 @@ class Size:
     seconds: float
     limit: int
     rounds: int
+    soak: float
     lanes: int = 4
 
 
-FULL: Final = Size(decisions=20_000, commands=20_000, singles=4_000, seconds=10, limit=5_000, rounds=3)
-SMALL: Final = Size(decisions=500, commands=400, singles=100, seconds=1, limit=60, rounds=1)
-PARTS: Final = ("decisions", "ingest", "limit")
+FULL: Final = Size(decisions=20_000, commands=20_000, singles=4_000, seconds=10, limit=5_000, rounds=3, soak=180)
+SMALL: Final = Size(decisions=500, commands=400, singles=100, seconds=1, limit=60, rounds=1, soak=15)
+PARTS: Final = ("decisions", "ingest", "limit", "soak")
 
 
 def say(line: str) -> None:
@@ -56,7 +58,7 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
     if "decisions" in parts:
         figures["decisions"] = {str(n): decisions(n, size.decisions, size.rounds) for n in (FEW, MANY)}
         say("decided")
-    if "ingest" not in parts and "limit" not in parts:
+    if not set(parts) - {"decisions"}:
         return figures
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(installation(requests_per_second="0"))
@@ -70,6 +72,11 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
             figures["ingest"] = await _ingest(here.info["state_url"], sender, size)
         if "limit" in parts:
             figures["limit"] = await competing(here, connection, registered.org_id, size.limit)
+        if "soak" in parts:
+            await prepare(connection, registered.org_id)
+            rate = await saturation(sender, size.singles, 16) / 2
+            figures["soak"] = await soak(connection, sender, rate=rate, seconds=size.soak)
+            say("soaked")
     return figures
 
 
@@ -94,7 +101,12 @@ def report(figures: dict[str, Any]) -> None:
     table = Table(title=f"bench/bus; {figures['machine']}")
     for column in ("measure", "figure", "beside the limit", "bar"):
         table.add_column(column)
-    for part, add in (("decisions", _add_decisions), ("ingest", _add_ingest), ("limit", _add_limit)):
+    for part, add in (
+        ("decisions", _add_decisions),
+        ("ingest", _add_ingest),
+        ("limit", _add_limit),
+        ("soak", _add_soak),
+    ):
         if part in figures:
             add(table, figures[part])
     Console().print(table)
@@ -122,6 +134,13 @@ def _add_limit(table: Table, found: dict[str, int]) -> None:
     of = f"strict limit of {found['limit']:,}, {DISPATCHERS} dispatchers, {found['commands']:,} commands"
     table.add_row(f"{of}: over", str(over), "", "0")
     table.add_row(f"{of}: used", f"{share:.3f}", "", f"{USED_BAR:.2f}")
+
+
+def _add_soak(table: Table, found: dict[str, Any]) -> None:
+    of = f"{found['accepted']:,} accepted in {found['seconds']:g} s, {found['kills']} kills"
+    for name in ("untold", "strict_doubles", "over_limit"):
+        table.add_row(f"{of}: {name}", str(found[name]), "", "0")
+    table.add_row(f"{of}: MiB of gateway and bus", " ".join(map(str, found["memory_mb"])), "", "flat")
 
 
 def _ratio(one: Sequence[float], other: Sequence[float]) -> str:
