@@ -10,8 +10,9 @@ from bench.bus.registered import PRODUCER, SECRET, TARGET, message
 from interlock.bus.caches import Tenant
 from interlock.bus.decision import Decision, Outcome
 from interlock.bus.fast import Fast, Memory
-from interlock.bus.model import Acl, Key, Kind, Lane, Limit, Route, Sensitivity
+from interlock.bus.model import Acl, Key, Kind, Lane, Limit, Route
 from interlock.bus.shield import Shield
+from interlock.wire.bus_registry import Sensitivity
 
 SOURCE = f"bench/{PRODUCER}"
 

@@ -39,7 +39,6 @@ from interlock.bus.inbox import Inbox
 from interlock.bus.ingress import Ingress
 from interlock.bus.keys import ServiceKeys
 from interlock.bus.limits import Limits
-from interlock.bus.model import DispatchMode
 from interlock.bus.monitor import RouteHealths
 from interlock.bus.registry import Registry as BusRegistry
 from interlock.bus.registry_pages import RegistryPages
@@ -104,6 +103,7 @@ from interlock.kernel.webhooks import Webhooks
 from interlock.outbound.addresses import Exceptions
 from interlock.outbound.guard import Guard
 from interlock.settings import Settings
+from interlock.wire.bus_registry import DispatchMode
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ import pytest
 from interlock.bus.caches import Caches
 from interlock.bus.decision import Decision
 from interlock.bus.fast import Fast, Memory
-from interlock.bus.model import Acl, Key, Kind, Route, Sensitivity
+from interlock.bus.model import Acl, Key, Kind, Route
 from interlock.bus.shield import Shield
 from interlock.clock import ManualClock
 from interlock.errors import Unavailable
+from interlock.wire.bus_registry import Sensitivity
 from tests.bus.producing import SECRET, SOURCE, Shelf, signed
 
 ORG = UUID(int=9)

@@ -13,22 +13,9 @@ from hypothesis import strategies as st
 from interlock.bus.caches import Tenant
 from interlock.bus.decision import Decision
 from interlock.bus.fast import Fast, Memory
-from interlock.bus.model import (
-    Acl,
-    Ban,
-    BanKind,
-    DedupeMode,
-    DispatchMode,
-    Enforcement,
-    Key,
-    Kind,
-    Lane,
-    Limit,
-    Route,
-    Sensitivity,
-    Service,
-)
+from interlock.bus.model import Acl, Ban, BanKind, Key, Kind, Lane, Limit, Route, Service
 from interlock.bus.shield import Shield
+from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement, Sensitivity
 from tests.bus.decision_model import World, refreshes_after, verdict
 from tests.bus.producing import SECRET, SOURCE, signed
 

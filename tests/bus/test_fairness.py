@@ -16,8 +16,9 @@ from interlock.bus.caches import Tenant
 from interlock.bus.decision import Outcome
 from interlock.bus.envelope import Envelope, read
 from interlock.bus.fast import Fast, Memory
-from interlock.bus.model import Acl, Ban, BanKind, Fairness, Kind, Lane, Limit, Route, Sensitivity
+from interlock.bus.model import Acl, Ban, BanKind, Fairness, Kind, Lane, Limit, Route
 from interlock.clock import ManualClock
+from interlock.wire.bus_registry import Sensitivity
 from tests.bus.producing import signed
 from tests.bus.site import PRODUCER, TARGET, Bus, fresh, opened
 from tests.conftest import copied

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from interlock.adapters.postgres import Database
 from interlock.bus import limits
 from interlock.bus.limits import Ask, Limits
-from interlock.bus.model import Enforcement, Lane, Limit
+from interlock.bus.model import Lane, Limit
 from interlock.bus.tokens import Tokens
 from interlock.clock import ManualClock
+from interlock.wire.bus_registry import Enforcement
 from tests.conftest import copied
 
 

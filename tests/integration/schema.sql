@@ -233,6 +233,9 @@ begin
         using errcode = 'lock_not_available';
 end
 $$;
+CREATE FUNCTION interlock.kind_number(kind interlock.bus_kind) RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select case kind when 'services' then 1 when 'routes' then 2 when 'acls' then 3 when 'limits' then 4 else 5 end $$;
 CREATE FUNCTION interlock.lease_token(shard integer) RETURNS uuid
     LANGUAGE sql PARALLEL SAFE
     AS $$ select case when shard = 0 then r else
@@ -1475,6 +1478,7 @@ ALTER TABLE ONLY interlock.workers
 ALTER TABLE ONLY public.interlock_migrations
     ADD CONSTRAINT interlock_migrations_pkey PRIMARY KEY (version);
 CREATE INDEX api_keys_by_org ON interlock.api_keys USING btree (org_id, created_at);
+CREATE INDEX api_keys_by_service ON interlock.api_keys USING btree (org_id, service) WHERE (service IS NOT NULL);
 CREATE INDEX attempts_of_shards ON interlock.attempts USING btree (shard) WHERE (shard <> 0);
 CREATE INDEX backfills_by_org ON interlock.backfills USING btree (org_id, run_id);
 CREATE INDEX backfills_making ON interlock.backfills USING btree (run_id) WHERE (state = 'Running'::interlock.backfill_state);
@@ -1486,7 +1490,7 @@ CREATE INDEX buffer_publishes_open ON interlock.buffer_publishes USING btree (pu
 CREATE INDEX buffer_publishes_sweep ON interlock.buffer_publishes USING btree (sweep_at) WHERE (sweep_at IS NOT NULL);
 CREATE INDEX bundle_names_by_bundle ON interlock.bundle_names USING btree (org_id, sha256);
 CREATE INDEX bundle_sweeps_due ON interlock.bundle_sweeps USING btree (due_at);
-CREATE INDEX bus_acls_by_source ON interlock.bus_acls USING btree (org_id, source);
+CREATE INDEX bus_acls_by_source ON interlock.bus_acls USING btree (source, org_id, target, name);
 CREATE INDEX bus_alert_emails_by_alert ON interlock.bus_alert_emails USING btree (alert_id);
 CREATE INDEX bus_alert_emails_due ON interlock.bus_alert_emails USING btree (due_at) WHERE (status = 'Pending'::interlock.delivery_status);
 CREATE INDEX bus_alerts_by_org ON interlock.bus_alerts USING btree (org_id, alert_id) WHERE shown;
@@ -1494,7 +1498,7 @@ CREATE INDEX bus_alerts_old ON interlock.bus_alerts USING btree (opened_at);
 CREATE INDEX bus_alerts_unrouted ON interlock.bus_alerts USING btree (alert_id) WHERE (unrouted AND (resolved_at IS NULL));
 CREATE INDEX bus_archive_by_org ON interlock.bus_archive USING btree (org_id, archive_id);
 CREATE INDEX bus_bans_ended ON interlock.bus_bans USING btree (until);
-CREATE INDEX bus_changes_by_kind ON interlock.bus_changes USING btree (org_id, kind, change_id);
+CREATE INDEX bus_changes_by_kind ON interlock.bus_changes USING btree (org_id, interlock.kind_number(kind), change_id);
 CREATE INDEX bus_changes_by_org ON interlock.bus_changes USING btree (org_id, change_id);
 CREATE INDEX bus_changes_by_subject ON interlock.bus_changes USING btree (org_id, kind, subject, change_id);
 CREATE INDEX bus_changes_revoked ON interlock.bus_changes USING btree (subject, changed_at) WHERE ((kind = 'acls'::interlock.bus_kind) AND (action = 'delete'::interlock.bus_action));

@@ -408,6 +408,21 @@ cross join lateral (select case when n < 2000 then 'Pending' when n % 4 = 0 then
 -- history and a few minutes that count.
 insert into interlock.services (org_id, name, version, changed_by)
 select seed.id('org 0'), 'service-' || n, 1, 'root' from generate_series(0, 9) n;
+insert into interlock.services (org_id, name, version, changed_by) values (seed.id('org 0'), 'service-without', 1, 'root');
+insert into interlock.bus_versions (org_id, kind, version)
+select seed.id('org 0'), kind, 1 from unnest(enum_range(null::interlock.bus_kind)) kind;
+-- Of each service a current key, one before it, and one that has ended; of others many that ended long ago.
+insert into interlock.bus_keys (org_id, service, number, sealed, created_by, rotates_at, expires_at)
+select seed.id('org 0'), 'service-' || s, n, 'x', 'root', case when n = 3 then now() + interval '1 day' end,
+       case n when 1 then now() - interval '1 day' when 2 then now() + interval '1 day' end
+from generate_series(0, 9) s, generate_series(1, 3) n;
+insert into interlock.services (org_id, name, version, changed_by)
+select seed.id('org 1'), 'old-' || n, 1, 'root' from generate_series(0, 99) n;
+insert into interlock.bus_keys (org_id, service, number, sealed, created_by, expires_at)
+select seed.id('org 1'), 'old-' || s, n, 'x', 'root', now() - interval '100 days'
+from generate_series(0, 99) s, generate_series(1, 3 + seed.mass() / 10000) n;
+insert into interlock.service_polls (org_id, service, polled_at)
+select seed.id('org 0'), 'service-' || n, now() from generate_series(0, 9) n;
 insert into interlock.bus_routes (org_id, target, name, queue, dlq, version, changed_by)
 select seed.id('org 0'), 'service-' || n % 10, 'command-' || n, 'queue', 'dead', 1, 'root'
 from generate_series(0, 999 + seed.mass() / 100) n;

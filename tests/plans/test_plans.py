@@ -17,6 +17,7 @@ from tests.plans import (
     bundles,
     bus_operations,
     bus_path,
+    bus_registry,
     credentials,
     deploys,
     expectations,
@@ -50,6 +51,7 @@ EXPECTED = (
     | buffers.EXPECTED
     | bundles.EXPECTED
     | bus_path.EXPECTED
+    | bus_registry.EXPECTED
     | queries.EXPECTED
     | webhooks.EXPECTED
     | results.EXPECTED

@@ -21,9 +21,10 @@ from uuid import UUID
 import structlog
 
 from interlock.bus import metrics
-from interlock.bus.model import Acl, Ban, BanKind, DispatchMode, Key, Kind, Limit, Registry, Route, Sensitivity, Start
+from interlock.bus.model import Acl, Ban, BanKind, Key, Kind, Limit, Registry, Route, Start
 from interlock.clock import Clock
 from interlock.errors import InterlockError
+from interlock.wire.bus_registry import DispatchMode, Sensitivity
 
 log = structlog.get_logger()
 

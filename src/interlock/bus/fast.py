@@ -11,10 +11,11 @@ from interlock.bus.caches import ABSENT_SECONDS, ACL_TTLS, TTLS, StaleUse, Tenan
 from interlock.bus.decision import Decision, Outcome, escalated, failed
 from interlock.bus.envelope import Envelope
 from interlock.bus.fairness import Shares
-from interlock.bus.model import Acl, BanKind, DedupeMode, DispatchMode, Enforcement, Escalation, Kind, Limit, Route
+from interlock.bus.model import Acl, BanKind, Escalation, Kind, Limit, Route
 from interlock.bus.seen import Seen
 from interlock.bus.tokens import Tokens
 from interlock.wire.bus_events import FailureReason
+from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement
 
 
 class Memory:

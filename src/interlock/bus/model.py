@@ -13,34 +13,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-
-class DedupeMode(StrEnum):
-    NONE = "none"
-    """At least once, and no store is asked."""
-    STRICT = "strict"
-    """One delivery per command id, within a time, by all dispatchers together."""
-
-
-class Sensitivity(StrEnum):
-    """How soon a revoked ACL must stop working."""
-
-    CRITICAL = "critical"
-    MODERATE = "moderate"
-    LOW = "low"
-
-
-class Enforcement(StrEnum):
-    STRICT = "strict"
-    """Never one over: a command goes out on a token, or on an authoritative count."""
-    RELAXED = "relaxed"
-    """Counted after dispatch; a limit that was passed is then denied locally."""
-    SHADOW = "shadow"
-    """Counted and told, and nothing else."""
-
-
-class DispatchMode(StrEnum):
-    ADAPTIVE = "adaptive"
-    COLD_ONLY = "cold-only"
+from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement, Sensitivity
 
 
 class Kind(StrEnum):

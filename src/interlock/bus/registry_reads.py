@@ -10,22 +10,9 @@ from uuid import UUID
 import msgspec
 
 from interlock.adapters.postgres import Database, Row, queries
-from interlock.bus.model import (
-    Acl,
-    Ban,
-    BanKind,
-    DedupeMode,
-    DispatchMode,
-    Enforcement,
-    Fairness,
-    Key,
-    Kind,
-    Limit,
-    Route,
-    Sensitivity,
-    Service,
-)
+from interlock.bus.model import Acl, Ban, BanKind, Fairness, Key, Kind, Limit, Route, Service
 from interlock.bus.secrets import Seal, purpose
+from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement, Sensitivity
 
 _sql = queries("bus_registry")
 _path_sql = queries("bus_path")

@@ -23,11 +23,12 @@ from interlock.bus.decision import Decision, Outcome
 from interlock.bus.delivered import Delivered, delivered
 from interlock.bus.effects import HANDOFFS, Effects, Facts, facts
 from interlock.bus.limits import Ask
-from interlock.bus.model import Ban, BanKind, DedupeMode, Enforcement, Escalation, Limit
+from interlock.bus.model import Ban, BanKind, Escalation, Limit
 from interlock.errors import Unavailable
 from interlock.failpoints import failpoint
 from interlock.settings import Settings
 from interlock.wire.bus_events import FailureReason
+from interlock.wire.bus_registry import DedupeMode, Enforcement
 
 log = structlog.get_logger()
 _sql = queries("bus_path")

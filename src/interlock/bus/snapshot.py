@@ -22,10 +22,7 @@ from msgspec import Struct
 
 from interlock.bus.caches import ACL_TTLS, TTLS
 from interlock.bus.entries import check_route
-from interlock.bus.model import Acl, Enforcement, Fairness, Key, Kind, Limit, Route, Service
-from interlock.bus.model import DedupeMode as Mode
-from interlock.bus.model import DispatchMode as Dispatch
-from interlock.bus.model import Sensitivity as Level
+from interlock.bus.model import Acl, Fairness, Key, Kind, Limit, Route, Service
 from interlock.bus.secrets import Seal, purpose
 from interlock.errors import BadRequest, ConfigurationError
 from interlock.wire import AclRequest, LimitRequest, RouteRequest, ServiceRequest
@@ -165,15 +162,11 @@ def entries_of(org: OrgSnapshot, as_of: datetime, seal: Seal) -> OrgEntries:
         as_of.timestamp(),
         {Kind(kind): version for kind, version in org.versions.items() if kind in known},
         {
-            Kind.SERVICES: [
-                Service(f"{org.org}/{each.name}", None if each.dispatch_mode is None else Dispatch(each.dispatch_mode))
-                for each in org.services
-            ],
+            Kind.SERVICES: [Service(f"{org.org}/{each.name}", each.dispatch_mode) for each in org.services],
             Kind.KEYS: [_key(org, key, seal) for key in org.keys],
             Kind.ROUTES: [_route(route) for route in org.routes],
             Kind.ACLS: [
-                Acl(acl.source, acl.target, acl.name, Level(acl.sensitivity), _seconds(acl.expires_at))
-                for acl in org.acls
+                Acl(acl.source, acl.target, acl.name, acl.sensitivity, _seconds(acl.expires_at)) for acl in org.acls
             ],
             Kind.LIMITS: [_limit(limit) for limit in org.limits],
         },
@@ -203,7 +196,7 @@ def _route(route: RouteRequest) -> Route:
         queue=route.queue,
         dag=route.dag,
         job=route.job,
-        dedupe_mode=Mode(route.dedupe_mode),
+        dedupe_mode=route.dedupe_mode,
         dedupe_seconds=route.dedupe_seconds,
         fairness=Fairness(**msgspec.structs.asdict(route.fairness)),
         expires_at=_seconds(route.expires_at),
@@ -218,7 +211,7 @@ def _limit(limit: LimitRequest) -> Limit:
         window_seconds=limit.window_seconds,
         burst=limit.burst,
         cooldown_seconds=limit.cooldown_seconds,
-        enforcement=Enforcement(limit.enforcement),
+        enforcement=limit.enforcement,
         source=None if limit.source is None else limit.source.partition("/")[2],
     )
 

@@ -29,10 +29,14 @@ class DispatchMode(StrEnum):
 
 class DedupeMode(StrEnum):
     NONE = "none"
+    """At least once, and no store is asked."""
     STRICT = "strict"
+    """One delivery per command id, within a time, by all dispatchers together."""
 
 
 class Sensitivity(StrEnum):
+    """How soon a revoked ACL must stop working."""
+
     CRITICAL = "critical"
     MODERATE = "moderate"
     LOW = "low"
@@ -40,8 +44,11 @@ class Sensitivity(StrEnum):
 
 class Enforcement(StrEnum):
     STRICT = "strict"
+    """Never one over: a command goes out on a token, or on an authoritative count."""
     RELAXED = "relaxed"
+    """Counted after dispatch; a limit that was passed is then denied locally."""
     SHADOW = "shadow"
+    """Counted and told, and nothing else."""
 
 
 class RegistryKind(StrEnum):

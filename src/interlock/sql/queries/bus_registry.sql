@@ -3,10 +3,6 @@
 -- name: read_versions
 select kind, version from interlock.bus_versions where org_id = :org_id;
 
--- name: read_version$
--- 0: nothing of that kind was ever there.
-select coalesce((select version from interlock.bus_versions where org_id = :org_id and kind = :kind), 0);
-
 -- name: read_services
 select name, dispatch_mode from interlock.services where org_id = :org_id order by name;
 
@@ -48,13 +44,3 @@ select source, target, name, sensitivity, expires_at, version
 from interlock.bus_acls
 where org_id = :org_id and target = :target and name = :name and source = :source
   and (expires_at is null or expires_at > interlock.clock());
-
--- name: acl_revoked_at$
--- When an ACL that is gone went: for the audit of what was sent by it since.
-select changed_at from interlock.bus_changes
-where org_id = :org_id and kind = 'acls' and subject = :subject and action = 'delete'
-order by change_id desc limit 1;
-
--- name: routes_of_queue
--- Which commands lead to a queue of this org; its target is who may receive from it.
-select target, name from interlock.bus_routes where org_id = :org_id and queue = :queue order by target, name limit :most;

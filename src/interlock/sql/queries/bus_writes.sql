@@ -10,9 +10,6 @@ returning version;
 -- Caches may refresh sooner by it; that it can be lost is what their lifetimes are for.
 select pg_notify('interlock_outbox', 'bus-registry');
 
--- name: org_name$
-select name from interlock.orgs where org_id = :org_id;
-
 -- name: record_change^
 insert into interlock.bus_changes (org_id, kind, action, subject, before, after, version, changed_by, reverts)
 values (:org_id, :kind, :action, :subject, :before::text::jsonb, :after::text::jsonb, :version, :changed_by, :reverts)
@@ -26,7 +23,8 @@ where org_id = :org_id and change_id < :before order by change_id desc limit :mo
 -- name: list_changes_of_kind
 select change_id, kind, action, subject, before, after, changed_at, changed_by, reverts
 from interlock.bus_changes
-where org_id = :org_id and kind = :kind and change_id < :before order by change_id desc limit :most;
+where org_id = :org_id and interlock.kind_number(kind) = interlock.kind_number(:kind) and change_id < :before
+order by change_id desc limit :most;
 
 -- name: find_change^
 select change_id, kind, action, subject, before, after, changed_at, changed_by, reverts
@@ -111,7 +109,8 @@ set queue = excluded.queue, dlq = excluded.dlq, dag_name = excluded.dag_name, jo
 delete from interlock.bus_routes where org_id = :org_id and target = :target and name = :name;
 
 -- name: other_routes_of_queue^
--- A queue is one target's: who receives from it receives all of it. And its dead letters have one name.
+-- A queue is one target's: who receives from it receives all of it. And its dead letters have one name. Reads the routes
+-- of the queue.
 select target, name, dlq from interlock.bus_routes
 where org_id = :org_id and queue = :queue and (target <> :target or (dlq <> :dlq and name <> :name))
 order by target, name limit 1;
@@ -128,7 +127,7 @@ limit 1;
 
 -- name: job_exists$
 select exists (select from interlock.jobs
-               where org_id = :org_id and coalesce(dag_name, '') = coalesce(:dag::text, '') and name = :job);
+               where org_id = :org_id and coalesce(dag_name, '') = coalesce(:dag::text, '') and name = :job and current);
 
 -- ACLs
 
