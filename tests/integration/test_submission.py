@@ -55,6 +55,7 @@ async def test_a_submission_answers_to_the_letter(still: System) -> None:
         "total": 2,
         "deduplicated": 0,
         "tasks_url": f"/v1/jobs/{body['job_id']}/tasks",
+        "status_url": f"/v1/jobs/{body['job_id']}",
     }
     page = (await still.user("GET", body["tasks_url"])).json()
     assert page["next_cursor"] is None
@@ -293,19 +294,22 @@ async def test_a_pointer_follows_rfc_6901(still: System, payload: Any, pointer: 
 # Limits and odd values
 
 
-@pytest.mark.parametrize("limits", [{"sync_threshold": 3, "payload_limit_bytes": 1024}])
+@pytest.mark.parametrize("limits", [{"sync_threshold": 3, "batch_limit": 3, "payload_limit_bytes": 1024}])
 async def test_too_many_or_too_large_is_413_and_says_the_limit(
     state_url: str, tmp_path: Path, limits: dict[str, Any]
 ) -> None:
     async with running(state_url, tmp_path, **limits) as system:
-        reply = await post(system, tasks=[1, 2, 3, 4])
+        opened = (await post(system, open=True)).json()
+        more = f"/v1/jobs/{opened['job_id']}/tasks"
+        reply = await system.user("POST", more, json={"tasks": [1, 2, 3, 4]})
         assert (reply.status_code, reply.json()["code"]) == (413, "too_many_tasks")
         assert "at most 3" in reply.json()["detail"]
+        assert (await post(system, tasks=[1, 2, 3, 4])).status_code == 202
         reply = await post(system, tasks=[1, "x" * 1023])
         assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
         assert "tasks[1]" in reply.json()["detail"]
         assert (await post(system, tasks=[1, 2, "x" * 1022])).status_code == 201
-        assert (await rows(system))["jobs"] == 1
+        assert (await rows(system))["jobs"] == 3
 
 
 ODD_PAYLOADS: dict[str, str] = {

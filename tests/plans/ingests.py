@@ -41,7 +41,7 @@ INGEST: dict[str, list[Expectation]] = {
     "begin_chunk": [
         Bounded(
             1,
-            {"run_id": "seed.id('run running')::text", "part": "1"}
+            {"run_id": "seed.id('run running')::text", "part": "1", "load_task": "''"}
             | dict.fromkeys(("first_byte", "end_byte", "first_line", "lines", "rows"), "9"),
             rows=6,
             pages=30,
@@ -56,6 +56,15 @@ INGEST: dict[str, list[Expectation]] = {
     ],
     "latch_ingested": [Bounded(1, _INGEST, pages=40)],
     "end_ingest": [Bounded(1, _INGEST | {"step": "'Failed'", "state": "'Failed'", "reason": "'bad'"}, pages=60)],
+    "forget_chunks": [Bounded(1, {"run_id": "seed.id('run running')"}, pages=20)],
+    "set_chunk_rows": [
+        Bounded(
+            1,
+            {"run_id": "seed.id('run running')::text", "part": "1", "first_byte": "0", "rows": "1", "lines": "1"},
+            pages=20,
+        )
+    ],
+    "loads_on_spark": [Bounded(100, {"most": "100"})],
     "set_load_task": [Bounded(1, _INGEST | {"load_task": "seed.id('load')"}, pages=30)],
     "clear_load_task": [Bounded(1, _INGEST | {"load_task": "seed.id('load')"}, pages=30)],
     "load_task_state": [Bounded(1, {"task_id": "seed.task('failed', 0)"}, rows=6)],

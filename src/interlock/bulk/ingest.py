@@ -14,6 +14,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from enum import Enum
 from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID
 
@@ -51,14 +52,20 @@ class _Wakeup(msgspec.Struct, frozen=True):
 _wakeup = msgspec.json.Decoder(_Wakeup)
 
 
+class Outcome(Enum):
+    LOADED = 1
+    RUNNING = 2
+    GIVEN_BACK = 3
+    """It did not come about: the ingest reads the list itself."""
+
+
 class Heavy(Protocol):
     """What loads lists that are too much for one process."""
 
     async def take(self, pending: Pending, staged: StagedList) -> bool:
         """Whether it has, durably: then the message is needed no more."""
 
-    async def settle(self, pending: Pending) -> bool:
-        """Whether all of it is loaded. False: it still goes on, or this process is to do it after all."""
+    async def settle(self, pending: Pending, load_task: UUID) -> Outcome: ...
 
 
 class Unwanted(Exception):
@@ -170,14 +177,17 @@ class Ingest:
         if pending.unwanted:
             raise Unwanted
         staged = self._staged(pending)
-        if self._heavy is not None:
-            if pending.load_task is not None:
-                if await self._heavy.settle(pending):
-                    await self._records.loaded(pending)
-                    return True
-                return False
+        if self._heavy is not None and pending.load_task is not None:
+            outcome = await self._heavy.settle(pending, pending.load_task)
+            if outcome is Outcome.LOADED:
+                await self._records.loaded(pending)
+            if outcome is not Outcome.GIVEN_BACK:
+                return outcome is Outcome.LOADED
+        elif self._heavy is not None and await self._records.place(pending) == Place():
             if await self._heavy.take(pending, staged):
                 return False
+            # It may have a shard since.
+            pending = await self._records.pending(pending.run_id) or pending
         return await self._stream(pending, staged)
 
     async def _stream(self, pending: Pending, source: Source) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Database
 from interlock.adapters.queue import Queue
+from interlock.bulk.heavy import SparkIngests
 from interlock.bulk.ingest import Ingest
 from interlock.bulk.records import Records
 from interlock.bulk.upkeep import IngestReconciler, UnwantedRuns, UploadSweeper
@@ -16,12 +17,14 @@ def services(
     settings: Settings, database: Database, queue: Queue, objects: Objects, state_url: str, *, wait_seconds: float
 ) -> list[Service]:
     records = Records(database, settings)
+    heavy = SparkIngests(database, settings, records)
     readers = [
-        Ingest(settings, queue, objects, records, state_url, wait_seconds=wait_seconds)
+        Ingest(settings, queue, objects, records, state_url, heavy, wait_seconds=wait_seconds)
         for _ in range(settings.ingest_concurrency)
     ]
     return [
         *readers,
+        heavy,
         IngestReconciler(database, settings, records),
         UnwantedRuns(database, settings),
         UploadSweeper(database, settings, objects),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 from uuid import UUID
@@ -32,9 +32,11 @@ class ShardGone(Exception):
 class ShardLoader:
     """One connection of its own, without the time limits of short statements. Its methods block."""
 
-    def __init__(self, url: str, run_id: UUID, shard: int) -> None:
+    def __init__(self, url: str, run_id: UUID, shard: int, load_task: UUID | None = None) -> None:
         self._run_id = run_id
         self._shard = shard
+        self._load_task = load_task
+        """Whose the list is: a task's on Spark, or the ingest process's own."""
         with _in_a_sentence():
             self._connection = postgres.connect(url)
 
@@ -45,12 +47,28 @@ class ShardLoader:
         """False when it was loaded before, or the run does not want it any more."""
         try:
             with self._transaction() as cursor:
-                if not _begin(cursor, self._run_id, batch):
+                if not self._begin(cursor, batch, batch.table.num_rows):
                     return False
                 if batch.table.num_rows:
                     copy(cursor, self._shard, batch.table.to_reader())
         except adbc_driver_manager.Error as error:
-            raise _meaning(error, batch) from None
+            raise _meaning(error, batch.table) from None
+        return True
+
+    def load_all(self, batch: Batch, tables: Iterable[pa.Table]) -> bool:
+        """As `load`, of rows that come bit by bit and are counted on the way. `batch` says where they come from."""
+        rows, table = 0, batch.table
+        try:
+            with self._transaction() as cursor:
+                if not self._begin(cursor, batch, 0):
+                    return False
+                for table in tables:
+                    if table.num_rows:
+                        copy(cursor, self._shard, table.to_reader())
+                    rows += table.num_rows
+                _execute(cursor, "set_chunk_rows", **self._named(batch), rows=rows, lines=batch.lines)
+        except adbc_driver_manager.Error as error:
+            raise _meaning(error, table) from None
         return True
 
     def finish(self) -> bool:
@@ -59,6 +77,15 @@ class ShardLoader:
             cursor.execute(_sql.finish_shard.sql, (self._shard,))
             row = cursor.fetchone()
         return bool(row and row[0])
+
+    def _begin(self, cursor: Any, batch: Batch, rows: int) -> bool:
+        ours = "" if self._load_task is None else str(self._load_task)
+        place = {"end_byte": batch.end_byte, "first_line": batch.first_line, "lines": batch.lines}
+        _execute(cursor, "begin_chunk", **self._named(batch), **place, rows=rows, load_task=ours)
+        return cursor.fetchone() is not None
+
+    def _named(self, batch: Batch) -> dict[str, Any]:
+        return {"run_id": str(self._run_id), "part": batch.part, "first_byte": batch.first_byte}
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
@@ -74,25 +101,16 @@ class ShardLoader:
             raise
 
 
-def _begin(cursor: Any, run_id: UUID, batch: Batch) -> bool:
-    values = {
-        "run_id": str(run_id),
-        "part": batch.part,
-        "first_byte": batch.first_byte,
-        "end_byte": batch.end_byte,
-        "first_line": batch.first_line,
-        "lines": batch.lines,
-        "rows": batch.table.num_rows,
-    }
-    cursor.execute(_sql.begin_chunk.sql, [values[name] for name in _sql.driver_adapter.var_sorted["begin_chunk"]])
-    return cursor.fetchone() is not None
+def _execute(cursor: Any, name: str, **values: Any) -> None:
+    statement = getattr(_sql, name)
+    cursor.execute(statement.sql, [values[one] for one in _sql.driver_adapter.var_sorted[name]])
 
 
 def copy(cursor: Any, shard: int, rows: pa.RecordBatchReader) -> None:
     cursor.adbc_ingest(f"tasks_{shard}", rows, mode="append", db_schema_name=_SCHEMA)
 
 
-def _meaning(error: adbc_driver_manager.Error, batch: Batch) -> Exception:
+def _meaning(error: adbc_driver_manager.Error, table: pa.Table) -> Exception:
     """What the server says may quote a payload: only the line is taken from it."""
     state = error.sqlstate or ""
     if state == _GONE:
@@ -100,7 +118,7 @@ def _meaning(error: adbc_driver_manager.Error, batch: Batch) -> Exception:
     copied = _COPIED.findall(str(error))
     if state.startswith(_OF_A_VALUE) and copied:
         # The last one is the server's own; what it quotes comes before.
-        return not_json(batch.table.column("task_index")[int(copied[-1]) - 1].as_py())
+        return not_json(table.column("task_index")[int(copied[-1]) - 1].as_py())
     return _away(error)
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from interlock.bulk.lists import BadList, Chunk
-from interlock.kernel.payloads import pointed
+from interlock.pointers import pointed
 from interlock.wire import ListFormat
 
 _LINE_FEED: Final = 10
@@ -54,6 +54,23 @@ def rows_of(chunk: Chunk, shape: Shape, run_id: UUID) -> Rows:
         indexes, texts = _without_blanks(texts, _counted(chunk.first_line, lines))
         payloads = texts if shape.format is ListFormat.JSONL else json_strings(texts)
     return Rows(table_of(run_id, indexes, payloads, shape.slot_pointer), lines)
+
+
+def rows_of_lines(lines: pa.Array, ids: pa.Array, indexes: np.ndarray[Any, Any], shape: Shape) -> pa.Table:
+    """Of lines that somebody else has split, numbered and hashed: the same rows as `rows_of` makes."""
+    ended = pc.ends_with(lines, pattern="\r")
+    if pc.any(ended).as_py():
+        lines = pc.if_else(ended, pc.binary_slice(lines, 0, -1), lines)
+    first = int(indexes[0]) if len(indexes) else 0
+    _require_length(np.asarray(pc.binary_length(lines)), shape.line_limit, first)
+    texts = _as_utf8(lines, first)
+    kept = np.asarray(pc.greater(pc.binary_length(texts), 0))
+    indexes, texts, ids = indexes[kept], texts.filter(pa.array(kept)), ids.filter(pa.array(kept))
+    payloads = texts if shape.format is ListFormat.JSONL else json_strings(texts)
+    columns = {"task_id": ids, "task_index": pa.array(indexes), "payload": payloads}
+    if shape.slot_pointer is not None:
+        columns["slot_key"] = pa.array(_slot_keys(indexes, payloads, shape.slot_pointer), pa.string())
+    return pa.table(columns)
 
 
 def table_of(run_id: UUID, indexes: np.ndarray[Any, Any], payloads: pa.Array, slot_pointer: str | None) -> pa.Table:

@@ -11,7 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from interlock.adapters.objects import Objects
-from interlock.bulk.lists import BadList, Chunk, LineTooLong, PartReader, Unpacked
+from interlock.bulk.lists import BadList, Chunk, LineTooLong, PartReader, Unpacked, compression_of
 from interlock.bulk.rows import Shape, header_of, rows_of, too_long
 from interlock.bulk.sources import Batch, Place, StagedSource
 from interlock.errors import TooLarge
@@ -29,7 +29,7 @@ class StagedList:
         self._digest = hashlib.sha256()
 
     async def batches(self, place: Place) -> AsyncGenerator[Batch]:
-        line = place.line
+        line, self._digest = place.line, hashlib.sha256()
         with tempfile.TemporaryDirectory(prefix="interlock-ingest-") as folder:
             for part in range(1, len(self._source.parts) + 1):
                 path = Path(folder) / str(part)
@@ -47,12 +47,16 @@ class StagedList:
         if self._source.sha256 is not None and self._digest.hexdigest() != self._source.sha256:
             raise BadList("wrong_checksum", "The list is not what `sha256` was made of: upload it again.")
 
-    async def check(self) -> None:
-        """All of it, when somebody else reads it."""
+    async def check(self) -> bool:
+        """All of it, when somebody else is to read it. Whether a part is packed."""
+        self._digest, packed = hashlib.sha256(), False
         with tempfile.TemporaryDirectory(prefix="interlock-ingest-") as folder:
             for part in range(1, len(self._source.parts) + 1):
-                await self._fetch(part, Path(folder) / "part")
+                path = Path(folder) / "part"
+                await self._fetch(part, path)
+                packed = packed or await asyncio.to_thread(_is_packed, path)
         await self.verify()
+        return packed
 
     async def _fetch(self, part: int, path: Path) -> None:
         """By way of a file of ours: nobody changes it while it is read."""
@@ -107,6 +111,11 @@ class StagedList:
     def _batch(self, chunk: Chunk) -> Batch:
         rows = rows_of(chunk, self._shape, self._run_id)
         return Batch(chunk.part, chunk.first_byte, chunk.end_byte, chunk.first_line, rows.lines, rows.table)
+
+
+def _is_packed(path: Path) -> bool:
+    with path.open("rb") as file:
+        return compression_of(file.read(4)) is not None
 
 
 def _changed(part: int) -> BadList:

@@ -21,6 +21,7 @@ from interlock.errors import InterlockError, TooLarge
 from interlock.failpoints import failpoint
 from interlock.kernel.changes import BUFFERED
 from interlock.kernel.inputs import Inputs
+from interlock.kernel.list_loads import list_loads
 from interlock.kernel.markers import FILES
 from interlock.kernel.queries import BATCH_QUERY, batch_prefix
 from interlock.kernel.run_exports import run_exports
@@ -83,6 +84,7 @@ class _Place:
 class Files:
     def __init__(self, database: Database, settings: Settings, tasks: Tasks, inputs: Inputs) -> None:
         self._database = database
+        self._settings = settings
         self._root = settings.objects_root
         self._grace = settings.sweep_grace_seconds
         self._batch_limit = settings.sink_batch_limit_bytes
@@ -119,6 +121,7 @@ class Files:
         outputs = await self._outputs(connection, held)
         exports = await self._exports(connection, held)
         loads = await self._loads(connection, held)
+        lists = await list_loads(connection, self._settings, held)
         whole_runs = await run_exports(connection, self._root, held)
         await failpoint("files.before_commit")
         answered = [
@@ -128,6 +131,7 @@ class Files:
                 outputs=outputs[row["task_id"]],
                 export=exports.get(row["task_id"]),
                 load=loads.get(row["task_id"]),
+                list_load=lists.get(row["task_id"]),
                 run_export=whole_runs.get(row["task_id"]),
             )
             for row in held

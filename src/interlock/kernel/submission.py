@@ -17,10 +17,10 @@ from interlock.failpoints import failpoint
 from interlock.kernel.bundles import pin
 from interlock.kernel.idempotency import answered_before, remember
 from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
-from interlock.kernel.payloads import pointed
 from interlock.kernel.tasks import enqueue, run_task_id
 from interlock.kernel.udf import UDF
 from interlock.kernel.webhook_events import tell_of_runs
+from interlock.pointers import pointed
 from interlock.settings import RuntimeKind, Settings
 from interlock.telemetry import TASKS_CREATED
 from interlock.wire import JobAccepted, JobRequest, RunLimits, RunState

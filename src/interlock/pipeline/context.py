@@ -100,6 +100,17 @@ class TaskContext(context.TaskContext):
             )
         return self._work.data_url
 
+    @property
+    def state_url(self) -> str:
+        """For the loader of staged lists."""
+        if self._work.state_url is None:
+            raise TaskFailed(
+                "This worker does not have the state database's address, so the ingest process reads the list: set "
+                "INTERLOCK_STATE_URL for the worker of the spark runtime.",
+                "StateDatabaseRefused",
+            )
+        return self._work.state_url
+
 
 def _given_scope(payload: object) -> Scope | None:
     if not isinstance(payload, dict):

@@ -41,6 +41,8 @@ BUILT_IN: Final = {
 """Operators of the platform on Spark. They are loaded when a task names them."""
 _OF_SINKS: Final = {"buffer_load": "interlock.pipeline.buffer_load:buffer_load"}
 """For tasks that the sink makes."""
+_OF_INGESTS: Final = {"list_load": "interlock.pipeline.list_load:list_load"}
+"""For tasks that ingest processes make."""
 _OF_EXPORTS: Final = {"run_export": "interlock.pipeline.run_export:run_export"}
 """For tasks that exports of runs make."""
 _OF_QUERIES: Final = {"batch_query": f"{_PACKAGE}.batch_query:batch_query"}
@@ -123,7 +125,7 @@ def declared(function: object, name: str | None = None) -> Operator:
 
 def resolve(name: str) -> Operator:
     """The operator behind a name. Raises OperatorNotFound."""
-    path = (BUILT_IN | _OF_QUERIES | _OF_SINKS | _OF_EXPORTS).get(name, name)
+    path = (BUILT_IN | _OF_QUERIES | _OF_SINKS | _OF_INGESTS | _OF_EXPORTS).get(name, name)
     if ":" not in path:
         raise OperatorNotFound(
             f"no operator {name!r} on Spark: built in are {', '.join(sorted(BUILT_IN))}; name your own as "

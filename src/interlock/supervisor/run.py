@@ -32,6 +32,8 @@ log = structlog.get_logger()
 WORKER_RUNTIMES: Final = ("platform", "spark")
 """Runtimes that this build has a worker for."""
 _ON_DATA: Final = ("platform", "spark")
+_ON_STATE: Final = "spark"
+"""Loads staged lists that are too long for one process."""
 """Those of them whose own operators work on the data database."""
 
 _DOORS: Final = {"gateway": "gateway", "dispatcher": "internal"}
@@ -272,6 +274,8 @@ class Supervisor:
             }
             if runtime in _ON_DATA:
                 settings["INTERLOCK_DATA_URL"] = foundation.servers.urls.data
+            if runtime == _ON_STATE:
+                settings["INTERLOCK_STATE_URL"] = foundation.servers.urls.state
             return Handover(settings)
 
         modules = [part for module in self.plan.modules for part in ("--import", module)]

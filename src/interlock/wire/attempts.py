@@ -289,6 +289,18 @@ class BufferLoad(Internal, frozen=True, kw_only=True):
     """Of one batch."""
 
 
+class ListLoad(Internal, frozen=True, kw_only=True):
+    """What a task of `list_load` makes tasks of: from the record of the ingest, whatever its payload says."""
+
+    run_id: UUID
+    shard: int
+    format: str
+    parts: list[str]
+    """URIs, in their order."""
+    line_limit: int
+    slot_pointer: str | None = None
+
+
 class RunExport(Internal, frozen=True, kw_only=True):
     """What a task of `run_export` makes files of: from the record of the export, whatever its payload says."""
 
@@ -311,6 +323,8 @@ class TaskData(Internal, frozen=True, kw_only=True):
     """Of a batch query alone."""
     load: BufferLoad | None = None
     """Of a task that loads published batches alone."""
+    list_load: ListLoad | None = None
+    """Of a task that reads a staged list alone."""
     run_export: RunExport | None = None
     """Of a task that exports a run alone."""
 

@@ -89,7 +89,7 @@ class JobAccepted(Reply, frozen=True, kw_only=True):
     total: int | None
     deduplicated: int
     tasks_url: str
-    status_url: str
+    status_url: str | None = None
 
 
 class Counts(Reply, frozen=True, kw_only=True):

@@ -44,6 +44,8 @@ class DriverLaunch:
     """Names of further variables that operators may see."""
     data_url: str | None = field(default=None, repr=False)
     """Told with a task that reads a table of it, or whose operator is built in."""
+    state_url: str | None = field(default=None, repr=False)
+    """Told with a task that loads a staged list."""
     kernel_kills: crash.KernelKills = field(default_factory=crash.KernelKills)
 
     def command(self, work: int, reports: int, scratch: Path) -> list[str]:
@@ -56,7 +58,8 @@ class DriverLaunch:
         work = held.lease.work
         by_table = any(one.table is not None for one in data.inputs)
         told = self.data_url if by_table or ":" not in work.operator else None
-        return msgspec.structs.replace(work, data=msgspec.json.encode(data), data_url=told)
+        state_url = self.state_url if data.list_load is not None else None
+        return msgspec.structs.replace(work, data=msgspec.json.encode(data), data_url=told, state_url=state_url)
 
 
 class DriverProcess(OperatorProcess):

@@ -49,6 +49,8 @@ class Work(Struct, array_like=True, frozen=True):
     """A `TaskData`: what a task on Spark reads and writes."""
     outbound: Outbound | None = None
     """For operators of the platform that ask other servers."""
+    state_url: str | None = None
+    """Of the state database: for the operator that loads staged lists into it, and no other."""
 
 
 class Assignment(Struct, array_like=True, frozen=True):

@@ -146,6 +146,7 @@ class Worker:
             modules=self._modules,
             environment=self._environment,
             data_url=_data_url(settings, self._runtime),
+            state_url=_state_url(settings, self._runtime),
         )
         pool = DriverPool(launch, pace, reporter, self._runtime.lease_seconds, client.task_data)
         return pool, pool.watch(self._cancel_grace)
@@ -202,6 +203,13 @@ def _data_url(settings: Settings, runtime: Runtime) -> str | None:
     if settings.data_url is None or not _is_trusted(settings, runtime):
         return None
     return settings.data_url.get_secret_value()
+
+
+def _state_url(settings: Settings, runtime: Runtime) -> str | None:
+    """As above. A worker that has none leaves staged lists to the ingest process."""
+    if settings.state_url is None or not _is_trusted(settings, runtime):
+        return None
+    return settings.state_url.get_secret_value()
 
 
 def _outbound(settings: Settings, runtime: Runtime) -> Outbound | None:

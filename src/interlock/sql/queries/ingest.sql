@@ -76,7 +76,8 @@ select interlock.create_shard(:number::int, :org_id::uuid, :run_id::uuid, :job_i
 select interlock.finish_shard(:number::int);
 
 -- name: begin_chunk$
--- Nothing is returned when it was loaded before, or when nobody wants it any more. Waits for one who is loading it.
+-- Nothing is returned when it was loaded before, or when nobody wants it any more. Waits for one who is loading it, and
+-- for one who takes the list away from a task on Spark: of that, nothing more comes in.
 -- Parameters come as text and numbers of 64 bits: Arrow's driver says so.
 insert into interlock.ingest_chunks (run_id, part, first_byte, end_byte, first_line, lines, rows)
 select i.run_id, :part::bigint::int, :first_byte::bigint, :end_byte::bigint, :first_line::bigint, :lines::bigint,
@@ -84,7 +85,8 @@ select i.run_id, :part::bigint::int, :first_byte::bigint, :end_byte::bigint, :fi
 from interlock.ingests i
 join interlock.runs r on r.run_id = i.run_id
 where i.run_id = :run_id::text::uuid and i.step = 'Loading' and r.ended_at is null and not r.cancel_requested
-  and not r.delete_requested
+  and not r.delete_requested and coalesce(i.load_task::text, '') = :load_task::text
+for share of i
 on conflict (run_id, part, first_byte) do nothing
 returning part;
 
@@ -173,8 +175,25 @@ update interlock.ingests set load_task = :load_task
 where run_id = :run_id and org_id = :org_id and step = 'Loading' and load_task is null
 returning run_id;
 
--- name: clear_load_task!
-update interlock.ingests set load_task = null where run_id = :run_id and org_id = :org_id and load_task = :load_task;
+-- name: clear_load_task^
+-- What it has loaded goes as well: its chunks are cut in other places.
+update interlock.ingests set load_task = null where run_id = :run_id and org_id = :org_id and load_task = :load_task
+returning run_id;
+
+-- name: forget_chunks!
+delete from interlock.ingest_chunks where run_id = :run_id;
+
+-- name: set_chunk_rows$
+update interlock.ingest_chunks set rows = :rows::bigint, lines = :lines::bigint
+where run_id = :run_id::text::uuid and part = :part::bigint::int and first_byte = :first_byte::bigint
+returning part;
+
+-- name: loads_on_spark
+select i.run_id from interlock.ingests i
+left join interlock.tasks t on t.shard = 0 and t.task_id = i.load_task
+where i.load_task is not null and i.settled_at is null
+  and (t.task_id is null or t.status in ('Completed', 'Canceled') or t.dead)
+order by i.load_task limit :most;
 
 -- name: load_task_state^
 select t.status, t.dead, a.error_class, a.error_message from interlock.tasks t
