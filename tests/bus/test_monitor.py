@@ -73,6 +73,15 @@ async def test_a_queue_that_grows_at_every_look_is_stalled(still: System, clock:
     assert (await _health(still))[bot.service]["status"] == "healthy"
 
 
+async def test_several_processes_that_look_see_no_more_than_one(still: System, clock: ManualClock) -> None:
+    bot = await target(still)
+    await bot.send("a")
+    clock.advance(60)
+    for _ in range(3 * LOOKS):
+        await Monitor(still.kernel.database, still.kernel.settings).run_once()
+    assert (await _health(still))[bot.service]["status"] == "healthy"
+
+
 async def test_commands_without_a_route_are_counted_until_there_is_one(still: System, clock: ManualClock) -> None:
     lost = [
         CommandFailed(reason=FailureReason.ROUTE_MISSING, target="nobody", name="post", source="default/billing")

@@ -2,7 +2,8 @@
 
 -- name: look
 -- A page of routes: each queue is counted up to a bound, and judged by how it is and how it was. What grows at every look
--- is stalled; what waits while nobody takes anything is unpolled; what waits twice as long as it should is unhealthy.
+-- is stalled; what waits while nobody takes anything is unpolled; what waits twice as long as it should is unhealthy. A look
+-- right after another process's counts for nothing: several would otherwise see in seconds what takes minutes.
 with page as materialized (
     select r.org_id, r.target, r.name, r.expected_drain_seconds, 'bus:' || r.org_id || ':' || r.queue as queue
     from interlock.bus_routes r
@@ -43,9 +44,11 @@ with page as materialized (
             in_flight = excluded.in_flight, oldest_age = excluded.oldest_age, dead_letters = excluded.dead_letters,
             rises = excluded.rises, idle_looks = excluded.idle_looks,
             since = case when h.status = excluded.status then h.since else interlock.clock() end
+        where h.checked_at <= interlock.clock() - make_interval(secs => :idle_seconds::float8 / 2)
     returning h.org_id, h.target, h.name, coalesce(old.status, 'healthy') as was
 )
-select j.*, w.was from judged j join written w on w.org_id = j.org_id and w.target = j.target and w.name = j.name
+select j.*, coalesce(w.was, j.status) as was
+from judged j left join written w on w.org_id = j.org_id and w.target = j.target and w.name = j.name
 order by j.org_id, j.target, j.name;
 
 -- name: count_misroutes!
