@@ -62,8 +62,8 @@ Schema = dict[str, Any]
 PARAMETERS: dict[str, list[Any]] = {
     "task_id": TASKS,
     "run_id": [RUN, FOREIGN_RUN, DONE_RUN],
-    "index": [0, 4],
-    "run": [RUN, FOREIGN_RUN],
+    "index": [0],
+    "run": [None, RUN, FOREIGN_RUN],
     "job": [DONE_JOB, JOB, CAPPED_JOB, JOB_ID, FOREIGN_JOB_ID, DAG_JOB],
     "dag": [DAG, BUILDING_DAG, RETIRED_DAG],
     "dataset": [DATASET, "doubled", f"{DAG}:feed:blocks"],

@@ -284,6 +284,7 @@ async def test_a_submission_keeps_its_idempotency_key_when_it_is_repeated(server
         "total": 2,
         "deduplicated": 0,
         "tasks_url": "/v1/tasks",
+        "status_url": "/v1/jobs",
     }
     server.script = [None, reply(accepted, 201), reply(accepted, 201)]
     async with Client(server.url, "key") as client:
