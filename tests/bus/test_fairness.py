@@ -235,6 +235,19 @@ async def test_a_quota_binds_only_who_was_banned(bus: Bus) -> None:
     assert reasons == ["rate-limit-exceeded: source-quota"] * 2
 
 
+async def test_a_quota_binds_who_was_banned_on_a_strict_route_as_well(bus: Bus) -> None:
+    queue = await bus.lane("strict-quota", dedupe_mode="strict")
+    await bus.limit("strict-quota", 10_000)
+    await bus.limit("strict-quota", 1, source=PRODUCER)
+    await struck(bus, "strict-quota", 3)
+    await audit(bus)
+    await bus.refreshed()
+    results = await bus.batch([bus.message("strict-quota") for _ in range(3)])
+    assert {result["reason"] for result in results} == {"dedupe_required"}
+    await bus.settle()
+    assert len(await bus.queue(queue)) == 1
+
+
 async def test_a_banned_source_that_goes_on_asking_a_full_target_is_refused_outright(bus: Bus) -> None:
     await bus.lane("full")
     await bus.limit("full", 1, 86_400.0)

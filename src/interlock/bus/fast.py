@@ -106,7 +106,9 @@ class Fast:
             return Decision(Outcome.DUPLICATE, envelope, route=route)
         metrics.DEDUP_ESCALATIONS.inc()
         memory.seen.handed_on(source, envelope.metadata.id, now + route.dedupe_seconds)
-        return escalated(envelope, Escalation.DEDUPE_REQUIRED)
+        # It goes by the slow stage in any case; there its quota counts, if it is banned.
+        ban = memory.tenant.ban(BanKind.WARM, source, route.target, route.name, now)
+        return escalated(envelope, Escalation.DEDUPE_REQUIRED, ban=ban)
 
     def _limited(
         self, memory: Memory, source: str, envelope: Envelope, route: Route, limit: Limit, now: float

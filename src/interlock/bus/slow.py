@@ -75,6 +75,11 @@ class Case:
         self.decision = Decision(Outcome.FAILED, None, reason.value, wait_seconds=wait_seconds, ban=self.known.ban)
 
     @property
+    def banned(self) -> bool:
+        """From the warm path, whether or not that is why it is here."""
+        return self.row["reason"] == Escalation.WARM_BAN or self.known.ban is not None
+
+    @property
     def refused_for_want_of_room(self) -> bool:
         return self.decision is not None and self.decision.reason == FailureReason.RATE_LIMIT_EXCEEDED
 
@@ -85,7 +90,7 @@ class Case:
 
     def quota(self) -> Limit | None:
         """Looked at only for who was banned: it costs everybody else nothing."""
-        if self.row["reason"] != Escalation.WARM_BAN or self.get("quota_rate") is None:
+        if not self.banned or self.get("quota_rate") is None:
             return None
         return self._limit("quota_", self.source.partition("/")[2])
 
@@ -201,7 +206,7 @@ class SlowStage:
         """Who is banned everywhere and still asks for more than there is is told so; past a number, refused."""
         refused: dict[tuple[UUID, str, str, str], list[Case]] = {}
         for case in cases:
-            if case.row["reason"] == Escalation.WARM_BAN and case.refused_for_want_of_room:
+            if case.banned and case.refused_for_want_of_room:
                 command = case.message.command
                 refused.setdefault((case.org_id, case.source, command.target, command.name), []).append(case)
         if not refused:
