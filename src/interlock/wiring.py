@@ -85,6 +85,7 @@ from interlock.kernel.pace import HotStatus, Pace
 from interlock.kernel.packs import Packs
 from interlock.kernel.presence import Presence
 from interlock.kernel.queries import Queries, QueryRetention
+from interlock.kernel.rates import Rates
 from interlock.kernel.reads import Reads
 from interlock.kernel.reaper import Reaper
 from interlock.kernel.reconcile import Reconciler
@@ -221,8 +222,8 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     )
     inputs = Inputs(settings.objects_root, RANGES)
     shards = Shards(database)
-    turns = Turns(database, coordination, queue, shards)
-    claims = Claims(database, settings, queue, tokens, inputs, shards, turns)
+    turns = Turns(database, settings, coordination, queue, shards)
+    claims = Claims(database, settings, queue, tokens, inputs, shards, turns, Rates(coordination, clock))
     signed_urls = SignedUrls(keyring, clock, base_url=settings.objects_base_url)
     objects = open_objects(
         settings.objects_root,

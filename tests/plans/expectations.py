@@ -45,7 +45,9 @@ _SMALL = {"shard": "0"}
 _FOCUS = {"job_id": "seed.id('job 0')"}
 _ALONE = {"job_id": "seed.id('job 3')"}
 _EPOCH = "'epoch'"
-_LIMITS = {"max_concurrency": "null", "tolerated_share": "null", "deadline_seconds": "null"}
+_LIMITS = dict.fromkeys(
+    ("max_concurrency", "rate_key", "rate_per_second", "tolerated_share", "deadline_seconds"), "null"
+)
 _RUNS_OF_ONE = "select count(*) from interlock.runs where job_id = seed.id('job 0')"
 _ZERO = "'00000000-0000-0000-0000-000000000000'"
 _HALFWAY = "'7fffffff-0000-0000-0000-000000000000'"
@@ -170,6 +172,7 @@ SHARDS: dict[str, list[Expectation]] = {
             {"task_id": "seed.task('dead', 7)", "org_id": "null"},
         )
     ],
+    "queued_payloads": [Bounded(100, _SMALL | _run("queued") | {"first": "0", "last": "99", "most": "100"})],
     "running_of": [Live("select count(*) from interlock.run_deltas", "deltas not yet folded", _run("running"))],
     "limited_runs": [
         Live("select count(*) from interlock.runs where ended_at is null", "runs that go on", {"most": "1000"})
@@ -215,6 +218,7 @@ QUEUE: dict[str, list[Expectation]] = {
             {
                 "queue": "'other'",
                 "body": "'{}'",
+                "delay": "0",
                 "message_id": "(seed.messages(1))[1]",
                 "receipt": "seed.id('receipt')",
             },

@@ -14,6 +14,8 @@ _NEW_RUN = {
     "range_size": "100",
     "open": "true",
     "max_concurrency": "null",
+    "rate_key": "null",
+    "rate_per_second": "null",
     "tolerated_share": "0",
     "deadline_seconds": "60",
 }
@@ -103,6 +105,8 @@ INGEST: dict[str, list[Expectation]] = {
                 "range_size": "100",
                 "open": "true",
                 "max_concurrency": "null",
+                "rate_key": "null",
+                "rate_per_second": "null",
                 "tolerated_share": "0",
                 "deadline_seconds": "60",
             },

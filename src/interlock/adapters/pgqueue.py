@@ -117,12 +117,14 @@ class PgQueue:
     async def bury(self, queue: str, handles: Sequence[Handle]) -> int:
         return await self._settle(_sql.bury, queue, handles)
 
-    async def replace(self, queue: str, handle: Handle, body: str) -> int:
+    async def replace(self, queue: str, handle: Handle, body: str, *, delay_seconds: float = 0.0) -> int:
         known = _parsed(handle)
         if known is None:
             return 0
         async with self._database.connection() as connection:
-            rows = await _sql.replace(connection, queue=queue, message_id=known[0], receipt=known[1], body=body)
+            rows = await _sql.replace(
+                connection, queue=queue, message_id=known[0], receipt=known[1], body=body, delay=delay_seconds
+            )
         return len(rows)
 
     async def _settle(self, statement: Any, queue: str, handles: Sequence[Handle], **more: float) -> int:

@@ -65,8 +65,8 @@ class Queue(Protocol):
     async def bury(self, queue: str, handles: Sequence[Handle]) -> int:
         """Makes dead letters of them at once: nobody can do what they ask for."""
 
-    async def replace(self, queue: str, handle: Handle, body: str) -> int:
-        """Settles a message in part: what is left of it goes back, for whoever receives next."""
+    async def replace(self, queue: str, handle: Handle, body: str, *, delay_seconds: float = 0.0) -> int:
+        """Settles a message in part: what is left of it goes back, for whoever receives next, or a while later."""
 
     async def depth(self, queue: str) -> int: ...
 

@@ -102,6 +102,8 @@ class Reruns:
             job_id=job["job_id"],
             range_size=self._settings.range_size,
             max_concurrency=run["max_concurrency"],
+            rate_key=run["rate_key"],
+            rate_per_second=run["rate_per_second"],
             tolerated_share=run["tolerated_share"],
             deadline_seconds=None,
             open=False,

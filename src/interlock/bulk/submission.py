@@ -85,6 +85,8 @@ class BulkSubmissions:
             job_id=job["job_id"],
             range_size=self._settings.range_size,
             max_concurrency=request.limits.max_concurrency,
+            rate_key=request.limits.rate and request.limits.rate.key,
+            rate_per_second=request.limits.rate and request.limits.rate.per_second,
             tolerated_share=request.limits.tolerated_failure_share,
             deadline_seconds=request.limits.deadline_seconds,
             open=staged is None,

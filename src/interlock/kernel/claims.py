@@ -19,6 +19,7 @@ from interlock.adapters.queue import Handle, Queue
 from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import armed, failpoint
 from interlock.kernel.inputs import Inputs
+from interlock.kernel.rates import Rates
 from interlock.kernel.shards import SMALL_SHARD, Shards, find_task
 from interlock.kernel.tasks import clean, outputs_of, run_task_id
 from interlock.kernel.turns import Turns
@@ -41,6 +42,7 @@ from interlock.wire import (
 )
 
 _sql = queries("tasks")
+_shards_sql = queries("shards")
 
 MAX_RANGE = 10_000
 _CACHED_JOBS = 10_000
@@ -56,6 +58,15 @@ class _Wanted:
     ranges: list[ClaimRange] = field(default_factory=list)
     most: int | None = None
     messages: list[Receipt] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Due:
+    """Tasks of a range that may begin now, or None for all; from where on others may later, and in how long."""
+
+    ids: list[UUID] | None
+    left: int | None
+    wait_seconds: float
 
 
 @dataclass(frozen=True)
@@ -139,12 +150,14 @@ class Claims:
         inputs: Inputs,
         shards: Shards,
         turns: Turns,
+        rates: Rates,
     ) -> None:
         self._database = database
         self._settings = settings
         self._queue = queue
         self._shards = shards
         self._turns = turns
+        self._rates = rates
         self._tokens = tokens
         self._inputs = inputs
         self._objects_root = settings.objects_root
@@ -157,8 +170,8 @@ class Claims:
             await self._tokens.require_signing()
         groups, states = list[_Group](), list[Row]()
         wanted, limited = await self._with_limits(wanted)
-        for span, most in limited.items():
-            groups += await self._claim_in_turn(span, most, wanted.most, who)
+        for span in limited:
+            groups += await self._claim_in_turn(span, wanted.most, who)
         for shard, part in (await self._by_shard(wanted)).items():
             claimed, left = await self._claim_in(shard, part, who)
             groups, states = groups + claimed, states + left
@@ -190,44 +203,66 @@ class Claims:
                 parts[shards[span.run_id]].append(span)
         return {shard: replace(wanted, ranges=spans) for shard, spans in parts.items()}
 
-    async def _with_limits(self, wanted: _Wanted) -> tuple[_Wanted, dict[ClaimRange, int]]:
-        """Ranges of runs that may have only so many running are apart, each with that number."""
-        limits = await self._shards.limited([span.run_id for span in wanted.ranges])
+    async def _with_limits(self, wanted: _Wanted) -> tuple[_Wanted, list[ClaimRange]]:
+        """Ranges of runs that have limits of their own are apart."""
+        runs = [span.run_id for span in wanted.ranges]
+        limits = (await self._shards.limited(runs)).keys() | (await self._shards.rates(runs)).keys() if runs else set()
         if not limits:
-            return wanted, {}
-        apart = {span: limits[span.run_id] for span in wanted.ranges if span.run_id in limits}
+            return wanted, []
+        apart = [span for span in wanted.ranges if span.run_id in limits]
         theirs = [span.message for span in apart]
-        rest = [span for span in wanted.ranges if span not in apart]
+        rest = [span for span in wanted.ranges if span.run_id not in limits]
         messages = [message for message in wanted.messages if message not in theirs]
         return replace(wanted, ranges=rest, messages=messages), apart
 
-    async def _claim_in_turn(self, span: ClaimRange, most: int, room: int | None, who: dict[str, Any]) -> list[_Group]:
-        """As many as the run may have running now. What is left of the range waits, or goes to others."""
+    async def _claim_in_turn(self, span: ClaimRange, room: int | None, who: dict[str, Any]) -> list[_Group]:
+        """As many as the run may have running, and begin, now. What is left of the range waits, or goes to others."""
         size = span.end - span.start + 1
         asked = min(size, room or size)
-        granted, groups = await self._turns.take(span.run_id, most, asked), list[_Group]()
-        if granted:
-            part = _Wanted(ranges=[span], most=granted)
-            shards = await self._shards.of_runs([span.run_id])
-            groups, _ = await self._claim_in(shards[span.run_id], part, who)
-        indexes = [task.index for group in groups for task in group.tasks if task.index is not None]
-        if len(indexes) < granted:
-            await self._turns.give_back(span.run_id, granted - len(indexes))
-        # Fewer than there was room for: there is no more.
-        left = span.start if not granted else max(indexes) + 1 if len(indexes) == granted else span.end + 1
-        await self._settle_rest(span, groups, left, most if granted < asked else None)
+        most = (await self._shards.limited([span.run_id])).get(span.run_id)
+        granted = asked if most is None else await self._turns.take(span.run_id, most, asked)
+        shard = (await self._shards.of_runs([span.run_id]))[span.run_id]
+        due = await self._due(span, shard, granted) if granted else _Due(None, span.start, 0.0)
+        groups = list[_Group]()
+        if granted and due.ids != []:
+            part = _Wanted(ranges=[span], most=granted) if due.ids is None else _Wanted(ids=due.ids)
+            groups, _ = await self._claim_in(shard, part, who)
+        taken = [task.index for group in groups for task in group.tasks if task.index is not None]
+        if most is not None and len(taken) < granted:
+            await self._turns.give_back(span.run_id, granted - len(taken))
+        left = due.left
+        if left is None:  # fewer than there was room for: there is no more
+            left = max(taken) + 1 if taken and len(taken) == granted else span.end + 1
+        await self._settle_rest(span, left, most if granted < asked else None, due.wait_seconds)
         return groups
 
-    async def _settle_rest(self, span: ClaimRange, groups: list[_Group], left: int, limit: int | None) -> None:
-        """With a limit, the rest waits for a place; else the worker had no room, and another one may."""
+    async def _due(self, span: ClaimRange, shard: int, most: int) -> _Due:
+        """By the rates of their keys; all of them where the run has none."""
+        rate = (await self._shards.rates([span.run_id])).get(span.run_id)
+        if rate is None:
+            return _Due(None, None, 0.0)
+        where = {"shard": shard, "run_id": span.run_id, "first": span.start, "last": span.end}
+        async with self._database.connection() as connection:
+            rows = await _shards_sql.queued_payloads(connection, most=most, **where)
+        admitted = await self._rates.admit(span.run_id, rate, [row["payload"] for row in rows])
+        places = set(admitted.places)
+        later = [row["task_index"] for place, row in enumerate(rows) if place not in places]
+        beyond = rows[-1]["task_index"] + 1 if len(rows) == most else span.end + 1
+        ids = [rows[place]["task_id"] for place in admitted.places]
+        return _Due(ids, min(later, default=beyond), admitted.wait_seconds)
+
+    async def _settle_rest(self, span: ClaimRange, left: int, limit: int | None, delay: float) -> None:
+        """With a limit, the rest waits for a place; else it comes again, at once where the worker had no room."""
         if left <= span.end and limit is not None:
             await self._turns.wait(span.run_id, limit, left, span.end)
         if span.message is None:
             return
         handle = Handle(span.message.message_id, span.message.receipt)
         if left <= span.end and limit is None:
-            rest = {"job_id": groups[0].lease.job_id, "run_id": span.run_id, "start": left, "end": span.end}
-            await self._queue.replace(span.message.queue, handle, msgspec.json.encode(rest).decode())
+            jobs = await self._shards.jobs_of([span.run_id])
+            rest = {"job_id": jobs[span.run_id], "run_id": span.run_id, "start": left, "end": span.end}
+            body = msgspec.json.encode(rest).decode()
+            await self._queue.replace(span.message.queue, handle, body, delay_seconds=delay)
         else:
             await self._queue.ack(span.message.queue, [handle])
 

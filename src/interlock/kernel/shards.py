@@ -8,17 +8,32 @@ first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import asyncpg
 
-from interlock.adapters.postgres import Connection, Database, queries
+from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.adapters.shards import SMALL_SHARD, by_shard, shard_of
 
-__all__ = ["SMALL_SHARD", "Shards", "by_shard", "drop", "find_task", "new_shard", "shard_of", "shards_of_jobs"]
+__all__ = ["SMALL_SHARD", "Rate", "Shards", "by_shard", "drop", "find_task", "new_shard", "shard_of", "shards_of_jobs"]
 
 _sql = queries("shards")
 _CACHED = 100_000
+
+
+@dataclass(frozen=True)
+class Rate:
+    key: str
+    per_second: float
+
+
+@dataclass(frozen=True)
+class _Facts:
+    job_id: UUID
+    shard: int
+    most: int | None
+    rate: Rate | None
 
 
 class Shards:
@@ -26,18 +41,26 @@ class Shards:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._of_run: dict[UUID, tuple[int, int | None]] = {}
+        self._of_run: dict[UUID, _Facts] = {}
 
     async def of_runs(self, run_ids: Sequence[UUID]) -> dict[UUID, int]:
         """Runs that are not there are left out."""
-        return {run_id: shard for run_id, (shard, _) in (await self._known(run_ids)).items()}
+        return {run_id: facts.shard for run_id, facts in (await self._known(run_ids)).items()}
+
+    async def jobs_of(self, run_ids: Sequence[UUID]) -> dict[UUID, UUID]:
+        return {run_id: facts.job_id for run_id, facts in (await self._known(run_ids)).items()}
 
     async def limited(self, run_ids: Iterable[UUID]) -> dict[UUID, int]:
         """Those of them that may have only so many tasks running at once, and how many."""
         known = await self._known(list(run_ids))
-        return {run_id: most for run_id, (_, most) in known.items() if most is not None}
+        return {run_id: facts.most for run_id, facts in known.items() if facts.most is not None}
 
-    async def _known(self, run_ids: Sequence[UUID]) -> dict[UUID, tuple[int, int | None]]:
+    async def rates(self, run_ids: Iterable[UUID]) -> dict[UUID, Rate]:
+        """Those of them whose tasks of one key begin only so often."""
+        known = await self._known(list(run_ids))
+        return {run_id: facts.rate for run_id, facts in known.items() if facts.rate is not None}
+
+    async def _known(self, run_ids: Sequence[UUID]) -> dict[UUID, _Facts]:
         known = {run_id: self._of_run[run_id] for run_id in run_ids if run_id in self._of_run}
         missing = [run_id for run_id in run_ids if run_id not in known]
         if missing:
@@ -45,7 +68,7 @@ class Shards:
                 rows = await _sql.shards_of_runs(connection, run_ids=missing)
             if len(self._of_run) > _CACHED:
                 self._of_run.clear()
-            known |= {row["run_id"]: (row["shard"], row["max_concurrency"]) for row in rows}
+            known |= {row["run_id"]: _facts(row) for row in rows}
             # A run whose list is still being read may yet get one.
             settled = {row["run_id"] for row in rows if row["shard"] or not row["ingesting"]}
             self._of_run |= {run_id: known[run_id] for run_id in settled}
@@ -65,6 +88,11 @@ class Shards:
         async with self._database.connection() as connection:
             rows = await _sql.alarmed_shards(connection)
         return [row["shard"] for row in rows]
+
+
+def _facts(row: Row) -> _Facts:
+    rate = Rate(row["rate_key"], row["rate_per_second"]) if row["rate_key"] is not None else None
+    return _Facts(row["job_id"], row["shard"], row["max_concurrency"], rate)
 
 
 async def find_task(connection: Connection, task_id: UUID, org_id: UUID | None = None) -> int:

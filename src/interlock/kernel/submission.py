@@ -134,6 +134,8 @@ class Submissions:
             range_size=self._settings.range_size,
             total=len(items) if items.dedupe_keys is None else None,
             max_concurrency=limits.max_concurrency,
+            rate_key=limits.rate and limits.rate.key,
+            rate_per_second=limits.rate and limits.rate.per_second,
             tolerated_share=limits.tolerated_failure_share,
             deadline_seconds=limits.deadline_seconds,
         )

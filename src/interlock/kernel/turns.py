@@ -21,7 +21,7 @@ from interlock.adapters.queue import Outgoing, Queue
 from interlock.adapters.valkey import Coordination
 from interlock.kernel.loop import Periodic
 from interlock.kernel.shards import Shards
-from interlock.kernel.tasks import run_task_id
+from interlock.kernel.tasks import enqueue, run_task_id
 from interlock.settings import Settings
 
 _sql = queries("shards")
@@ -77,7 +77,10 @@ class _Counted:
 
 
 class Turns:
-    def __init__(self, database: Database, coordination: Coordination | None, queue: Queue, shards: Shards) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, coordination: Coordination | None, queue: Queue, shards: Shards
+    ) -> None:
+        self._direct = settings.queue_direct
         self._database = database
         self._coordination = coordination
         self._queue = queue
@@ -131,7 +134,11 @@ class Turns:
             return
         async with self._database.connection() as connection:
             run = await _sql.run_address(connection, run_id=run_id)
-        if run is None or run["queue"] is None:
+        if run is None:
+            return
+        if run["queue"] is None:
+            ids = [run_task_id(run_id, index) for span in ranges for index in range(span.start, span.end + 1)]
+            await self._database.run(lambda c: enqueue(c, ids, shard=run["shard"], direct=self._direct))
             return
         messages = []
         for span in ranges:

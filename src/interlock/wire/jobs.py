@@ -35,12 +35,21 @@ class Scaling(Request, frozen=True, kw_only=True):
     max_concurrency_per_key: Annotated[int, Meta(ge=1, le=100_000)] | None = None
 
 
+class RateLimit(Request, frozen=True, kw_only=True):
+    """How often tasks of one key begin."""
+
+    key: Annotated[str, Meta(pattern=r"^(host|(/[^/]*)+)$(?!\n)", max_length=500)]
+    """A JSON pointer into the payload; or `host`, of the URL that is the payload or its `url`."""
+    per_second: Annotated[float, Meta(ge=0.001, le=1_000_000)]
+
+
 class RunLimits(Request, frozen=True, kw_only=True):
     """Of one run: how many of its tasks run at once, and when it is given up as a whole. What has not ended is then
     canceled, and the run is `Failed`."""
 
     max_concurrency: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     """Of its tasks that run at once; `scaling` has the limits of all runs of the job together."""
+    rate: RateLimit | None = None
     tolerated_failure_share: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Of its tasks that may fail for good."""
     deadline_seconds: Annotated[float, Meta(gt=0, le=366 * 86_400)] | None = None

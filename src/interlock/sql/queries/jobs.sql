@@ -76,10 +76,10 @@ order by own limit 1;
 
 -- name: insert_run^
 -- With a total that is known from the start the run is latched at once; else latch_run does it.
-insert into interlock.runs (org_id, job_id, last_index, range_size, total, queued, max_concurrency, tolerated_share, deadline_at,
+insert into interlock.runs (org_id, job_id, last_index, range_size, total, queued, max_concurrency, rate_key, rate_per_second, tolerated_share, deadline_at,
                             latched, state, ended_at)
 values (:org_id, :job_id, :last_index, :range_size, :total::bigint, coalesce(:total::bigint, 0),
-        :max_concurrency::int, :tolerated_share::float8, interlock.clock() + make_interval(secs => :deadline_seconds::float8),
+        :max_concurrency::int, :rate_key::text, :rate_per_second::float8, :tolerated_share::float8, interlock.clock() + make_interval(secs => :deadline_seconds::float8),
         :total::bigint is not null,
         case when :total::bigint = 0 then 'Completed'::interlock.run_state else 'Running' end,
         case when :total::bigint = 0 then interlock.clock() end)
@@ -137,8 +137,8 @@ select case when :direct::boolean then pg_notify('interlock_queue', :queue) else
 -- of its own is named by its run and index, which tell the shard; so is one of a run with a limit.
 with tasks as (
     select t.task_id, case when :shard = 0 then t.priority else 1 end as priority, j.queue, j.runtime,
-           case when :shard = 0 and (t.run_id is null or (select r.max_concurrency from interlock.runs r
-                                                          where r.run_id = t.run_id) is null)
+           case when :shard = 0 and (t.run_id is null or (select r.max_concurrency is null and r.rate_key is null
+                                                          from interlock.runs r where r.run_id = t.run_id))
                 then json_build_object('task_id', t.task_id)
                 else json_build_object('job_id', t.job_id, 'run_id', t.run_id, 'start', t.task_index, 'end', t.task_index)
                 end as body

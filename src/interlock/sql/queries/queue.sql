@@ -104,9 +104,10 @@ where m.message_id = any(array(
 returning m.message_id;
 
 -- name: replace
--- The rest of a message that was settled in part: visible to others at once, and not counted as a failed delivery.
+-- The rest of a message that was settled in part: visible to others at once, or after a delay, and not counted as a failed delivery.
 update interlock.queue_messages m
-set body = :body::text::json, visible_at = interlock.clock(), receipt = null, receives = 0
+set body = :body::text::json, visible_at = interlock.clock() + make_interval(secs => :delay::float8), receipt = null,
+    receives = 0
 where m.message_id = :message_id and m.receipt = :receipt and m.queue || '' = :queue
 returning m.message_id, pg_notify('interlock_queue', m.queue);
 

@@ -4,7 +4,8 @@
 select nextval('interlock.shards')::int;
 
 -- name: shards_of_runs
-select run_id, shard, ingesting, max_concurrency from interlock.runs where run_id = any(:run_ids::uuid[]);
+select run_id, job_id, shard, ingesting, max_concurrency, rate_key, rate_per_second
+from interlock.runs where run_id = any(:run_ids::uuid[]);
 
 -- name: live_shards
 select shard from interlock.runs where shard <> 0 and ended_at is null order by shard;
@@ -44,6 +45,13 @@ where n.nspname = 'interlock' and c.relname = :table;
 -- name: drop_shard
 select interlock.drop_shard(:number::int);
 
+-- name: queued_payloads
+-- The first of a range that may be claimed, for a limit by what is in them.
+select t.task_id, t.task_index, t.payload from interlock.tasks t
+where t.shard = :shard and t.run_id = :run_id and t.task_index between :first::bigint and :last::bigint
+  and t.status = 'Queued'
+order by t.task_index limit :most;
+
 -- name: running_of$
 -- As it is now, with what was not yet added up.
 select r.running + coalesce((select sum(d.running) from interlock.run_deltas d where d.run_id = r.run_id), 0)::bigint
@@ -58,6 +66,6 @@ order by r.run_id limit :most;
 
 -- name: run_address^
 -- Where messages of a run go.
-select r.job_id, r.range_size, j.queue, case when r.shard = 0 then j.priority else 1 end as priority
+select r.job_id, r.shard, r.range_size, j.queue, case when r.shard = 0 then j.priority else 1 end as priority
 from interlock.runs r join interlock.jobs j on j.job_id = r.job_id
 where r.run_id = :run_id;
