@@ -30,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("up")
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "operators"
 PATIENCE = 60
-SUPERVISED = {"gateway", "dispatcher", "scheduler", "query", "sink", "bus", "runner"}
+SUPERVISED = {"gateway", "dispatcher", "scheduler", "query", "sink", "ingest", "bus", "runner"}
 """What runs beside the servers, without workers."""
 LONG_LEASE = Policy(lease_seconds=600, backoff_seconds=0)
 
