@@ -224,7 +224,7 @@ async def test_malformed_json_is_a_bad_request_on_every_endpoint_with_a_body(sha
     "wrong",
     [
         {"operator": 7, "tasks": []},
-        {"operator": "echo"},
+        {"operator": "echo", "source": {"format": "jsonl"}},
         {"operator": "echo", "tasks": {}},
         {"operator": "rm -rf", "tasks": []},
         {"operator": "echo", "tasks": [], "unknown": 1},
@@ -242,6 +242,11 @@ async def test_malformed_json_is_a_bad_request_on_every_endpoint_with_a_body(sha
 async def test_a_body_of_another_shape_is_a_bad_request_that_names_the_field(shared: System, wrong: Any) -> None:
     problem = assert_problem(await shared.user("POST", "/v1/jobs", json=wrong), 400, "invalid_request")
     assert "`" in problem["detail"]
+
+
+async def test_a_job_without_a_list_is_told_the_three_ways_to_give_one(shared: System) -> None:
+    problem = assert_problem(await shared.user("POST", "/v1/jobs", json={"operator": "echo"}), 400, "no_list")
+    assert all(word in problem["detail"] for word in ("`tasks`", "`source`", "`open`"))
 
 
 @pytest.mark.parametrize("field", ["task_id", "lease_token"])

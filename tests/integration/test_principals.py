@@ -19,8 +19,8 @@ from tests.system import System, fence
 
 Route = tuple[str, str]
 
-READ = {"jobs:read", "tasks:read", "queues:read", "query:read"}
-WRITE = {"jobs:write", "tasks:write", "bundles:write"}
+READ = {"jobs:read", "tasks:read", "queues:read", "query:read", "registry:read"}
+WRITE = {"jobs:write", "tasks:write", "bundles:write", "registry:write"}
 ROLES = {"reader": READ, "writer": READ | WRITE, "admin": READ | WRITE | {"admin"}}
 OPEN = {("GET", "/healthz")}
 
@@ -62,6 +62,8 @@ _RANGE = {"start": 0, "end": 9}
 BODIES: dict[Route, Any] = {
     ("POST", "/v1/uploads"): {},
     ("POST", "/v1/jobs/{job}/tasks"): {"tasks": [1]},
+    ("POST", "/v1/jobs/{job}/rerun"): {},
+    ("POST", "/v1/jobs/{job}/exports"): {"format": "jsonl"},
     ("POST", "/v1/dags/{dag}/rollback"): {},
     ("POST", "/v1/dags/{dag}/purge"): {"version": "0123abcd"},
     ("POST", "/v1/dags/{dag}/jobs/{job}/events"): {"events": [{"payload": {}}]},
@@ -99,7 +101,7 @@ class TwoOrgs:
         path = (
             path.replace("{dag}", "secret-dag").replace("{dataset}", "secret-data").replace("{bundle}", "secret-bundle")
         )
-        path = path.replace("{webhook}", "secret-webhook")
+        path = path.replace("{webhook}", "secret-webhook").replace("{index}", "0").replace("{export_id}", str(uuid4()))
         query = "?start=0&end=9" if "{job}/explain" in route[1] else ""
         return await self.system.user(method, path + query, key=self.stranger, json=body or BODIES.get(route))
 
@@ -156,6 +158,12 @@ HIDDEN: list[Route] = [
     ("POST", "/v1/jobs/{job}/resume"),
     ("POST", "/v1/jobs/{job}/cancel"),
     ("DELETE", "/v1/jobs/{job}"),
+    ("GET", "/v1/jobs/{job}/tasks/{index}"),
+    ("GET", "/v1/results/{run_id}/{index}"),
+    ("GET", "/v1/jobs/{job}/receipt"),
+    ("POST", "/v1/jobs/{job}/rerun"),
+    ("POST", "/v1/jobs/{job}/exports"),
+    ("GET", "/v1/jobs/{job}/exports/{export_id}"),
     ("POST", "/v1/runs/{run_id}/cancel"),
     ("GET", "/v1/tasks/{task_id}"),
     ("GET", "/v1/tasks/{task_id}/attempts"),
@@ -235,8 +243,10 @@ PLATFORM: list[Route] = [
 ]
 """Beyond any org: the platform scope alone reaches them."""
 
-OF_ALL: list[Route] = [("GET", "/v1/queues"), ("GET", "/v1/workers"), ("GET", "/metrics"), ("GET", "/healthz")]
-"""The machinery that orgs share: numbers and names of workers, nothing of anybody's work."""
+OF_ALL: list[Route] = [
+    *(("GET", path) for path in ("/v1/queues", "/v1/workers", "/v1/receipt-keys", "/metrics", "/healthz"))
+]
+"""The machinery that orgs share: numbers, names of workers and public keys, nothing of anybody's work."""
 
 OWN: list[Route] = [
     *(("POST", path) for path in ("/v1/jobs", "/v1/uploads", "/v1/keys", "/v1/dags", "/v1/bundles", "/v1/webhooks"))
@@ -261,6 +271,22 @@ MEMBERS: list[Route] = [(method, "/v1/members") for method in ("GET", "POST", "D
 REPLAYS: list[Route] = [("GET", "/v1/replays/{replay_id}"), ("POST", "/v1/replays/{replay_id}/cancel")]
 """tests/bus/test_replay.py tries these with another org's admin."""
 
+REGISTRY: list[Route] = [
+    *(("GET", f"/v1/{kind}") for kind in ("services", "routes", "acls", "limits", "service-keys", "changes")),
+    *(("POST", f"/v1/{kind}") for kind in ("services", "routes", "acls", "limits", "service-keys", "routes/test")),
+    *((method, "/v1/services/{service}") for method in ("GET", "DELETE")),
+    *((method, "/v1/routes/{target}/{name}") for method in ("GET", "DELETE")),
+    ("DELETE", "/v1/acls/{target}/{name}/{source}"),
+    ("DELETE", "/v1/limits/{target}/{name}"),
+    ("DELETE", "/v1/service-keys/{service}/{version_id}"),
+    ("GET", "/v1/changes/{change_id}"),
+    ("POST", "/v1/changes/{change_id}/revert"),
+]
+"""tests/bus/test_registry.py tries these with another org's admin."""
+
+SENDING: list[Route] = [("POST", "/v1/commands"), ("GET", "/v1/tenant-config")]
+"""For keys of services, which speak for their own org alone: tests/bus/test_path.py and test_service_keys.py."""
+
 INBOX: list[Route] = [
     ("GET", "/v1/inbox/{queue}/dead-letters"),
     *(("POST", f"/v1/inbox/{{queue}}/{what}") for what in ("receive", "extend", "ack", "nack", "redrive", "discard")),
@@ -269,7 +295,7 @@ INBOX: list[Route] = [
 
 
 def test_every_route_of_the_gateway_is_tried_with_another_orgs_key() -> None:
-    elsewhere = {HOOK, *OBJECTS, *MEMBERS, *INBOX, *REPLAYS}
+    elsewhere = {HOOK, *OBJECTS, *MEMBERS, *INBOX, *REPLAYS, *REGISTRY, *SENDING}
     assert {*HIDDEN, *EMPTY, *FILTERED, *PLATFORM, *OF_ALL, *OWN} | elsewhere == set(routes())
 
 
@@ -333,6 +359,7 @@ async def test_a_cursor_of_one_org_shows_nothing_to_another(two: TwoOrgs) -> Non
 async def reached(system: System, route: Route, api_key: str) -> bool:
     """Whether the guard lets the key through; what the handler then says about nonsense is another matter."""
     method, path = route
+    path = re.sub(r"{(index|change_id)}", "1", path)
     path = re.sub(r"{\w+}", "none-such", re.sub(r"{\w+_id}", str(uuid4()), path))
     reply = await system.user(method, path, key=api_key, json={"nonsense": True})
     assert reply.status_code != 401
