@@ -21,7 +21,9 @@ from bench.bus.ingest import Sender
 from bench.bus.registered import TARGET, message
 
 LANES: Final = {"plain": "command-0", "strict": "command-1", "limited": "command-2"}
-LIMIT: Final = 2_000
+LIMIT: Final = 500
+KILLS: Final = 10
+"""So few that the supervisor does not take its time to start one again."""
 _AWAY: Final = (aiohttp.ClientError, OSError, AssertionError)
 """The last for an answer of 503, whose batch is sent again under the same ids."""
 
@@ -61,13 +63,13 @@ async def prepare(connection: asyncpg.Connection[Any], org_id: UUID) -> None:
 
 
 async def soak(connection: asyncpg.Connection[Any], sender: Sender, *, rate: float, seconds: float) -> dict[str, Any]:
-    """`rate` in batches of 20 of mixed commands; a kill every few seconds, of the gateway or of the bus."""
+    """`rate` in batches of 20 of mixed commands; now and then a kill, of the gateway or of the bus."""
     ledger, dice = Ledger(), random.Random(7)
     memory = [_memory()]
     ends = time.monotonic() + seconds
     await asyncio.gather(
         *(_send(sender, ledger, dice, rate / 4, ends) for _ in range(4)),
-        _kill(ledger, dice, ends),
+        _kill(ledger, dice, ends, seconds / KILLS),
         _watch(memory, ends),
     )
     while await connection.fetchval("select exists (select 1 from interlock.bus_handoffs)"):  # noqa: ASYNC110
@@ -94,10 +96,10 @@ async def _send(sender: Sender, ledger: Ledger, dice: random.Random, rate: float
             break
 
 
-async def _kill(ledger: Ledger, dice: random.Random, ends: float) -> None:
+async def _kill(ledger: Ledger, dice: random.Random, ends: float, pause: float) -> None:
     """The supervisor starts them again."""
     while time.monotonic() < ends - 5:
-        await asyncio.sleep(dice.uniform(3, 6))
+        await asyncio.sleep(max(3.0, pause * dice.uniform(0.75, 1.25)))
         kind = dice.choice(("gateway", "bus"))
         for victim in [process for process in _processes() if kind in process.cmdline()][:1]:
             os.kill(victim.pid, signal.SIGKILL)
