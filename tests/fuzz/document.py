@@ -8,6 +8,7 @@ from tests.fuzz.bodies import DISPATCHER, GATEWAY
 from tests.fuzz.bodies import QUERY as QUERIES
 from tests.fuzz.site import ORG, PRODUCER, TARGET
 from tests.fuzz.state import (
+    ALERT,
     BACKFILL,
     BATCH,
     BUILDING_DAG,
@@ -31,6 +32,7 @@ from tests.fuzz.state import (
     HOOK,
     HOOK_TOKEN,
     HOOKED,
+    INBOX,
     JOB,
     JOB_ID,
     KEY,
@@ -43,6 +45,7 @@ from tests.fuzz.state import (
     QUERY,
     QUEUES,
     RECEIPT,
+    REPLAY,
     RETIRED_DAG,
     RETIRED_VERSION,
     RUN,
@@ -90,6 +93,9 @@ PARAMETERS: dict[str, list[Any]] = {
     "source": [TARGET],
     "version_id": ["hmac-v1"],
     "change_id": [CHANGE],
+    "alert_id": [ALERT],
+    "replay_id": [REPLAY],
+    "event": ["snavio.command.invalid"],
 }
 
 _FENCE: dict[str, list[Any]] = {"task_id": [RUNNING], "attempt": [1], "lease_token": [LEASE]}
@@ -151,6 +157,7 @@ PROPERTIES: dict[str, dict[str, list[Any]]] = {
 }
 
 
+_INBOX = ("receive", "extend", "ack", "nack", "dead-letters", "redrive", "discard")
 _HOOKED: dict[str, list[Any]] = {"dag": [SOURCES_DAG], "job": [HOOKED]}
 BY_PATH: dict[str, dict[str, list[Any]]] = {
     "/v1/dags/{dag}/sources": {"dag": [SOURCES_DAG]},
@@ -164,6 +171,7 @@ BY_PATH: dict[str, dict[str, list[Any]]] = {
     "/v1/webhooks/{webhook}/deliveries": {"webhook": [TOLD_WEBHOOK]},
     "/v1/webhooks/{webhook}/redrive": {"webhook": [TOLD_WEBHOOK]},
     "/v1/service-keys/{service}/{version_id}": {"service": [TARGET]},
+    **{f"/v1/inbox/{{queue}}/{what}": {"queue": [INBOX]} for what in _INBOX},
     "/v1/hooks/{hook_id}": {"hook_id": [HOOK], "X-Interlock-Token": [HOOK_TOKEN]},
 }
 """Parameters that make sense only together."""

@@ -50,6 +50,7 @@ OBJECTS = "objects-of-an-attempt/"
 BUNDLE = "a-bundle"
 WEBHOOK, DELIVERY = "a-webhook", _id(44)
 FREE_SERVICE, COMMAND, CHANGE = "a-free-service", "a-command-of-a-target", "a-change"
+ALERT, REPLAY = _id(45), _id(46)
 
 # These are real as they are: the test chooses them.
 JOB, CAPPED_JOB, DONE_JOB = "fuzzed-job", "capped-job", "done-job"
@@ -58,6 +59,7 @@ DAG, DAG_JOB = "chain", "double"
 RETIRED_DAG = "retired-dag"
 SOURCES_DAG, BY_HAND, HOOKED = "sources-dag", "by-hand", "hooked"
 QUEUES = ["platform", "udf"]
+INBOX = "fuzz-inbox"
 TOLD_WEBHOOK, UNREACHABLE = "told-webhook", "https://hooks.invalid/"
 
 _MANY, _FEW, _REAL = 100, 5, 3
@@ -129,6 +131,8 @@ class State:
             FREE_SERVICE: lambda: [self._service() for _ in range(_FEW)],
             COMMAND: lambda: [self._command() for _ in range(_FEW)],
             CHANGE: lambda: [self._change() for _ in range(_FEW)],
+            ALERT: lambda: [self._alert() for _ in range(_FEW)],
+            REPLAY: lambda: [self._replay() for _ in range(_FEW)],
             HOOK: lambda: [self._hook["hook_id"]] * _MANY,
             OBJECTS: lambda: [self._object_prefix] * _MANY,
             HOOK_TOKEN: lambda: [self._hook["secret"]] * _MANY,
@@ -140,6 +144,8 @@ class State:
         told = {"events": [{"start": n, "end": n + 9} for n in range(0, 50, 10)]}
         self._site.user("POST", "/v1/dags/backfilled/jobs/feed/events", json=told)
         self._webhooks([TOLD_WEBHOOK])
+        inbox = {"target": PRODUCER, "name": "told", "queue": INBOX, "dlq": f"{INBOX}-dlq"}
+        self._site.user("POST", "/v1/routes", json=inbox)
         self._submitted(_FEW, name=JOB)
         self._done = self._completed()
         self._submitted(_MANY, name=CAPPED_JOB, scaling={"max_concurrency": 3})
@@ -320,6 +326,22 @@ class State:
     def _change(self) -> str:
         entry = {"target": TARGET, "name": f"c{uuid4().hex}", "rate": 1}
         return str(self._site.user("POST", "/v1/limits", json=entry)["change_id"])
+
+    def _alert(self) -> str:
+        """Such as operations sees to."""
+        with psycopg.connect(self._site.state_url) as connection:
+            row = connection.execute(
+                "insert into interlock.bus_alerts (org_id, event, opened_at, told, sample, critical, unrouted)"
+                " select org_id, %s, now(), 1, '{}', true, true from interlock.orgs where name = %s"
+                " returning alert_id::text",
+                [f"event-{uuid4()}", ORG],
+            ).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def _replay(self) -> str:
+        wanted = {"origin": "dead-letters", "reason": "fuzz", "filters": {"queue": INBOX}, "rate": 1}
+        return str(self._site.user("POST", "/v1/replays", json=wanted)["replay_id"])
 
     def _dead_deliveries(self, deliveries: int) -> list[str]:
         with psycopg.connect(self._site.state_url) as connection:
