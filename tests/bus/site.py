@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import msgspec
 
-from interlock.bus.queues import target_queue
+from interlock.bus.queues import target_queue, telemetry_queue
 from interlock.bus.secrets import Seal, purpose
 from interlock.bus.slow import SlowStage
 from interlock.wire import KeyRequest, Role
@@ -178,8 +178,12 @@ class Bus:
     async def events(self, command_id: str | None = None) -> list[dict[str, Any]]:
         """Telemetry of the org so far, or of one command."""
         async with self.system.kernel.database.connection() as connection:
+            # One statement: what a bus process hands over meanwhile is seen once, here or there.
             rows = await connection.fetch(
-                "select events from interlock.bus_telemetry where org_id = $1 order by batch_id", self.system.org_id
+                "select body -> 'events' as events from interlock.queue_messages where queue = $2"
+                " union all (select events from interlock.bus_telemetry where org_id = $1 order by batch_id)",
+                self.system.org_id,
+                telemetry_queue(self.system.org_id),
             )
         found = [event for row in rows for event in msgspec.json.decode(row["events"])]
         return [event for event in found if command_id is None or event.get("command_id") == command_id]

@@ -41,6 +41,7 @@ from tests.fuzz.state import (
     MESSAGE,
     NEW_KEY,
     OBJECTS,
+    OPEN_JOB,
     PUBLISHED,
     QUERY,
     QUEUES,
@@ -64,10 +65,10 @@ Schema = dict[str, Any]
 
 PARAMETERS: dict[str, list[Any]] = {
     "task_id": TASKS,
-    "run_id": [RUN, FOREIGN_RUN, DONE_RUN],
+    "run_id": [DONE_RUN, RUN, FOREIGN_RUN],
     "index": [0],
     "run": [None, RUN, FOREIGN_RUN],
-    "job": [DONE_JOB, JOB, CAPPED_JOB, JOB_ID, FOREIGN_JOB_ID, DAG_JOB],
+    "job": [DONE_JOB, JOB, CAPPED_JOB, JOB_ID, FOREIGN_JOB_ID, DAG_JOB, OPEN_JOB],
     "dag": [DAG, BUILDING_DAG, RETIRED_DAG],
     "dataset": [DATASET, "doubled", f"{DAG}:feed:blocks"],
     "version": [None, VERSION],
@@ -151,6 +152,7 @@ PROPERTIES: dict[str, dict[str, list[Any]]] = {
     "LimitRequest": {"target": [TARGET], "source": [None, PRODUCER]},
     "ServiceKeyRequest": {"service": [TARGET]},
     "RouteTrialRequest": {"source": [PRODUCER], "target": [TARGET], "name": [COMMAND]},
+    "ReplayFilters": {"since": [None], "until": [None]},
     "WebhookRequest": {"url": [UNREACHABLE]},
     "DeliveryRedrive": {"delivery_ids": [None, [DELIVERY]]},
     "WorkerTokenRequest": {"runtimes": [["platform"], ["platform", "udf"]]},

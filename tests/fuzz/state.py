@@ -50,7 +50,7 @@ OBJECTS = "objects-of-an-attempt/"
 BUNDLE = "a-bundle"
 WEBHOOK, DELIVERY = "a-webhook", _id(44)
 FREE_SERVICE, COMMAND, CHANGE = "a-free-service", "a-command-of-a-target", "a-change"
-ALERT, REPLAY = _id(45), _id(46)
+ALERT, REPLAY, OPEN_JOB = _id(47), _id(48), _id(49)
 
 # These are real as they are: the test chooses them.
 JOB, CAPPED_JOB, DONE_JOB = "fuzzed-job", "capped-job", "done-job"
@@ -124,7 +124,8 @@ class State:
             PUBLISHED: lambda: self._refused(_FEW),
             QUERY: lambda: self._asked(_FEW),
             EXPORT: lambda: self._exports(_FEW),
-            DONE_RUN: lambda: [self._done["run_id"]] * _MANY,
+            DONE_RUN: lambda: [self._completed()["run_id"] for _ in range(_FEW)],
+            OPEN_JOB: lambda: [self._open_job() for _ in range(_FEW)],
             BUNDLE: lambda: [self._bundle() for _ in range(_FEW)],
             WEBHOOK: lambda: self._webhooks([f"w{uuid4().hex}" for _ in range(_FEW)]),
             DELIVERY: lambda: self._dead_deliveries(_FEW),
@@ -207,6 +208,9 @@ class State:
             "outputs": _OUTPUTS,
         }
         return self._site.user("POST", "/v1/jobs", key=key, json=body | job)
+
+    def _open_job(self) -> str:
+        return str(self._site.user("POST", "/v1/jobs", json={"operator": "echo", "open": True})["job_id"])
 
     def _ids(self, accepted: Any, tasks: int) -> list[str]:
         return [str(run_task_id(UUID(accepted["run_id"]), n)) for n in range(tasks)]

@@ -58,7 +58,7 @@ def test_what_needs_no_credential_is_told_here(site: Site) -> None:
         guarded = {f"{m.upper()} {p}": o.get("security") for p, item in paths.items() for m, o in item.items()}
         assert {operation for operation, security in guarded.items() if not security} == known
         for operation, security in guarded.items():
-            method, path = operation.split()
+            method, path = operation.replace("{change_id}", "1").split()
             if security:
                 assert site.http.request(method, url + path).status_code == 401, operation
 

@@ -47,4 +47,4 @@ def test_calls_crashes_and_time_in_any_order_leave_what_the_model_says(world: Wo
 def test_the_machine_finds(world: World, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
     fault.plant(world, monkeypatch)
     with pytest.raises(AssertionError, match=fault.shows):
-        drive(world, 50, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
+        drive(world, 300, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
