@@ -12,6 +12,8 @@ from msgspec import Meta, Struct
 from interlock.wire.base import Reply, Request, ServiceName
 
 MOST_COMMANDS = 1_000_000
+_Moment = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"})]
+"""The OpenAPI document would call a moment in a nested body any text."""
 
 
 class ReplayOrigin(StrEnum):
@@ -34,9 +36,9 @@ class ReplayFilters(Request, frozen=True, kw_only=True, omit_defaults=True):
     """The service that has sent it."""
     target: ServiceName | None = None
     name: ServiceName | None = None
-    since: datetime | None = None
+    since: _Moment | None = None
     """Accepted then or later; of dead letters, signed then or later."""
-    until: datetime | None = None
+    until: _Moment | None = None
     """Before then."""
     command_ids: Annotated[list[UUID], Meta(min_length=1, max_length=1_000)] | None = None
     queue: ServiceName | None = None
