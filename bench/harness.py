@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 
 from interlock.client import Client, WorkerClient
 
@@ -85,11 +86,39 @@ async def installation(**settings: str) -> AsyncIterator[Installation]:
         assert process.stdout is not None
         running = Installation(json.loads(await process.stdout.readline()), Path(folder))
         try:
+            await _settled(process.pid)
             yield running
         finally:
             await running.stop_workers()
             process.send_signal(signal.SIGTERM)
             await process.wait()
+
+
+async def _settled(supervisor: int, *, most_seconds: int = 30) -> None:
+    """Ready is who answers; what processes load after that would be measured with the rest. Waits for a calm second."""
+    family = psutil.Process(supervisor)
+    before = _seconds(family)
+    for _ in range(most_seconds):
+        await asyncio.sleep(1)
+        now = _seconds(family)
+        if now - before < _CALM:
+            return
+        before = now
+
+
+_CALM = 0.15
+"""Seconds of processors that all processes of an installation may take in a second and still be at rest."""
+
+
+def _seconds(family: psutil.Process) -> float:
+    total = 0.0
+    for process in [family, *family.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
 
 
 def percentile(values: Sequence[float], share: float) -> float:

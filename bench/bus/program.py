@@ -41,10 +41,10 @@ class Size:
     limit: int
     rounds: int
     soak: float
-    lanes: int = 4
+    lanes: int = 8
 
 
-FULL: Final = Size(decisions=20_000, commands=20_000, singles=4_000, seconds=10, limit=5_000, rounds=3, soak=180)
+FULL: Final = Size(decisions=20_000, commands=40_000, singles=8_000, seconds=10, limit=5_000, rounds=3, soak=180)
 SMALL: Final = Size(decisions=500, commands=400, singles=100, seconds=1, limit=60, rounds=1, soak=15)
 PARTS: Final = ("decisions", "ingest", "limit", "soak")
 

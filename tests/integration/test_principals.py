@@ -488,6 +488,24 @@ async def test_a_revoked_key_is_refused_at_once_and_stays_listed(still: System) 
     assert [entry["key_id"] for entry in listed if entry["revoked_at"]] == [key_id]
 
 
+async def test_a_revoked_key_sends_no_more_commands_at_once_here_and_within_seconds_elsewhere(
+    still: System, clock: ManualClock
+) -> None:
+    assert (await still.user("POST", "/v1/services", json={"name": "billing"})).status_code in {200, 201}
+    here, elsewhere = [await key(still, role="writer", service="billing") for _ in range(2)]
+
+    async def sends(by: str) -> int:
+        return (await still.user("POST", "/v1/commands", json={"metadata": {}, "command": {}}, key=by)).status_code
+
+    assert (await sends(here), await sends(elsewhere)) == (202, 202)
+    await still.user("DELETE", f"/v1/keys/{here.split('_')[1]}")
+    assert (await sends(here), await sends(elsewhere)) == (401, 202)
+    async with still.kernel.database.connection() as connection:
+        await connection.execute("update interlock.api_keys set revoked_at = now() where service is not null")
+    clock.advance(3)
+    assert await sends(elsewhere) == 401
+
+
 async def test_only_hashes_are_stored_and_a_secret_is_shown_once(shared: System) -> None:
     made, token = await key(shared), await worker_token(shared)
     stored = await shared.value("select string_agg(k::text, '') from interlock.api_keys k")

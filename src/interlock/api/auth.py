@@ -42,12 +42,16 @@ def _presented(connection: Connection, header: str) -> str:
 
 
 async def user_guard(connection: Connection, handler: BaseRouteHandler) -> None:
-    """An API key, or a token of the identity provider, with the scope the handler asks for in its `opt`."""
+    """An API key, or a token of the identity provider, with the scope the handler asks for in its `opt`.
+
+    A handler that is `warm` takes a key for valid that was so a moment ago.
+    """
     kernel = kernel_of(connection)
     scheme, _, key = _presented(connection, "authorization").partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise Unauthenticated("Send an API key: `Authorization: Bearer ilk_…`.")
-    principal = await _user(kernel, key.lstrip(" "), _presented(connection, ORG_HEADER))
+    warm = bool(handler.opt.get("warm"))
+    principal = await _user(kernel, key.lstrip(" "), _presented(connection, ORG_HEADER), warm=warm)
     principal.require(handler.opt["scope"])
     most = kernel.settings.requests_per_second
     if most and kernel.coordination is not None:
@@ -57,10 +61,11 @@ async def user_guard(connection: Connection, handler: BaseRouteHandler) -> None:
     connection.scope[_KEY] = principal  # type: ignore[literal-required]
 
 
-async def _user(kernel: Kernel, credential: str, org: str) -> Principal:
+async def _user(kernel: Kernel, credential: str, org: str, *, warm: bool) -> Principal:
     if kernel.members.may_be(credential):
         return await kernel.members.authenticate(credential, org or None)
-    principal = await kernel.principals.authenticate(credential)
+    principals = kernel.principals
+    principal = await (principals.authenticate_warm if warm else principals.authenticate)(credential)
     if org and org != principal.org:
         raise Forbidden(f"This key is for the org {principal.org!r} and for no other.", code="not_a_member")
     return principal

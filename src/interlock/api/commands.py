@@ -66,7 +66,7 @@ class _Commands(Operation):
 @post(
     "/v1/commands",
     guards=[user_guard],
-    opt={"scope": SEND},
+    opt={"scope": SEND, "warm": True},
     status_code=202,
     operation_class=_Commands,
     responses=WITH_A_BODY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -10,8 +11,9 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.adapters.postgres import Connection, queries
+from interlock.bus import telling
 from interlock.bus.archived import ArchivedCommand
-from interlock.bus.delivered import archived_text, kept
+from interlock.bus.delivered import archived_text, body, kept, told
 from interlock.bus.envelope import Envelope
 from interlock.bus.model import Ban
 from interlock.bus.queues import target_queue
@@ -39,43 +41,49 @@ def facts(text: str) -> Facts:
 
 
 class Effects:
-    def __init__(self) -> None:
+    def __init__(self, moment: datetime) -> None:
+        self.moment = moment
+        """When all of it was accepted."""
+        self._accepted_at = moment.isoformat()
         self._queues: list[str] = []
         self._named: dict[tuple[UUID, str], str] = {}
         self._bodies: list[str] = []
         self._handoffs: list[tuple[UUID, str, str, str, str, datetime]] = []
-        self._events: dict[UUID, list[bytes]] = {}
-        self._archived: dict[UUID, list[str]] = {}
+        self._events: defaultdict[UUID, list[bytes]] = defaultdict(list)
+        self._archived: defaultdict[UUID, list[str]] = defaultdict(list)
 
-    def deliver(self, org_id: UUID, queue: str, body: str) -> None:
+    def dispatch(self, org_id: UUID, source: str, queue: str | None, envelope: Envelope, latency: float) -> None:
+        """By the fast stage; to a queue, unless a job has it already."""
+        if queue is not None:
+            self.deliver(org_id, queue, body(envelope, source))
+        metadata, command = envelope.metadata, envelope.command
+        if metadata.speaks_of_replay:
+            said = metadata, source, command.target, command.name
+            self.tell(org_id, telling.delivered(*said, path="fast", latency_seconds=latency))
+        else:
+            self._events[org_id].append(told(envelope, source, round(1000 * latency, 3)))
+        self.keep(org_id, source, envelope)
+
+    def deliver(self, org_id: UUID, queue: str, text: str) -> None:
         name = self._named.get((org_id, queue))
         if name is None:
             name = self._named[org_id, queue] = target_queue(org_id, queue)
         self._queues.append(name)
-        self._bodies.append(body)
+        self._bodies.append(text)
 
-    def hand_on(self, org_id: UUID, source: str, reason: str, body: str, ban: Ban | None, received: datetime) -> None:
+    def hand_on(self, org_id: UUID, source: str, reason: str, text: str, ban: Ban | None) -> None:
         known = "{}" if ban is None else _encoder.encode(Facts(ban)).decode()
-        self._handoffs.append((org_id, source, reason, body, known, received))
+        self._handoffs.append((org_id, source, reason, text, known, self.moment))
 
     def tell(self, org_id: UUID, event: BusEvent) -> None:
-        self.tell_text(org_id, encoded(event))
+        self._events[org_id].append(encoded(event))
 
-    def tell_text(self, org_id: UUID, event: bytes) -> None:
-        known = self._events.get(org_id)
-        if known is None:
-            known = self._events[org_id] = []
-        known.append(event)
-
-    def keep(self, org_id: UUID, source: str, envelope: Envelope, accepted_at: datetime) -> None:
+    def keep(self, org_id: UUID, source: str, envelope: Envelope) -> None:
         if envelope.metadata.speaks_of_replay:
-            text = archived_text(_replayed(source, envelope, accepted_at))
+            text = archived_text(_replayed(source, envelope, self.moment))
         else:
-            text = kept(envelope, source, accepted_at.isoformat())
-        known = self._archived.get(org_id)
-        if known is None:
-            known = self._archived[org_id] = []
-        known.append(text)
+            text = kept(envelope, source, self._accepted_at)
+        self._archived[org_id].append(text)
 
     async def write(self, connection: Connection) -> None:
         """In the caller's transaction, or as one of its own."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import structlog
@@ -27,6 +27,7 @@ from interlock.bus.fast import Fast, Memory
 from interlock.bus.limits import Limits
 from interlock.bus.model import Kind
 from interlock.bus.shield import UNKNOWN_KEY, Shield
+from interlock.bus.writing import GroupedWrites
 from interlock.errors import InterlockError
 from interlock.failpoints import armed
 from interlock.wire.bus_events import BusEvent, ExecutedAfterAclRevoked, FailureReason
@@ -40,6 +41,21 @@ _NOTICE_SECONDS: Final = 60.0
 CHANGED: Final = "bus-registry"
 """What a change of the registry is announced as."""
 Message = bytes | Raw
+
+
+class Accepted(NamedTuple):
+    """What one request has caused, to be written."""
+
+    org_id: UUID
+    source: str
+    messages: Sequence[Message]
+    decisions: list[Decision]
+    notices: Sequence[tuple[UUID, BusEvent]]
+    received_at: float
+
+    @property
+    def triggers(self) -> bool:
+        return any(d.outcome is Outcome.DELIVERED and d.route is not None and d.route.job for d in self.decisions)
 
 
 class Ingress:
@@ -62,6 +78,7 @@ class Ingress:
         self._memories: dict[UUID, Memory] = {}
         self._touched: set[UUID] = set()
         self._wakeups = wakeups
+        self._writes = GroupedWrites(self._write, weight=lambda accepted: len(accepted.messages))
         self._report_seconds = report_seconds
         self._reported_at = caches.now()
         self._confirmed_at = 0.0
@@ -81,7 +98,7 @@ class Ingress:
                 if decision.reason == UNKNOWN_KEY:
                     decisions[place] = self._decide(memory, source, messages[place], now, replays=replays)
         notices, self._shield.notices = self._shield.notices, []
-        await self._write(org_id, source, messages, decisions, notices, received_at)
+        await self._keep(Accepted(org_id, source, messages, decisions, notices, received_at))
         self._count(decisions)
         self._look_after(org_id)
         return decisions
@@ -105,29 +122,31 @@ class Ingress:
         await self._caches.refresh(tenant)
         return True
 
-    async def _write(
-        self,
-        org_id: UUID,
-        source: str,
-        messages: Sequence[Message],
-        decisions: list[Decision],
-        notices: Sequence[tuple[UUID, BusEvent]],
-        received_at: float,
-    ) -> None:
-        triggers = any(d.outcome is Outcome.DELIVERED and d.route is not None and d.route.job for d in decisions)
+    async def _keep(self, accepted: Accepted) -> None:
+        """Those for jobs are decided once the job has them, in a transaction of their own; all others share writes."""
+        if accepted.triggers or armed("command.before_commit"):
+            await self._database.run(lambda connection: self._write_triggers(connection, accepted))
+        else:
+            await self._writes.put(accepted)
 
-        async def work(connection: Connection) -> None:
-            now = self._caches.now()
-            effects, moment = Effects(), datetime.fromtimestamp(now, UTC)
-            for place, message in enumerate(messages):
-                if triggers:
-                    decisions[place] = await _triggered(connection, org_id, source, decisions[place])
-                _note(effects, org_id, source, message, decisions[place], moment, now - received_at)
+    async def _write(self, group: list[Accepted]) -> None:
+        await self._database.run(self._effects(group).write, transaction=False)
+
+    async def _write_triggers(self, connection: Connection, accepted: Accepted) -> None:
+        for place, decision in enumerate(accepted.decisions):
+            accepted.decisions[place] = await _triggered(connection, accepted.org_id, accepted.source, decision)
+        await self._effects([accepted]).write(connection)
+
+    def _effects(self, group: Iterable[Accepted]) -> Effects:
+        now = self._caches.now()
+        moment = datetime.fromtimestamp(now, UTC)
+        effects = Effects(moment)
+        for org_id, source, messages, decisions, notices, received_at in group:
+            for message, decision in zip(messages, decisions, strict=True):
+                _note(effects, org_id, source, message, decision, now - received_at)
             for tenant, event in notices:
                 effects.tell(tenant, event)
-            await effects.write(connection)
-
-        await self._database.run(work, transaction=triggers or armed("command.before_commit"))
+        return effects
 
     def _count(self, decisions: Sequence[Decision]) -> None:
         sent: Counter[tuple[str, str]] = Counter()
@@ -225,6 +244,7 @@ class Ingress:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        await self._writes.close()
 
 
 async def _triggered(connection: Connection, org_id: UUID, source: str, decision: Decision) -> Decision:
@@ -244,36 +264,21 @@ async def _triggered(connection: Connection, org_id: UUID, source: str, decision
     return decision if told else Decision(Outcome.FAILED, envelope, FailureReason.DELIVERY_FAILURE.value)
 
 
-def _note(
-    effects: Effects,
-    org_id: UUID,
-    source: str,
-    message: Message,
-    decision: Decision,
-    moment: datetime,
-    latency: float,
-) -> None:
-    envelope = decision.envelope
-    if decision.outcome is Outcome.INVALID or envelope is None:
-        effects.tell(org_id, telling.invalid(bytes(message), source, decision, moment))
-        return
-    metadata, command = envelope.metadata, envelope.command
-    said = metadata, source, command.target, command.name
-    if decision.outcome is Outcome.DELIVERED and decision.route is not None:
-        if decision.route.queue is not None:
-            effects.deliver(org_id, decision.route.queue, delivered.body(envelope, source))
-        if metadata.speaks_of_replay:
-            effects.tell(org_id, telling.delivered(*said, path="fast", latency_seconds=latency))
-        else:
-            effects.tell_text(org_id, delivered.told(envelope, source, round(1000 * latency, 3)))
-        effects.keep(org_id, source, envelope, moment)
-    elif decision.outcome is Outcome.ESCALATED:
-        effects.hand_on(org_id, source, decision.reason, delivered.body(envelope, source), decision.ban, moment)
-        effects.keep(org_id, source, envelope, moment)
-    elif decision.outcome is Outcome.DUPLICATE:
-        effects.tell(org_id, telling.duplicate(*said))
+def _note(effects: Effects, org_id: UUID, source: str, message: Message, decision: Decision, latency: float) -> None:
+    envelope, outcome = decision.envelope, decision.outcome
+    if outcome is Outcome.INVALID or envelope is None:
+        effects.tell(org_id, telling.invalid(bytes(message), source, decision, effects.moment))
+    elif outcome is Outcome.DELIVERED and decision.route is not None:
+        effects.dispatch(org_id, source, decision.route.queue, envelope, latency)
+    elif outcome is Outcome.ESCALATED:
+        effects.hand_on(org_id, source, decision.reason, delivered.body(envelope, source), decision.ban)
+        effects.keep(org_id, source, envelope)
     else:
-        effects.tell(org_id, telling.failed(*said, decision, moment))
+        said = envelope.metadata, source, envelope.command.target, envelope.command.name
+        if outcome is Outcome.DUPLICATE:
+            effects.tell(org_id, telling.duplicate(*said))
+        else:
+            effects.tell(org_id, telling.failed(*said, decision, effects.moment))
 
 
 async def _revocations(connection: Connection, revoked: Sequence[tuple[UUID, Revoked]]) -> list[tuple[UUID, BusEvent]]:

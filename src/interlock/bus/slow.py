@@ -181,7 +181,7 @@ class SlowStage:
                 received=[row["received_at"] for row in again],
                 tries=[row["tries"] + 1 for row in again],
             )
-            effects = Effects()
+            effects = Effects(self._database.clock.now())
             for row in worn:
                 case = Case(row, delivered(row["body"]), Facts())
                 case.fail(FailureReason.DELIVERY_FAILURE)
@@ -197,7 +197,8 @@ class SlowStage:
         await self._judge_banned(connection, cases)
         await _trigger_jobs(connection, cases)
         await _release(connection, cases, followers)
-        effects, now = Effects(), self._database.clock.now()
+        now = self._database.clock.now()
+        effects = Effects(now)
         for case in cases:
             _note(effects, case, now)
         await effects.write(connection)

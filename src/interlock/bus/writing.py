@@ -1,0 +1,86 @@
+"""Makes decisions durable: what waits while a write is under way goes into the next one, as one statement.
+
+request ─┐                 ┌─ statement ─► committed ─► each request is answered
+request ─┼─► waiting ──────┤ at most two at once; under load a commit and its notice serve many requests
+request ─┘                 └─ one that fails for another reason than the database: again, each request by itself
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, Generic, TypeVar
+
+from interlock.errors import Unavailable
+
+T = TypeVar("T")
+
+_AT_ONCE: Final = 2
+"""One is with the database while the next is put together."""
+
+
+class GroupedWrites(Generic[T]):
+    """`write` makes a group of requests durable, or raises with none of it done; `weight` says how large each is."""
+
+    def __init__(
+        self, write: Callable[[list[T]], Awaitable[None]], *, weight: Callable[[T], int], most: int = 2_000
+    ) -> None:
+        self._write = write
+        self._weight = weight
+        self._most = most
+        self._waiting: deque[tuple[T, asyncio.Future[None]]] = deque()
+        self._writers: set[asyncio.Task[None]] = set()
+
+    async def put(self, request: T) -> None:
+        """Returns once it is durable. Who is cancelled meanwhile does not know whether it is."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, done))
+        if len(self._writers) < _AT_ONCE:
+            writer = asyncio.create_task(self._empty(), name="bus-writes")
+            self._writers.add(writer)
+            writer.add_done_callback(self._writers.discard)
+        await done
+
+    async def _empty(self) -> None:
+        while self._waiting:
+            group = list(self._next())
+            try:
+                await self._write([request for request, _ in group])
+            except Exception as error:  # each caller gets it, or what comes of its own request alone
+                if len(group) == 1 or isinstance(error, Unavailable):
+                    _settle(group, error)
+                else:
+                    await self._one_by_one(group)
+            else:
+                _settle(group, None)
+
+    def _next(self) -> Iterator[tuple[T, asyncio.Future[None]]]:
+        room = self._most
+        while self._waiting and room > 0:
+            room -= self._weight(self._waiting[0][0])
+            yield self._waiting.popleft()
+
+    async def _one_by_one(self, group: list[tuple[T, asyncio.Future[None]]]) -> None:
+        """One that cannot be written must not keep others from it."""
+        for entry in group:
+            try:
+                await self._write([entry[0]])
+            except Exception as error:  # its own caller gets it
+                _settle([entry], error)
+            else:
+                _settle([entry], None)
+
+    async def close(self) -> None:
+        """What is under way is finished."""
+        await asyncio.gather(*self._writers)
+
+
+def _settle(group: list[tuple[T, asyncio.Future[None]]], error: Exception | None) -> None:
+    for _, done in group:
+        if done.done():  # its caller has gone
+            continue
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
