@@ -139,6 +139,7 @@ def run_process(process: Coroutine[Any, Any, None]) -> None:
 
 async def run_loops(process: str, services: Sequence[Service]) -> None:
     """Until a signal. What a pass has not committed then is done by the next process."""
+    import gc
     import signal
 
     import structlog
@@ -149,11 +150,13 @@ async def run_loops(process: str, services: Sequence[Service]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     structlog.get_logger().info(f"{process}.started")
+    gc.freeze()  # what is loaded by now stays: the collector need not walk it
     loops = [asyncio.create_task(forever(service), name=service.name) for service in services]
     await stop.wait()
     for loop in loops:
         loop.cancel()
     await asyncio.gather(*loops, return_exceptions=True)
+    gc.unfreeze()
 
 
 def serve_metrics(address: str, *, setting: str) -> None:
