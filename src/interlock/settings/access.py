@@ -31,6 +31,12 @@ class Access(Area):
     kms_endpoint: HttpUrl | None = Field(
         None, description="URL of a service beside AWS that speaks KMS; unset: that of the region in the environment."
     )
+    development_tokens: bool = Field(
+        False,
+        description="For development: capability tokens are signed with HS256 and a secret in keys_dir, for tools that "
+        "know no elliptic curves. Refused unless all listeners are loopback, keys are files and objects are in a "
+        "directory; false: HS256 is never believed.",
+    )
     token_issuer: str = Field("interlock", min_length=1, description="`iss` of capability tokens.")
     token_ttl_seconds: float = Field(300.0, ge=10, le=3600, description="Life of a capability token.")
     credentials_role_arn: str | None = Field(

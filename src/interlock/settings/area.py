@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -28,3 +29,17 @@ def _http_url(value: str) -> str:
 
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+
+
+def host_of(address: str) -> str:
+    """Of host:port."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

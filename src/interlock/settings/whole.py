@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -15,6 +15,7 @@ from pydantic_settings import (
 )
 
 from interlock.settings.access import Access
+from interlock.settings.area import host_of, is_loopback
 from interlock.settings.bus import Bus
 from interlock.settings.listeners import Listeners
 from interlock.settings.loops import Loops
@@ -42,6 +43,25 @@ class Settings(Spark, Queries, Runner, Bus, Outbound, Loops, Tasks, Access, List
     # Telemetry
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
     log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, JSON elsewhere.")
+
+    @model_validator(mode="after")
+    def _only_in_development(self) -> Self:
+        """Who verifies HS256 can sign it: that stays within one machine."""
+        if not self.development_tokens:
+            return self
+        for name in ("gateway", "internal", "query", "runner"):
+            address = getattr(self, name)
+            if not is_loopback(host_of(address)):
+                raise ValueError(
+                    f"development_tokens is for one machine alone, and {name} = {address} is not a loopback address: "
+                    "write 127.0.0.1:port, or leave development_tokens out"
+                )
+        if self.signing != "pem" or self.objects_root.startswith("s3://"):
+            raise ValueError(
+                "development_tokens is for one machine alone, and signing or objects_url is AWS's: write signing = "
+                '"pem" and a file:// URL, or leave development_tokens out'
+            )
+        return self
 
     @property
     def objects_base_url(self) -> str:
