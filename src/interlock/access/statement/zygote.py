@@ -56,6 +56,8 @@ class Zygote:
         self._pids: dict[int, int] = {}
         """By number of the statement: those that are not reaped, so that a number kills nobody else."""
         self._spares: list[_Spare] = []
+        self._reaped = False
+        """A statement has ended since spares were made: orders come first, and then another one is."""
         self._woken, wake = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(self._woken, False)
@@ -78,7 +80,7 @@ class Zygote:
 
     def _serve_one(self, connection: process.Connection) -> bool:
         engine = self._engine.fileno()
-        wait = _SPARE_SECONDS if len(self._spares) < _SPARES else None
+        wait = None if len(self._spares) == _SPARES else 0.0 if self._reaped else _SPARE_SECONDS
         readable, _, _ = select.select([engine, self._woken], [], [], wait)
         if self._woken in readable:
             with suppress(BlockingIOError):
@@ -108,6 +110,7 @@ class Zygote:
 
     def _make_spares(self, connection: process.Connection) -> None:
         """While the machine has no room for one, statements wait for a fork of their own."""
+        self._reaped = False
         with suppress(OSError):
             while len(self._spares) < _SPARES:
                 self._spares.append(self._forked(connection))
@@ -141,6 +144,7 @@ class Zygote:
             reaped, status = os.waitpid(pid, os.WNOHANG)
             if reaped:
                 del self._pids[number]
+                self._reaped = True
                 with suppress(BrokenPipeError):
                     self._engine.sendall(EXIT.pack(number, os.waitstatus_to_exitcode(status)))
 
