@@ -201,7 +201,10 @@ def test_a_listener_that_is_not_loopback_refuses_development_tokens(listener: st
         load(development_tokens=True, **{listener: address})
 
 
-@pytest.mark.parametrize("of_aws", [{"signing": "kms"}, {"objects_url": "s3://bucket/prefix"}])
+OF_AWS = [{"signing": "kms"}, {"objects_url": "s3://bucket/prefix"}, {"runner_lambda": "runner"}]
+
+
+@pytest.mark.parametrize("of_aws", OF_AWS)
 def test_what_is_deployed_on_aws_refuses_development_tokens(of_aws: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="development_tokens is for one machine alone"):
         load(development_tokens=True, **of_aws)

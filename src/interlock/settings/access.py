@@ -34,8 +34,8 @@ class Access(Area):
     development_tokens: bool = Field(
         False,
         description="For development: capability tokens are signed with HS256 and a secret in keys_dir, for tools that "
-        "know no elliptic curves. Refused unless all listeners are loopback, keys are files and objects are in a "
-        "directory; false: HS256 is never believed.",
+        "know no elliptic curves. Refused unless all listeners are loopback, keys are files, objects are in a "
+        "directory and no runner is AWS Lambda; false: HS256 is never believed.",
     )
     token_issuer: str = Field("interlock", min_length=1, description="`iss` of capability tokens.")
     token_ttl_seconds: float = Field(300.0, ge=10, le=3600, description="Life of a capability token.")

@@ -56,10 +56,10 @@ class Settings(Spark, Queries, Runner, Bus, Outbound, Loops, Tasks, Access, List
                     f"development_tokens is for one machine alone, and {name} = {address} is not a loopback address: "
                     "write 127.0.0.1:port, or leave development_tokens out"
                 )
-        if self.signing != "pem" or self.objects_root.startswith("s3://"):
+        if self.signing != "pem" or self.objects_root.startswith("s3://") or self.runner_lambda is not None:
             raise ValueError(
-                "development_tokens is for one machine alone, and signing or objects_url is AWS's: write signing = "
-                '"pem" and a file:// URL, or leave development_tokens out'
+                "development_tokens is for one machine alone, and signing, objects_url or runner_lambda is AWS's: "
+                'write signing = "pem", a file:// URL and no runner_lambda, or leave development_tokens out'
             )
         return self
 
