@@ -127,13 +127,15 @@ async def test_the_key_decides_the_algorithm_and_not_the_token(developing: Syste
     secret = (developing.kernel.settings.signing_keys_dir / FILE).read_bytes()
     # The right secret under the name of an ES256 key, and under other algorithms' names.
     assert await status(developing, claim, keyed(token, secret)) == 200
-    for header in ({"kid": kid}, {"alg": "ES256"}, {"alg": "ES256", "kid": kid}, {"alg": "HS384"}, {"alg": "none"}):
+    headers: list[dict[str, Any]]
+    headers = [{"kid": kid}, {"alg": "ES256"}, {"alg": "ES256", "kid": kid}, {"alg": "HS384"}, {"alg": "none"}]
+    for header in headers:
         assert await status(developing, claim, keyed(token, secret, **header)) == 401, header
     # Our ES256 key under the name of the secret.
     private = developing.kernel.keyring.signers.pem.private(kid)
-    for header in ({"alg": "ES256"}, {"alg": "HS256"}):
-        text = f"{b64(json.dumps(part(token, 0) | header).encode())}.{token.split('.')[1]}"
-        assert await status(developing, claim, f"{text}.{es256(private, text)}") == 401, header
+    for algorithm in ("ES256", "HS256"):
+        text = f"{b64(json.dumps(part(token, 0) | {'alg': algorithm}).encode())}.{token.split('.')[1]}"
+        assert await status(developing, claim, f"{text}.{es256(private, text)}") == 401, algorithm
 
 
 async def test_in_development_es256_tokens_of_ours_stay_good_and_strangers_do_not(developing: System) -> None:
