@@ -7,12 +7,13 @@ taken back.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import struct
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """The same numbers on every architecture."""
@@ -107,11 +108,16 @@ def _word(number: int) -> ctypes.c_long:
     return ctypes.c_long(number)
 
 
-def _libc_checked(name: str, *arguments: object) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    function = getattr(libc, name)
+@functools.cache
+def _libc_function(name: str) -> Any:
+    """Any: what ctypes finds has no type."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
     function.restype = ctypes.c_long
-    result = int(function(*arguments))
+    return function
+
+
+def _libc_checked(name: str, *arguments: object) -> int:
+    result = int(_libc_function(name)(*arguments))
     if result < 0:
         number = ctypes.get_errno()
         raise LandlockRefused(number, f"{name} of Landlock: {os.strerror(number)}")

@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
+import structlog
+
+from interlock.access.development import SharedSecret
 from interlock.access.jwks import PublishedKeys
 from interlock.access.keyring import Keyring
 from interlock.access.members import Members
@@ -105,6 +108,8 @@ from interlock.outbound.addresses import Exceptions
 from interlock.outbound.guard import Guard
 from interlock.settings import Settings
 from interlock.wire.bus_registry import DispatchMode
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -218,7 +223,12 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     queue = PgQueue(database, wakeups, max_receives=settings.queue_max_receives, bulk_share=settings.bulk_share)
     keyring = _keyring(settings, database)
     tokens = CapabilityTokens(
-        database, keyring, clock, issuer=settings.token_issuer, ttl_seconds=settings.token_ttl_seconds
+        database,
+        keyring,
+        clock,
+        issuer=settings.token_issuer,
+        ttl_seconds=settings.token_ttl_seconds,
+        secret=_development_secret(settings),
     )
     inputs = Inputs(settings.objects_root, RANGES)
     shards = Shards(database)
@@ -320,6 +330,13 @@ def _keyring(settings: Settings, database: Database) -> Keyring:
     return Keyring(database, signers, verify_seconds=2 * settings.token_ttl_seconds)
 
 
+def _development_secret(settings: Settings) -> SharedSecret | None:
+    if not settings.development_tokens:
+        return None
+    log.warning("development_tokens", meaning="capability tokens are HS256: whoever verifies them can make them")
+    return SharedSecret(settings.signing_keys_dir)
+
+
 def _start(settings: Settings, database: Database, objects: Objects, keyring: Keyring) -> Snapshots | None:
     if not settings.bus_snapshots:
         return None
@@ -345,7 +362,9 @@ def with_published_keys(parts: Kernel) -> Kernel:
     if settings.internal_url is None:
         return parts
     keys = PublishedKeys(settings.internal_url, Documents(settings.tls_ca), parts.clock)
-    verifier = CapabilityVerifier(parts.database, keys, parts.clock, issuer=settings.token_issuer)
+    verifier = CapabilityVerifier(
+        parts.database, keys, parts.clock, issuer=settings.token_issuer, secret=_development_secret(settings)
+    )
     return replace(parts, capabilities=verifier)
 
 

@@ -96,6 +96,37 @@ async def details(engine: Engine, sql: str, *relations: Relation) -> dict[str, i
         return dict(result.summary.details)
 
 
+# When it runs
+
+
+async def test_a_statement_runs_only_once_it_is_allowed(engine: Engine, folder: Path) -> None:
+    """The query service's word for it is that the query is on record."""
+    asked = asyncio.Event()
+    go = asyncio.Event()
+
+    async def allowed() -> None:
+        asked.set()
+        await go.wait()
+
+    job = QueryJob("select 'it ran'::integer", [files("granted", folder / "granted.parquet")])
+    running = asyncio.create_task(engine.run(job, allowed=allowed))
+    await asked.wait()
+    # The process waits for its plan: had it run, its failure would have been the answer.
+    assert not running.done()
+    assert engine.running == 1
+    go.set()
+    with pytest.raises(InvalidQuery, match="it ran"):
+        await running
+
+
+async def test_a_statement_that_is_not_allowed_never_runs(engine: Engine) -> None:
+    async def refuse() -> None:
+        raise Unavailable("The record cannot be written.")
+
+    with pytest.raises(Unavailable, match="record"):
+        await engine.run(QueryJob("select 'it ran'::integer", []), allowed=refuse)
+
+
 # What a statement gives
 
 

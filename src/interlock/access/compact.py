@@ -1,5 +1,5 @@
 """Compact JWTs as Interlock signs them: ES256, one spelling and one signature for each, and nothing in the header that
-a verifier would have to believe.
+a verifier would have to believe. For development there is HS256, which a verifier reads only if it holds the secret.
 
 What is wrong with a token is nobody's business but ours: there are no reasons here, only None.
 """
@@ -16,14 +16,18 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
+from interlock.access.development import SharedSecret
 from interlock.adapters.signers import ORDER
 
 ALGORITHM: Final = "ES256"
+SHARED_ALGORITHM: Final = "HS256"
 MAX_TOKEN_BYTES: Final = 8192
 MAX_PRESENTED_BYTES: Final = 2 * MAX_TOKEN_BYTES
 
 # One spelling per token. 64 bytes of signature leave four bits of the last character unused: they must be zero.
 _COMPACT: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{85}[AQgw]")
+_COMPACT_SHARED: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]")
+"""With 32 bytes of signature, which leave two bits unused."""
 
 
 class _OneSignature(ECAlgorithm):
@@ -50,13 +54,18 @@ class SigningKeys(PublicKeys, Protocol):
 
 
 async def signed(payload: bytes, kid: str, keys: SigningKeys) -> str:
-    message = b".".join((_header(kid), _base64(payload)))
+    message = b".".join((_header(ALGORITHM, kid), _base64(payload)))
     return b".".join((message, _base64(await keys.sign(kid, message)))).decode()
 
 
+def signed_with_secret(payload: bytes, secret: SharedSecret) -> str:
+    message = b".".join((_header(SHARED_ALGORITHM, secret.kid), _base64(payload)))
+    return b".".join((message, _base64(secret.sign(message)))).decode()
+
+
 @functools.lru_cache(maxsize=64)
-def _header(kid: str) -> bytes:
-    return _base64(json.dumps({"alg": ALGORITHM, "kid": kid, "typ": "JWT"}, separators=(",", ":")).encode())
+def _header(algorithm: str, kid: str) -> bytes:
+    return _base64(json.dumps({"alg": algorithm, "kid": kid, "typ": "JWT"}, separators=(",", ":")).encode())
 
 
 def _base64(raw: bytes) -> bytes:
@@ -64,8 +73,12 @@ def _base64(raw: bytes) -> bytes:
 
 
 def kid_of(token: str) -> str | None:
-    """The key that a well-formed token says it is signed with."""
-    if len(token) > MAX_PRESENTED_BYTES or not _COMPACT.fullmatch(token):
+    """The ES256 key that a well-formed token says it is signed with."""
+    return _kid_of(token, ALGORITHM, _COMPACT)
+
+
+def _kid_of(token: str, algorithm: str, form: re.Pattern[str]) -> str | None:
+    if len(token) > MAX_PRESENTED_BYTES or not form.fullmatch(token):
         return None
     try:
         header = _jws.get_unverified_header(token)
@@ -74,16 +87,36 @@ def kid_of(token: str) -> str | None:
     kid = header.get("kid")
     # The algorithm is ours to choose, not the token's: no `none`, no HS256 keyed with a public key. Nothing else in
     # there means anything to us: no key that the token brings along, no address of one, no extension.
-    return kid if isinstance(kid, str) and header == {"alg": ALGORITHM, "typ": "JWT", "kid": kid} else None
+    return kid if isinstance(kid, str) and header == {"alg": algorithm, "typ": "JWT", "kid": kid} else None
 
 
 def payload_of(token: str, key: ec.EllipticCurvePublicKey) -> dict[str, Any] | None:
     """What the key has signed."""
     try:
-        payload = _jws.decode_complete(token, key, algorithms=[ALGORITHM])["payload"].decode()
-        claims: dict[str, Any] = json.loads(payload, object_pairs_hook=once_each)
+        return _claims(_jws.decode_complete(token, key, algorithms=[ALGORITHM])["payload"])
     except (jwt.PyJWTError, ValueError, RecursionError):
         return None
+
+
+def payload_of_secret(token: str, secret: SharedSecret) -> dict[str, Any] | None:
+    """What the secret has signed. A token that names an ES256 key is none of these, whatever it is signed with."""
+    if _kid_of(token, SHARED_ALGORITHM, _COMPACT_SHARED) != secret.kid:
+        return None
+    message, _, signature = token.rpartition(".")
+    try:
+        if not secret.verifies(message.encode(), _raw(signature)):
+            return None
+        return _claims(_raw(message.partition(".")[2]))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _raw(segment: str) -> bytes:
+    return base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
+
+
+def _claims(payload: bytes) -> dict[str, Any]:
+    claims: dict[str, Any] = json.loads(payload.decode(), object_pairs_hook=once_each)
     return claims
 
 

@@ -1,4 +1,4 @@
-"""Capability tokens: what one attempt of one task may read and write, as an ES256 JWT.
+"""Capability tokens: what one attempt of one task may read and write, as an ES256 JWT; in development, as an HS256 one.
 
 Whatever is missing, malformed, unknown or disagreeing is refused; a refusal says nothing about the task.
 """
@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from interlock.access import compact
 from interlock.access.compact import MAX_TOKEN_BYTES, PublicKeys, SigningKeys
+from interlock.access.development import SharedSecret
 from interlock.adapters.postgres import Database, queries
 from interlock.clock import Clock
 from interlock.errors import Forbidden, Unauthenticated
@@ -102,9 +103,13 @@ def write_grants(root: str, task_id: UUID, attempt: int, outputs: Sequence[Datas
 class CapabilityVerifier:
     """For a process that lets attempts in and signs nothing: public keys are all it has."""
 
-    def __init__(self, database: Database, keys: PublicKeys, clock: Clock, *, issuer: str) -> None:
+    def __init__(
+        self, database: Database, keys: PublicKeys, clock: Clock, *, issuer: str, secret: SharedSecret | None = None
+    ) -> None:
         self._database = database
         self._public_keys = keys
+        self._secret = secret
+        """Without one, nothing but ES256 is believed."""
         self._clock = clock
         self._issuer = issuer
         self._verified: OrderedDict[str, tuple[str, Claims]] = OrderedDict()
@@ -116,7 +121,7 @@ class CapabilityVerifier:
             if len(self._verified) > _CACHED:
                 self._verified.popitem(last=False)
         kid, claims = known
-        if await self._public_keys.public(kid) is None:
+        if not self._is_secrets(kid) and await self._public_keys.public(kid) is None:
             raise _refused()
         if claims.exp <= self._clock.now().timestamp():
             raise Unauthenticated(
@@ -124,14 +129,23 @@ class CapabilityVerifier:
             )
         return claims
 
+    def _is_secrets(self, kid: str) -> bool:
+        return self._secret is not None and kid == self._secret.kid
+
     async def _verify_anew(self, token: str) -> tuple[str, Claims]:
-        kid = compact.kid_of(token)
-        key = await self._public_keys.public(kid) if kid is not None else None
-        payload = compact.payload_of(token, key) if key is not None else None
+        kid, payload = await self._signed(token)
         if kid is None or payload is None:
             raise _refused()
         claims = _checked(payload, self._issuer, self._clock.now().timestamp())
         return kid, claims if claims.capability_id is None else await self._resolved(claims)
+
+    async def _signed(self, token: str) -> tuple[str | None, dict[str, Any] | None]:
+        """Which key signed which claims. The key decides the algorithm, never the token."""
+        if self._secret is not None and (payload := compact.payload_of_secret(token, self._secret)) is not None:
+            return self._secret.kid, payload
+        kid = compact.kid_of(token)
+        key = await self._public_keys.public(kid) if kid is not None else None
+        return kid, compact.payload_of(token, key) if key is not None else None
 
     async def _resolved(self, claims: Claims) -> Claims:
         kept = await kept_capability(self._database, claims.capability_id, claims.task_id, claims.attempt)
@@ -142,9 +156,16 @@ class CapabilityVerifier:
 
 class CapabilityTokens(CapabilityVerifier):
     def __init__(
-        self, database: Database, keyring: SigningKeys, clock: Clock, *, issuer: str, ttl_seconds: float
+        self,
+        database: Database,
+        keyring: SigningKeys,
+        clock: Clock,
+        *,
+        issuer: str,
+        ttl_seconds: float,
+        secret: SharedSecret | None = None,
     ) -> None:
-        super().__init__(database, keyring, clock, issuer=issuer)
+        super().__init__(database, keyring, clock, issuer=issuer, secret=secret)
         self._keyring = keyring
         self._ttl = ttl_seconds
 
@@ -202,7 +223,10 @@ class CapabilityTokens(CapabilityVerifier):
         )
 
     async def _sign(self, claims: Claims, kid: str) -> str:
-        return await compact.signed(msgspec.json.encode(claims), kid, self._keyring)
+        payload = msgspec.json.encode(claims)
+        if self._secret is not None:
+            return compact.signed_with_secret(payload, self._secret)
+        return await compact.signed(payload, kid, self._keyring)
 
     async def _issue_by_reference(self, claims: Claims, kid: str) -> str:
         async with self._database.connection() as connection:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
 from interlock.errors import ConfigurationError
-from interlock.settings import Settings
+from interlock.settings import Settings, host_of, is_loopback
 
 
 def bind(address: str, *, setting: str) -> socket.socket:
@@ -33,7 +32,7 @@ def bind(address: str, *, setting: str) -> socket.socket:
 def require_safe(address: str, settings: Settings) -> None:
     """Credentials never cross a network in the clear unless somebody says so by name."""
     host = address.rpartition(":")[0].strip("[]")
-    if settings.tls_cert is not None or settings.allow_plaintext_listener or _is_loopback(host):
+    if settings.tls_cert is not None or settings.allow_plaintext_listener or is_loopback(host):
         return
     raise ConfigurationError(
         f"{address} is not a loopback address, and there is no TLS. Set tls_cert and tls_key, or, behind a proxy that "
@@ -43,17 +42,8 @@ def require_safe(address: str, settings: Settings) -> None:
 
 def require_loopback(address: str, *, setting: str) -> None:
     """For what serves the processes of its own machine alone."""
-    if not _is_loopback(address.rpartition(":")[0].strip("[]")):
+    if not is_loopback(host_of(address)):
         raise ConfigurationError(f"{setting} = {address} is not a loopback address: write 127.0.0.1:port.")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def url_of(listener: socket.socket, settings: Settings) -> str:

@@ -1,11 +1,12 @@
 """What is kept of queries: who asked, of which data, how it ended. Never the statement, only its hash.
 
-A record is opened before anything is looked at and closed at the end, so that refused ones have theirs, too. One whose
-process died stays open until a loop gives it up.
+A record is begun before anything is looked at and closed at the end, so that refused ones have theirs, too. No
+statement runs before its record is there. One whose process died stays open until a loop gives it up.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
@@ -79,9 +80,9 @@ class Asker:
 
 @dataclass
 class Record:
-    """An open record; what is known of the query is filled in as it becomes known."""
+    """What is known of the query is filled in as it becomes known."""
 
-    query_id: UUID
+    opening: asyncio.Task[UUID]
     asker: Asker
     outcome: QueryOutcome = QueryOutcome.LOST
     code: str | None = None
@@ -92,6 +93,15 @@ class Record:
     batch_task_id: UUID | None = None
     export_files: list[StoredFile] | None = None
     started: float = field(default_factory=time.monotonic)
+
+    async def opened(self) -> None:
+        """Once this returns, the query is on record, whatever becomes of this process."""
+        await asyncio.shield(self.opening)
+
+    @property
+    def query_id(self) -> UUID:
+        """Of one that is opened."""
+        return self.opening.result()
 
     @property
     def seconds(self) -> float:
@@ -109,8 +119,17 @@ class Queries:
     # Writing
 
     async def open(self, asker: Asker, mode: QueryMode, sql: str) -> Record:
+        record = self.begin(asker, mode, sql)
+        await record.opened()
+        return record
+
+    def begin(self, asker: Asker, mode: QueryMode, sql: str) -> Record:
+        """A record that is being opened, for a caller that has something else to do meanwhile."""
+        return Record(asyncio.create_task(self._insert(asker, mode, sql)), asker)
+
+    async def _insert(self, asker: Asker, mode: QueryMode, sql: str) -> UUID:
         async with self._database.connection() as connection:
-            query_id = await _sql.open_query(
+            query_id: UUID = await _sql.open_query(
                 connection,
                 org_id=asker.org_id,
                 user_name=asker.user,
@@ -120,12 +139,13 @@ class Queries:
                 mode=mode.value,
                 sql_sha256=hashlib.sha256(sql.encode("utf-8", "surrogatepass")).digest(),
             )
-        return Record(query_id, asker)
+        return query_id
 
     async def close(self, record: Record) -> None:
-        async with self._database.transaction() as connection:
-            await close_record(connection, record)
+        await record.opened()
+        async with self._database.connection() as connection:
             await failpoint("query.before_commit")
+            await close_record(connection, record)
 
     async def note_export(self, record: Record, prefix: str) -> None:
         """Before anything is written there, so that whatever happens next, it is deleted in the end."""
@@ -293,8 +313,9 @@ def _milliseconds(started_at: datetime, ended_at: datetime | None) -> float | No
 
 def summary(record: Record) -> dict[str, Any]:
     """For the log: who and how, and nothing of what."""
+    there = record.opening.done() and not record.opening.cancelled() and record.opening.exception() is None
     return {
-        "query_id": str(record.query_id),
+        "query_id": str(record.query_id) if there else None,
         "org_id": str(record.asker.org_id),
         "task_id": str(record.asker.task_id) if record.asker.task_id else None,
         "outcome": record.outcome.value,

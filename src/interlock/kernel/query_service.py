@@ -1,6 +1,8 @@
 """A query from its question to its answer: record, place, what it may read, the engine, the reply.
 
-    open the record ─► wait for a place ─► resolve names ─► run (or hand on to Spark) ─► reply ─► close the record
+    begin the record ─► wait for a place ─► resolve names ─► run (or hand on to Spark) ─► reply ─► close the record
+
+The record is written while names are resolved and the statement is judged, and is there before the statement runs.
 
 Whatever happens on the way, the place is given back, the statement's process ends and the record says how it went. A
 stream takes place and record with it until its last byte, or until its reader is gone.
@@ -207,7 +209,7 @@ class QueryService:
 
     @asynccontextmanager
     async def _recorded(self, asked: Asked) -> AsyncIterator[Record]:
-        record = await self._queries.open(asked.asker, asked.body.mode, asked.body.sql)
+        record = self._queries.begin(asked.asker, asked.body.mode, asked.body.sql)
         try:
             yield record
         except BaseException as error:
@@ -269,6 +271,7 @@ class QueryService:
     # How it is answered
 
     async def _hand_on(self, asked: Asked, record: Record, readable: _Readable) -> QueryReply:
+        await record.opened()
         task_id = await self._batches.submit(record, asked.body.sql, readable.granted)
         return QueryReply(query_id=record.query_id, outcome=QueryOutcome.BATCHED, task_id=task_id)
 
@@ -277,7 +280,7 @@ class QueryService:
     ) -> QueryReply | Stream:
         body = asked.body
         job = QueryJob(body.sql, readable.relations, self._limits(body), Format.PARQUET if body.export else Format.ROWS)
-        result = await self._run(job)
+        result = await self._run(job, record)
         stack.push_async_callback(self._put_away, result)
         _note_versions(record, readable.granted, result.relations)
         if body.export:
@@ -295,9 +298,9 @@ class QueryService:
         else:
             await result.close()
 
-    async def _run(self, job: QueryJob) -> Result:
+    async def _run(self, job: QueryJob, record: Record) -> Result:
         try:
-            return await self._engine.run(job)
+            return await self._engine.run(job, allowed=record.opened)
         except ConfigurationError as error:
             raise Unavailable(
                 f"This query service reads files only: its operator must say how it may read tables. {error.detail}",

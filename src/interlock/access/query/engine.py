@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import shutil
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -106,13 +106,18 @@ class Engine:
         finally:
             await statement.close()
 
-    async def run(self, job: QueryJob) -> Result:
-        """Returns with the first rows; the caller leaves the result, or closes it."""
+    async def run(self, job: QueryJob, *, allowed: Callable[[], Awaitable[object]] | None = None) -> Result:
+        """Returns with the first rows; the caller leaves the result, or closes it. The statement is judged first, and
+        then runs when `allowed` returns: nothing of its data is read before."""
         _check_job(job)
         statement = await self._begun(job)
         try:
             judged = await self._judged(statement, job.relations)
-            plan, details = await asyncio.to_thread(self._planned, statement, judged)
+            planned = partial(self._planned, statement, judged)
+            # Other stores are asked, in the blocking way; of files that DuckDB opens itself everything is known.
+            plan, details = await asyncio.to_thread(planned) if self._lane_count(job) else planned()
+            if allowed is not None:
+                await allowed()
             await statement.send(Kind.PLAN, plan)
             result = Result(statement, tuple(judged.scans), details)
             await result.begin()

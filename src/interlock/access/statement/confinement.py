@@ -42,18 +42,24 @@ def let_go(kept: Collection[int]) -> None:
     os.environ.clear()
 
 
-def bound(*, memory_mb: int, temp_mb: int, cpu_seconds: int) -> None:
-    """The number of processes is not bounded here: the kernel counts all of the user's, whoever started them. There is
-    nothing to start, as Landlock lets no file be executed."""
+def bound_all_alike() -> None:
+    """What is the same for every statement, before there is one. The number of processes is not bounded: the kernel
+    counts all of the user's, whoever started them. There is nothing to start, as Landlock lets no file be executed."""
     _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_CPU, cpu_seconds)
-    _limit(resource.RLIMIT_FSIZE, temp_mb << 20)
     _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    os.umask(0o077)
     if sys.platform == "linux":
-        _limit(resource.RLIMIT_AS, _address_space() + (memory_mb << 20) + _HEADROOM)
         # Whoever must die when memory runs out, it is this one.
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def bound(*, memory_mb: int, temp_mb: int, cpu_seconds: int) -> None:
+    """What the statement's own limits say."""
+    _limit(resource.RLIMIT_CPU, cpu_seconds)
+    _limit(resource.RLIMIT_FSIZE, temp_mb << 20)
+    if sys.platform == "linux":
+        _limit(resource.RLIMIT_AS, _address_space() + (memory_mb << 20) + _HEADROOM)
 
 
 def _limit(which: int, value: int) -> None:
@@ -67,9 +73,15 @@ def _address_space() -> int:
     return pages * resource.getpagesize()
 
 
+def rehearse() -> None:
+    """What the rest needs of Python and the kernel is looked up, and nothing is given up."""
+    resource.getrlimit(resource.RLIMIT_AS)
+    _address_space()
+    landlock.version()
+
+
 def confine(files: Collection[str], folder: Path) -> None:
     """From here on the process reads these files, writes into this folder and reaches nothing else. Raises where the
     kernel has no Landlock."""
-    os.umask(0o077)
     os.chdir(folder)
     landlock.restrict(map(Path, files), [folder])

@@ -38,11 +38,17 @@ Connection = duckdb.DuckDBPyConnection
 _BATCH_ROWS: Final = 8_192
 _ROW_GROUP_ROWS: Final = 122_880
 _CPU_SLACK: Final = 5
+_SMALL: Final = 1 << 16
+
+
+_job = msgspec.msgpack.Decoder(Job)
+_plan = msgspec.msgpack.Decoder(Plan)
 
 
 @dataclass(slots=True)
 class _Channel:
     sock: socket.socket
+    _held: bytes = b""
 
     def receive(self, kind: Kind) -> bytes:
         got, size = protocol.HEADER.unpack(protocol.receive_exactly(self.sock, protocol.HEADER.size))
@@ -51,21 +57,62 @@ class _Channel:
         return protocol.receive_exactly(self.sock, size)
 
     def send(self, kind: Kind, payload: Any) -> None:
-        self.sock.sendall(protocol.HEADER.pack(kind, len(payload)))
-        self.sock.sendall(payload)
+        """With all that was held back: the engine is woken once for both."""
+        begin = self._held + protocol.HEADER.pack(kind, len(payload))
+        self._held = b""
+        if len(payload) <= _SMALL:
+            self.sock.sendall(begin + bytes(payload))
+        else:
+            self.sock.sendall(begin)
+            self.sock.sendall(payload)
 
     def tell(self, kind: Kind, message: msgspec.Struct) -> None:
         self.send(kind, msgspec.msgpack.encode(message))
 
+    def hold(self, kind: Kind, message: msgspec.Struct) -> None:
+        """To go with what is said next."""
+        self._held += protocol.encoded(kind, message)
+
 
 def warm(connection: Connection) -> None:
-    """What every statement does, done once before there is one: its pages are this process's own by then.
+    """What every statement does, done once before there is one: pages are this process's own by then, and whatever is
+    looked up only once is known.
 
     Without a second thread: one that exists before Landlock's rules do is not held by them.
     """
     connection.execute("set TimeZone = 'UTC'")
-    connection.sql("select 1 as one").to_arrow_reader(1).read_all()
-    parse("select 1", connection)
+    near, far = socket.socketpair()
+    with near, far:
+        _rehearse(connection, _Channel(near), _Channel(far))
+
+
+_REHEARSED: Final = Job(
+    "select one, count(*) as many from rehearsed group by one order by many limit 1",
+    folder=".",
+    files=[],
+    confined=False,
+    seconds=1.0,
+    memory_mb=64,
+    threads=1,
+    temp_mb=1,
+    rows=1,
+    bytes=1 << 20,
+)
+
+
+def _rehearse(connection: Connection, process: _Channel, engine: _Channel) -> None:
+    """A statement over nothing, said to nobody. Nothing of it is left."""
+    confinement.rehearse()
+    engine.tell(Kind.JOB, _REHEARSED)
+    job = _job.decode(process.receive(Kind.JOB))
+    process.send(Kind.TREE, parse(job.sql, connection))
+    engine.receive(Kind.TREE)
+    engine.tell(Kind.PLAN, Plan([View("rehearsed", LocalFiles([], uniform=True), [Named("one", "INTEGER")])]))
+    _plan.decode(process.receive(Kind.PLAN))
+    connection.execute("; ".join(_settings(job)))
+    connection.execute("create view rehearsed as select i % 7 as one from range(100) as t(i)")
+    _execute(connection, job, process)
+    connection.execute("drop view rehearsed")
 
 
 def run(descriptors: list[int], connection: Connection) -> None:
@@ -73,10 +120,10 @@ def run(descriptors: list[int], connection: Connection) -> None:
     channel = _Channel(socket.socket(fileno=descriptors[0]))
     lanes = Lanes(descriptors[1:])
     try:
-        job = msgspec.msgpack.decode(channel.receive(Kind.JOB), type=Job)
+        job = _job.decode(channel.receive(Kind.JOB))
         _give_up_rights(job)
         channel.send(Kind.TREE, parse(job.sql, connection))
-        plan = msgspec.msgpack.decode(channel.receive(Kind.PLAN), type=Plan)
+        plan = _plan.decode(channel.receive(Kind.PLAN))
         _prepare(connection, job, plan, lanes)
         _execute(connection, job, channel)
     except (EOFError, BrokenPipeError):
@@ -96,23 +143,24 @@ def _give_up_rights(job: Job) -> None:
 
 
 def _prepare(connection: Connection, job: Job, plan: Plan, lanes: Lanes) -> None:
-    settings = {
-        "memory_limit": f"{job.memory_mb}MiB",
-        "temp_directory": f"{job.folder}/spill",
-        "max_temp_directory_size": f"{job.temp_mb}MiB",
-        "secret_directory": f"{job.folder}/none",
-    }
-    ordered = [
-        f"set allowed_paths = {_listed(job.files)}",
-        *(f"set {name} = {_literal(value)}" for name, value in settings.items()),
-        f"set threads = {job.threads:d}",
-        "set enable_external_access = false",
-    ]
+    ordered = [*_settings(job), f"set threads = {job.threads:d}", "set enable_external_access = false"]
     connection.execute("; ".join(ordered))
     pa.set_cpu_count(max(1, job.threads))
     for view in plan.views:
         _make_view(connection, view, lanes)
     connection.execute("set lock_configuration = true")
+
+
+def _settings(job: Job) -> list[str]:
+    """What DuckDB may use. The paths come first: once there is no external access, none is added."""
+    values = {
+        "memory_limit": f"{job.memory_mb}MiB",
+        "temp_directory": f"{job.folder}/spill",
+        "max_temp_directory_size": f"{job.temp_mb}MiB",
+        "secret_directory": f"{job.folder}/none",
+    }
+    named = (f"set {name} = {_literal(value)}" for name, value in values.items())
+    return [f"set allowed_paths = {_listed(job.files)}", *named]
 
 
 def _make_view(connection: Connection, view: View, lanes: Lanes) -> None:
@@ -189,11 +237,11 @@ def _execute(connection: Connection, job: Job, channel: _Channel) -> None:
     reader = _portable(relation).to_arrow_reader(_ROW_GROUP_ROWS if job.export else _BATCH_ROWS)
     schema = _without_dictionaries(reader.schema)
     if job.export is None:
-        channel.tell(Kind.SCHEMA, protocol.Schema(schema.serialize().to_pybytes(), columns))
+        channel.hold(Kind.SCHEMA, protocol.Schema(schema.serialize().to_pybytes(), columns))
         done = _send_rows(reader, schema, job, channel)
     else:
         done = _export(reader, schema, job.export)
-        channel.tell(Kind.SCHEMA, protocol.Schema(schema.serialize().to_pybytes(), columns))
+        channel.hold(Kind.SCHEMA, protocol.Schema(schema.serialize().to_pybytes(), columns))
     channel.tell(Kind.DONE, done)
 
 

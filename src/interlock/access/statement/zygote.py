@@ -1,8 +1,9 @@
-"""The warm process: DuckDB and Arrow are loaded, a bare connection is open, and a fork of it waits for a statement.
+"""The warm process: DuckDB and Arrow are loaded, a bare connection is open, and forks of it wait for statements.
 
-It has one thread, holds no secret and opens nothing. `FORK` comes with the sockets of a statement, which the fork that
-waits is given, and another one is made; each serves one statement. `KILL` ends one, and each end is told with its
-status. When the engine is gone, so are all that were forked.
+It has one thread, holds no secret and opens nothing. `FORK` comes with the sockets of a statement, which a fork that
+waits is given; each serves one statement. Another one is made when that one has ended, or has taken a while: not at
+once, since a fork costs processor time that a short statement would wait for. `KILL` ends one, and each end is told
+with its status. When the engine is gone, so are all that were forked.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from typing import Final, NoReturn
 
 import pyarrow as pa
 
-from interlock.access.sql_gate import bare_connection, parse
+from interlock.access.sql_gate import bare_connection
 from interlock.access.statement import process
-from interlock.access.statement.confinement import die_with_parent, let_go
+from interlock.access.statement.confinement import bound_all_alike, die_with_parent, let_go
 from interlock.access.statement.protocol import EXIT, FORK, MOST_DESCRIPTORS, ORDER, READY
 
 _BEGIN: Final = b"B"
+_SPARES: Final = 2
+"""One for the next statement, and one for that which comes before another is ready."""
+_SPARE_SECONDS: Final = 0.25
+"""A statement that takes longer does not notice another fork."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,9 @@ class Zygote:
         self._engine = engine
         self._pids: dict[int, int] = {}
         """By number of the statement: those that are not reaped, so that a number kills nobody else."""
-        self._spare: _Spare | None = None
+        self._spares: list[_Spare] = []
+        self._reaped = False
+        """A statement has ended since spares were made: orders come first, and then another one is."""
         self._woken, wake = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(self._woken, False)
@@ -60,11 +67,11 @@ class Zygote:
     def serve(self) -> None:
         pa.set_memory_pool(pa.system_memory_pool())
         connection = bare_connection()
-        parse("select 1", connection)
+        process.warm(connection)
         # What is there now stays: collecting it in a fork would copy its pages.
         gc.freeze()
         self._engine.sendall(READY)
-        self._make_spare(connection)
+        self._make_spares(connection)
         try:
             while self._serve_one(connection):
                 pass
@@ -73,12 +80,14 @@ class Zygote:
 
     def _serve_one(self, connection: process.Connection) -> bool:
         engine = self._engine.fileno()
-        readable, _, _ = select.select([engine, self._woken], [], [])
+        wait = None if len(self._spares) == _SPARES else 0.0 if self._reaped else _SPARE_SECONDS
+        readable, _, _ = select.select([engine, self._woken], [], [], wait)
         if self._woken in readable:
             with suppress(BlockingIOError):
                 os.read(self._woken, 4096)
             self._reap()
         if engine not in readable:
+            self._make_spares(connection)
             return True
         data, descriptors, _, _ = socket.recv_fds(self._engine, ORDER.size, MOST_DESCRIPTORS)
         if len(data) < ORDER.size:
@@ -91,20 +100,20 @@ class Zygote:
         return True
 
     def _begin(self, number: int, descriptors: list[int], connection: process.Connection) -> None:
-        spare = self._spare
+        spare = self._spares.pop(0) if self._spares else None
         if spare is None or not spare.give(descriptors):
             spare = self._forked(connection)
             spare.give(descriptors)
         self._pids[number] = spare.pid
         for descriptor in descriptors:
             os.close(descriptor)
-        self._make_spare(connection)
 
-    def _make_spare(self, connection: process.Connection) -> None:
+    def _make_spares(self, connection: process.Connection) -> None:
         """While the machine has no room for one, statements wait for a fork of their own."""
-        self._spare = None
+        self._reaped = False
         with suppress(OSError):
-            self._spare = self._forked(connection)
+            while len(self._spares) < _SPARES:
+                self._spares.append(self._forked(connection))
 
     def _forked(self, connection: process.Connection) -> _Spare:
         parent = os.getpid()
@@ -121,6 +130,7 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             die_with_parent(parent)
             let_go([door.fileno()])
+            bound_all_alike()
             process.warm(connection)
             said, descriptors, _, _ = socket.recv_fds(door, len(_BEGIN), MOST_DESCRIPTORS)
             door.close()
@@ -134,12 +144,12 @@ class Zygote:
             reaped, status = os.waitpid(pid, os.WNOHANG)
             if reaped:
                 del self._pids[number]
+                self._reaped = True
                 with suppress(BrokenPipeError):
                     self._engine.sendall(EXIT.pack(number, os.waitstatus_to_exitcode(status)))
 
     def _end_all(self) -> None:
-        spare = [] if self._spare is None else [self._spare.pid]
-        for pid in [*self._pids.values(), *spare]:
+        for pid in [*self._pids.values(), *(spare.pid for spare in self._spares)]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

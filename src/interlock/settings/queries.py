@@ -1,0 +1,36 @@
+"""The query service and the limits of one query."""
+
+from __future__ import annotations
+
+from pydantic import Field, SecretStr
+
+from interlock.settings.area import Area
+
+
+class Queries(Area):
+    """Per query where not said otherwise."""
+
+    query_data_url: SecretStr | None = Field(
+        None,
+        description="postgresql:// URL of the data database for the query service, of a role that may read the tables "
+        "of datasets and nothing else; unset: `interlock up` makes one in the embedded database, elsewhere only files "
+        "can be queried.",
+    )
+    query_max_rows: int = Field(10_000, ge=1, description="Most rows of a JSON reply; what is beyond is left out.")
+    query_max_bytes: int = Field(
+        16 * 1024 * 1024, ge=1024, description="Most bytes of a JSON reply; what is beyond is left out."
+    )
+    query_stream_bytes: int = Field(
+        4 * 1024**3, ge=1024, description="Most bytes of a reply that is streamed; past it, the stream breaks off."
+    )
+    query_timeout_seconds: float = Field(60.0, gt=0, le=3600, description="A query that takes longer is ended.")
+    query_memory_mb: int = Field(512, ge=64, description="Memory of one query, in MiB; beyond it, it uses disk.")
+    query_temp_mb: int = Field(2048, ge=1, description="Disk space of one query, and of its export, in MiB.")
+    query_threads: int = Field(2, ge=1, le=256, description="Threads of one query.")
+    query_concurrency: int = Field(4, ge=1, le=1000, description="Queries that one query service runs at once.")
+    query_queue: int = Field(16, ge=0, le=10_000, description="Queries that wait for a place; more get 429.")
+    query_queue_seconds: float = Field(5.0, gt=0, description="How long a query waits for a place before it gets 429.")
+    query_audit_days: float = Field(90.0, gt=0, description="Records of queries are deleted after this.")
+    query_export_hours: float = Field(
+        24.0, gt=0, le=7 * 24, description="Exported results of queries are deleted after this."
+    )
