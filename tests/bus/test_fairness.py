@@ -79,7 +79,7 @@ class Simulation:
         taken = 0
         for wanted in self.memory.tokens.wanted(now):
             granted = min(wanted.amount, left)
-            self.memory.tokens.fetched(LANE, granted, now // 1 + 1, left - granted)
+            self.memory.tokens.fetched((*LANE, ""), granted, now // 1 + 1, left - granted)
             taken += granted
         return taken
 

@@ -84,6 +84,8 @@ class Tenant:
         self.routes: dict[tuple[str, str], Route] = {}
         self.acls: dict[tuple[str, str, str], Acl] = {}
         self.limits: dict[tuple[str, str], Limit] = {}
+        self.source_limits: dict[str, Limit] = {}
+        """By service, whatever it sends."""
         self.bans: dict[tuple[str, str | None, str | None], Ban] = {}
         self.versions: dict[Kind, int] = {}
         self.checked_at: dict[Kind, float] = dict.fromkeys(Kind, 0.0)
@@ -105,9 +107,14 @@ class Tenant:
         elif kind is Kind.ACLS:
             self.acls = {(acl.source, acl.target, acl.name): acl for acl in items}
         elif kind is Kind.LIMITS:
-            self.limits = {(limit.target, limit.name): limit for limit in items if limit.source is None}
+            found = list(items)
+            self.limits = {(limit.target, limit.name): limit for limit in found if limit.source is None}
+            self.source_limits = {limit.source: limit for limit in found if not limit.target}
         else:
             self.bans = {(ban.source, ban.target, ban.name): ban for ban in items}
+
+    def source_limit(self, source: str) -> Limit | None:
+        return self.source_limits.get(source.rpartition("/")[2]) if self.source_limits else None
 
     def ban(self, kind: BanKind, source: str, target: str, name: str, now: float) -> Ban | None:
         """The one that holds for this lane, or for all lanes."""
