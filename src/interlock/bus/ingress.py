@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
@@ -40,6 +40,7 @@ _NOTICE_SECONDS: Final = 60.0
 CHANGED: Final = "bus-registry"
 """What a change of the registry is announced as."""
 Message = bytes | Raw
+Record = Callable[[Connection, Sequence[Decision]], Awaitable[None]]
 
 
 class Ingress:
@@ -69,19 +70,21 @@ class Ingress:
         self._following: asyncio.Task[None] | None = None
 
     async def accept(
-        self, org_id: UUID, source: str, messages: Sequence[Message], *, replays: bool = False
+        self, org_id: UUID, source: str, messages: Sequence[Message], *, replays: Record | None = None
     ) -> list[Decision]:
-        """Each message is decided by itself. `replays`: the caller is the platform's own replay."""
+        """Each message is decided by itself. `replays`: the caller is the platform's own replay, and writes down what
+        became of them in the same transaction."""
         received_at = self._caches.now()
         memory = self._memory(await self._caches.ready(org_id))
         now = self._caches.now()
-        decisions = [self._decide(memory, source, message, now, replays=replays) for message in messages]
+        replayed = replays is not None
+        decisions = [self._decide(memory, source, message, now, replays=replayed) for message in messages]
         if await self._learnt_a_key(memory.tenant, decisions):
             for place, decision in enumerate(decisions):
                 if decision.reason == UNKNOWN_KEY:
-                    decisions[place] = self._decide(memory, source, messages[place], now, replays=replays)
+                    decisions[place] = self._decide(memory, source, messages[place], now, replays=replayed)
         notices, self._shield.notices = self._shield.notices, []
-        await self._write(org_id, source, messages, decisions, notices, received_at)
+        await self._write(org_id, source, messages, decisions, notices, received_at, replays)
         self._count(decisions)
         self._look_after(org_id)
         return decisions
@@ -113,6 +116,7 @@ class Ingress:
         decisions: list[Decision],
         notices: Sequence[tuple[UUID, BusEvent]],
         received_at: float,
+        also: Record | None,
     ) -> None:
         triggers = any(d.outcome is Outcome.DELIVERED and d.route is not None and d.route.job for d in decisions)
 
@@ -126,8 +130,11 @@ class Ingress:
             for tenant, event in notices:
                 effects.tell(tenant, event)
             await effects.write(connection)
+            if also is not None:
+                await also(connection, decisions)
 
-        await self._database.run(work, transaction=triggers or armed("command.before_commit"))
+        whole = triggers or also is not None or armed("command.before_commit")
+        await self._database.run(work, transaction=whole)
 
     def _count(self, decisions: Sequence[Decision]) -> None:
         sent: Counter[tuple[str, str]] = Counter()
