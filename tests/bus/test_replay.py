@@ -161,6 +161,8 @@ async def test_a_strict_route_gets_a_replayed_command_once(bus: Bus, clock_of_bu
     await _until_ended(bus, clock_of_bus, asked["replay_id"])
     await bus.settle()
     assert await bus.outcomes(ids[0]) == ["delivered", "duplicate"]
+    again = (await bus.events(ids[0]))[-1]
+    assert (again["replay"], again["replay_id"]) == (True, asked["replay_id"])
 
 
 async def test_a_replay_that_is_canceled_sends_no_more(bus: Bus, clock_of_bus: ManualClock) -> None:

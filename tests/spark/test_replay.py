@@ -186,7 +186,8 @@ async def test_a_replay_within_the_time_of_a_strict_route_delivers_nothing_and_a
         assert [len(messages) for messages in (await of(site, "once")).values()] == [1] * 4
         for command_id in paid:
             again = (await site.events(command_id))[-1]
-            assert again["event"] == "snavio.command.duplicate"
+            assert (again["event"], again["dedupe_mode"]) == ("snavio.command.duplicate", "strict")
+            assert (again["replay"], again["replay_id"], again["replay_reason"]) == (True, done["replay_id"], "again")
         for command_id in refused:
             again = (await site.events(command_id))[-1]
             assert (again["event"], again["reason"]) == ("snavio.command.failed", "acl-deny")

@@ -166,6 +166,9 @@ class Caches:
         if tenant.age(Kind.KEYS, now) >= TTLS[Kind.KEYS].stale * tenant.shorter:
             metrics.CACHE_EXPIRED.inc()
             await self.refresh(tenant)
+        elif tenant.age(Kind.BANS, now) >= TTLS[Kind.BANS].stale * tenant.shorter:
+            # An org that nobody has sent for lately: whoever was banned since must not find the door open.
+            await self._refresh_if_possible(tenant)
         return tenant
 
     async def refresh(self, tenant: Tenant, *, unless_since: float | None = None) -> None:
@@ -180,12 +183,17 @@ class Caches:
 
     async def refresh_due(self, tenants: Iterable[Tenant]) -> None:
         """After dispatches. What fails here is tried again at the next use, and matters when it expires."""
+        now = self.now()
         for tenant in tenants:
-            try:
-                if tenant.due:
-                    await self.refresh(tenant)
-            except InterlockError as error:
-                log.warning("bus.cache_refresh_failed", org_id=str(tenant.org_id), reason=str(error))
+            # Bans are the shortest-lived of what no command sets `due` for.
+            if tenant.due or tenant.age(Kind.BANS, now) >= TTLS[Kind.BANS].fresh * tenant.shorter:
+                await self._refresh_if_possible(tenant)
+
+    async def _refresh_if_possible(self, tenant: Tenant) -> None:
+        try:
+            await self.refresh(tenant)
+        except InterlockError as error:
+            log.warning("bus.cache_refresh_failed", org_id=str(tenant.org_id), reason=str(error))
 
     async def _load(self, tenant: Tenant) -> None:
         if tenant.checked_at[Kind.KEYS] == 0 and await self._started(tenant):
