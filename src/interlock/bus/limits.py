@@ -82,10 +82,12 @@ class Limits:
         if not spent and not wanted:
             return 0
         enforcement = {ask.key: ask.limit.enforcement.value for ask in spent}
-        async with self._database.transaction() as connection:
+
+        async def work(connection: Connection) -> tuple[list[Row], dict[WindowKey, Usage]]:
             # In the order of the slow stage, which locks the same rows: what is taken, then what is counted.
-            granted = await self._prefetch(connection, wanted)
-            used = await count(connection, spent)
+            return await self._prefetch(connection, wanted), await count(connection, spent)
+
+        granted, used = await self._database.run(work)
         for key, usage in used.items():
             if usage.over:
                 metrics.LIMITS_EXCEEDED.labels(enforcement[key]).inc()
