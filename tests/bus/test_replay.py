@@ -274,6 +274,7 @@ async def test_processes_that_both_take_a_replay_for_theirs_send_each_command_on
         row = await connection.fetchrow(
             "select * from interlock.bus_replays where replay_id = $1", UUID(asked["replay_id"])
         )
+        assert row is not None
     await asyncio.gather(*(_replaying(bus)._send(row) for _ in range(4)))
     assert sorted(message["metadata"]["id"] for message in await bus.queue(queue)) == sorted(ids)
     clock_of_bus.advance(5)
@@ -289,6 +290,7 @@ async def test_what_is_canceled_while_it_is_being_sent_is_not_sent(bus: Bus) -> 
         row = await connection.fetchrow(
             "select * from interlock.bus_replays where replay_id = $1", UUID(asked["replay_id"])
         )
+        assert row is not None
         items = await connection.fetch(
             "select * from interlock.bus_replay_items where replay_id = $1", row["replay_id"]
         )
