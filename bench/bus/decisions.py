@@ -10,7 +10,7 @@ from bench.bus.registered import PRODUCER, SECRET, TARGET, message
 from interlock.bus.caches import Tenant
 from interlock.bus.decision import Decision, Outcome
 from interlock.bus.fast import Fast, Memory
-from interlock.bus.model import Acl, Key, Kind, Lane, Limit, Route
+from interlock.bus.model import Acl, Key, Kind, Limit, Route
 from interlock.bus.shield import Shield
 from interlock.wire.bus_registry import Sensitivity
 
@@ -28,7 +28,7 @@ def known(routes: int, now: float) -> Memory:
     tenant.checked_at |= dict.fromkeys(Kind, now)
     memory = Memory(tenant)
     for name in names:
-        memory.tokens.fetched(Lane(TARGET, name), 10**9, now + 3600, 10**9)
+        memory.tokens.fetched((TARGET, name, ""), 10**9, now + 3600, 10**9)
     return memory
 
 

@@ -38,6 +38,11 @@ class World:
     token_age: float = -1.0
     """Past the end of their window, if positive."""
     denied: bool = False
+    own: str = "unlimited"
+    """The limit on the source alone; as `limit`, and so are the next three."""
+    own_tokens: int = 0
+    own_token_age: float = -1.0
+    own_denied: bool = False
     ban: str = "none"
     """none, warm, hard; `past` for one that has ended"""
     everywhere: bool = False
@@ -81,8 +86,10 @@ RULES: Final[list[Rule]] = [
     (lambda w: _strict(w) and w.seen, ("duplicate", "")),
     (_strict, ("escalated", "dedupe_required")),
     (lambda w: w.limit in ("strict", "relaxed") and w.ban == "warm", ("escalated", "warm_ban")),
-    (lambda w: w.limit == "strict" and (w.tokens == 0 or w.token_age >= 0), ("escalated", "token_required")),
     (lambda w: w.limit == "relaxed" and w.denied, ("failed", "rate-limit-exceeded")),
+    (lambda w: w.own == "relaxed" and w.own_denied, ("failed", "rate-limit-exceeded")),
+    (lambda w: w.limit == "strict" and (w.tokens == 0 or w.token_age >= 0), ("escalated", "token_required")),
+    (lambda w: w.own == "strict" and (w.own_tokens == 0 or w.own_token_age >= 0), ("escalated", "token_required")),
     (lambda w: True, ("delivered", "")),
 ]
 

@@ -79,17 +79,24 @@ class Bus:
         await self.changed("acls")
 
     async def limit(self, name: str, rate: int, window: float = 3600.0, *, source: str = "", **columns: Any) -> None:
-        enforcement = columns.get("enforcement", "strict")
+        await self._limit(TARGET, name, source, rate, window, **columns)
+
+    async def source_limit(self, rate: int, window: float = 3600.0, *, source: str = PRODUCER, **columns: Any) -> None:
+        """On all that a source sends."""
+        await self._limit("", "", source, rate, window, **columns)
+
+    async def _limit(self, target: str, name: str, source: str, rate: int, window: float, **columns: Any) -> None:
         await self.execute(
             "insert into interlock.bus_limits (org_id, target, name, source, rate, window_seconds, enforcement,"
-            " version, changed_by) values ($1, $2, $3, $4, $5, $6, $7, 1, 'test')",
+            " cooldown_seconds, version, changed_by) values ($1, $2, $3, $4, $5, $6, $7, $8, 1, 'test')",
             self.system.org_id,
-            TARGET,
+            target,
             name,
             source,
             rate,
             window,
-            enforcement,
+            columns.get("enforcement", "strict"),
+            columns.get("cooldown_seconds", 0.0),
         )
         await self.changed("limits")
 

@@ -10,7 +10,7 @@ import pytest
 from interlock.bus.caches import Caches
 from interlock.bus.decision import Decision
 from interlock.bus.fast import Fast, Memory
-from interlock.bus.model import Acl, Key, Kind, Route
+from interlock.bus.model import Acl, Ban, BanKind, Key, Kind, Route
 from interlock.bus.shield import Shield
 from interlock.clock import ManualClock
 from interlock.errors import Unavailable
@@ -148,3 +148,25 @@ def test_jitter_never_lengthens_a_time_to_live() -> None:
     for dice in (0.0, 0.5, 0.999):
         caches = Caches(shelf(), ManualClock(), dice=lambda dice=dice: dice)  # type: ignore[misc]
         assert 0.9 <= caches.tenant(ORG).shorter <= 1.0
+
+
+async def test_bans_are_looked_for_after_ten_seconds_and_before_a_command_that_comes_after_thirty() -> None:
+    """Whatever the ACL: neither its age nor that of a route says that anybody is banned since."""
+    dispatcher = Dispatcher(shelf(Sensitivity.LOW))
+    await dispatcher.send()
+    hard = Ban(SOURCE, BanKind.HARD, dispatcher.caches.now() + 600, *LANE)
+    del dispatcher.registry.numbers[Kind.BANS]  # they have no version: dispatchers make them
+    dispatcher.registry.ban_list = [hard]
+    dispatcher.clock.advance(9)
+    assert await dispatcher.said() == ("delivered", "")
+    await dispatcher.refreshed()
+    assert await dispatcher.said() == ("delivered", "")
+    dispatcher.clock.advance(2)
+    assert await dispatcher.said() == ("delivered", "")
+    await dispatcher.refreshed()
+    assert await dispatcher.said() == ("failed", "fairness-violation")
+    dispatcher.registry.ban_list = []
+    dispatcher.clock.advance(29)
+    assert await dispatcher.said() == ("failed", "fairness-violation")
+    dispatcher.clock.advance(1)
+    assert await dispatcher.said() == ("delivered", "")

@@ -79,7 +79,7 @@ class Simulation:
         taken = 0
         for wanted in self.memory.tokens.wanted(now):
             granted = min(wanted.amount, left)
-            self.memory.tokens.fetched(LANE, granted, now // 1 + 1, left - granted)
+            self.memory.tokens.fetched((*LANE, ""), granted, now // 1 + 1, left - granted)
             taken += granted
         return taken
 
@@ -127,6 +127,19 @@ def test_the_greedy_lose_the_warm_path_and_nothing_else_and_the_honest_gain_it(
     assert fair.served("acme/greedy") == pytest.approx(unfair.served("acme/greedy"), rel=0.05)
     assert fair.served("acme/honest") >= 0.95 * unfair.served("acme/honest")
     assert fair.warm_share("acme/honest") > unfair.warm_share("acme/honest")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_on_a_lane_with_room_for_all_nobody_is_refused_and_the_honest_stay_quick(seed: int) -> None:
+    alone, beside = Simulation(dice=random.Random(seed)), Simulation(dice=random.Random(seed))
+    alone.run(40, {"acme/honest": 12})
+    beside.run(40, {"acme/greedy": 80, "acme/honest": 12})
+    assert {ban.source for ban in beside.bans} == {"acme/greedy"}
+    assert beside.refused == Counter()
+    assert (beside.served("acme/greedy"), beside.served("acme/honest")) == (40 * 80, 40 * 12)
+    # Nine of ten, as without the greedy one nearly all: what a producer feels as its latency is the warm path's.
+    assert alone.warm_share("acme/honest") > 0.99
+    assert beside.warm_share("acme/honest") >= 0.9
 
 
 def test_a_ban_ends_by_itself() -> None:

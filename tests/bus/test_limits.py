@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from interlock.adapters.postgres import Database
 from interlock.bus import limits
 from interlock.bus.limits import Ask, Limits
-from interlock.bus.model import Lane, Limit
+from interlock.bus.model import Limit
 from interlock.bus.tokens import Tokens
 from interlock.clock import ManualClock
 from interlock.wire.bus_registry import Enforcement
@@ -117,11 +117,11 @@ async def test_tokens_end_with_the_window_that_they_were_taken_from(place: tuple
     database, clock = place
     limit, tokens = Limit("mailer", "ending", rate=100, window_seconds=10), Tokens(uuid4())
     now = clock.now().timestamp()
-    assert not tokens.take(limit, now)
+    assert not tokens.take([limit], now)
     assert await Limits(database).settle([tokens], now) == 1
     ends = now // 10 * 10 + 10
-    assert tokens.take(limit, now)
-    assert not tokens.take(limit, ends)
+    assert tokens.take([limit], now)
+    assert not tokens.take([limit], ends)
 
 
 async def test_a_process_fetches_no_more_than_it_has_asked_for(place: tuple[Database, ManualClock]) -> None:
@@ -129,9 +129,9 @@ async def test_a_process_fetches_no_more_than_it_has_asked_for(place: tuple[Data
     limit, tokens = Limit("mailer", "modest", rate=1000, window_seconds=3600), Tokens(uuid4())
     now = clock.now().timestamp()
     for _ in range(3):
-        tokens.take(limit, now)
+        tokens.take([limit], now)
     await Limits(database).settle([tokens], now)
-    assert [tokens.take(limit, now) for _ in range(4)] == [True, True, True, False]
+    assert [tokens.take([limit], now) for _ in range(4)] == [True, True, True, False]
 
 
 async def test_at_most_so_many_dispatchers_prefetch_a_lane_in_one_second(place: tuple[Database, ManualClock]) -> None:
@@ -140,14 +140,14 @@ async def test_at_most_so_many_dispatchers_prefetch_a_lane_in_one_second(place: 
     now = clock.now().timestamp()
     herd = [Tokens(org_id) for _ in range(8)]
     for tokens in herd:
-        tokens.take(limit, now)
+        tokens.take([limit], now)
         await Limits(database, prefetchers=5).settle([tokens], now)
-    assert sum(tokens.take(limit, now) for tokens in herd) == 5
+    assert sum(tokens.take([limit], now) for tokens in herd) == 5
     clock.advance(1)
     late = Tokens(org_id)
-    late.take(limit, now)
+    late.take([limit], now)
     await Limits(database, prefetchers=5).settle([late], now)
-    assert late.take(limit, now)
+    assert late.take([limit], now)
 
 
 async def test_a_relaxed_limit_closes_after_it_was_passed_and_opens_with_the_next_window(
@@ -162,4 +162,40 @@ async def test_a_relaxed_limit_closes_after_it_was_passed_and_opens_with_the_nex
         await Limits(database).settle([tokens], now)
         assert (tokens.denied(limit, now) is not None) == (sent == 1)
     assert tokens.denied(limit, now // 10 * 10 + 10) is None
-    assert Lane("mailer", "relaxed") == (limit.target, limit.name)
+
+
+def own(rate: int, source: str = "billing", **more: object) -> Limit:
+    return Limit("", "", rate, 3600.0, source=source, **more)  # type: ignore[arg-type]
+
+
+async def test_a_limit_on_a_source_has_a_window_and_tokens_of_its_own(place: tuple[Database, ManualClock]) -> None:
+    database, clock = place
+    lane, now = Limit("mailer", "both", rate=1000, window_seconds=3600), clock.now().timestamp()
+    tokens = Tokens(uuid4())
+    assert not tokens.take([lane, own(40)], now)
+    assert await Limits(database).settle([tokens], now) == 2
+    assert [tokens.take([lane, own(40)], now) for _ in range(2)] == [True, False]
+    assert await Limits(database).settle([tokens], now) == 2
+    assert (await taken(database, own(40), 100, tokens.org_id)).amount == 40 - 2
+    assert (await taken(database, own(40, "shipping"), 100, tokens.org_id)).amount == 40
+
+
+async def test_a_limit_that_has_tokens_asks_for_no_more_while_another_holds_commands_back(
+    place: tuple[Database, ManualClock],
+) -> None:
+    _, clock = place
+    lane, tokens, now = Limit("mailer", "held", rate=1000), Tokens(uuid4()), clock.now().timestamp()
+    tokens.fetched(lane.key, 5, now + 1, 900)
+    for _ in range(50):
+        assert not tokens.take([lane, own(40)], now)
+    assert [(wanted.limit.key, wanted.amount) for wanted in tokens.wanted(now)] == [(("", "", "billing"), 2)]
+
+
+async def test_what_is_given_back_in_the_transaction_can_be_taken_again(place: tuple[Database, ManualClock]) -> None:
+    database, _ = place
+    limit, org_id = own(5), uuid4()
+    ask = Ask(org_id, limit, 5)
+    async with database.transaction() as connection:
+        await limits.take(connection, [ask])
+        await limits.give_back(connection, {ask.key: 3})
+    assert (await taken(database, limit, 5, org_id)).amount == 3

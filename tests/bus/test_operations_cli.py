@@ -73,7 +73,10 @@ async def test_a_replay_is_started_shown_listed_and_canceled(terminal: Terminal)
     filters = ("--dead-letters", "mail", "--source", "billing", "--since", "2026-01-31T12:00:00Z")
     started = await terminal.json("replay", "start", "--reason", "it was down", *filters, "--rate", "2", "--dry-run")
     assert (started["state"], started["dry_run"], started["filters"]["queue"]) == ("Selecting", True, "mail")
-    assert "it was down" in (await terminal("replay", "show", started["replay_id"]))[1]
+    shown = (await terminal("replay", "show", started["replay_id"]))[1]
+    assert "it was down" in shown
+    assert "queue mail, source billing, since 2026-01-31 12:00:00+00:00" in shown
+    assert "2 per second, 100000 in all" in shown
     assert "it was down" in (await terminal("replay", "list"))[1]
     assert (await terminal.json("replay", "cancel", started["replay_id"]))["state"] == "Canceled"
     for wrong in ("yesterday", "2026-01-31T12:00:00"):

@@ -241,6 +241,57 @@ async def test_nothing_is_answered_when_nothing_could_be_written(bus: Bus) -> No
     assert len(await bus.queue(NAME)) == before
 
 
+async def test_a_slow_stage_whose_store_goes_away_leaves_a_command_as_it_was(bus: Bus) -> None:
+    queue = await bus.lane("kept", dedupe_mode="strict")
+    await bus.limit("kept", 1)
+    await bus.send(bus.message("kept", command_id=(command_id := fresh())))
+
+    async def away() -> None:
+        raise Unavailable("The state database is away.")
+
+    arm("slow.before_commit", away)
+    try:
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await bus.slow().run_once()
+    finally:
+        disarm("slow.before_commit")
+    assert (await bus.queue(queue), await bus.outcomes(command_id)) == ([], [])
+    await bus.settle()
+    assert await bus.outcomes(command_id) == ["delivered"]
+
+
+@pytest.mark.parametrize(("table", "reason"), [("bus_acls", "acl-deny"), ("bus_routes", "route-missing")])
+async def test_the_slow_stage_takes_an_entry_whose_time_is_over_for_none(
+    bus: Bus, clock_of_bus: ManualClock, table: str, reason: str
+) -> None:
+    name = f"ending-{table[4:]}"
+    queue = await bus.lane(name, dedupe_mode="strict")
+    await bus.execute(
+        f"update interlock.{table} set expires_at = interlock.clock() + interval '1 second' where name = $1", name
+    )
+    await bus.refreshed()
+    assert (await bus.send(bus.message(name, command_id=(command_id := fresh()))))["outcome"] == "escalated"
+    clock_of_bus.advance(1)
+    await bus.settle()
+    assert await bus.queue(queue) == []
+    assert [event["reason"] for event in await bus.events(command_id)] == [reason]
+
+
+async def test_a_producer_that_goes_on_with_the_old_key_is_told_in_telemetry(bus: Bus) -> None:
+    key = await bus.service("legacy")
+    await bus.acl(NAME, source="legacy")
+    await bus.execute(
+        "update interlock.bus_keys set expires_at = interlock.clock() + interval '1 hour' where service = 'legacy'"
+    )
+    await bus.changed("keys")
+    await bus.refreshed()
+    assert (await bus.send(bus.message(), key=key))["outcome"] == "delivered"
+    told = {e["event"]: e for e in await bus.events() if e.get("source") == "test/legacy" and "version_id" in e}
+    assert set(told) == {"snavio.secret.legacy_key_used", "snavio.secret.key_expiry_imminent"}
+    assert all(event["version_id"] == "hmac-v1" for event in told.values())
+
+
 async def test_a_handoff_that_breaks_its_batch_holds_up_no_other(bus: Bus) -> None:
     queue = await bus.lane("sound", dedupe_mode="strict")
     await bus.execute(

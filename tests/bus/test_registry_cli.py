@@ -95,6 +95,21 @@ async def test_a_change_is_tried_made_and_taken_back(owner: Tenant, capsys: pyte
     assert (code, "acls still name" in said) == (1, True)
 
 
+async def test_a_source_is_given_a_limit_of_its_own(owner: Tenant, capsys: pytest.CaptureFixture[str]) -> None:
+    await registered(owner)
+    made = await asked(capsys, "limit", "set", "--source", "billing", "--rate", "200")
+    assert (made["subject"], made["after"]["target"]) == ("*/*/billing", None)
+    assert re.search(rf"any +any +{owner.org}/billing +200 / 1 s", (await run(capsys, "limit", "list"))[1])
+    assert (
+        "200 every 1 s, strict, of all that billing sends"
+        in (await run(capsys, "route", "test", "billing", "discord-bot", "post-message"))[1]
+    )
+    for words in (["remove", "--yes"], ["remove", "discord-bot", "--yes"]):
+        assert (await run(capsys, "limit", *words))[0] == 2
+    assert (await run(capsys, "limit", "set", "discord-bot", "--rate", "1"))[0] == 1
+    assert (await asked(capsys, "limit", "remove", "--source", "billing", "--yes"))["action"] == "delete"
+
+
 async def test_keys_are_rotated_revoked_and_shown_to_their_service(
     owner: Tenant, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ import pytest
 from interlock.bus.archive import Archive
 from interlock.bus.queues import target_queue
 from interlock.bus.registry_reads import RegistryReads
-from interlock.bus.replaying import Replaying
+from interlock.bus.replaying import Replaying, _Taken
 from interlock.bus.secrets import Seal
 from interlock.bus.selecting import ArchiveSelection, selection
 from interlock.clock import ManualClock
@@ -160,6 +161,8 @@ async def test_a_strict_route_gets_a_replayed_command_once(bus: Bus, clock_of_bu
     await _until_ended(bus, clock_of_bus, asked["replay_id"])
     await bus.settle()
     assert await bus.outcomes(ids[0]) == ["delivered", "duplicate"]
+    again = (await bus.events(ids[0]))[-1]
+    assert (again["replay"], again["replay_id"]) == (True, asked["replay_id"])
 
 
 async def test_a_replay_that_is_canceled_sends_no_more(bus: Bus, clock_of_bus: ManualClock) -> None:
@@ -238,3 +241,66 @@ async def test_another_orgs_admin_sees_and_stops_no_replay(bus: Bus) -> None:
         reply = await bus.system.user(method, f"/v1/replays/{asked['replay_id']}{path}", key=stranger)
         assert reply.status_code == 404
     await bus.system.user("POST", f"/v1/replays/{asked['replay_id']}/cancel")
+
+
+async def test_a_replay_waits_for_what_another_process_is_just_archiving(bus: Bus, clock_of_bus: ManualClock) -> None:
+    await bus.send(bus.message())
+    await Archive(bus.system.kernel.database, bus.system.kernel.settings, bus.system.kernel.objects).flush(
+        bus.system.org_id
+    )
+    await bus.send(bus.message())
+    await bus.execute("update interlock.bus_archives set taken_until = interlock.clock() + interval '1 minute'")
+    asked = await _ask(bus, origin="archive", dry_run=True)
+    replaying = _replaying(bus)
+    for _ in range(2):
+        assert await replaying.run_once() == 1
+        found = await _state(bus, asked["replay_id"])
+        assert (found["state"], found["task_id"]) == ("Selecting", None)
+        clock_of_bus.advance(5)
+    clock_of_bus.advance(60)
+    assert await replaying.run_once() == 1
+    assert (await _state(bus, asked["replay_id"]))["task_id"] is not None
+    assert await bus.system.value("select count(*) from interlock.bus_archive") == 0
+    await bus.system.user("POST", f"/v1/replays/{asked['replay_id']}/cancel")
+
+
+async def test_processes_that_both_take_a_replay_for_theirs_send_each_command_once(
+    bus: Bus, clock_of_bus: ManualClock
+) -> None:
+    queue, ids = await _dead(bus, "contested", list(range(6)))
+    asked = await _ask(bus, origin="dead-letters", filters={"queue": queue}, rate=6)
+    await _replaying(bus).run_once()  # selected
+    async with bus.system.kernel.database.connection() as connection:
+        row = await connection.fetchrow(
+            "select * from interlock.bus_replays where replay_id = $1", UUID(asked["replay_id"])
+        )
+        assert row is not None
+    await asyncio.gather(*(_replaying(bus)._send(row) for _ in range(4)))
+    assert sorted(message["metadata"]["id"] for message in await bus.queue(queue)) == sorted(ids)
+    clock_of_bus.advance(5)
+    ended = await _until_ended(bus, clock_of_bus, asked["replay_id"])
+    assert (ended["sent"], ended["failed"]) == (6, 0)
+
+
+async def test_what_is_canceled_while_it_is_being_sent_is_not_sent(bus: Bus) -> None:
+    queue, _ = await _dead(bus, "withdrawn", list(range(3)))
+    asked = await _ask(bus, origin="dead-letters", filters={"queue": queue}, rate=3)
+    await _replaying(bus).run_once()
+    async with bus.system.kernel.database.connection() as connection:
+        row = await connection.fetchrow(
+            "select * from interlock.bus_replays where replay_id = $1", UUID(asked["replay_id"])
+        )
+        assert row is not None
+        items = await connection.fetch(
+            "select * from interlock.bus_replay_items where replay_id = $1", row["replay_id"]
+        )
+    await bus.system.user("POST", f"/v1/replays/{asked['replay_id']}/cancel")
+    with pytest.raises(_Taken):
+        await _replaying(bus)._send_again(row, items)
+    assert (
+        await bus.system.value(
+            "select count(*) from interlock.queue_messages where dead_at is null and queue = $1",
+            target_queue(bus.system.org_id, queue),
+        )
+        == 0
+    )

@@ -82,6 +82,7 @@ async def shop(still: System) -> Shop:
     await owner.put("acls", source="other", target="bot", name="say", expires_at="2090-01-01T00:00:00Z")
     await owner.put("limits", target="bot", name="say", rate=5, enforcement="shadow")
     await owner.put("limits", target="bot", name="say", source="billing", rate=2)
+    await owner.put("limits", source="other", rate=3, enforcement="relaxed")
     await owner.ask("POST", "/v1/service-keys", json={"service": "billing"})
     shop = Shop(still, owner)
     assert await shop.publishing().run_once() == 1
@@ -221,6 +222,9 @@ async def test_what_the_platform_signed_is_still_judged_by_the_rules_of_the_regi
         ({"acls": [whole["orgs"][0]["acls"][0] | {"sensitivity": "none"}]}, "malformed"),
         ({"services": []}, "invalid"),
         ({"limits": [whole["orgs"][0]["limits"][0] | {"rate": 0}]}, "malformed"),
+        ({"limits": [{"target": "bot", "rate": 1}]}, "invalid"),
+        ({"limits": [{"source": f"{shop.owner.org}/nobody", "rate": 1}]}, "invalid"),
+        ({"limits": [{"source": "others/billing", "rate": 1}]}, "invalid"),
         ({"keys": [whole["orgs"][0]["keys"][0] | {"number": 7}]}, "sealed"),
         ({"keys": [whole["orgs"][0]["keys"][0] | {"sealed": "?"}]}, "sealed"),
         ({"more": 1}, "malformed"),

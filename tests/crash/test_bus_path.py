@@ -113,12 +113,13 @@ async def test_an_abuse_is_told_once_though_the_auditor_dies_before_its_commit(s
         await process.give_up()
 
 
+@pytest.mark.parametrize("on", ["lane", "source"])
 async def test_eight_dispatchers_let_through_what_a_limit_admits_and_not_one_more(
-    system: System, tmp_path: Path
+    system: System, tmp_path: Path, on: str
 ) -> None:
     bus = await opened(system)
     queue = await bus.lane("narrow")
-    await bus.limit("narrow", 250)
+    await (bus.limit("narrow", 250) if on == "lane" else bus.source_limit(250))
     await bus.refreshed()
     ids = [fresh() for _ in range(400)]
     messages = [bus.message("narrow", command_id=command_id) for command_id in ids]

@@ -190,7 +190,8 @@ GATEWAY: dict[str, list[Body]] = {
             "burst": 1,
             "cooldown_seconds": 1,
             "enforcement": "relaxed",
-        }
+        },
+        {"source": PRODUCER, "rate": 1_000_000},
     ],
     "/v1/service-keys": [{"service": TARGET, "overlap_seconds": 60}],
     "/v1/datasets/{dataset}/invalidate": [

@@ -37,6 +37,7 @@ from tests.fuzz.state import (
     JOB_ID,
     KEY,
     LEASE,
+    LIMITED,
     MEMBER,
     MESSAGE,
     NEW_KEY,
@@ -173,6 +174,7 @@ BY_PATH: dict[str, dict[str, list[Any]]] = {
     "/v1/webhooks/{webhook}/deliveries": {"webhook": [TOLD_WEBHOOK]},
     "/v1/webhooks/{webhook}/redrive": {"webhook": [TOLD_WEBHOOK]},
     "/v1/service-keys/{service}/{version_id}": {"service": [TARGET]},
+    "/v1/limits": {"source": [LIMITED]},
     **{f"/v1/inbox/{{queue}}/{what}": {"queue": [INBOX]} for what in _INBOX},
     "/v1/hooks/{hook_id}": {"hook_id": [HOOK], "X-Interlock-Token": [HOOK_TOKEN]},
 }

@@ -50,6 +50,7 @@ OBJECTS = "objects-of-an-attempt/"
 BUNDLE = "a-bundle"
 WEBHOOK, DELIVERY = "a-webhook", _id(44)
 FREE_SERVICE, COMMAND, CHANGE = "a-free-service", "a-command-of-a-target", "a-change"
+LIMITED = "a-service-with-a-limit"
 ALERT, REPLAY, OPEN_JOB = _id(47), _id(48), _id(49)
 
 # These are real as they are: the test chooses them.
@@ -130,6 +131,7 @@ class State:
             WEBHOOK: lambda: self._webhooks([f"w{uuid4().hex}" for _ in range(_FEW)]),
             DELIVERY: lambda: self._dead_deliveries(_FEW),
             FREE_SERVICE: lambda: [self._service() for _ in range(_FEW)],
+            LIMITED: lambda: [self._limited() for _ in range(_FEW)],
             COMMAND: lambda: [self._command() for _ in range(_FEW)],
             CHANGE: lambda: [self._change() for _ in range(_FEW)],
             ALERT: lambda: [self._alert() for _ in range(_FEW)],
@@ -316,6 +318,11 @@ class State:
     def _service(self) -> str:
         name = f"s{uuid4().hex}"
         self._site.user("POST", "/v1/services", json={"name": name})
+        return name
+
+    def _limited(self) -> str:
+        name = self._service()
+        self._site.user("POST", "/v1/limits", json={"source": name, "rate": 5})
         return name
 
     def _command(self) -> str:

@@ -573,14 +573,19 @@ CREATE TABLE interlock.bus_limits (
     enforcement interlock.enforcement DEFAULT 'strict'::interlock.enforcement NOT NULL,
     version bigint NOT NULL,
     changed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
-    changed_by text NOT NULL
+    changed_by text NOT NULL,
+    target_service text GENERATED ALWAYS AS (NULLIF(target, ''::text)) STORED COLLATE pg_catalog."C",
+    source_service text GENERATED ALWAYS AS (NULLIF(source, ''::text)) STORED COLLATE pg_catalog."C",
+    CONSTRAINT bus_limits_check CHECK (((target = ''::text) = (name = ''::text))),
+    CONSTRAINT bus_limits_check1 CHECK (((target <> ''::text) OR (source <> ''::text)))
 );
 CREATE TABLE interlock.bus_prefetches (
     org_id uuid NOT NULL,
     target text NOT NULL,
     name text NOT NULL,
     slot bigint NOT NULL,
-    holders integer NOT NULL
+    holders integer NOT NULL,
+    source text DEFAULT ''::text NOT NULL
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
 CREATE TABLE interlock.bus_replay_items (
@@ -1354,7 +1359,7 @@ ALTER TABLE ONLY interlock.bus_keys
 ALTER TABLE ONLY interlock.bus_limits
     ADD CONSTRAINT bus_limits_pkey PRIMARY KEY (org_id, target, name, source);
 ALTER TABLE ONLY interlock.bus_prefetches
-    ADD CONSTRAINT bus_prefetches_pkey PRIMARY KEY (org_id, target, name);
+    ADD CONSTRAINT bus_prefetches_pkey PRIMARY KEY (org_id, target, name, source);
 ALTER TABLE ONLY interlock.bus_replay_items
     ADD CONSTRAINT bus_replay_items_pkey PRIMARY KEY (replay_id, "position");
 ALTER TABLE ONLY interlock.bus_replays
@@ -1507,6 +1512,8 @@ CREATE INDEX bus_handoffs_due ON interlock.bus_handoffs USING btree (due_at, han
 CREATE UNIQUE INDEX bus_keys_current ON interlock.bus_keys USING btree (org_id, service) WHERE (expires_at IS NULL);
 CREATE INDEX bus_keys_expiring ON interlock.bus_keys USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 CREATE INDEX bus_keys_rotating ON interlock.bus_keys USING btree (rotates_at) WHERE (rotates_at IS NOT NULL);
+CREATE INDEX bus_limits_by_source ON interlock.bus_limits USING btree (org_id, source_service) WHERE (source_service IS NOT NULL);
+CREATE INDEX bus_limits_by_target ON interlock.bus_limits USING btree (org_id, target_service) WHERE (target_service IS NOT NULL);
 CREATE INDEX bus_replays_by_org ON interlock.bus_replays USING btree (org_id, replay_id);
 CREATE INDEX bus_replays_due ON interlock.bus_replays USING btree (due_at) WHERE (ended_at IS NULL);
 CREATE INDEX bus_route_health_bad ON interlock.bus_route_health USING btree (org_id, target, name) WHERE (status <> 'healthy'::interlock.route_status);
@@ -1626,7 +1633,9 @@ ALTER TABLE ONLY interlock.bus_changes
 ALTER TABLE ONLY interlock.bus_keys
     ADD CONSTRAINT bus_keys_org_id_service_fkey FOREIGN KEY (org_id, service) REFERENCES interlock.services(org_id, name);
 ALTER TABLE ONLY interlock.bus_limits
-    ADD CONSTRAINT bus_limits_org_id_target_fkey FOREIGN KEY (org_id, target) REFERENCES interlock.services(org_id, name);
+    ADD CONSTRAINT bus_limits_org_id_source_service_fkey FOREIGN KEY (org_id, source_service) REFERENCES interlock.services(org_id, name);
+ALTER TABLE ONLY interlock.bus_limits
+    ADD CONSTRAINT bus_limits_org_id_target_service_fkey FOREIGN KEY (org_id, target_service) REFERENCES interlock.services(org_id, name);
 ALTER TABLE ONLY interlock.bus_replay_items
     ADD CONSTRAINT bus_replay_items_replay_id_fkey FOREIGN KEY (replay_id) REFERENCES interlock.bus_replays(replay_id) ON DELETE CASCADE;
 ALTER TABLE ONLY interlock.bus_replays

@@ -82,6 +82,7 @@ ARCHIVE: dict[str, list[Expectation]] = {
     ],
     "take_archive": [Bounded(1, _ORG | {"lease_seconds": "60"}, pages=30)],
     "waiting": [Bounded(2000, _ORG | {"most": "2000"})],
+    "owes": [Bounded(1, _ORG | {"moment": "now()"})],
     "release_archive": [Bounded(1, _ORG | {"attempt": "0"}, pages=30)],
     "settle_archive": [
         Bounded(
@@ -206,7 +207,7 @@ REPLAYS: dict[str, list[Expectation]] = {
             _REPLAY
             | _QUEUE
             | {"positions": "seed.series(100)::bigint[]", "letters": _DEAD}
-            | {"sent": "100", "failed": "0", "pause": "1"},
+            | {"sent": "100", "failed": "0"},
             rows=6,
             pages=30,
         )

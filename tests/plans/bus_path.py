@@ -78,7 +78,14 @@ PATH: dict[str, list[Expectation]] = {
 LIMITS: dict[str, list[Expectation]] = {
     "take_tokens": [Bounded(50, _LIMITS, pages=20)],
     "count_used": [Bounded(50, _LIMITS, pages=20)],
-    "may_prefetch": [Bounded(50, _LANES | {"most": "5"}, pages=20)],
+    "may_prefetch": [Bounded(50, _LANES | {"sources": "seed.repeat('', 50)", "most": "5"}, pages=20)],
+    "give_back": [
+        Bounded(
+            50,
+            _LANES | {"sources": "seed.repeat('', 50)", "amounts": "array_fill(0::bigint, array[50])"},
+            pages=20,
+        )
+    ],
 }
 FAIRNESS: dict[str, list[Expectation]] = {
     "read_bans": [Exempt("reads the bans of an org: those that run, and those that ended within the last while")],

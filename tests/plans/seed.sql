@@ -430,6 +430,8 @@ insert into interlock.bus_acls (org_id, target, name, source, version, changed_b
 select org_id, target, name, 'service-0', 1, 'root' from interlock.bus_routes;
 insert into interlock.bus_limits (org_id, target, name, rate, version, changed_by)
 select org_id, target, name, 100, 1, 'root' from interlock.bus_routes;
+insert into interlock.bus_limits (org_id, target, name, source, rate, version, changed_by)
+select seed.id('org 0'), '', '', 'service-' || n, 100, 1, 'root' from generate_series(0, 9) n;
 insert into interlock.bus_changes (org_id, kind, action, subject, version, changed_by)
 select org_id, 'acls', 'delete', target || '/' || name || '/service-0', 1, 'root' from interlock.bus_acls;
 insert into interlock.bus_windows (org_id, target, name, source, starts_at, window_seconds, rate, burst, cooldown, used,

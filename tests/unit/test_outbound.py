@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import ssl
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +32,7 @@ from interlock.outbound.failures import (
     TooSlow,
     Unreachable,
 )
-from interlock.outbound.sending import Bounds, Proxy, Reply, Request, Sender
+from interlock.outbound.sending import Bounds, Proxy, Reply, Request, Sender, _Route
 from interlock.settings import load
 from tests.strangers import NAME, SILENCE, Stranger, answer, chunked, identity, stranger
 
@@ -172,6 +173,18 @@ async def test_a_name_that_leads_elsewhere_a_moment_later_gains_nothing(there: S
     with pytest.raises(AddressRefused):
         await ask(there.url("/", "moves.test"), guard=guard)
     assert len(there.asked) == 1
+
+
+async def test_a_client_that_asks_for_another_name_or_socket_than_was_checked_gets_none() -> None:
+    """Whatever the client library does between the check and the connection."""
+    route = _Route("hooks.example", [ip_address(PUBLIC)])
+    assert [each["host"] for each in await route.resolve("Hooks.Example", 443)] == [PUBLIC]
+    with pytest.raises(AddressRefused):
+        await route.resolve("elsewhere.example", 443)
+    for other in ("169.254.169.254", "127.0.0.1", "93.184.215.15"):
+        with pytest.raises(AddressRefused):
+            route.open((socket.AF_INET, socket.SOCK_STREAM, 0, "", (other, 443)))
+    route.open((socket.AF_INET, socket.SOCK_STREAM, 0, "", (PUBLIC, 443))).close()
 
 
 async def test_every_hop_of_a_redirect_is_checked_again(there: Stranger) -> None:

@@ -191,7 +191,12 @@ async def put_limit(request: Http, data: JSONBody[LimitRequest], dry_run: DryRun
     return await kernel_of(request).bus_registry.put(LIMIT, data, registrar_of(request), dry_run=dry_run)
 
 
-@get("/v1/limits", guards=[user_guard], opt={"scope": READ}, summary="Limits of the org, by target and name")
+@get(
+    "/v1/limits",
+    guards=[user_guard],
+    opt={"scope": READ},
+    summary="Limits of the org, by target and name",
+)
 async def list_limits(request: Http, target: Target = None, cursor: Cursor = None, limit: Limit = 100) -> LimitPage:
     return await kernel_of(request).bus_pages.limits(registrar_of(request), target, cursor, limit)
 
@@ -211,6 +216,18 @@ async def drop_limit(
     dry_run: DryRun = False,
 ) -> RegistryChange:
     which = LimitRequest(target=target, name=name, source=source, rate=1)
+    return await kernel_of(request).bus_registry.drop(LIMIT, which, registrar_of(request), dry_run=dry_run)
+
+
+@delete(
+    "/v1/limits",
+    guards=[user_guard],
+    opt={"scope": WRITE},
+    status_code=200,
+    summary="Remove the limit that is on a source alone",
+)
+async def drop_source_limit(request: Http, source: FromQuery[str], dry_run: DryRun = False) -> RegistryChange:
+    which = LimitRequest(source=source, rate=1)
     return await kernel_of(request).bus_registry.drop(LIMIT, which, registrar_of(request), dry_run=dry_run)
 
 
@@ -306,6 +323,7 @@ HANDLERS = [
     put_limit,
     list_limits,
     drop_limit,
+    drop_source_limit,
     rotate_service_key,
     list_service_keys,
     revoke_service_key,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID, uuid4, uuid5
 
@@ -61,6 +61,17 @@ class Archive(Periodic):
         for row in found:
             written += await self.flush(row["org_id"])
         return written
+
+    async def complete(self, org_id: UUID, moment: datetime) -> bool:
+        """All that was accepted by then is in the archive now; False while another process writes some of it."""
+        while await self._owes(org_id, moment):
+            if not await self.flush(org_id):
+                return not await self._owes(org_id, moment)
+        return True
+
+    async def _owes(self, org_id: UUID, moment: datetime) -> bool:
+        async with self._database.connection() as connection:
+            return bool(await _sql.owes(connection, org_id=org_id, moment=moment))
 
     async def flush(self, org_id: UUID) -> int:
         """What is owed to one tenant's archive now, up to a file; 0 when another process is at it."""

@@ -84,6 +84,8 @@ class Tenant:
         self.routes: dict[tuple[str, str], Route] = {}
         self.acls: dict[tuple[str, str, str], Acl] = {}
         self.limits: dict[tuple[str, str], Limit] = {}
+        self.source_limits: dict[str, Limit] = {}
+        """By service, whatever it sends."""
         self.bans: dict[tuple[str, str | None, str | None], Ban] = {}
         self.versions: dict[Kind, int] = {}
         self.checked_at: dict[Kind, float] = dict.fromkeys(Kind, 0.0)
@@ -105,9 +107,14 @@ class Tenant:
         elif kind is Kind.ACLS:
             self.acls = {(acl.source, acl.target, acl.name): acl for acl in items}
         elif kind is Kind.LIMITS:
-            self.limits = {(limit.target, limit.name): limit for limit in items if limit.source is None}
+            found = list(items)
+            self.limits = {(limit.target, limit.name): limit for limit in found if limit.source is None}
+            self.source_limits = {limit.source: limit for limit in found if not limit.target}
         else:
             self.bans = {(ban.source, ban.target, ban.name): ban for ban in items}
+
+    def source_limit(self, source: str) -> Limit | None:
+        return self.source_limits.get(source.rpartition("/")[2]) if self.source_limits else None
 
     def ban(self, kind: BanKind, source: str, target: str, name: str, now: float) -> Ban | None:
         """The one that holds for this lane, or for all lanes."""
@@ -159,6 +166,9 @@ class Caches:
         if tenant.age(Kind.KEYS, now) >= TTLS[Kind.KEYS].stale * tenant.shorter:
             metrics.CACHE_EXPIRED.inc()
             await self.refresh(tenant)
+        elif tenant.age(Kind.BANS, now) >= TTLS[Kind.BANS].stale * tenant.shorter:
+            # An org that nobody has sent for lately: whoever was banned since must not find the door open.
+            await self._refresh_if_possible(tenant)
         return tenant
 
     async def refresh(self, tenant: Tenant, *, unless_since: float | None = None) -> None:
@@ -173,12 +183,17 @@ class Caches:
 
     async def refresh_due(self, tenants: Iterable[Tenant]) -> None:
         """After dispatches. What fails here is tried again at the next use, and matters when it expires."""
+        now = self.now()
         for tenant in tenants:
-            try:
-                if tenant.due:
-                    await self.refresh(tenant)
-            except InterlockError as error:
-                log.warning("bus.cache_refresh_failed", org_id=str(tenant.org_id), reason=str(error))
+            # Bans are the shortest-lived of what no command sets `due` for.
+            if tenant.due or tenant.age(Kind.BANS, now) >= TTLS[Kind.BANS].fresh * tenant.shorter:
+                await self._refresh_if_possible(tenant)
+
+    async def _refresh_if_possible(self, tenant: Tenant) -> None:
+        try:
+            await self.refresh(tenant)
+        except InterlockError as error:
+            log.warning("bus.cache_refresh_failed", org_id=str(tenant.org_id), reason=str(error))
 
     async def _load(self, tenant: Tenant) -> None:
         if tenant.checked_at[Kind.KEYS] == 0 and await self._started(tenant):

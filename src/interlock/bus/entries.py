@@ -260,13 +260,24 @@ ACL: Final = Entry[AclRequest](
 # Limits
 
 
+def check_limit(request: LimitRequest) -> None:
+    """What can be said of a limit by itself."""
+    if (request.target is None) != (request.name is None) or (request.target is None and request.source is None):
+        raise BadRequest(
+            "A limit is on a command, with `target` and `name`, or on a source alone, with `source` and neither.",
+            code="bad_limit",
+        )
+
+
 async def _check_limit(connection: Connection, request: LimitRequest, org: Org) -> None:
-    sources = [] if request.source is None else [org.service(request.source)]
-    await _require_services(connection, org, request.target, *sources)
+    check_limit(request)
+    named = (request.target, None if request.source is None else org.service(request.source))
+    await _require_services(connection, org, *(name for name in named if name is not None))
 
 
 def _limit_parts(request: LimitRequest, org: Org) -> tuple[str, ...]:
-    whole = (request.target, request.name)
+    """`*` is no name: that of a source alone is nobody else's."""
+    whole = (request.target or "*", request.name or "*")
     return whole if request.source is None else (*whole, org.service(request.source))
 
 

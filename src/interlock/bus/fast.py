@@ -6,6 +6,8 @@ entry that is too old to be believed is as good as none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from interlock.bus import metrics
 from interlock.bus.caches import ABSENT_SECONDS, ACL_TTLS, TTLS, StaleUse, Tenant
 from interlock.bus.decision import Decision, Outcome, escalated, failed
@@ -48,10 +50,10 @@ class Fast:
             return _unresolved(envelope, acl, FailureReason.ACL_DENY)
         if route.dedupe_mode is DedupeMode.STRICT:
             return self._strict(memory, source, envelope, route, now)
-        limit = tenant.limits.get(lane)
-        if limit is None:
+        limit, own = tenant.limits.get(lane), tenant.source_limit(source)
+        if limit is None and own is None:
             return Decision(Outcome.DELIVERED, envelope, route=route)
-        return self._limited(memory, source, envelope, route, limit, now)
+        return self._limited(memory, source, envelope, route, limit, own, now)
 
     def _route(self, tenant: Tenant, lane: tuple[str, str], now: float) -> Route | Escalation | None:
         """None: there is none, and that is known well enough."""
@@ -111,26 +113,44 @@ class Fast:
         return escalated(envelope, Escalation.DEDUPE_REQUIRED, ban=ban)
 
     def _limited(
-        self, memory: Memory, source: str, envelope: Envelope, route: Route, limit: Limit, now: float
+        self,
+        memory: Memory,
+        source: str,
+        envelope: Envelope,
+        route: Route,
+        limit: Limit | None,
+        own: Limit | None,
+        now: float,
     ) -> Decision:
-        if limit.enforcement is Enforcement.SHADOW:
-            memory.tokens.spend(limit)
-            return Decision(Outcome.DELIVERED, envelope, route=route)
+        """By the limit of the lane and by that of the source, as far as there are such: it must pass both."""
         lane = (route.target, route.name)
-        ban = memory.tenant.ban(BanKind.WARM, source, *lane, now) or memory.shares.banned(source, lane, now)
-        if ban is not None:
-            return escalated(envelope, Escalation.WARM_BAN, ban=ban)
-        memory.shares.asked(source, lane, now)
-        if limit.enforcement is Enforcement.STRICT:
-            if not memory.tokens.take(limit, now):
-                return escalated(envelope, Escalation.TOKEN_REQUIRED)
-        else:
-            closed = memory.tokens.denied(limit, now)
-            if closed is not None:
-                return failed(envelope, FailureReason.RATE_LIMIT_EXCEEDED, wait_seconds=closed)
-            memory.tokens.spend(limit)
-        memory.shares.dispatched(source, lane, route.fairness, now)
+        watched = limit is not None and limit.enforcement is not Enforcement.SHADOW
+        if watched:
+            ban = memory.tenant.ban(BanKind.WARM, source, *lane, now) or memory.shares.banned(source, lane, now)
+            if ban is not None:
+                return escalated(envelope, Escalation.WARM_BAN, ban=ban)
+            memory.shares.asked(source, lane, now)
+        refusal = _held_back(memory.tokens, [each for each in (limit, own) if each is not None], envelope, now)
+        if refusal is not None:
+            return refusal
+        if watched:
+            memory.shares.dispatched(source, lane, route.fairness, now)
         return Decision(Outcome.DELIVERED, envelope, route=route)
+
+
+def _held_back(tokens: Tokens, limits: Sequence[Limit], envelope: Envelope, now: float) -> Decision | None:
+    """Why it does not go out now, if it does not; then nothing of any limit is used. Refusals before tokens: who is
+    refused needs none."""
+    for limit in limits:
+        if limit.enforcement is Enforcement.RELAXED and (closed := tokens.denied(limit, now)) is not None:
+            return failed(envelope, FailureReason.RATE_LIMIT_EXCEEDED, wait_seconds=closed)
+    strict = [limit for limit in limits if limit.enforcement is Enforcement.STRICT]
+    if strict and not tokens.take(strict, now):
+        return escalated(envelope, Escalation.TOKEN_REQUIRED)
+    for limit in limits:
+        if limit.enforcement is not Enforcement.STRICT:
+            tokens.spend(limit)
+    return None
 
 
 def _unresolved(envelope: Envelope, found: Escalation | None, reason: FailureReason) -> Decision:

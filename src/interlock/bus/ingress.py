@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -41,6 +41,7 @@ _NOTICE_SECONDS: Final = 60.0
 CHANGED: Final = "bus-registry"
 """What a change of the registry is announced as."""
 Message = bytes | Raw
+Record = Callable[[Connection, Sequence[Decision]], Awaitable[None]]
 
 
 class Accepted(NamedTuple):
@@ -86,19 +87,21 @@ class Ingress:
         self._following: asyncio.Task[None] | None = None
 
     async def accept(
-        self, org_id: UUID, source: str, messages: Sequence[Message], *, replays: bool = False
+        self, org_id: UUID, source: str, messages: Sequence[Message], *, replays: Record | None = None
     ) -> list[Decision]:
-        """Each message is decided by itself. `replays`: the caller is the platform's own replay."""
+        """Each message is decided by itself. `replays`: the caller is the platform's own replay, and writes down what
+        became of them in the same transaction."""
         received_at = self._caches.now()
         memory = self._memory(await self._caches.ready(org_id))
         now = self._caches.now()
-        decisions = [self._decide(memory, source, message, now, replays=replays) for message in messages]
+        replayed = replays is not None
+        decisions = [self._decide(memory, source, message, now, replays=replayed) for message in messages]
         if await self._learnt_a_key(memory.tenant, decisions):
             for place, decision in enumerate(decisions):
                 if decision.reason == UNKNOWN_KEY:
-                    decisions[place] = self._decide(memory, source, messages[place], now, replays=replays)
+                    decisions[place] = self._decide(memory, source, messages[place], now, replays=replayed)
         notices, self._shield.notices = self._shield.notices, []
-        await self._keep(Accepted(org_id, source, messages, decisions, notices, received_at))
+        await self._keep(Accepted(org_id, source, messages, decisions, notices, received_at), also=replays)
         self._count(decisions)
         self._look_after(org_id)
         return decisions
@@ -122,20 +125,22 @@ class Ingress:
         await self._caches.refresh(tenant)
         return True
 
-    async def _keep(self, accepted: Accepted) -> None:
-        """Those for jobs are decided once the job has them, in a transaction of their own; all others share writes."""
-        if accepted.triggers or armed("command.before_commit"):
-            await self._database.run(lambda connection: self._write_triggers(connection, accepted))
+    async def _keep(self, accepted: Accepted, *, also: Record | None) -> None:
+        """Those for jobs are decided once the job has them, in a transaction of their own; most share writes."""
+        if accepted.triggers or also is not None or armed("command.before_commit"):
+            await self._database.run(lambda connection: self._write_whole(connection, accepted, also))
         else:
             await self._writes.put(accepted)
 
     async def _write(self, group: list[Accepted]) -> None:
         await self._database.run(self._effects(group).write, transaction=False)
 
-    async def _write_triggers(self, connection: Connection, accepted: Accepted) -> None:
+    async def _write_whole(self, connection: Connection, accepted: Accepted, also: Record | None) -> None:
         for place, decision in enumerate(accepted.decisions):
             accepted.decisions[place] = await _triggered(connection, accepted.org_id, accepted.source, decision)
         await self._effects([accepted]).write(connection)
+        if also is not None:
+            await also(connection, accepted.decisions)
 
     def _effects(self, group: Iterable[Accepted]) -> Effects:
         now = self._caches.now()

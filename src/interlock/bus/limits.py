@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.bus import metrics
-from interlock.bus.model import Lane, Limit
+from interlock.bus.model import Limit
 from interlock.bus.tokens import Tokens
 
 _sql = queries("bus_limits")
@@ -17,14 +17,18 @@ TOKEN_SECONDS: Final = 45.0
 """How long a prefetched token is good, unless its window ends before."""
 
 
+WindowKey = tuple[UUID, str, str, str]
+"""The org, and the limit's own key in it."""
+
+
 class Ask(NamedTuple):
     org_id: UUID
     limit: Limit
     amount: int
 
     @property
-    def key(self) -> tuple[UUID, str, str, str]:
-        return self.org_id, self.limit.target, self.limit.name, self.limit.source or ""
+    def key(self) -> WindowKey:
+        return self.org_id, *self.limit.key
 
 
 class Grant(NamedTuple):
@@ -38,7 +42,7 @@ class Usage(NamedTuple):
     wait_seconds: float
 
 
-async def take(connection: Connection, asks: Sequence[Ask]) -> dict[tuple[UUID, str, str, str], Grant]:
+async def take(connection: Connection, asks: Sequence[Ask]) -> dict[WindowKey, Grant]:
     """As much of each as there is, in the caller's transaction: rolled back, it is there again."""
     if not asks:
         return {}
@@ -46,7 +50,16 @@ async def take(connection: Connection, asks: Sequence[Ask]) -> dict[tuple[UUID, 
     return {_key(row): Grant(row["granted"], row["wait_seconds"]) for row in rows}
 
 
-async def count(connection: Connection, asks: Sequence[Ask]) -> dict[tuple[UUID, str, str, str], Usage]:
+async def give_back(connection: Connection, amounts: Mapping[WindowKey, int]) -> None:
+    """What was taken in this transaction for commands that another limit has refused."""
+    if amounts:
+        org_ids, targets, names, sources = (list(column) for column in zip(*amounts, strict=True))
+        await _sql.give_back(
+            connection, org_ids=org_ids, targets=targets, names=names, sources=sources, amounts=list(amounts.values())
+        )
+
+
+async def count(connection: Connection, asks: Sequence[Ask]) -> dict[WindowKey, Usage]:
     """What was sent, whether or not there was room for it."""
     if not asks:
         return {}
@@ -68,38 +81,35 @@ class Limits:
         wanted = [Ask(o, *each) for o, tokens in known.items() for each in tokens.wanted(now)]
         if not spent and not wanted:
             return 0
-        enforcement = {ask.key[:3]: ask.limit.enforcement.value for ask in spent}
-        async with self._database.transaction() as connection:
-            used = await count(connection, spent)
-            granted = await self._prefetch(connection, wanted)
-        for (org_id, target, name, _), usage in used.items():
+        enforcement = {ask.key: ask.limit.enforcement.value for ask in spent}
+
+        async def work(connection: Connection) -> tuple[list[Row], dict[WindowKey, Usage]]:
+            # In the order of the slow stage, which locks the same rows: what is taken, then what is counted.
+            return await self._prefetch(connection, wanted), await count(connection, spent)
+
+        granted, used = await self._database.run(work)
+        for key, usage in used.items():
             if usage.over:
-                metrics.LIMITS_EXCEEDED.labels(enforcement[org_id, target, name]).inc()
-                known[org_id].deny(Lane(target, name), now + usage.wait_seconds)
+                metrics.LIMITS_EXCEEDED.labels(enforcement[key]).inc()
+                known[key[0]].deny(key[1:], now + usage.wait_seconds)
         for row in granted:
             ends_at = now + min(TOKEN_SECONDS, row["left_seconds"])
-            lane = Lane(row["target"], row["name"])
-            known[row["org_id"]].fetched(lane, row["granted"], ends_at, row["remaining"])
+            known[row["org_id"]].fetched(_key(row)[1:], row["granted"], ends_at, row["remaining"])
         return len(used) + len(granted)
 
     async def _prefetch(self, connection: Connection, wanted: Sequence[Ask]) -> list[Row]:
         if not wanted:
             return []
-        lanes = _columns(wanted)
-        leases = await _sql.may_prefetch(
-            connection,
-            org_ids=lanes["org_ids"],
-            targets=lanes["targets"],
-            names=lanes["names"],
-            most=self._prefetchers,
-        )
-        allowed = {(row["org_id"], row["target"], row["name"]) for row in leases}
-        asks = [ask for ask in wanted if ask.key[:3] in allowed]
+        columns = _columns(wanted)
+        keys = {name: columns[name] for name in ("org_ids", "targets", "names", "sources")}
+        leases = await _sql.may_prefetch(connection, **keys, most=self._prefetchers)
+        allowed = {_key(row) for row in leases}
+        asks = [ask for ask in wanted if ask.key in allowed]
         rows: list[Row] = await _sql.take_tokens(connection, **_columns(asks)) if asks else []
         return rows
 
 
-def _key(row: Row) -> tuple[UUID, str, str, str]:
+def _key(row: Row) -> WindowKey:
     return row["org_id"], row["target"], row["name"], row["source"]
 
 

@@ -34,6 +34,10 @@ class Lane(NamedTuple):
     name: str
 
 
+LimitKey = tuple[str, str, str]
+"""Target, name and source of a limit, each empty where it names none: which window it is."""
+
+
 class Fairness(Struct, frozen=True, gc=False):
     """When a source has too much of a lane. Each target decides for its own commands."""
 
@@ -77,6 +81,7 @@ class Limit(Struct, frozen=True, gc=False):
     """`rate` commands in each window of `window_seconds`; what windows left unused adds up to `burst` more."""
 
     target: str
+    """Empty, with `name`: of all that `source` sends."""
     name: str
     rate: int
     window_seconds: float = 1.0
@@ -85,7 +90,12 @@ class Limit(Struct, frozen=True, gc=False):
     """How long nothing is admitted after the limit was reached."""
     enforcement: Enforcement = Enforcement.STRICT
     source: str | None = None
-    """Set for the quota of one source in the lane, which only the slow stage looks at, and only for who was banned."""
+    """A service. With a target it has a quota in the lane, which only the slow stage looks at, and only for who was
+    banned."""
+
+    @property
+    def key(self) -> LimitKey:
+        return self.target, self.name, self.source or ""
 
 
 class Service(Struct, frozen=True, gc=False):

@@ -97,7 +97,7 @@ class RegistryPages:
                 await _try_key(connection, org, source),
                 await _try_acl(connection, org, source, request),
                 *await _try_route(connection, org, request),
-                await _try_limit(connection, org, request),
+                *await _try_limits(connection, org, source, request),
             ]
         return RouteTrial(
             source=org.source(source),
@@ -148,12 +148,16 @@ async def _try_route(connection: Connection, org: Org, request: RouteTrialReques
     return [found, RouteCheck(check="destination", ok=there, detail=detail)]
 
 
-async def _try_limit(connection: Connection, org: Org, request: RouteTrialRequest) -> RouteCheck:
-    row = await _sql.find_limit(connection, org_id=org.org_id, target=request.target, name=request.name, source=None)
-    if row is None:
-        return RouteCheck(check="limit", ok=True, detail="none")
-    every = f"{row['rate']} every {row['window_seconds']:g} s, {row['enforcement']}"
-    return RouteCheck(check="limit", ok=True, detail=every)
+async def _try_limits(connection: Connection, org: Org, source: str, request: RouteTrialRequest) -> list[RouteCheck]:
+    lane = {"target": request.target, "name": request.name, "source": None}
+    own = {"target": None, "name": None, "source": source}
+    found = []
+    for key, of in ((lane, ""), (own, f", of all that {source} sends")):
+        row = await _sql.find_limit(connection, org_id=org.org_id, **key)
+        if row is not None:
+            every = f"{row['rate']} every {row['window_seconds']:g} s, {row['enforcement']}{of}"
+            found.append(RouteCheck(check="limit", ok=True, detail=every))
+    return found or [RouteCheck(check="limit", ok=True, detail="none")]
 
 
 def _service(row: Row, by: Registrar) -> ServiceView:

@@ -4,8 +4,8 @@ Selecting ─┬─ archive: a batch query on Spark ─► its result, row by ro
            └─ dead letters: one statement ───────────────────────────────┴─► Sending, so many per second ─► Completed
 
 Each command is signed anew, with the current key of its service and the time of now, and passes every check like any
-other; that it is a replay stands in its metadata, and in all telemetry. A process that dies between a decision and its
-record sends a few commands again, under the same ids.
+other; that it is a replay stands in its metadata, and in all telemetry. It leaves the list in the transaction that
+decides about it: whoever dies, and however many processes think that the replay is theirs, none is sent twice.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Final
 
 import structlog
 
-from interlock.adapters.postgres import Database, Row, queries
-from interlock.bus.decision import Outcome
+from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.bus.decision import Decision, Outcome
 from interlock.bus.envelope import compose
 from interlock.bus.ingress import Ingress
 from interlock.bus.model import Key, Registry
 from interlock.bus.queues import target_queue
 from interlock.bus.replays import filters_of
-from interlock.bus.selecting import ArchiveSelection, DidNotComplete, Result, source_of
+from interlock.bus.selecting import ArchiveSelection, DidNotComplete, NotYet, Result, source_of
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
 from interlock.settings import Settings
@@ -36,6 +36,10 @@ _LEASE_SECONDS: Final = 120.0
 _LOOK_SECONDS: Final = 2.0
 _BATCH: Final = 200
 _GOOD: Final = frozenset({Outcome.DELIVERED, Outcome.ESCALATED, Outcome.DUPLICATE})
+
+
+class _Taken(Exception):
+    """Another process has sent what was about to be sent, or nobody wants it sent any more."""
 
 
 class Replaying(Periodic):
@@ -94,7 +98,11 @@ class Replaying(Periodic):
             await failpoint("replay.selected")
 
     async def _ask_archive(self, row: Row) -> None:
-        task_id = await self._selection.ask(row)
+        try:
+            task_id = await self._selection.ask(row)
+        except NotYet:
+            await self._look_later(row, _LOOK_SECONDS)
+            return
         if task_id is None:
             await self._end(row, "Completed", "The org has no archive yet: nothing was ever accepted.")
             return
@@ -105,8 +113,7 @@ class Replaying(Periodic):
         try:
             result = await self._selection.result(row)
             if result is None:
-                async with self._database.connection() as connection:
-                    await _sql.look_later(connection, replay_id=row["replay_id"], pause=_LOOK_SECONDS)
+                await self._look_later(row, _LOOK_SECONDS)
             else:
                 await self._keep(row, result)
         except DidNotComplete as error:
@@ -129,37 +136,51 @@ class Replaying(Periodic):
         if not items:
             await self._end(row, "Completed", None)
             return
-        good = await self._decided(row, items)
-        await failpoint("replay.sent")
-        async with self._database.transaction() as connection:
-            await _sql.settle_items(
-                connection,
-                replay_id=row["replay_id"],
-                positions=[item["position"] for item in items],
-                letters=[item["message_id"] for item in items if item["position"] in good and item["message_id"]],
-                queue=target_queue(row["org_id"], filters_of(row).queue or ""),
-                sent=len(good),
-                failed=len(items) - len(good),
-                pause=len(items) / row["rate"],
-            )
+        try:
+            await self._send_again(row, items)
+        except _Taken:
+            log.warning("replay.taken", replay_id=str(row["replay_id"]))
+            return
+        await self._look_later(row, len(items) / row["rate"])
 
-    async def _decided(self, row: Row, items: Sequence[Row]) -> set[int]:
-        """Positions of what was delivered or accepted. A source without a key cannot be signed for."""
+    async def _send_again(self, row: Row, items: Sequence[Row]) -> None:
+        """Each source by itself. A source without a key cannot be signed for."""
         keys = {key.source: key for key in await self._registry.keys(row["org_id"]) if key.current}
-        good: set[int] = set()
         for source, of_source in _by_source(items).items():
             if source not in keys:
                 log.warning("replay.no_key", replay_id=str(row["replay_id"]), source=source)
+                async with self._database.transaction() as connection:
+                    await self._settle(connection, row, of_source, [])
                 continue
             now = self._database.clock.now()
             messages = [_signed(item, keys[source], row, now) for item in of_source]
-            decisions = await self._ingress.accept(row["org_id"], source, messages, replays=True)
-            good |= {
-                item["position"]
-                for item, decision in zip(of_source, decisions, strict=True)
-                if decision.outcome in _GOOD
-            }
-        return good
+
+            async def settled(
+                connection: Connection, decisions: Sequence[Decision], sent: Sequence[Row] = of_source
+            ) -> None:
+                taken = [item for item, each in zip(sent, decisions, strict=True) if each.outcome in _GOOD]
+                await self._settle(connection, row, sent, taken)
+                await failpoint("replay.sent")
+
+            await self._ingress.accept(row["org_id"], source, messages, replays=settled)
+
+    async def _settle(self, connection: Connection, row: Row, items: Sequence[Row], taken: Sequence[Row]) -> None:
+        """In the transaction that sends them: each is sent and off the list, or neither."""
+        there = await _sql.settle_items(
+            connection,
+            replay_id=row["replay_id"],
+            positions=[item["position"] for item in items],
+            letters=[item["message_id"] for item in taken if item["message_id"]],
+            queue=target_queue(row["org_id"], filters_of(row).queue or ""),
+            sent=len(taken),
+            failed=len(items) - len(taken),
+        )
+        if there != len(items):
+            raise _Taken
+
+    async def _look_later(self, row: Row, pause: float) -> None:
+        async with self._database.connection() as connection:
+            await _sql.look_later(connection, replay_id=row["replay_id"], pause=pause)
 
     async def _end(self, row: Row, state: str, detail: str | None) -> None:
         async with self._database.connection() as connection:

@@ -46,6 +46,10 @@ class Result(Struct):
     row_count: int
 
 
+class NotYet(Exception):
+    """The archive lacks something that it will have in a moment."""
+
+
 class DidNotComplete(Exception):
     """The task that reads the archive; the message says why."""
 
@@ -63,10 +67,11 @@ class ArchiveSelection:
         self._batches = BatchQueries(database, Submissions(database, settings))
 
     async def ask(self, row: Row) -> UUID | None:
-        """The task that reads it; None if there is nothing to read. What is accepted by now is in the archive first."""
+        """The task that reads it; None if there is nothing to read. What was accepted when it was asked for is in the
+        archive first. Raises NotYet while others are writing that."""
         org_id = row["org_id"]
-        while await self._archive.flush(org_id):
-            continue
+        if not await self._archive.complete(org_id, row["created_at"]):
+            raise NotYet
         async with self._database.connection() as connection:
             found = await _sql.archive_of(connection, org_id=org_id)
             source = await source_of(connection, org_id, filters_of(row))

@@ -6,8 +6,8 @@ its delivery and by nothing else, a limit counts what went out, and a crash at a
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -22,7 +22,7 @@ from interlock.bus import jobs, limits, metrics, telling
 from interlock.bus.decision import Decision, Outcome
 from interlock.bus.delivered import Delivered, delivered
 from interlock.bus.effects import HANDOFFS, Effects, Facts, facts
-from interlock.bus.limits import Ask
+from interlock.bus.limits import Ask, WindowKey
 from interlock.bus.model import Ban, BanKind, Escalation, Limit
 from interlock.errors import Unavailable
 from interlock.failpoints import failpoint
@@ -50,6 +50,13 @@ class Case:
     place: Row | None = None
     """What the registry says of its lane and source."""
     decision: Decision | None = None
+    refused_by: WindowKey | None = None
+    """The limit that had nothing left for it."""
+
+    @property
+    def no_room(self) -> bool:
+        """The target takes no more now, whoever sends."""
+        return self.refused_by is not None and not self.refused_by[3]
 
     @property
     def org_id(self) -> UUID:
@@ -80,30 +87,34 @@ class Case:
         return self.row["reason"] == Escalation.WARM_BAN or self.known.ban is not None
 
     @property
-    def refused_for_want_of_room(self) -> bool:
-        return self.decision is not None and self.decision.reason == FailureReason.RATE_LIMIT_EXCEEDED
+    def _service(self) -> str:
+        return self.source.partition("/")[2]
 
     def limit(self) -> Limit | None:
-        if self.get("rate") is None:
-            return None
-        return self._limit("", None)
+        command = self.message.command
+        return self._limit("", command.target, command.name, None, self.get("enforcement"))
+
+    def source_limit(self) -> Limit | None:
+        return self._limit("own_", "", "", self._service, self.get("own_enforcement"))
 
     def quota(self) -> Limit | None:
         """Looked at only for who was banned: it costs everybody else nothing."""
-        if not self.banned or self.get("quota_rate") is None:
-            return None
-        return self._limit("quota_", self.source.partition("/")[2])
-
-    def _limit(self, prefix: str, source: str | None) -> Limit:
         command = self.message.command
+        if not self.banned:
+            return None
+        return self._limit("quota_", command.target, command.name, self._service, Enforcement.STRICT)
+
+    def _limit(self, prefix: str, target: str, name: str, source: str | None, enforcement: str) -> Limit | None:
+        if self.get(f"{prefix}rate") is None:
+            return None
         return Limit(
-            command.target,
-            command.name,
+            target,
+            name,
             self.get(f"{prefix}rate"),
             self.get(f"{prefix}window_seconds"),
             self.get(f"{prefix}burst"),
             self.get(f"{prefix}cooldown_seconds"),
-            Enforcement(self.get("enforcement")) if source is None else Enforcement.STRICT,
+            Enforcement(enforcement),
             source,
         )
 
@@ -207,7 +218,7 @@ class SlowStage:
         """Who is banned everywhere and still asks for more than there is is told so; past a number, refused."""
         refused: dict[tuple[UUID, str, str, str], list[Case]] = {}
         for case in cases:
-            if case.banned and case.refused_for_want_of_room:
+            if case.banned and case.no_room:
                 command = case.message.command
                 refused.setdefault((case.org_id, case.source, command.target, command.name), []).append(case)
         if not refused:
@@ -290,30 +301,50 @@ def _entries(cases: Sequence[Case]) -> dict[str, list[Any]]:
 
 
 async def _apply_limits(connection: Connection, cases: Sequence[Case]) -> None:
-    """Quotas first: what a quota refuses takes nothing from the limit that all share."""
-    quotas = [(case, quota) for case in _open(cases) if (quota := case.quota()) is not None]
-    await _take(connection, quotas, FailureReason.SOURCE_QUOTA)
-    limited = [(case, limit) for case in _open(cases) if (limit := case.limit()) is not None]
-    strict = [(case, limit) for case, limit in limited if limit.enforcement is Enforcement.STRICT]
+    """The source's own first, and the one that all share last: who may send no more takes nothing from others. What was
+    taken for a command that a later one refuses is given back. Every dispatcher locks rows in this order."""
+    own = _limited(cases, Case.source_limit)
+    strict = [(case, limit) for case, limit in own if limit.enforcement is Enforcement.STRICT]
     await _take(connection, strict, FailureReason.RATE_LIMIT_EXCEEDED)
-    counted = [(case, limit) for case, limit in limited if limit.enforcement is not Enforcement.STRICT]
-    await limits.count(connection, _asks(counted))
+    quotas = _limited(cases, Case.quota)
+    await _take(connection, quotas, FailureReason.SOURCE_QUOTA)
+    shared = _limited(cases, Case.limit)
+    scarce = [(case, limit) for case, limit in shared if limit.enforcement is Enforcement.STRICT]
+    await _take(connection, scarce, FailureReason.RATE_LIMIT_EXCEEDED)
+    await _give_back(connection, [*strict, *quotas])
+    counted = [(case, limit) for case, limit in (*own, *shared) if limit.enforcement is not Enforcement.STRICT]
+    await limits.count(connection, _asks([(case, limit) for case, limit in counted if case.decision is None]))
+
+
+def _limited(cases: Sequence[Case], by: Callable[[Case], Limit | None]) -> list[tuple[Case, Limit]]:
+    return [(case, limit) for case in _open(cases) if (limit := by(case)) is not None]
 
 
 async def _take(connection: Connection, wanted: Sequence[tuple[Case, Limit]], refusal: FailureReason) -> None:
     """First come, first served, within what each limit grants."""
     grants = await limits.take(connection, _asks(wanted))
-    given: defaultdict[tuple[UUID, str, str, str], int] = defaultdict(int)
+    given: defaultdict[WindowKey, int] = defaultdict(int)
     for case, limit in wanted:
         key = Ask(case.org_id, limit, 0).key
         given[key] += 1
         grant = grants[key]
         if given[key] > grant.amount:
             case.fail(refusal, grant.wait_seconds)
+            case.refused_by = key
+
+
+async def _give_back(connection: Connection, taken: Sequence[tuple[Case, Limit]]) -> None:
+    """Of what each command took, unless it was this very limit that refused it."""
+    unused: Counter[WindowKey] = Counter()
+    for case, limit in taken:
+        key = Ask(case.org_id, limit, 0).key
+        if case.decision is not None and case.refused_by != key:
+            unused[key] += 1
+    await limits.give_back(connection, unused)
 
 
 def _asks(wanted: Sequence[tuple[Case, Limit]]) -> list[Ask]:
-    asks: dict[tuple[UUID, str, str, str], Ask] = {}
+    asks: dict[WindowKey, Ask] = {}
     for case, limit in wanted:
         one = Ask(case.org_id, limit, 1)
         known = asks.get(one.key)

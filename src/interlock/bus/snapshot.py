@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from interlock.bus.caches import ACL_TTLS, TTLS
-from interlock.bus.entries import check_route
+from interlock.bus.entries import check_limit, check_route
 from interlock.bus.model import Acl, Fairness, Key, Kind, Limit, Route, Service
 from interlock.bus.secrets import Seal, purpose
 from interlock.errors import BadRequest, ConfigurationError
@@ -128,10 +128,13 @@ def _judge(org: OrgSnapshot, generated_at: datetime) -> None:
     try:
         for route in org.routes:
             check_route(route, generated_at)
+        for limit in org.limits:
+            check_limit(limit)
     except BadRequest as error:
-        raise BadSnapshot("invalid", f"A route of {org.org} is none: {error.detail}") from None
-    targets = {entry.target for kind in (org.routes, org.acls, org.limits) for entry in _entries(kind)}
-    named = targets | {key.service for key in org.keys} | {_service(org, acl.source) for acl in org.acls}
+        raise BadSnapshot("invalid", f"A route or limit of {org.org} is none: {error.detail}") from None
+    targets = {entry.target for kind in (org.routes, org.acls, org.limits) for entry in _entries(kind)} - {None}
+    sources = {acl.source for acl in org.acls} | {limit.source for limit in org.limits if limit.source is not None}
+    named = targets | {key.service for key in org.keys} | {_service(org, source) for source in sources}
     if not named <= services:
         raise BadSnapshot("invalid", f"The document names services of {org.org} that it does not have.")
 
@@ -205,8 +208,8 @@ def _route(route: RouteRequest) -> Route:
 
 def _limit(limit: LimitRequest) -> Limit:
     return Limit(
-        target=limit.target,
-        name=limit.name,
+        target=limit.target or "",
+        name=limit.name or "",
         rate=limit.rate,
         window_seconds=limit.window_seconds,
         burst=limit.burst,

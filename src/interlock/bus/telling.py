@@ -48,6 +48,7 @@ def duplicate(metadata: Metadata, source: str, target: str, name: str) -> Comman
         name=name,
         timestamp=datetime.fromisoformat(metadata.timestamp),
         dedupe_mode="strict",
+        **_replay(metadata),
     )
 
 
@@ -112,6 +113,7 @@ def invalid(raw: bytes, source: str, decision: Decision, now: datetime) -> Comma
         name=found.get("command.name", UNSET),
         timestamp=sent_at,
         **skew,
+        **({} if decision.envelope is None else _replay(decision.envelope.metadata)),
     )
 
 

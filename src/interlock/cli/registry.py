@@ -18,6 +18,7 @@ from interlock.cli.conventions import (
     YesOption,
     command,
     group,
+    usage,
 )
 from interlock.cli.output import present, sheet, table
 
@@ -51,6 +52,10 @@ ServiceArgument = Annotated[str, typer.Argument(metavar="SERVICE", show_default=
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="The service that sends.", show_default=False)]
 TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="The service that receives.", show_default=False)]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the command.", show_default=False)]
+AnyTargetArgument = Annotated[
+    str | None, typer.Argument(metavar="[TARGET]", help="The service that receives.", show_default=False)
+]
+AnyNameArgument = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Of the command.", show_default=False)]
 TargetOption = Annotated[str | None, typer.Option("--target", help="Only of this target.", show_default=False)]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")]
 ExpiresOption = Annotated[
@@ -295,11 +300,13 @@ def revoke(
     limits,
     "set",
     example="interlock limit set discord-bot post-message --rate 50\n"
-    "interlock limit set discord-bot post-message --rate 10 --source billing --enforcement shadow",
+    "interlock limit set discord-bot post-message --rate 10 --source billing --enforcement shadow\n"
+    "interlock limit set --source billing --rate 200",
 )
 def set_limit(
-    target: TargetArgument,
-    name: NameArgument,
+    *,
+    target: AnyTargetArgument = None,
+    name: AnyNameArgument = None,
     rate: Annotated[int, typer.Option(min=1, help="Commands in each window.", show_default=False)],
     window_seconds: Annotated[float, typer.Option(help="Length of a window.")] = 1.0,
     burst: Annotated[int, typer.Option(min=0, help="What unused windows may add up to.")] = 0,
@@ -309,7 +316,12 @@ def set_limit(
         typer.Option(help="strict: never one over; relaxed: checked afterwards; shadow: only told."),
     ] = Enforcement.STRICT,
     source: Annotated[
-        str | None, typer.Option(help="The quota of this source. Default: all together.", show_default=False)
+        str | None,
+        typer.Option(
+            help="The quota of this source; without TARGET and NAME the limit of all that it sends. "
+            "Default: all sources together.",
+            show_default=False,
+        ),
     ] = None,
     dry_run: DryRunOption = False,
     output: OutputOption = Output.TABLE,
@@ -339,7 +351,7 @@ def list_limits(
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Show limits and quotas."""
+    """Show limits and quotas; those on a source alone first."""
     from interlock.wire import LimitPage
 
     async def read(client: Client) -> LimitPage:
@@ -351,18 +363,31 @@ def list_limits(
     present(ask(folder, read), output, _limits)
 
 
-@command(limits, "remove", example="interlock limit remove discord-bot post-message --yes")
+@command(
+    limits,
+    "remove",
+    example="interlock limit remove discord-bot post-message --yes\ninterlock limit remove --source billing --yes",
+)
 def remove_limit(
-    target: TargetArgument,
-    name: NameArgument,
-    source: Annotated[str | None, typer.Option(help="The quota of this source.", show_default=False)] = None,
+    target: AnyTargetArgument = None,
+    name: AnyNameArgument = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="The quota of this source; without TARGET and NAME the limit of all that it sends.",
+            show_default=False,
+        ),
+    ] = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Remove a limit, or the quota of one source."""
-    confirm(f"Remove the limit of {name} to {target}?", yes=yes or dry_run)
+    """Remove a limit, the quota of one source, or the limit on a source alone."""
+    if (target is None) != (name is None) or (target is None and source is None):
+        raise usage("Write TARGET and NAME, or --source alone.")
+    what = f"all that {source} sends" if target is None else f"{name} to {target}"
+    confirm(f"Remove the limit of {what}?", yes=yes or dry_run)
     present(
         ask(folder, lambda client: client.registry.drop_limit(target, name, source, dry_run=dry_run)), output, changed
     )
@@ -454,8 +479,8 @@ def _acls(page: AclPage) -> RenderableType:
 def _limits(page: LimitPage) -> RenderableType:
     rows = [
         (
-            each.target,
-            each.name,
+            each.target or "any",
+            each.name or "any",
             each.source or "all",
             f"{each.rate} / {each.window_seconds:g} s",
             each.burst or None,

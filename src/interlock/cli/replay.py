@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire.bus_replays import ReplayPage, ReplayView
+    from interlock.wire.bus_replays import ReplayFilters, ReplayPage, ReplayView
 
 app = group("Replays: commands that were accepted once, signed anew and sent again.")
 
@@ -139,9 +139,11 @@ def _sheet(replay: ReplayView) -> RenderableType:
             ("replay", replay.replay_id),
             ("state", replay.state.value),
             ("of", replay.origin.value),
+            ("only", _only(replay.filters)),
             ("reason", replay.reason),
             ("asked by", replay.operator),
             ("dry run", "yes" if replay.dry_run else None),
+            ("at most", f"{replay.rate:g} per second, {replay.limit} in all"),
             ("selected", replay.selected),
             ("sent", replay.sent),
             ("failed", replay.failed),
@@ -151,6 +153,14 @@ def _sheet(replay: ReplayView) -> RenderableType:
             ("ended", replay.ended_at),
         )
     )
+
+
+def _only(filters: ReplayFilters) -> str | None:
+    """What was asked for, as it was written."""
+    named = [(name, getattr(filters, name)) for name in ("queue", "source", "target", "name", "since", "until")]
+    said = [f"{name} {value}" for name, value in named if value is not None]
+    said += [f"command {each}" for each in filters.command_ids or ()]
+    return ", ".join(said) or None
 
 
 def _table(page: ReplayPage) -> RenderableType:

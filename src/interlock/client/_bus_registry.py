@@ -111,9 +111,10 @@ class RegistryCalls:
         return await self._caller.call("GET", query("/v1/limits", target=target, cursor=cursor, limit=limit), _limits)
 
     async def drop_limit(
-        self, target: str, name: str, source: str | None = None, *, dry_run: bool = False
+        self, target: str | None, name: str | None, source: str | None = None, *, dry_run: bool = False
     ) -> RegistryChange:
-        place = path("v1", "limits", target, name)
+        """Without target and name: the limit that is on `source` alone."""
+        place = path("v1", "limits", *(part for part in (target, name) if part is not None))
         return await self._drop(query(place, source=source, dry_run="true" if dry_run else None))
 
     # Keys

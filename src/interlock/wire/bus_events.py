@@ -66,6 +66,10 @@ class CommandInvalid(BusEvent, frozen=True, kw_only=True, tag="snavio.command.in
     """With the two below, where the reason is the timestamp."""
     sent_at: datetime | UnsetType = UNSET
     received_at: datetime | UnsetType = UNSET
+    replay: bool = False
+    """With the two below, of the platform's own."""
+    replay_reason: str | UnsetType = UNSET
+    replay_id: UUID | UnsetType = UNSET
 
 
 class CommandFailed(BusEvent, frozen=True, kw_only=True, tag="snavio.command.failed"):
@@ -88,7 +92,7 @@ class CommandFailed(BusEvent, frozen=True, kw_only=True, tag="snavio.command.fai
     replay_id: UUID | UnsetType = UNSET
 
 
-class CommandDuplicate(_OfCommand, frozen=True, kw_only=True, tag="snavio.command.duplicate"):
+class CommandDuplicate(_Replayable, frozen=True, kw_only=True, tag="snavio.command.duplicate"):
     """A route with strict deduplication has had a command of this id."""
 
     dedupe_mode: Literal["strict"]

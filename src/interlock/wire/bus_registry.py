@@ -116,12 +116,13 @@ class AclRequest(Request, frozen=True, kw_only=True):
 
 
 class LimitRequest(Request, frozen=True, kw_only=True):
-    """`POST /v1/limits`."""
+    """`POST /v1/limits`: of a command of a target, from all sources or from one; or of a source, whatever it sends."""
 
-    target: ServiceName
-    name: CommandName
+    target: ServiceName | None = None
+    name: CommandName | None = None
+    """Unset, as `target`: the limit is on `source` alone."""
     source: Source | None = None
-    """The quota of one source; unset: the limit of all of them together."""
+    """With a target the quota of one source; unset: the limit of all of them together."""
     rate: Annotated[int, Meta(ge=1, le=1_000_000_000)]
     """Commands in each window."""
     window_seconds: Annotated[float, Meta(ge=0.1, le=86_400)] = 1.0
@@ -183,8 +184,9 @@ class AclView(Reply, frozen=True, kw_only=True):
 
 
 class LimitView(Reply, frozen=True, kw_only=True):
-    target: str
-    name: str
+    target: str | None
+    """None, as `name`: the limit is on `source` alone."""
+    name: str | None
     source: str | None
     rate: int
     window_seconds: float

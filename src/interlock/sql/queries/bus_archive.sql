@@ -52,6 +52,11 @@ returning org_id, dataset_uuid, dataset_version, position, attempt, interlock.cl
 select archive_id, commands, commands_in from interlock.bus_archive
 where org_id between :org_id::uuid and :org_id::uuid order by org_id, archive_id limit :most;
 
+-- name: owes$
+-- Whether something that was accepted by then is not in the archive yet: its oldest row says.
+select coalesce((select a.accepted_at from interlock.bus_archive a where a.org_id between :org_id::uuid and :org_id::uuid
+                 order by a.org_id, a.archive_id limit 1) <= :moment, false);
+
 -- name: release_archive!
 update interlock.bus_archives set taken_until = null where org_id = :org_id and attempt = :attempt;
 

@@ -1,7 +1,8 @@
 -- Limits of the command bus. A row per limit is the authority; every statement decides by the row it locks.
 
 -- name: take_tokens
--- As many of what each asks for as its window has left. In the order of the key, so that takers wait one way only.
+-- As many of what each asks for as its window has left. Limits on a source alone first, then the others, each in the
+-- order of the key: so do all who take, so that they wait one way only.
 -- The row that would be inserted is a request that finds nothing used: its own `granted` is right for a first one.
 insert into interlock.bus_windows as w
     (org_id, target, name, source, starts_at, window_seconds, rate, burst, cooldown, used, asked, granted, cooling_until)
@@ -11,7 +12,7 @@ select a.org_id, a.target, a.name, a.source, floor(interlock.bus_epoch() / a.sec
 from unnest(:org_ids::uuid[], :targets::text[], :names::text[], :sources::text[], :rates::bigint[], :seconds::float8[],
             :bursts::bigint[], :cooldowns::float8[], :asked::bigint[])
     as a(org_id, target, name, source, rate, seconds, burst, cooldown, asked)
-order by a.org_id, a.target, a.name, a.source
+order by a.target <> '', a.org_id, a.target, a.name, a.source
 on conflict (org_id, target, name, source) do update
     set starts_at = greatest(w.starts_at, excluded.starts_at), window_seconds = excluded.window_seconds,
         rate = excluded.rate, burst = excluded.burst, cooldown = excluded.cooldown, asked = excluded.asked,
@@ -28,6 +29,14 @@ returning w.org_id, w.target, w.name, w.source, w.granted,
           w.starts_at + w.window_seconds - interlock.bus_epoch() as left_seconds,
           w.rate + w.carried - w.used as remaining;
 
+-- name: give_back!
+-- Taken in this transaction, and not needed after all: another limit has refused. The rows are still locked, so that it is
+-- the window which it came from.
+update interlock.bus_windows w set used = w.used - a.amount
+from unnest(:org_ids::uuid[], :targets::text[], :names::text[], :sources::text[], :amounts::bigint[])
+    as a(org_id, target, name, source, amount)
+where w.org_id = a.org_id and w.target = a.target and w.name = a.name and w.source = a.source;
+
 -- name: count_used
 -- After dispatch: what was sent counts, whether or not there was room. `over` says that there was none.
 insert into interlock.bus_windows as w
@@ -37,7 +46,7 @@ select a.org_id, a.target, a.name, a.source, floor(interlock.bus_epoch() / a.sec
 from unnest(:org_ids::uuid[], :targets::text[], :names::text[], :sources::text[], :rates::bigint[], :seconds::float8[],
             :bursts::bigint[], :cooldowns::float8[], :asked::bigint[])
     as a(org_id, target, name, source, rate, seconds, burst, cooldown, asked)
-order by a.org_id, a.target, a.name, a.source
+order by a.target <> '', a.org_id, a.target, a.name, a.source
 on conflict (org_id, target, name, source) do update
     set starts_at = greatest(w.starts_at, excluded.starts_at), window_seconds = excluded.window_seconds,
         rate = excluded.rate, burst = excluded.burst, cooldown = excluded.cooldown, asked = excluded.asked,
@@ -48,12 +57,12 @@ returning w.org_id, w.target, w.name, w.source, w.used > w.rate + w.carried as o
           greatest(w.starts_at + w.window_seconds - interlock.bus_epoch(), w.cooldown) as wait_seconds;
 
 -- name: may_prefetch
--- At most `most` dispatchers in each second, for each lane; the others go on without.
-insert into interlock.bus_prefetches as p (org_id, target, name, slot, holders)
-select a.org_id, a.target, a.name, floor(interlock.bus_epoch())::bigint, 1
-from unnest(:org_ids::uuid[], :targets::text[], :names::text[]) as a(org_id, target, name)
-order by a.org_id, a.target, a.name
-on conflict (org_id, target, name) do update
+-- At most `most` dispatchers in each second, for each limit; the others go on without.
+insert into interlock.bus_prefetches as p (org_id, target, name, source, slot, holders)
+select a.org_id, a.target, a.name, a.source, floor(interlock.bus_epoch())::bigint, 1
+from unnest(:org_ids::uuid[], :targets::text[], :names::text[], :sources::text[]) as a(org_id, target, name, source)
+order by a.target <> '', a.org_id, a.target, a.name, a.source
+on conflict (org_id, target, name, source) do update
     set slot = excluded.slot, holders = case when p.slot = excluded.slot then p.holders + 1 else 1 end
     where p.slot <> excluded.slot or p.holders < :most::int
-returning p.org_id, p.target, p.name;
+returning p.org_id, p.target, p.name, p.source;

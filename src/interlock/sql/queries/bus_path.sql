@@ -50,7 +50,9 @@ select a.n::int as n, r.target is not null as routed, r.queue, r.dag_name, r.job
        r.dedupe_seconds, c.target is not null as allowed,
        l.rate, l.window_seconds, l.burst, l.cooldown_seconds, l.enforcement::text as enforcement,
        q.rate as quota_rate, q.window_seconds as quota_window_seconds, q.burst as quota_burst,
-       q.cooldown_seconds as quota_cooldown_seconds
+       q.cooldown_seconds as quota_cooldown_seconds,
+       s.rate as own_rate, s.window_seconds as own_window_seconds, s.burst as own_burst,
+       s.cooldown_seconds as own_cooldown_seconds, s.enforcement::text as own_enforcement
 from unnest(:org_ids::uuid[], :targets::text[], :names::text[], :services::text[]) with ordinality
     as a(org_id, target, name, service, n)
 left join interlock.bus_routes r on r.org_id = a.org_id and r.target = a.target and r.name = a.name
@@ -60,7 +62,8 @@ left join interlock.bus_acls c on c.org_id = a.org_id and c.target = a.target an
      and (c.expires_at is null or c.expires_at > interlock.clock())
 left join interlock.bus_limits l on l.org_id = a.org_id and l.target = a.target and l.name = a.name and l.source = ''
 left join interlock.bus_limits q on q.org_id = a.org_id and q.target = a.target and q.name = a.name
-     and q.source = a.service;
+     and q.source = a.service
+left join interlock.bus_limits s on s.org_id = a.org_id and s.target = '' and s.name = '' and s.source = a.service;
 
 -- name: claim_ids
 -- Whoever inserts an id has the only delivery of it; others wait for the outcome and then find it. One whose time is

@@ -21,7 +21,8 @@ where org_id = :org_id and (expires_at is null or expires_at > interlock.clock()
 order by target, name, source;
 
 -- name: read_limits
-select target, name, nullif(source, '') as source, rate, window_seconds, burst, cooldown_seconds, enforcement, version
+-- '' for what a limit does not name; one with neither target nor name is on a source alone.
+select target, name, source_service as source, rate, window_seconds, burst, cooldown_seconds, enforcement, version
 from interlock.bus_limits l where org_id = :org_id order by l.target, l.name, l.source;
 
 -- name: read_keys

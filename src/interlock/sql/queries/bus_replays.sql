@@ -92,18 +92,20 @@ where replay_id = :replay_id and ended_at is null;
 select position, command_id, source, target, name, payload, message_id from interlock.bus_replay_items
 where replay_id = :replay_id order by position limit :most;
 
--- name: settle_items!
--- A dead letter that was sent again is none any more; one whose command was refused stays.
+-- name: settle_items$
+-- How many were still there: who finds fewer than it has sent is not the only one to send them. A dead letter that was
+-- sent again is none any more; one whose command was refused stays.
 with gone as (
     delete from interlock.bus_replay_items where replay_id = :replay_id and position = any(:positions::bigint[])
+    returning 1
 ), letters as (
     delete from interlock.queue_messages
     where message_id = any(:letters::bigint[]) and queue || '' = :queue and dead_at is not null
+), counted as (
+    update interlock.bus_replays set sent = sent + :sent, failed = failed + :failed
+    where replay_id = :replay_id and ended_at is null
 )
-update interlock.bus_replays
-set sent = sent + :sent, failed = failed + :failed,
-    due_at = interlock.clock() + make_interval(secs => :pause::float8)
-where replay_id = :replay_id and ended_at is null;
+select count(*) from gone;
 
 -- name: end_replay!
 update interlock.bus_replays

@@ -23,7 +23,8 @@ select org_id, source, target, name, sensitivity, expires_at from interlock.bus_
 where org_id = any(:org_ids::uuid[]) and (expires_at is null or expires_at > interlock.clock());
 
 -- name: snapshot_limits
-select org_id, target, name, nullif(source, '') as source, rate, window_seconds, burst, cooldown_seconds, enforcement
+select org_id, target_service as target, nullif(name, '') as name, source_service as source, rate, window_seconds, burst,
+       cooldown_seconds, enforcement
 from interlock.bus_limits where org_id = any(:org_ids::uuid[]);
 
 -- name: snapshot_keys

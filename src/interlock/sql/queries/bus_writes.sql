@@ -61,7 +61,8 @@ select name from interlock.services where org_id = :org_id and name = any(:names
 select exists (select from interlock.bus_routes where org_id = :org_id and target = :name) as routes,
        exists (select from interlock.bus_acls where org_id = :org_id and target = :name)
        or exists (select from interlock.bus_acls where org_id = :org_id and source = :name) as acls,
-       exists (select from interlock.bus_limits where org_id = :org_id and target = :name) as limits;
+       exists (select from interlock.bus_limits where org_id = :org_id and target = :name)
+       or exists (select from interlock.bus_limits where org_id = :org_id and source_service = :name) as limits;
 
 -- name: revoke_api_keys!
 -- A service that is gone is nobody: keys that speak for it end with it.
@@ -161,31 +162,33 @@ where org_id = :org_id and target = :target and name = :name and source = :sourc
 -- Limits
 
 -- name: find_limit^
-select target, name, nullif(source, '') as source, rate, window_seconds, burst, cooldown_seconds, enforcement, changed_at,
-       changed_by
+select target_service as target, nullif(name, '') as name, source_service as source, rate, window_seconds, burst,
+       cooldown_seconds, enforcement, changed_at, changed_by
 from interlock.bus_limits
-where org_id = :org_id and target = :target and name = :name and source = coalesce(:source::text, '');
+where org_id = :org_id and target = coalesce(:target::text, '') and name = coalesce(:name::text, '')
+  and source = coalesce(:source::text, '');
 
 -- name: list_limits
--- Ordered by the column, in which the limit of all has '': its name alone would be the null that is shown.
-select target, name, nullif(source, '') as source, rate, window_seconds, burst, cooldown_seconds, enforcement, changed_at,
-       changed_by
+-- Ordered by the columns, which have '' for what a limit does not name: their names alone would be the nulls that are
+-- shown. Limits on a source alone come first.
+select target_service as target, nullif(name, '') as name, source_service as source, rate, window_seconds, burst,
+       cooldown_seconds, enforcement, changed_at, changed_by
 from interlock.bus_limits l
-where org_id = :org_id and (target, name, source) > (:after_target, :after_name, :after_source)
+where org_id = :org_id and (l.target, l.name, l.source) > (:after_target, :after_name, :after_source)
 order by l.target, l.name, l.source limit :most;
 
 -- name: list_limits_of_target
-select target, name, nullif(source, '') as source, rate, window_seconds, burst, cooldown_seconds, enforcement, changed_at,
-       changed_by
+select target_service as target, nullif(name, '') as name, source_service as source, rate, window_seconds, burst,
+       cooldown_seconds, enforcement, changed_at, changed_by
 from interlock.bus_limits l
-where org_id = :org_id and target = :target and (name, source) > (:after_name, :after_source)
+where org_id = :org_id and l.target = :target and (l.name, l.source) > (:after_name, :after_source)
 order by l.name, l.source limit :most;
 
 -- name: put_limit!
 insert into interlock.bus_limits (org_id, target, name, source, rate, window_seconds, burst, cooldown_seconds,
     enforcement, version, changed_by)
-values (:org_id, :target, :name, coalesce(:source::text, ''), :rate, :window_seconds, :burst, :cooldown_seconds,
-    :enforcement, :version, :changed_by)
+values (:org_id, coalesce(:target::text, ''), coalesce(:name::text, ''), coalesce(:source::text, ''), :rate,
+    :window_seconds, :burst, :cooldown_seconds, :enforcement, :version, :changed_by)
 on conflict (org_id, target, name, source) do update
 set rate = excluded.rate, window_seconds = excluded.window_seconds, burst = excluded.burst,
     cooldown_seconds = excluded.cooldown_seconds, enforcement = excluded.enforcement, version = excluded.version,
@@ -193,4 +196,5 @@ set rate = excluded.rate, window_seconds = excluded.window_seconds, burst = excl
 
 -- name: drop_limit!
 delete from interlock.bus_limits
-where org_id = :org_id and target = :target and name = :name and source = coalesce(:source::text, '');
+where org_id = :org_id and target = coalesce(:target::text, '') and name = coalesce(:name::text, '')
+  and source = coalesce(:source::text, '');
