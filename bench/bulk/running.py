@@ -56,10 +56,10 @@ async def sharded_run(connection: asyncpg.Connection[Any], client: Client, count
     )
     await connection.execute("select interlock.finish_shard($1)", shard)
     await connection.execute(
-        "insert into interlock.queue_messages (queue, dedupe_key, body)"
-        " select 'platform', $1::uuid || ':' || c, json_build_object('job_id', $2::uuid, 'run_id', $1::uuid,"
-        " 'start', c * $4, 'end', least((c + 1) * $4 - 1, $3::bigint - 1))"
-        " from generate_series(0, ($3::bigint - 1) / $4) c",
+        "insert into interlock.queue_messages (queue, priority, org_id, share_id, dedupe_key, body)"
+        " select 'platform', 1, r.org_id, r.run_id, r.run_id || ':' || c, json_build_object('job_id', $2::uuid,"
+        " 'run_id', r.run_id, 'start', c * $4, 'end', least((c + 1) * $4 - 1, $3::bigint - 1))"
+        " from interlock.runs r cross join generate_series(0, ($3::bigint - 1) / $4) c where r.run_id = $1",
         run_id,
         small.job_id,
         count,
