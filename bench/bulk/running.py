@@ -120,6 +120,7 @@ async def _page(client: Client, run_id: UUID, cursor: str | None) -> float:
 async def run(tasks: int, rounds: int, depth: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"machine": machine(), "tasks": tasks, "depth": depth}
     limits, rates, p99s = [], [], []
+    every: list[float] = []
     async with installation() as here, here.client() as client:
         connection = await here.connect()
         for n in range(rounds):
@@ -127,11 +128,12 @@ async def run(tasks: int, rounds: int, depth: int) -> dict[str, Any]:
             rate, took, run_id = await measured(f"own shard, round {n + 1}", lambda: drained(here, client, tasks))
             rates.append(rate)
             p99s.append(percentile(took, 0.99))
+            every += took
         if depth > tasks:
             _, run_id = await measured(f"{depth:,} tasks to page in", lambda: sharded_run(connection, client, depth))
         figures["pages_ms"] = await measured("pages", lambda: pages(client, run_id, max(depth, tasks)))
         await connection.close()
-    return figures | {"limit": limits, "drain": rates, "status_p99_ms": p99s}
+    return figures | {"limit": limits, "drain": rates, "status_p99_ms": p99s, "status_ms": every}
 
 
 def report(figures: dict[str, Any]) -> None:
@@ -141,7 +143,7 @@ def report(figures: dict[str, Any]) -> None:
         table.add_column(column)
     table.add_row("bare SQL, claim + complete, tasks/s", f"{limit:,.0f}", "1.00", "")
     table.add_row("claim + complete of ranges, one worker, tasks/s", f"{rate:,.0f}", f"{rate / limit:.2f}", "> 20,000")
-    table.add_row("status read meanwhile, p99, ms", f"{max(figures['status_p99_ms']):.1f}", "", "< 20")
+    table.add_row("status read meanwhile, p99, ms", f"{percentile(figures['status_ms'], 0.99):.1f}", "", "< 20")
     first, last = figures["pages_ms"]
     table.add_row(
         f"page of {_PAGE}, at the start and at depth {figures['depth']:,}, ms",
