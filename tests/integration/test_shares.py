@@ -155,6 +155,18 @@ async def test_an_org_with_many_runs_gets_no_more_than_one_with_one(system: Syst
     assert 200 <= bodies['{"alone": true}'] <= 330
 
 
+async def test_who_is_new_in_the_normal_lane_does_not_wait_until_somebody_looks(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pgqueue, "_LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(pgqueue, "_OLDEST_SHARE", 0.0)
+    for run_id in (await large(system, 10_000), await large(system, 10_000)):
+        assert run_id
+    await rounds(system, 3)
+    small = await system.submit([{"n": n} for n in range(10)])
+    assert (await rounds(system, 1))[small["run_id"]] == 10
+
+
 async def test_messages_of_nobody_are_received_beside_the_shares(system: System) -> None:
     """Those of before there were shares, too."""
     queue = system.kernel.queue

@@ -222,6 +222,7 @@ QUEUE: dict[str, list[Expectation]] = {
         Bounded(
             16,
             {"queue": "'shared'", "visibility": "60", "max_receives": "20", "lanes": "array_fill(1, array[8])"}
+            | {"most": "16", "normal_most": "14", "normal_since": _EPOCH}
             | {"org_ids": "array(select seed.id('org ' || n % 4) from generate_series(0, 7) n)"}
             | {"share_ids": "array(select seed.id('share ' || n) from generate_series(0, 7) n)"}
             | {"sinces": f"array_fill({_EPOCH}::timestamptz, array[8])", "mosts": "array_fill(2, array[8])"},

@@ -48,6 +48,15 @@ class _Crowd:
         return any(len(lane) > 1 for lane in self.lanes)
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """What is asked for at once: so many messages, of whom, and how many of the normal lane as they come."""
+
+    most: int
+    turns: list[tuple[int, Waiting, int]]
+    as_they_come: int
+
+
 class PgQueue:
     def __init__(
         self,
@@ -136,47 +145,53 @@ class PgQueue:
         """What those get whose turn it is; the room that they leave, the next ones."""
         messages = list[Received]()
         while len(messages) < most:
-            turns = self._turns(crowd, most - len(messages))
-            if not turns:
-                break
-            rows = await self._receive_in_turn(queue, turns, visibility)
-            left = {(lane, share.key): count for lane, share, count in turns}
-            for row in rows:
-                left[row["priority"], (row["org_id"], row["share_id"])] -= 1
-            for lane in (_NORMAL, _BULK):
-                crowd.lanes[lane].exhausted([key for (of, key), count in left.items() if of == lane and count])
+            batch = self._batch(crowd, most - len(messages))
+            rows = await self._receive_in_turn(queue, batch, visibility)
+            if not batch.as_they_come or all(row["priority"] == _BULK for row in rows):
+                _note_exhausted(crowd, batch, rows)
             messages += [_received(row) for row in rows if not row["dead"]]
+            if not batch.turns:
+                break
         await failpoint("receive.committed")
         return messages
 
-    def _turns(self, crowd: _Crowd, most: int) -> list[tuple[int, Waiting, int]]:
-        """Lane, share and how many: normal before bulk, but the places that are bulk's first."""
+    def _batch(self, crowd: _Crowd, most: int) -> _Batch:
+        """Normal before bulk, but the places that are bulk's first. A lane in which one share waits has no turns."""
         normal, bulk = crowd.lanes
-        reserved = min(most, self._reserved(most)) if len(normal) and len(bulk) else 0
-        turns = [(_BULK, share, count) for share, count in bulk.next(reserved if len(normal) else most)]
-        if len(normal):
+        reserved = min(most, self._reserved(most)) if len(bulk) else 0
+        if len(normal) > 1:
+            turns = [(_BULK, share, count) for share, count in bulk.next(reserved)]
             turns += [(_NORMAL, share, count) for share, count in normal.next(most - reserved)]
-        return turns
+            return _Batch(most, turns, as_they_come=0)
+        turns = [(_BULK, share, count) for share, count in bulk.next(most)]
+        return _Batch(most, turns, as_they_come=most - reserved)
 
-    async def _receive_in_turn(
-        self, queue: str, turns: Sequence[tuple[int, Waiting, int]], visibility: float
-    ) -> list[Row]:
-        async def work(connection: Connection) -> list[Row]:
-            rows: list[Row] = await _sql.receive_in_turn(
-                connection,
-                queue=queue,
-                lanes=[lane for lane, _, _ in turns],
-                org_ids=[share.org_id for _, share, _ in turns],
-                share_ids=[share.share_id for _, share, _ in turns],
-                sinces=[share.since for _, share, _ in turns],
-                mosts=[count for _, _, count in turns],
-                visibility=visibility,
-                max_receives=self._max_receives,
-            )
-            await failpoint("receive.before_commit")
-            return rows
+    async def _receive_in_turn(self, queue: str, batch: _Batch, visibility: float) -> list[Row]:
+        with self._waters[queue][_NORMAL].look() as look:
 
-        return await self._database.run(work, transaction=armed("receive.before_commit"))
+            async def work(connection: Connection) -> list[Row]:
+                rows: list[Row] = await _sql.receive_in_turn(
+                    connection,
+                    queue=queue,
+                    most=batch.most,
+                    normal_most=batch.as_they_come,
+                    normal_since=look.since,
+                    lanes=[lane for lane, _, _ in batch.turns],
+                    org_ids=[share.org_id for _, share, _ in batch.turns],
+                    share_ids=[share.share_id for _, share, _ in batch.turns],
+                    sinces=[share.since for _, share, _ in batch.turns],
+                    mosts=[count for _, _, count in batch.turns],
+                    visibility=visibility,
+                    max_receives=self._max_receives,
+                )
+                await failpoint("receive.before_commit")
+                return rows
+
+            rows = await self._database.run(work, transaction=armed("receive.before_commit"))
+            look.skipped = not batch.as_they_come
+            if batch.as_they_come:
+                look.reached = max((r["was_visible_at"] for r in rows if r["priority"] == _NORMAL), default=None)
+        return rows
 
     async def _take_oldest(self, queue: str, most: int, visibility: float) -> tuple[list[Received], float]:
         normal_water, bulk_water = self._waters[queue]
@@ -279,6 +294,17 @@ class PgQueue:
             rows = await _sql.redrive_messages(connection, queue=queue, most=most)
             await _sql.notify(connection, queue=queue)
         return len(rows)
+
+
+def _note_exhausted(crowd: _Crowd, batch: _Batch, rows: Sequence[Row]) -> None:
+    """Who got less than was there for them has no more for now."""
+    left = {(lane, share.key): count for lane, share, count in batch.turns}
+    for row in rows:
+        key = row["priority"], (row["org_id"], row["share_id"])
+        if key in left:
+            left[key] -= 1
+    for lane in (_NORMAL, _BULK):
+        crowd.lanes[lane].exhausted([key for (of, key), count in left.items() if of == lane and count > 0])
 
 
 def _waiting(row: Any) -> Waiting:

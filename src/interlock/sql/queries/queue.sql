@@ -81,8 +81,15 @@ select w.org_id, w.share_id, w.visible_at, w.visible_at <= interlock.clock() as 
 from walked w;
 
 -- name: receive_in_turn
--- As `receive`, for shares that are named with how many messages each of them gets.
-with turns as materialized (
+-- As `receive`, for shares that are named with how many messages each of them gets. Before them come `normal_most` of
+-- the normal lane, as they come, where nobody has to wait for a turn there: whoever is new in it is served at once.
+with normal as materialized (
+    select message_id from interlock.queue_messages
+    where queue = :queue and priority = 0 and dead_at is null
+      and visible_at > :normal_since::timestamptz and visible_at <= interlock.clock()
+    order by visible_at limit :normal_most
+    for no key update skip locked
+), turns as materialized (
     select * from unnest(:lanes::int[], :org_ids::uuid[], :share_ids::uuid[], :sinces::timestamptz[], :mosts::int[])
         as t(lane, org_id, share_id, since, most)
 ), picked as materialized (
@@ -94,15 +101,18 @@ with turns as materialized (
         order by m.visible_at limit t.most
         for no key update skip locked
     ) m
+    limit :most - (select count(*) from normal)
 ), taken as (
     update interlock.queue_messages m
     set visible_at = interlock.clock() + make_interval(secs => :visibility::float8), receives = m.receives + 1,
         receipt = gen_random_uuid(),
         dead_at = case when m.receives >= :max_receives::int then interlock.clock() end
-    where m.message_id = any(array(select message_id from picked))
-    returning m.message_id, m.receipt, m.body, m.receives, m.enqueued_at, m.priority, m.dead_at, m.org_id, m.share_id
+    where m.message_id = any(array(select message_id from normal union all select message_id from picked))
+    returning m.message_id, m.receipt, m.body, m.receives, m.enqueued_at, m.priority, m.dead_at, m.org_id, m.share_id,
+              old.visible_at as was_visible_at
 )
-select message_id, receipt, body, receives, enqueued_at, priority, org_id, share_id, dead_at is not null as dead
+select message_id, receipt, body, receives, enqueued_at, priority, org_id, share_id, was_visible_at,
+       dead_at is not null as dead
 from taken order by priority, message_id;
 
 -- name: next_visible^
