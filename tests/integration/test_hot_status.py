@@ -89,7 +89,7 @@ async def test_a_status_that_is_no_longer_fresh_is_told_while_one_who_asked_make
     assert await seen(watched, run) == before
 
     async def renewed() -> bool:
-        return (await seen(watched, run))["counts"]["Completed"] == 5
+        return bool((await seen(watched, run))["counts"]["Completed"] == 5)
 
     await until(renewed)
 

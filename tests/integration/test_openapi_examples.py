@@ -100,8 +100,7 @@ class Scene:
         await self.send("POST /v1/jobs", "open", 202, example="open")
         await self.send("POST /v1/jobs/{job}/tasks", "more", 201, path="/v1/jobs/readings/tasks", example="more")
         await self.send("POST /v1/jobs/{job}/close", "closed", 200, path="/v1/jobs/readings/close")
-        closed = {"path": "/v1/jobs/readings/tasks", "example": "more"}
-        await self.send("POST /v1/jobs/{job}/tasks", "closed", 409, **closed)
+        await self.send("POST /v1/jobs/{job}/tasks", "closed", 409, path="/v1/jobs/readings/tasks", example="more")
 
     async def _controlled(self) -> None:
         for verb in ("pause", "resume"):
@@ -109,8 +108,8 @@ class Scene:
         await self.send("GET /v1/jobs/{job}", "running", 200, path="/v1/jobs/crawl")
         await self.send("GET /v1/jobs/{job}/tasks", "queued", 200, path="/v1/jobs/crawl/tasks?status=Queued&limit=1")
         await self.send("GET /v1/jobs/{job}/receipt", "not_ended", 409, path="/v1/jobs/crawl/receipt")
-        running = {"path": "/v1/jobs/crawl/exports", "example": "parquet"}
-        await self.send("POST /v1/jobs/{job}/exports", "not_ended", 409, **running)
+        path = "/v1/jobs/crawl/exports"
+        await self.send("POST /v1/jobs/{job}/exports", "not_ended", 409, path=path, example="parquet")
 
     async def _ended(self) -> None:
         system = self.site.system
