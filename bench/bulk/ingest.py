@@ -175,6 +175,37 @@ def _timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
+async def accepted(lines: int, times: int) -> list[float]:
+    """Milliseconds until each of so many submissions of a list was answered; nobody reads the list meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="interlock-bench-") as folder:
+        path = Path(folder) / "list.jsonl"
+        write_list(path, lines)
+        async with installation() as site, site.client() as client:
+            request = JobRequest(operator="echo", runtime="udf", source=await client.lists.put(path))
+            took = []
+            for _ in range(times):
+                started = time.perf_counter()
+                reply = await client.submit_request(request)
+                took.append((time.perf_counter() - started) * 1000)
+                await client.delete_job(reply.job_id)
+            return took
+
+
+async def memory(lines: int, factor: int) -> dict[str, float]:
+    """Peak MiB of an ingest process that reads a list, and of another that reads one so many times as long."""
+    found = {}
+    for name, length in (("short", lines), ("long", lines * factor)):
+        with tempfile.TemporaryDirectory(prefix="interlock-bench-") as folder:
+            path = Path(folder) / "list.jsonl"
+            write_list(path, length)
+            async with installation() as site, site.client() as client:
+                await client.submit([1], operator="echo")
+                await ours(site, client, await client.lists.put(path))
+                found[name] = peak_mib()
+        console.print(f"{length:,} lines: {found[name]:,.0f} MiB", style="dim")
+    return found
+
+
 async def measure(lines: int, rounds: int, factor: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="interlock-bench-") as folder:
         path, long = Path(folder) / "list.jsonl", Path(folder) / "long.jsonl"

@@ -246,7 +246,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
     files = Files(database, settings, tasks, inputs)
     object_tokens = ObjectTokens(database, keyring, clock, issuer=settings.token_issuer, root=settings.objects_root)
     effects = Effects(database, settings)
-    reads = Reads(database, packs)
+    reads = Reads(database, packs, settings.retention_days)
     registry = Registry(database)
     actions = Actions(database, settings, reads)
     pace = Pace(coordination, clock)

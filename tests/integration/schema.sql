@@ -233,6 +233,9 @@ begin
         using errcode = 'lock_not_available';
 end
 $$;
+CREATE FUNCTION interlock.kept_until(ended_at timestamp with time zone, days double precision) RETURNS timestamp with time zone
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select ended_at + make_interval(secs => days * 86400) $$;
 CREATE FUNCTION interlock.kind_number(kind interlock.bus_kind) RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$ select case kind when 'services' then 1 when 'routes' then 2 when 'acls' then 3 when 'limits' then 4 else 5 end $$;
@@ -980,7 +983,9 @@ CREATE TABLE interlock.outbox (
     priority smallint DEFAULT 0 NOT NULL,
     dedupe_key text,
     due_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
-    tries integer DEFAULT 0 NOT NULL
+    tries integer DEFAULT 0 NOT NULL,
+    org_id uuid,
+    share_id uuid
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
 ALTER TABLE interlock.outbox ALTER COLUMN outbox_id ADD GENERATED ALWAYS AS IDENTITY (
@@ -1062,7 +1067,9 @@ CREATE TABLE interlock.queue_messages (
     receipt uuid,
     dead_at timestamp with time zone,
     dedupe_key text,
-    body json NOT NULL
+    body json NOT NULL,
+    org_id uuid,
+    share_id uuid
 )
 WITH (fillfactor='80', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
 ALTER TABLE interlock.queue_messages ALTER COLUMN message_id ADD GENERATED ALWAYS AS IDENTITY (
@@ -1138,7 +1145,8 @@ CREATE TABLE interlock.runs (
     tolerated_share double precision,
     deadline_at timestamp with time zone,
     delete_requested boolean DEFAULT false NOT NULL,
-    open boolean DEFAULT false NOT NULL
+    open boolean DEFAULT false NOT NULL,
+    retention_days double precision
 );
 CREATE TABLE interlock.service_polls (
     org_id uuid NOT NULL,
@@ -1574,13 +1582,15 @@ CREATE INDEX query_audit_running ON interlock.query_audit USING btree (started_a
 CREATE INDEX queue_messages_dead ON interlock.queue_messages USING btree (queue, message_id) WHERE (dead_at IS NOT NULL);
 CREATE UNIQUE INDEX queue_messages_once ON interlock.queue_messages USING btree (queue, dedupe_key) WHERE (dedupe_key IS NOT NULL);
 CREATE INDEX queue_messages_ready ON interlock.queue_messages USING btree (queue, priority, visible_at) WHERE (dead_at IS NULL);
+CREATE INDEX queue_messages_shares ON interlock.queue_messages USING btree (((queue || ''::text)), priority, org_id, share_id, visible_at) WHERE ((dead_at IS NULL) AND (share_id IS NOT NULL));
 CREATE INDEX runs_busy ON interlock.runs USING btree (job_id) WHERE (running <> 0);
 CREATE INDEX runs_by_job ON interlock.runs USING btree (job_id, run_id);
 CREATE UNIQUE INDEX runs_by_shard ON interlock.runs USING btree (shard) WHERE (shard <> 0);
 CREATE INDEX runs_canceling ON interlock.runs USING btree (run_id) WHERE (cancel_requested AND (ended_at IS NULL) AND (cancel_index <= last_index));
 CREATE INDEX runs_deadline ON interlock.runs USING btree (deadline_at) WHERE ((deadline_at IS NOT NULL) AND (ended_at IS NULL));
 CREATE INDEX runs_deleting ON interlock.runs USING btree (run_id) WHERE delete_requested;
-CREATE INDEX runs_ended ON interlock.runs USING btree (ended_at) WHERE (ended_at IS NOT NULL);
+CREATE INDEX runs_ended ON interlock.runs USING btree (ended_at) WHERE ((ended_at IS NOT NULL) AND (retention_days IS NULL));
+CREATE INDEX runs_kept ON interlock.runs USING btree (interlock.kept_until(ended_at, retention_days)) WHERE ((ended_at IS NOT NULL) AND (retention_days IS NOT NULL));
 CREATE INDEX runs_live ON interlock.runs USING btree (run_id) WHERE (ended_at IS NULL);
 CREATE INDEX runs_live_by_job ON interlock.runs USING btree (job_id) WHERE (ended_at IS NULL);
 CREATE INDEX runs_of_shards ON interlock.runs USING btree (shard) WHERE ((shard <> 0) AND (ended_at IS NULL));

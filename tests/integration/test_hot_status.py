@@ -12,7 +12,7 @@ from valkey.asyncio import Valkey
 from interlock.adapters.embedded import EmbeddedValkey
 from interlock.clock import ManualClock
 from interlock.kernel import pace
-from tests.system import System, running
+from tests.system import System, running, until
 
 
 @pytest.fixture
@@ -63,6 +63,7 @@ async def test_a_large_runs_status_is_kept_for_a_moment_and_changed_with_the_run
 ) -> None:
     monkeypatch.setattr(pace, "_LARGE", 1)
     monkeypatch.setattr(pace, "_FRESH_MS", 60_000)
+    monkeypatch.setattr(pace, "_KEPT_MS", 60_000)
     run = await watched.submit([0] * 10)
     before = await seen(watched, run)
     await progress(watched, clock, run, 0, 4)
@@ -73,6 +74,24 @@ async def test_a_large_runs_status_is_kept_for_a_moment_and_changed_with_the_run
     assert (view["state"], view["counts"]["Completed"]) == ("Paused", 5)
     other = await watched.kernel.principals.create_org("other")
     assert watched.org_id != other.org_id
+
+
+async def test_a_status_that_is_no_longer_fresh_is_told_while_one_who_asked_makes_a_new_one(
+    watched: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "_LARGE", 1)
+    monkeypatch.setattr(pace, "_FRESH_MS", 0)
+    monkeypatch.setattr(pace, "_KEPT_MS", 60_000)
+    run = await watched.submit([0] * 10)
+    before = await seen(watched, run)
+    await progress(watched, clock, run, 0, 4)
+    monkeypatch.setattr(pace, "_FRESH_MS", 1)  # how long nobody else makes one
+    assert await seen(watched, run) == before
+
+    async def renewed() -> bool:
+        return bool((await seen(watched, run))["counts"]["Completed"] == 5)
+
+    await until(renewed)
 
 
 async def test_status_is_read_while_valkey_is_killed(

@@ -20,7 +20,14 @@ from tests.model.world import ANY_WORKER, Crashed
 _REASONS = {
     "Completed": {"completed"},
     "Canceled": {"canceled"},
-    "Queued": {"no_worker", "message_dead", "message_missing", "message_in_flight", "waiting_for_worker"},
+    "Queued": {
+        "no_worker",
+        "message_dead",
+        "message_missing",
+        "message_in_flight",
+        "waiting_for_turn",
+        "waiting_for_worker",
+    },
 }
 
 

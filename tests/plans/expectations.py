@@ -46,7 +46,8 @@ _FOCUS = {"job_id": "seed.id('job 0')"}
 _ALONE = {"job_id": "seed.id('job 3')"}
 _EPOCH = "'epoch'"
 _LIMITS = dict.fromkeys(
-    ("max_concurrency", "rate_key", "rate_per_second", "tolerated_share", "deadline_seconds"), "null"
+    ("max_concurrency", "rate_key", "rate_per_second", "tolerated_share", "deadline_seconds", "retention_days"),
+    "null",
 )
 _RUNS_OF_ONE = "select count(*) from interlock.runs where job_id = seed.id('job 0')"
 _ZERO = "'00000000-0000-0000-0000-000000000000'"
@@ -195,6 +196,8 @@ QUEUE: dict[str, list[Expectation]] = {
             500,
             _PLATFORM
             | {"bodies": "seed.repeat('{}', 500)", "priorities": "array_fill(0, array[500])"}
+            | {"org_ids": "array_fill(seed.id('org 0'), array[500])"}
+            | {"share_ids": "array_fill(seed.id('run queued'), array[500])"}
             | {"dedupe_keys": "seed.series(500)::text[]", "delays": "array_fill(0, array[500])"},
             pages=20,
         )
@@ -205,6 +208,25 @@ QUEUE: dict[str, list[Expectation]] = {
             10,
             _PLATFORM | _SINCE | {"reserved": "1", "most": "10", "visibility": "60", "max_receives": "20"},
             pages=30,
+        )
+    ],
+    "waiting_shares": [
+        Bounded(
+            1000,
+            {"queue": "'shared'", "lane": "1", "most": "1000"}
+            | dict.fromkeys(("after_org", "after_share"), "'00000000-0000-0000-0000-000000000000'"),
+            pages=16,
+        )
+    ],
+    "receive_in_turn": [
+        Bounded(
+            16,
+            {"queue": "'shared'", "visibility": "60", "max_receives": "20", "lanes": "array_fill(1, array[8])"}
+            | {"most": "16", "normal_most": "14", "normal_since": _EPOCH}
+            | {"org_ids": "array(select seed.id('org ' || n % 4) from generate_series(0, 7) n)"}
+            | {"share_ids": "array(select seed.id('share ' || n) from generate_series(0, 7) n)"}
+            | {"sinces": f"array_fill({_EPOCH}::timestamptz, array[8])", "mosts": "array_fill(2, array[8])"},
+            pages=40,
         )
     ],
     "next_visible": [Bounded(1, _PLATFORM | _SINCE)],
@@ -323,7 +345,7 @@ JOBS: dict[str, list[Expectation]] = {
     "insert_tasks": [Bounded(1000, _NEW | {"dedupe_keys": "seed.series(1000)::text[]"}, pages=20)],
     "insert_all_tasks": [Bounded(1000, _NEW, pages=20)],
     "latch_run": [Bounded(1, _run("queued") | {"total": "1000"}, pages=30)],
-    "enqueue_ranges": [Bounded(10, _RANGES | {"direct": direct}, pages=20) for direct in ("true", "false")],
+    "enqueue_ranges": [Bounded(10, _ORG | _RANGES | {"direct": direct}, pages=20) for direct in ("true", "false")],
     "enqueue_tasks": [
         Bounded(1000, _SMALL | {"task_ids": "seed.tasks('queued', 1000)", "direct": direct}, pages=30)
         for direct in ("true", "false")
@@ -368,6 +390,7 @@ RUNS: dict[str, list[Expectation]] = {
     ],
     "cancel_walked": [Bounded(1, _run("canceling") | {"walked_from": "0", "walked_to": "5000"}, pages=30)],
     "expired_run": [Bounded(1, {"age_seconds": "14 * 86400", "since": _EPOCH})],
+    "expired_kept_run": [Bounded(1, {"since": _EPOCH})],
     "delete_run_tasks": [Bounded(5000, _run("sweep") | {"first": "0", "last": "4999"})],
     "set_swept": [Bounded(1, _run("sweep") | {"swept": "5000"}, pages=30)],
     "delete_task_traces": [Bounded(5000, {"task_ids": "seed.tasks('sweep', 5000)"})],

@@ -18,6 +18,7 @@ _NEW_RUN = {
     "rate_per_second": "null",
     "tolerated_share": "0",
     "deadline_seconds": "60",
+    "retention_days": "null",
 }
 _TABLE = "a table of its own is made, indexed or attached: its cost is that of the run, once"
 
@@ -109,6 +110,7 @@ INGEST: dict[str, list[Expectation]] = {
                 "rate_per_second": "null",
                 "tolerated_share": "0",
                 "deadline_seconds": "60",
+                "retention_days": "null",
             },
             pages=40,
         )
@@ -135,7 +137,7 @@ INGEST: dict[str, list[Expectation]] = {
     "add_ranges": [
         Bounded(
             10,
-            _RUN
+            _INGEST
             | _QUEUE
             | {"job_id": "seed.id('job 0')", "first": "900", "last": "1899", "range_size": "100", "direct": direct},
             pages=40,

@@ -68,6 +68,10 @@ select r.run_id, j.org_id, j.job_id,
        r.size, r.size - 1, 100, true, r.kind = 'canceling', r.ended_at
 from seed.run r join seed.job j on j.n = r.job;
 
+-- A third of those that have ended is kept for years; of another third, nothing was said; one is past its time.
+update interlock.runs set retention_days = case when run_id = seed.id('run past 1') then 0.001 else 3000 end
+where ended_at is not null and (hashtext(run_id::text) % 3 = 0 or run_id = seed.id('run past 1')) and run_id <> seed.id('run sweep');
+
 -- Lists that runs were made of, and that some are being made of.
 insert into interlock.uploads (upload_id, org_id, parts, sweep_at)
 select seed.id('upload ' || n), seed.id('org 0'), 1, now() + (n - 100) * interval '1 second'
@@ -168,6 +172,12 @@ select 'platform', job % 2, json_build_object('task_id', task_id), task_id::text
        now() + interval '1 minute' * random() * case when task_index % 5 = 0 then 1 else -60 end,
        case when task_index % 5 = 0 then seed.id('receipt') end, (task_index % 5 = 0)::int
 from seed.task where kind = 'queued' and run_id is null;
+
+-- A lane that a thousand runs wait in, however many messages each of them has.
+insert into interlock.queue_messages (queue, priority, org_id, share_id, body, visible_at)
+select 'shared', 1, seed.id('org ' || n % 4), seed.id('share ' || n % 1000),
+       json_build_object('run_id', seed.id('share ' || n % 1000), 'start', n, 'end', n + 99), now() - interval '1 minute' * random()
+from generate_series(0, 1999 + seed.mass()) n;
 
 insert into interlock.queue_messages (queue, body, dead_at, receives)
 select 'platform', '{}', now(), 20 from generate_series(1, 1500 + seed.mass() / 100);

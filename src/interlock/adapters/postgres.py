@@ -164,6 +164,17 @@ _MAGNITUDE_SECONDS = 1.0
 _MANY_PROCESSES = 1000
 
 
+async def _know_types(connection: Connection) -> None:
+    """asyncpg asks the catalog about each type that it meets first, which takes longer than most requests: here, of all
+    at once, nobody waits for it. Before the first migration there are none."""
+    enums = await connection.fetchval(
+        "select string_agg(format('null::%s', t.oid::regtype), ', ') from pg_type t"
+        " where t.typnamespace = to_regnamespace('interlock') and t.typtype = 'e'"
+    )
+    if enums is not None:
+        await connection.fetchrow(f"select {enums}")  # names as the catalog quotes them
+
+
 async def _keep_as_it_is(connection: Connection) -> None:
     """asyncpg would reset session state with a round trip per use; no statement here leaves any behind.
 
@@ -229,6 +240,7 @@ class Database:
                 server_settings=_PLANNER
                 | {"application_name": name}
                 | dict.fromkeys(("statement_timeout", "idle_in_transaction_session_timeout"), str(int(timeout * 1000))),
+                init=_know_types,
                 reset=_keep_as_it_is,
             )
         return cls(pool, clock or SystemClock())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
+from uuid import UUID
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,9 @@ class Outgoing:
     dedupe_key: str | None = None
     """Sending a key that is still in the queue re-arms that message instead of adding one."""
     delay_seconds: float = 0.0
+    org_id: UUID | None = None
+    share_id: UUID | None = None
+    """The run that it is of, or the job: who shares the workers with others. None: it is no task's."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from litestar import Request
 from litestar.openapi.plugins import JsonRenderPlugin
 
 from interlock import wire
+from interlock.api.examples import with_examples
 
 Document = dict[str, Any]
 
@@ -38,7 +39,7 @@ def exact(document: Document) -> Document:
     # A body that a handler describes by itself is named only where it is referred to.
     named = {*document["components"]["schemas"], *_REFERENCE.findall(str(document["paths"]))}
     components = document["components"] | {"schemas": _schemas(sorted(named))}
-    paths = {path: _path(item) for path, item in document["paths"].items()}
+    paths = {path: _path(path, item) for path, item in document["paths"].items()}
     return document | {"components": components, "paths": paths}
 
 
@@ -48,8 +49,11 @@ def _schemas(names: Sequence[str]) -> Document:
     return schemas
 
 
-def _path(item: Document) -> Document:
-    return {method: operation | {"responses": _responses(operation)} for method, operation in item.items()}
+def _path(path: str, item: Document) -> Document:
+    return {
+        method: with_examples(method, path, operation | {"responses": _responses(operation)})
+        for method, operation in item.items()
+    }
 
 
 def _responses(operation: Document) -> Document:

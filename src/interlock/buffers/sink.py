@@ -14,7 +14,7 @@ import asyncio
 import random
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,12 +87,14 @@ class Sink:
         heavy: Heavy | None = None,
         *,
         wait_seconds: float = _WAIT_SECONDS,
+        dice: Callable[[], float] = random.random,
     ) -> None:
         self._queue, self._objects, self._store, self._records, self._heavy = queue, objects, store, records, heavy
         self._limit = settings.sink_batch_limit_bytes
         self._heavy_bytes = settings.sink_spark_bytes
         self._tries = min(settings.sink_tries, settings.queue_max_receives)
         self._wait_seconds = wait_seconds
+        self._dice = dice
         self._fetching = asyncio.Semaphore(_FETCHES)
         self._grouping = asyncio.Semaphore(_GROUPS)
 
@@ -298,7 +300,7 @@ class Sink:
                 SINK_BATCHES.labels(result="failed").inc()
                 given_up.append(publish)
             else:
-                pause = min(_LONGEST_PAUSE_SECONDS, 2.0 ** (receives - 1)) * (0.5 + random.random() / 2)  # noqa: S311
+                pause = min(_LONGEST_PAUSE_SECONDS, 2.0 ** (receives - 1)) * (0.5 + self._dice() / 2)
                 await self._queue.nack(BUFFER_QUEUE, _handles(messages[publish]), pause)
                 SINK_BATCHES.labels(result="retried").inc()
         log.warning(

@@ -88,12 +88,14 @@ class Ingest:
         heavy: Heavy | None = None,
         *,
         wait_seconds: float = _WAIT_SECONDS,
+        dice: Callable[[], float] = random.random,
     ) -> None:
         self._queue, self._objects, self._records, self._heavy = queue, objects, records, heavy
         self._settings = settings
         self._state_url = state_url
         self._tries = min(settings.ingest_tries, settings.queue_max_receives)
         self._wait_seconds = wait_seconds
+        self._dice = dice
 
     async def idle(self, seconds: float) -> None:
         """`run_once` has waited already, unless a test told it not to."""
@@ -284,7 +286,7 @@ class Ingest:
         if message.receives >= self._tries:
             await self._give_up(message, pending, f"Given up after {message.receives} tries: {detail}")
             return
-        pause = min(_LONGEST_PAUSE_SECONDS, 2.0 ** (message.receives - 1)) * (0.5 + random.random() / 2)  # noqa: S311
+        pause = min(_LONGEST_PAUSE_SECONDS, 2.0 ** (message.receives - 1)) * (0.5 + self._dice() / 2)
         await self._queue.nack(INGEST_QUEUE, [_handle(message)], pause)
         INGESTS.labels(result="retried").inc()
 

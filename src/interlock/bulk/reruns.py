@@ -60,7 +60,7 @@ class Reruns:
         async def work(connection: Connection) -> JobAccepted:
             few = await self._few(connection, run, request, org_id)
             if few is not None:
-                accepted = await self._submissions.run_of(connection, row, few)
+                accepted = await self._submissions.run_of(connection, row, few, run["retention_days"])
             else:
                 accepted = await self._many(connection, row, run, request)
             await failpoint("rerun.before_commit")
@@ -106,6 +106,7 @@ class Reruns:
             rate_per_second=run["rate_per_second"],
             tolerated_share=run["tolerated_share"],
             deadline_seconds=None,
+            retention_days=run["retention_days"],
             open=False,
         )
         seconds = self._settings.upload_hours * 3600

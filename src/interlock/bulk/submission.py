@@ -89,6 +89,7 @@ class BulkSubmissions:
             rate_per_second=request.limits.rate and request.limits.rate.per_second,
             tolerated_share=request.limits.tolerated_failure_share,
             deadline_seconds=request.limits.deadline_seconds,
+            retention_days=request.retention_days,
             open=staged is None,
         )
         if staged is None:
@@ -169,6 +170,7 @@ class BulkSubmissions:
         )
         await _sql.add_ranges(
             connection,
+            org_id=job["org_id"],
             run_id=run_id,
             job_id=job["job_id"],
             first=run["first_index"],
@@ -200,7 +202,8 @@ class BulkSubmissions:
         async def work(connection: Connection) -> RunView:
             row = await self._newest(connection, job_id, org_id)
             await close_open_run(connection, row["run_id"], org_id, now=self._database.clock.now())
-            return run_view(await _reads_sql.run_by_id(connection, run_id=row["run_id"], org_id=org_id))
+            closed = await _reads_sql.run_by_id(connection, run_id=row["run_id"], org_id=org_id)
+            return run_view(closed, self._settings.retention_days)
 
         endpoint = f"POST /v1/jobs/{job_id}/close"
         return await once(self._database, self._settings, org_id, endpoint, repeat, RunView, 200, work)

@@ -84,6 +84,24 @@ def submit(
         list[str] | None, typer.Option(help="Error class that is not worth another attempt; repeatable.")
     ] = None,
     max_concurrency: Annotated[int | None, typer.Option(min=1, help="Most tasks of the job at once.")] = None,
+    run_concurrency: Annotated[int | None, typer.Option(min=1, help="Most tasks of this run at once.")] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate-per-second", help="Most tasks of one --rate-key that begin in a second.")
+    ] = None,
+    rate_key: Annotated[
+        str | None, typer.Option(help="Of --rate-per-second: host, that of the payload's url, or a JSON pointer.")
+    ] = None,
+    tolerated: Annotated[
+        float | None,
+        typer.Option("--tolerated-failure-share", help="Of the tasks that may fail for good before the run does."),
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline-seconds", help="When the run is given up, from now on.")
+    ] = None,
+    retention: Annotated[
+        float | None,
+        typer.Option("--retention-days", help="How long the ended run is kept. Default: the setting, 14"),
+    ] = None,
     dedupe_by: Annotated[
         str | None, typer.Option(help="JSON pointer into the payload, such as /id: equal ones are one task.")
     ] = None,
@@ -109,6 +127,8 @@ def submit(
         runtime=runtime,
         config=_config(config),
         scaling=None if max_concurrency is None else {"max_concurrency": max_concurrency},
+        limits=_limits(run_concurrency, rate, rate_key, tolerated, deadline),
+        retention_days=retention,
         priority=priority,
         dedupe_by=dedupe_by,
         update=update,
@@ -126,6 +146,20 @@ def submit(
         await follow(client, accepted.run_id, output)
 
     ask(folder, work)
+
+
+def _limits(
+    concurrency: int | None, rate: float | None, key: str | None, tolerated: float | None, deadline: float | None
+) -> dict[str, Any]:
+    if (rate is None) != (key is None):
+        raise usage("--rate-per-second and --rate-key go together")
+    given = {
+        "max_concurrency": concurrency,
+        "rate": None if rate is None else {"key": key, "per_second": rate},
+        "tolerated_failure_share": tolerated,
+        "deadline_seconds": deadline,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _request(*, tasks: list[Raw], policy: dict[str, Any], **options: Any) -> JobRequest:

@@ -52,6 +52,7 @@ from interlock.wire import (
     Priority,
     QueueList,
     RedriveRequest,
+    RunLimits,
     RunPage,
     RunState,
     RunView,
@@ -85,6 +86,8 @@ class JobOptions(TypedDict, total=False):
     config: dict[str, Any]
     policy: Policy
     scaling: Scaling
+    limits: RunLimits
+    retention_days: float | None
     priority: Priority
     outputs: list[DatasetRef]
     dedupe_by: str | None

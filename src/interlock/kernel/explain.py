@@ -6,12 +6,15 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from interlock.adapters.postgres import Database, Row, queries
+from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.errors import NotFound
 from interlock.kernel.shards import find_task
 from interlock.wire import Explanation, TaskStatus
 
 _sql = queries("reads")
+_queue_sql = queries("queue")
+_MOST_SHARES = 1000
+_NOBODY = UUID(int=0)
 
 
 class Explanations:
@@ -22,9 +25,11 @@ class Explanations:
         async with self._database.connection() as connection:
             shard = await find_task(connection, task_id, org_id)
             row = await _sql.explain_facts(connection, shard=shard, org_id=org_id, task_id=task_id)
-        if row is None:
-            raise NotFound(f"There is no task {task_id} in this org.")
-        reason, detail = _BY_STATUS[row["status"]](row)
+            if row is None:
+                raise NotFound(f"There is no task {task_id} in this org.")
+            reason, detail = _BY_STATUS[row["status"]](row)
+            if reason == "waiting_for_worker" and row["lane"] is not None:
+                reason, detail = await _turn(connection, row) or (reason, detail)
         detail = f"{detail}{_held_back(row)}"
         return Explanation(
             task_id=task_id, status=TaskStatus(row["status"]), reason=reason, detail=detail, facts=_facts(row)
@@ -49,6 +54,26 @@ def _queued(row: Row) -> tuple[str, str]:
         "waiting_for_worker",
         f"Queued since {_at(row['queued_at'])}{again}; the next free worker takes it.",
     )
+
+
+async def _turn(connection: Connection, row: Row) -> tuple[str, str] | None:
+    """Where others wait in the same lane, workers are shared: who has least running is next."""
+    where = {"queue": row["queue"], "lane": row["lane"], "after_org": _NOBODY, "after_share": _NOBODY}
+    found = await _queue_sql.waiting_shares(connection, most=_MOST_SHARES, **where)
+    waiting = [share for share in found if share["waits"]]
+    others = [share for share in waiting if share["share_id"] != row["share_id"]]
+    if not others:
+        return None
+    own = "run" if row["of_run"] else "job"
+    running = next((share["running"] for share in waiting if share["share_id"] == row["share_id"]), 0)
+    # Of other orgs nothing is told but that they are there.
+    here = sum(share["org_id"] == row["org_id"] for share in others)
+    who = [f"{here} more runs or jobs"] * (here > 0) + ["other orgs"] * (here < len(others))
+    rule = "of orgs, and of the runs of an org, the one with the fewest goes next"
+    shares = (
+        f"its {own} has {running} tasks running and shares the workers of {row['queue']!r} with {' and '.join(who)}"
+    )
+    return "waiting_for_turn", f"Queued since {_at(row['queued_at'])}; {shares}: {rule}."
 
 
 def _limited(row: Row) -> tuple[str, str] | None:

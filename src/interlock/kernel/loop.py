@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import structlog
@@ -39,7 +40,7 @@ class Periodic:
         await asyncio.sleep(seconds)
 
 
-async def forever(service: Service) -> None:
+async def forever(service: Service, dice: Callable[[], float] = random.random) -> None:
     """A pass that fails, for whatever reason, is logged and tried again: a loop that is gone would go unnoticed."""
     failures = 0
     while True:
@@ -51,7 +52,7 @@ async def forever(service: Service) -> None:
             LOOP_PASSES.labels(loop=service.name, result="error").inc()
             expected = isinstance(error, InterlockError)
             log.warning("loop.failed", loop=service.name, reason=str(error), exc_info=None if expected else error)
-            await asyncio.sleep(min(5.0, service.seconds * 2 ** min(failures, 6)) * (0.5 + random.random()))  # noqa: S311
+            await asyncio.sleep(min(5.0, service.seconds * 2 ** min(failures, 6)) * (0.5 + dice()))
             continue
         failures = 0
         LOOP_PASSES.labels(loop=service.name, result="work" if done else "idle").inc()

@@ -6,6 +6,7 @@ run's status was a moment ago is good enough for everybody who asks in that mome
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +15,17 @@ from typing import Final
 from uuid import UUID
 
 import msgspec
+import structlog
 
 from interlock.adapters.valkey import Coordination
 from interlock.clock import Clock
+from interlock.errors import InterlockError
 from interlock.kernel.reads import Reads
 from interlock.wire import JobView, RunView
 
 _FRESH_MS: Final = 250
+_KEPT_MS: Final = 1_000
+"""One that is no longer fresh is told while somebody makes a new one: who keeps asking never waits for Postgres."""
 _LARGE: Final = 10_000
 """Tasks from which on a status is kept: of a smaller run it costs as little to read it."""
 _REMEMBERED_MS: Final = 600_000
@@ -46,7 +51,16 @@ for n, key in ipairs(KEYS) do
 end
 """
 
+# The status, and whether it is for whoever asked to make a new one: one of all that ask at that time.
+_STATUS: Final = """
+local kept = redis.call('GET', KEYS[1])
+if not kept then return {} end
+local stale = redis.call('PTTL', KEYS[1]) <= tonumber(ARGV[1])
+return {kept, stale and redis.call('SET', KEYS[2], 1, 'NX', 'PX', ARGV[2]) and 1 or 0}
+"""
+
 _view = msgspec.json.Decoder(JobView)
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -88,19 +102,43 @@ class HotStatus:
         self._reads = reads
         self._pace = pace
         self._coordination = coordination
+        self._renewals: set[asyncio.Task[None]] = set()
 
     async def job(self, job: str, org_id: UUID) -> JobView:
-        key = _status_key(job, org_id)
-        kept = await self._coordination.get(key) if self._coordination else None
-        if kept is not None:
-            return _view.decode(kept)
+        found = await self._kept(_status_key(job, org_id))
+        if found is None:
+            return await self._read(job, org_id)
+        kept, stale = found
+        if stale:
+            renewal = asyncio.create_task(self._renew(job, org_id))
+            self._renewals.add(renewal)
+            renewal.add_done_callback(self._renewals.discard)
+        return _view.decode(kept)
+
+    async def _kept(self, key: str) -> tuple[bytes, bool] | None:
+        if self._coordination is None:
+            return None
+        left = [_KEPT_MS - _FRESH_MS, _FRESH_MS]
+        found = await self._coordination.script(_STATUS, keys=[key, f"{key}:renewed"], args=left)
+        return (found[0], bool(found[1])) if found else None
+
+    async def _renew(self, job: str, org_id: UUID) -> None:
+        try:
+            view = await self._read(job, org_id)
+            if view.run is None or view.run.ended_at is not None:
+                await self.forget([job], org_id)
+        except InterlockError as error:
+            # Nobody waits for it; the next who asks, once the kept one is gone, is told the same.
+            log.warning("status.not_renewed", code=error.code, reason=error.detail)
+
+    async def _read(self, job: str, org_id: UUID) -> JobView:
         view = await self._reads.job(job, org_id)
         if view.run is None or view.run.ended_at is not None:
             return view
         run = await self._paced(view.run)
         view = msgspec.structs.replace(view, run=run)
         if self._coordination and (run.total or 0) >= _LARGE:
-            await self._coordination.put(key, msgspec.json.encode(view), milliseconds=_FRESH_MS)
+            await self._coordination.put(_status_key(job, org_id), msgspec.json.encode(view), milliseconds=_KEPT_MS)
         return view
 
     async def run(self, run_id: UUID, org_id: UUID) -> RunView:

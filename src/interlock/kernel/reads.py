@@ -74,9 +74,10 @@ class _Page:
 
 
 class Reads:
-    def __init__(self, database: Database, packs: Packs) -> None:
+    def __init__(self, database: Database, packs: Packs, retention_days: float) -> None:
         self._database = database
         self._packs = packs
+        self.retention_days = retention_days
 
     async def find_job(self, name_or_id: str, org_id: UUID) -> Row:
         """By id, by name, or by `dag/name`."""
@@ -96,12 +97,12 @@ class Reads:
         job = await self.find_job(name_or_id, org_id)
         async with self._database.connection() as connection:
             run = await _sql.newest_run(connection, org_id=org_id, job_id=job["job_id"])
-        return _job_view(job, run_view(run) if run else None)
+        return _job_view(job, run_view(run, self.retention_days) if run else None)
 
     async def jobs(self, org_id: UUID, cursor: str | None, limit: int) -> JobPage:
         async with self._database.connection() as connection:
             rows = await _sql.list_jobs(connection, org_id=org_id, cursor=_uuid_cursor(cursor), most=limit)
-        jobs = [_job_view(row, _joined_run(row)) for row in rows]
+        jobs = [_job_view(row, _joined_run(row, self.retention_days)) for row in rows]
         return JobPage(jobs=jobs, next_cursor=_next(rows, "job_id", limit))
 
     async def run(self, run_id: UUID, org_id: UUID) -> RunView:
@@ -109,7 +110,7 @@ class Reads:
             row = await _sql.run_by_id(connection, org_id=org_id, run_id=run_id)
         if row is None:
             raise NotFound(f"There is no run {run_id} in this org.")
-        return run_view(row)
+        return run_view(row, self.retention_days)
 
     async def runs(self, name_or_id: str, org_id: UUID, cursor: str | None, limit: int) -> RunPage:
         job = await self.find_job(name_or_id, org_id)
@@ -117,7 +118,8 @@ class Reads:
             rows = await _sql.list_runs(
                 connection, org_id=org_id, job_id=job["job_id"], cursor=_uuid_cursor(cursor), most=limit
             )
-        return RunPage(runs=[run_view(row) for row in rows], next_cursor=_next(rows, "run_id", limit))
+        runs = [run_view(row, self.retention_days) for row in rows]
+        return RunPage(runs=runs, next_cursor=_next(rows, "run_id", limit))
 
     async def gauges(self) -> tuple[list[Row], int]:
         """Attempts in flight per operator, and what the outbox owes."""
@@ -382,7 +384,8 @@ def _job_view(row: Row, run: RunView | None) -> JobView:
     )
 
 
-def run_view(row: Any) -> RunView:
+def run_view(row: Any, retention_days: float | None = None) -> RunView:
+    """With the retention of those that do not say it themselves."""
     return RunView(
         run_id=row["run_id"],
         job_id=row["job_id"],
@@ -398,15 +401,16 @@ def run_view(row: Any) -> RunView:
         ),
         cancel_requested=row["cancel_requested"],
         reason=row["reason"],
+        retention_days=retention_days if row["retention_days"] is None else row["retention_days"],
         created_at=row["created_at"],
         ended_at=row["ended_at"],
     )
 
 
-def _joined_run(row: Row) -> RunView | None:
+def _joined_run(row: Row, retention_days: float) -> RunView | None:
     if row["run_id"] is None:
         return None
-    return run_view({**row, "created_at": row["run_created_at"]})
+    return run_view({**row, "created_at": row["run_created_at"]}, retention_days)
 
 
 def _priority(number: int) -> Priority:

@@ -84,9 +84,13 @@ class Relay:
         for queue, owed in by_queue.items():
             # One message per key: a batch may owe the same wake-up twice.
             unique = {row["dedupe_key"] or row["outbox_id"]: row for row in owed}
-            messages = [Outgoing(row["body"], row["priority"], row["dedupe_key"]) for row in unique.values()]
-            await self._queue.send_batch(queue, messages)
+            await self._queue.send_batch(queue, [_message(row) for row in unique.values()])
         return [row["outbox_id"] for row in rows]
 
     async def _invoke_all(self, rows: list[Row]) -> list[int]:
         return [row["outbox_id"] for row in rows if await self._invoke(row["target"], _ref.decode(row["body"]))]
+
+
+def _message(row: Row) -> Outgoing:
+    share = {"org_id": row["org_id"], "share_id": row["share_id"]}
+    return Outgoing(row["body"], row["priority"], row["dedupe_key"], **share)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from interlock.access.keyring import Keyring
 from interlock.adapters.lowwater import Look, LowWater, low_water
-from interlock.adapters.postgres import Connection, Database, queries
+from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.failpoints import failpoint
 from interlock.kernel.deletion import delete_part
 from interlock.kernel.loop import Periodic
@@ -31,7 +31,7 @@ class Retention(Periodic):
         self._settings = settings
         self._keyring = keyring
         self._age_seconds = settings.retention_days * 86_400
-        self._water = low_water()
+        self._water, self._kept_water = low_water(), low_water()
         self._event_water: LowWater[int] = LowWater(0, lambda event_id: event_id - _BATCH)
         self._job = _NO_JOB
 
@@ -44,16 +44,28 @@ class Retention(Periodic):
         return done + await self._keyring.forget_expired()
 
     async def _runs(self) -> int:
-        """The oldest expired run, a batch at a time; it goes only when its last task has. One with a shard of its own
-        is handed on."""
+        """The oldest expired run, and the oldest of those that say how long they are kept, a batch at a time; a run
+        goes only when its last task has. One with a shard of its own is handed on."""
         with self._water.look() as look:
-            return await self._database.run(lambda connection: self._oldest_run(connection, look))
+            done = await self._database.run(lambda connection: self._oldest_run(connection, look))
+        with self._kept_water.look() as look:
+            return done + await self._database.run(lambda connection: self._oldest_kept_run(connection, look))
 
     async def _oldest_run(self, connection: Connection, look: Look[datetime]) -> int:
         run = await _sql.expired_run(connection, age_seconds=self._age_seconds, since=look.since)
         if run is None:
             return 0
         look.reached = run["ended_at"]
+        return await self._delete(connection, run)
+
+    async def _oldest_kept_run(self, connection: Connection, look: Look[datetime]) -> int:
+        run = await _sql.expired_kept_run(connection, since=look.since)
+        if run is None:
+            return 0
+        look.reached = run["kept_until"]
+        return await self._delete(connection, run)
+
+    async def _delete(self, connection: Connection, run: Row) -> int:
         if run["shard"] == SMALL_SHARD:
             done = await delete_part(connection, self._settings, run)
         else:

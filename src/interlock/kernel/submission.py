@@ -119,13 +119,18 @@ class Submissions:
     async def _write(self, connection: Connection, request: JobRequest, org_id: UUID) -> tuple[JobAccepted, str]:
         job = await self.job(connection, request, org_id)
         items = items_of(request.listed, request.dedupe_by, job["concurrency_key"])
-        return await self._run_of(connection, job, items, request.limits), job["runtime"]
+        return await self._run_of(connection, job, items, request.limits, request.retention_days), job["runtime"]
 
-    async def run_of(self, connection: Connection, job: Row, tasks: list[Raw]) -> JobAccepted:
+    async def run_of(
+        self, connection: Connection, job: Row, tasks: list[Raw], retention_days: float | None = None
+    ) -> JobAccepted:
         """Another run of a job that is there, in a larger transaction."""
-        return await self._run_of(connection, job, items_of(tasks, None, job["concurrency_key"]), RunLimits())
+        items = items_of(tasks, None, job["concurrency_key"])
+        return await self._run_of(connection, job, items, RunLimits(), retention_days)
 
-    async def _run_of(self, connection: Connection, job: Row, items: Items, limits: RunLimits) -> JobAccepted:
+    async def _run_of(
+        self, connection: Connection, job: Row, items: Items, limits: RunLimits, retention_days: float | None
+    ) -> JobAccepted:
         run = await _sql.insert_run(
             connection,
             org_id=job["org_id"],
@@ -138,6 +143,7 @@ class Submissions:
             rate_per_second=limits.rate and limits.rate.per_second,
             tolerated_share=limits.tolerated_failure_share,
             deadline_seconds=limits.deadline_seconds,
+            retention_days=retention_days,
         )
         indexes = await self._tasks(connection, job, run["run_id"], items)
         if items.dedupe_keys is not None:
@@ -179,6 +185,7 @@ class Submissions:
         elif indexes:
             await _sql.enqueue_ranges(
                 connection,
+                org_id=job["org_id"],
                 job_id=job["job_id"],
                 run_id=run_id,
                 indexes=indexes,

@@ -146,7 +146,8 @@ class Turns:
             key = f"{run_id}:{span.start // run['range_size']}"
             if span.start == span.end:
                 key = str(run_task_id(run_id, span.start))
-            messages.append(Outgoing(msgspec.json.encode(body).decode(), run["priority"], key))
+            text = msgspec.json.encode(body).decode()
+            messages.append(Outgoing(text, run["priority"], key, org_id=run["org_id"], share_id=run_id))
         await self._queue.send_batch(run["queue"], messages)
 
 

@@ -79,6 +79,9 @@ class JobRequest(Request, frozen=True, kw_only=True):
     scaling: Scaling = field(default_factory=Scaling)
     limits: RunLimits = field(default_factory=RunLimits)
     """Of the run that this request makes."""
+    retention_days: Annotated[float, Meta(gt=0, le=3660)] | None = None
+    """How long that run is kept when it has ended, with its tasks and results: up to ten years. None: the setting of
+    that name, 14 days unless it was changed."""
     priority: Priority = Priority.NORMAL
     outputs: Annotated[list[DatasetRef], Meta(max_length=100)] = field(default_factory=list)
     dedupe_by: JsonPointer | None = None
@@ -125,6 +128,8 @@ class RunView(Reply, frozen=True, kw_only=True):
     """Tasks per second that end; of a run that goes on, as far as it is known."""
     eta_seconds: float | None = None
     """Until the last of them has, at that rate."""
+    retention_days: float | None = None
+    """How long it is kept when it has ended, with its tasks and results."""
     created_at: datetime
     ended_at: datetime | None
 

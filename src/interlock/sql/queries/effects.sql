@@ -38,7 +38,7 @@ where o.outbox_id = any(array(
     where due_at > :since::timestamptz and due_at <= interlock.clock() and kind = any(:kinds::text[])
     order by due_at limit :most
     for no key update skip locked))
-returning o.outbox_id, o.kind, o.target, o.body, o.priority, o.dedupe_key, o.tries, old.due_at as was_due_at;
+returning o.outbox_id, o.kind, o.target, o.body, o.priority, o.org_id, o.share_id, o.dedupe_key, o.tries, old.due_at as was_due_at;
 
 -- name: call_in
 -- Places of a runner are free: the oldest that wait for one come due now.

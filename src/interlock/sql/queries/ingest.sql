@@ -117,24 +117,24 @@ from counted c where r.run_id = :run_id and r.total is null;
 -- name: enqueue_run_ranges^
 -- The next so many messages of the run; `enqueued_index` is where the next ones begin.
 with next_ones as (
-    select i.run_id, r.job_id, r.shard, r.range_size, i.last_index, i.enqueued_index / r.range_size as first,
+    select i.run_id, i.org_id, r.job_id, r.shard, r.range_size, i.last_index, i.enqueued_index / r.range_size as first,
            least(i.enqueued_index / r.range_size + :most::int - 1, i.last_index / r.range_size) as last
     from interlock.ingests i join interlock.runs r on r.run_id = i.run_id
     where i.run_id = :run_id and i.org_id = :org_id and i.step = 'Enqueuing' and i.enqueued_index <= i.last_index
     for update of i
 ), messages as (
     -- A large run goes in the lane of bulk, whatever its job's priority: small ones do not wait behind all of it.
-    select n.run_id || ':' || chunk as dedupe_key, case when n.shard = 0 then :priority::int else 1 end as lane,
+    select n.run_id || ':' || chunk as dedupe_key, n.org_id, n.run_id, case when n.shard = 0 then :priority::int else 1 end as lane,
            json_build_object('job_id', n.job_id, 'run_id', n.run_id, 'start', chunk * n.range_size,
                              'end', least((chunk + 1) * n.range_size - 1, n.last_index)) as body
     from next_ones n cross join lateral generate_series(n.first, n.last) as chunk
 ), direct as (
-    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
-    select :queue, lane, body, dedupe_key from messages where :direct::boolean
+    insert into interlock.queue_messages (queue, priority, org_id, share_id, body, dedupe_key)
+    select :queue, lane, org_id, run_id, body, dedupe_key from messages where :direct::boolean
     on conflict do nothing
 ), owed as (
-    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
-    select 'send', :queue, body, lane, dedupe_key from messages where not :direct::boolean
+    insert into interlock.outbox (kind, target, body, priority, org_id, share_id, dedupe_key)
+    select 'send', :queue, body, lane, org_id, run_id, dedupe_key from messages where not :direct::boolean
 ), moved as (
     update interlock.ingests i set enqueued_index = (n.last + 1) * n.range_size
     from next_ones n where i.run_id = n.run_id
@@ -229,10 +229,11 @@ from unnest(:indexes::bigint[], :payloads::text[], :slot_keys::text[]) as i(task
 on conflict do nothing;
 
 -- name: insert_ingesting_run^
-insert into interlock.runs (org_id, job_id, last_index, range_size, max_concurrency, rate_key, rate_per_second, tolerated_share, deadline_at, latched,
-                            ingesting, open, state)
+insert into interlock.runs (org_id, job_id, last_index, range_size, max_concurrency, rate_key, rate_per_second, tolerated_share, deadline_at,
+                            retention_days, latched, ingesting, open, state)
 values (:org_id, :job_id, -1, :range_size, :max_concurrency::int, :rate_key::text, :rate_per_second::float8, :tolerated_share::float8,
-        interlock.clock() + make_interval(secs => :deadline_seconds::float8), false, true, :open, 'Ingesting')
+        interlock.clock() + make_interval(secs => :deadline_seconds::float8), :retention_days::float8, false, true,
+        :open, 'Ingesting')
 returning run_id, state;
 
 -- name: newest_run^
@@ -264,8 +265,8 @@ with messages as (
            least((chunk + 1) * :range_size::int - 1, :last::bigint) as last
     from generate_series(:first::bigint / :range_size::int, :last::bigint / :range_size::int) as chunk
 ), direct as (
-    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
-    select :queue, :priority, json_build_object('job_id', :job_id::uuid, 'run_id', :run_id::uuid, 'start', start, 'end', last),
+    insert into interlock.queue_messages (queue, priority, org_id, share_id, body, dedupe_key)
+    select :queue, :priority, :org_id::uuid, :run_id::uuid, json_build_object('job_id', :job_id::uuid, 'run_id', :run_id::uuid, 'start', start, 'end', last),
            dedupe_key
     from messages where :direct::boolean
     on conflict (queue, dedupe_key) where dedupe_key is not null do update
@@ -275,10 +276,10 @@ with messages as (
                                                     (excluded.body ->> 'start')::bigint),
                                      'end', (excluded.body ->> 'end')::bigint)
 ), owed as (
-    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
+    insert into interlock.outbox (kind, target, body, priority, org_id, share_id, dedupe_key)
     select 'send', :queue,
            json_build_object('job_id', :job_id::uuid, 'run_id', :run_id::uuid, 'start', start, 'end', last), :priority,
-           dedupe_key
+           :org_id::uuid, :run_id::uuid, dedupe_key
     from messages where not :direct::boolean
 )
 select case when :direct::boolean then pg_notify('interlock_queue', :queue) else pg_notify('interlock_outbox', '') end;

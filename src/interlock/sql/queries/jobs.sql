@@ -77,10 +77,10 @@ order by own limit 1;
 -- name: insert_run^
 -- With a total that is known from the start the run is latched at once; else latch_run does it.
 insert into interlock.runs (org_id, job_id, last_index, range_size, total, queued, max_concurrency, rate_key, rate_per_second, tolerated_share, deadline_at,
-                            latched, state, ended_at)
+                            retention_days, latched, state, ended_at)
 values (:org_id, :job_id, :last_index, :range_size, :total::bigint, coalesce(:total::bigint, 0),
         :max_concurrency::int, :rate_key::text, :rate_per_second::float8, :tolerated_share::float8, interlock.clock() + make_interval(secs => :deadline_seconds::float8),
-        :total::bigint is not null,
+        :retention_days::float8, :total::bigint is not null,
         case when :total::bigint = 0 then 'Completed'::interlock.run_state else 'Running' end,
         case when :total::bigint = 0 then interlock.clock() end)
 returning run_id, state;
@@ -123,12 +123,12 @@ with ranges as (
                              'end', least((chunk + 1) * :range_size::int - 1, :last::bigint)) as body
     from ranges order by chunk
 ), direct as (
-    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
-    select :queue, :priority, body, dedupe_key from messages where :direct::boolean
+    insert into interlock.queue_messages (queue, priority, org_id, share_id, body, dedupe_key)
+    select :queue, :priority, :org_id::uuid, :run_id::uuid, body, dedupe_key from messages where :direct::boolean
     on conflict do nothing
 ), owed as (
-    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
-    select 'send', :queue, body, :priority, dedupe_key from messages where not :direct::boolean
+    insert into interlock.outbox (kind, target, body, priority, org_id, share_id, dedupe_key)
+    select 'send', :queue, body, :priority, :org_id::uuid, :run_id::uuid, dedupe_key from messages where not :direct::boolean
 )
 select case when :direct::boolean then pg_notify('interlock_queue', :queue) else pg_notify('interlock_outbox', '') end;
 
@@ -136,7 +136,8 @@ select case when :direct::boolean then pg_notify('interlock_queue', :queue) else
 -- A wake-up per task: through the queue, the outbox, or, for runtimes without a queue, an invocation. A task of a shard
 -- of its own is named by its run and index, which tell the shard; so is one of a run with a limit.
 with tasks as (
-    select t.task_id, case when :shard = 0 then t.priority else 1 end as priority, j.queue, j.runtime,
+    select t.task_id, case when :shard = 0 then t.priority else 1 end as priority, j.queue, j.runtime, t.org_id,
+           coalesce(t.run_id, t.job_id) as share_id,
            case when :shard = 0 and (t.run_id is null or (select r.max_concurrency is null and r.rate_key is null
                                                           from interlock.runs r where r.run_id = t.run_id))
                 then json_build_object('task_id', t.task_id)
@@ -145,14 +146,15 @@ with tasks as (
     from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
     where t.shard = :shard and t.task_id = any(:task_ids::uuid[])
 ), direct as (
-    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
-    select queue, priority, body, task_id::text from tasks where queue is not null and :direct::boolean
+    insert into interlock.queue_messages (queue, priority, org_id, share_id, body, dedupe_key)
+    select queue, priority, org_id, share_id, body, task_id::text from tasks where queue is not null and :direct::boolean
     order by task_id::text collate "C"  -- as in `send`
     on conflict (queue, dedupe_key) where dedupe_key is not null do update
         set visible_at = excluded.visible_at, receipt = null, receives = 0, dead_at = null
 ), owed as (
-    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
-    select case when queue is null then 'invoke' else 'send' end, coalesce(queue, runtime), body, priority, task_id::text
+    insert into interlock.outbox (kind, target, body, priority, org_id, share_id, dedupe_key)
+    select case when queue is null then 'invoke' else 'send' end, coalesce(queue, runtime), body, priority, org_id,
+           share_id, task_id::text
     from tasks where queue is null or not :direct::boolean
 )
 select pg_notify(case when queue is not null and :direct::boolean then 'interlock_queue' else 'interlock_outbox' end,

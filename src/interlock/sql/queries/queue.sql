@@ -2,10 +2,12 @@
 
 -- name: send!
 -- In the order of their keys, as in enqueue_tasks: two senders of the same messages then wait one way only.
-insert into interlock.queue_messages (queue, priority, body, dedupe_key, visible_at)
-select :queue, m.priority, m.body::json, m.dedupe_key, interlock.clock() + make_interval(secs => m.delay)
-from unnest(:bodies::text[], :priorities::int[], :dedupe_keys::text[], :delays::float8[])
-    as m(body, priority, dedupe_key, delay)
+insert into interlock.queue_messages (queue, priority, org_id, share_id, body, dedupe_key, visible_at)
+select :queue, m.priority, m.org_id, m.share_id, m.body::json, m.dedupe_key,
+       interlock.clock() + make_interval(secs => m.delay)
+from unnest(:bodies::text[], :priorities::int[], :org_ids::uuid[], :share_ids::uuid[], :dedupe_keys::text[],
+            :delays::float8[])
+    as m(body, priority, org_id, share_id, dedupe_key, delay)
 order by m.dedupe_key collate "C"
 on conflict (queue, dedupe_key) where dedupe_key is not null do update
     set visible_at = excluded.visible_at, receipt = null, receives = 0, dead_at = null;
@@ -48,6 +50,70 @@ with reserved as (
 )
 select message_id, receipt, body, receives, enqueued_at, priority, was_visible_at, dead_at is not null as dead from taken
 order by priority, message_id;
+
+-- name: waiting_shares
+-- Runs, and jobs of tasks of no run, with messages that wait in a lane, from a place on; with what they have running.
+-- From one to the next along the index: of each the oldest message alone is read, however many there are.
+with recursive shares as (
+    (select org_id, share_id, visible_at, body from interlock.queue_messages
+     where queue || '' = :queue and priority = :lane::int and dead_at is null and share_id is not null
+       and (org_id, share_id) > (:after_org::uuid, :after_share::uuid)
+     order by org_id, share_id, visible_at limit 1)
+    union all
+    select n.* from shares s
+    cross join lateral (
+        select m.org_id, m.share_id, m.visible_at, m.body from interlock.queue_messages m
+        where m.queue || '' = :queue and m.priority = :lane::int and m.dead_at is null and m.share_id is not null
+          and (m.org_id, m.share_id) > (s.org_id, s.share_id)
+        order by m.org_id, m.share_id, m.visible_at limit 1
+    ) n
+), walked as materialized (
+    select * from shares limit :most
+)
+select w.org_id, w.share_id, w.visible_at, w.visible_at <= interlock.clock() as waits,
+       coalesce((w.body ->> 'end')::bigint - (w.body ->> 'start')::bigint + 1, 1) as size,
+       coalesce(
+           (select r.running + coalesce((select sum(d.running) from interlock.run_deltas d where d.run_id = r.run_id), 0)
+            from interlock.runs r where r.run_id = w.share_id),
+           (select count(*) from (select 1 from interlock.tasks t
+                                  where t.shard = 0 and t.run_id is null and t.listed_status = 'Running'
+                                    and t.job_id = w.share_id limit 1000) t))::bigint as running
+from walked w;
+
+-- name: receive_in_turn
+-- As `receive`, for shares that are named with how many messages each of them gets. Before them come `normal_most` of
+-- the normal lane, as they come, where nobody has to wait for a turn there: whoever is new in it is served at once.
+with normal as materialized (
+    select message_id from interlock.queue_messages
+    where queue = :queue and priority = 0 and dead_at is null
+      and visible_at > :normal_since::timestamptz and visible_at <= interlock.clock()
+    order by visible_at limit :normal_most
+    for no key update skip locked
+), turns as materialized (
+    select * from unnest(:lanes::int[], :org_ids::uuid[], :share_ids::uuid[], :sinces::timestamptz[], :mosts::int[])
+        as t(lane, org_id, share_id, since, most)
+), picked as materialized (
+    select m.message_id from turns t
+    cross join lateral (
+        select m.message_id from interlock.queue_messages m
+        where m.queue || '' = :queue and m.priority = t.lane and m.org_id = t.org_id and m.share_id = t.share_id
+          and m.dead_at is null and m.visible_at >= t.since and m.visible_at <= interlock.clock()
+        order by m.visible_at limit t.most
+        for no key update skip locked
+    ) m
+    limit :most - (select count(*) from normal)
+), taken as (
+    update interlock.queue_messages m
+    set visible_at = interlock.clock() + make_interval(secs => :visibility::float8), receives = m.receives + 1,
+        receipt = gen_random_uuid(),
+        dead_at = case when m.receives >= :max_receives::int then interlock.clock() end
+    where m.message_id = any(array(select message_id from normal union all select message_id from picked))
+    returning m.message_id, m.receipt, m.body, m.receives, m.enqueued_at, m.priority, m.dead_at, m.org_id, m.share_id,
+              old.visible_at as was_visible_at
+)
+select message_id, receipt, body, receives, enqueued_at, priority, org_id, share_id, was_visible_at,
+       dead_at is not null as dead
+from taken order by priority, message_id;
 
 -- name: next_visible^
 -- Seconds until the next message of the queue becomes visible: when to look again although nothing was announced.

@@ -6,7 +6,7 @@ select * from interlock.jobs where org_id = :org_id and job_id = :job_id and del
 -- name: list_jobs
 -- Newest first; each with its newest run.
 select j.*, r.run_id, r.state, r.total, r.queued, r.running, r.completed, r.failed, r.dead, r.canceled,
-       r.cancel_requested, r.reason, r.created_at as run_created_at, r.ended_at
+       r.cancel_requested, r.reason, r.created_at as run_created_at, r.ended_at, r.retention_days
 from (select * from interlock.jobs
       where org_id = :org_id and job_id < coalesce(:cursor::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff') and deleted_at is null
       order by job_id desc limit :most) j
@@ -115,6 +115,7 @@ select t.status, t.attempt, t.max_attempts, t.dead, t.parked, t.cancel_requested
                               where w.queue = j.queue and w.last_seen_at > interlock.clock() - interval '60 seconds'
                               limit 1000) w) as workers,
        m.visible_at, m.dead_at is not null as message_dead, m.message_id is not null as has_message, m.receives,
+       m.priority as lane, t.org_id, coalesce(t.run_id, t.job_id) as share_id, t.run_id is not null as of_run,
        a.outcome, a.error_class, a.error_message, a.crash, a.attempt as last_attempt,
        p.since as paused_since, p.reason as pause_reason, p.path as pause_path
 from interlock.tasks t

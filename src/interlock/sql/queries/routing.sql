@@ -122,13 +122,13 @@ with changed as materialized (
            payload::jsonb #>> string_to_array(substr(concurrency_key, 2), '/'), payload
     from tasks
 ), direct as (
-    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
-    select queue, priority, json_build_object('task_id', task_id), task_id::text
+    insert into interlock.queue_messages (queue, priority, org_id, share_id, body, dedupe_key)
+    select queue, priority, org_id, job_id, json_build_object('task_id', task_id), task_id::text
     from tasks where queue is not null and :direct::boolean
 ), owed as (
-    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
+    insert into interlock.outbox (kind, target, body, priority, org_id, share_id, dedupe_key)
     select case when queue is null then 'invoke' else 'send' end, coalesce(queue, runtime),
-           json_build_object('task_id', task_id), priority, task_id::text
+           json_build_object('task_id', task_id), priority, org_id, job_id, task_id::text
     from tasks where queue is null or not :direct::boolean
 ), told as (
     select pg_notify(case when queue is not null and :direct::boolean then 'interlock_queue' else 'interlock_outbox' end,
@@ -184,13 +184,13 @@ with streams as materialized (
            payload::jsonb #>> string_to_array(substr(concurrency_key, 2), '/'), payload
     from tasks
 ), direct as (
-    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
-    select queue, priority, json_build_object('task_id', task_id), task_id::text
+    insert into interlock.queue_messages (queue, priority, org_id, share_id, body, dedupe_key)
+    select queue, priority, org_id, job_id, json_build_object('task_id', task_id), task_id::text
     from tasks where queue is not null and :direct::boolean
 ), owed as (
-    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
+    insert into interlock.outbox (kind, target, body, priority, org_id, share_id, dedupe_key)
     select case when queue is null then 'invoke' else 'send' end, coalesce(queue, runtime),
-           json_build_object('task_id', task_id), priority, task_id::text
+           json_build_object('task_id', task_id), priority, org_id, job_id, task_id::text
     from tasks where queue is null or not :direct::boolean
 ), told as (
     select pg_notify(case when queue is not null and :direct::boolean then 'interlock_queue' else 'interlock_outbox' end,

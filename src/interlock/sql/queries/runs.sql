@@ -106,10 +106,10 @@ order by r.run_id limit :most;
 -- name: wake_ranges
 -- One message for each range with a queued task, whatever message there is of it: who holds that finds less to claim.
 with run as materialized (
-    select r.run_id, r.job_id, r.range_size, r.last_index, j.queue, case when r.shard = 0 then j.priority else 1 end as priority
+    select r.run_id, r.org_id, r.job_id, r.range_size, r.last_index, j.queue, case when r.shard = 0 then j.priority else 1 end as priority
     from interlock.runs r join interlock.jobs j on j.job_id = r.job_id where r.run_id = :run_id
 ), messages as materialized (
-    select r.queue, r.priority, r.run_id || ':' || c.chunk as dedupe_key,
+    select r.queue, r.priority, r.org_id, r.run_id, r.run_id || ':' || c.chunk as dedupe_key,
            json_build_object('job_id', r.job_id, 'run_id', r.run_id, 'start', c.chunk * r.range_size,
                              'end', least((c.chunk + 1) * r.range_size - 1, r.last_index)) as body
     from run r
@@ -118,14 +118,14 @@ with run as materialized (
            where t.shard = :shard and t.run_id = :run_id and t.status = 'Queued' and not t.parked
              and t.task_index between c.chunk * r.range_size and (c.chunk + 1) * r.range_size - 1 limit 1)
 ), direct as (
-    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
-    select queue, priority, body, dedupe_key from messages where :direct::boolean
+    insert into interlock.queue_messages (queue, priority, org_id, share_id, body, dedupe_key)
+    select queue, priority, org_id, run_id, body, dedupe_key from messages where :direct::boolean
     order by dedupe_key collate "C"  -- as in `send`
     on conflict (queue, dedupe_key) where dedupe_key is not null do update
         set body = excluded.body, visible_at = excluded.visible_at, receipt = null, receives = 0, dead_at = null
 ), owed as (
-    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
-    select 'send', queue, body, priority, dedupe_key from messages where not :direct::boolean
+    insert into interlock.outbox (kind, target, body, priority, org_id, share_id, dedupe_key)
+    select 'send', queue, body, priority, org_id, run_id, dedupe_key from messages where not :direct::boolean
 )
 select pg_notify(case when :direct::boolean then 'interlock_queue' else 'interlock_outbox' end, m.queue),
        (select count(*) from messages) as messages
@@ -174,8 +174,19 @@ update interlock.runs set cancel_index = :walked_to where run_id = :run_id and c
 -- name: expired_run^
 -- The scan begins where the last one ended: see lowwater.py.
 select run_id, job_id, shard, swept_index, last_index, ended_at from interlock.runs
-where not delete_requested and ended_at > :since::timestamptz and ended_at < interlock.clock() - make_interval(secs => :age_seconds::float8)
+where not delete_requested and retention_days is null
+  and ended_at > :since::timestamptz and ended_at < interlock.clock() - make_interval(secs => :age_seconds::float8)
 order by ended_at limit 1
+for no key update skip locked;
+
+-- name: expired_kept_run^
+-- As above, of those that say themselves how long they are kept.
+select run_id, job_id, shard, swept_index, last_index, interlock.kept_until(ended_at, retention_days) as kept_until
+from interlock.runs
+where not delete_requested and ended_at is not null and retention_days is not null
+  and interlock.kept_until(ended_at, retention_days) > :since::timestamptz
+  and interlock.kept_until(ended_at, retention_days) < interlock.clock()
+order by interlock.kept_until(ended_at, retention_days) limit 1
 for no key update skip locked;
 
 -- name: request_deletion!

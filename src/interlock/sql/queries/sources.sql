@@ -79,16 +79,17 @@ with ready as materialized (
     on conflict do nothing
     returning task_id, job_id, priority
 ), tasks as materialized (
-    select m.task_id, m.priority, j.queue, j.runtime from made m join interlock.jobs j on j.job_id = m.job_id
+    select m.task_id, m.priority, j.org_id, j.job_id, j.queue, j.runtime
+    from made m join interlock.jobs j on j.job_id = m.job_id
 ), direct as (
-    insert into interlock.queue_messages (queue, priority, body, dedupe_key)
-    select queue, priority, json_build_object('task_id', task_id), task_id::text
+    insert into interlock.queue_messages (queue, priority, org_id, share_id, body, dedupe_key)
+    select queue, priority, org_id, job_id, json_build_object('task_id', task_id), task_id::text
     from tasks where queue is not null and :direct::boolean
     order by task_id
 ), owed as (
-    insert into interlock.outbox (kind, target, body, priority, dedupe_key)
+    insert into interlock.outbox (kind, target, body, priority, org_id, share_id, dedupe_key)
     select case when queue is null then 'invoke' else 'send' end, coalesce(queue, runtime),
-           json_build_object('task_id', task_id), priority, task_id::text
+           json_build_object('task_id', task_id), priority, org_id, job_id, task_id::text
     from tasks where queue is null or not :direct::boolean
     order by task_id
 ), told as (

@@ -1,0 +1,3 @@
+from bench.bulk.program import main
+
+main()
