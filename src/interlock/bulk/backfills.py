@@ -1,4 +1,4 @@
-"""A job's scopes in a range, computed again: asked for by hand, made bit by bit, with a run to follow and to stop.
+"""A job's scopes in a range, computed again: asked for by hand, ingested like a list, with a run to follow and to stop.
 
 Tasks of a backfill are forced: they are made whether their scope is done or not. They say nothing about what changes of
 inputs the job has been given, so that a backfill that is canceled leaves nothing behind that nobody will do.
@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
-import structlog
+import msgspec
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.bulk.held import range_size_of
+from interlock.bulk.messages import announce
+from interlock.bulk.sources import START, ScopePlace, ScopesSource
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
 from interlock.kernel.actions import Actions
-from interlock.kernel.loop import Periodic
-from interlock.kernel.tasks import enqueue
 from interlock.settings import Settings
-from interlock.telemetry import TASKS_CREATED
 from interlock.wire import (
     BackfillAnswer,
     BackfillPage,
@@ -32,20 +32,13 @@ from interlock.wire import (
     RunState,
 )
 
-log = structlog.get_logger()
 _sql = queries("backfills")
 
-_CHUNK: Final = 1000
-_IN_WORK: Final = 100
 _COUNTED: Final = 100_000
 """Scopes that are counted before a backfill begins; of more it is only known that there are more."""
 _PAGE: Final = 5000
 _SHOWN: Final = 10
-_MOST_WAITING: Final = 10_000
-"""Of a job without max_queue_depth."""
-_SHARE: Final = 0.5
-"""Of a job's max_queue_depth. The rest is for what happens now: a backfill must not hold back those upstream."""
-_ZERO: Final = UUID(int=0)
+_ENDED: Final = (BackfillState.DONE, BackfillState.CANCELED, BackfillState.FAILED)
 
 
 class Backfills:
@@ -53,7 +46,7 @@ class Backfills:
 
     def __init__(self, database: Database, settings: Settings, actions: Actions) -> None:
         self._database = database
-        self._range_size = settings.range_size
+        self._settings = settings
         self._actions = actions
 
     async def start(self, dag: str, job: str, request: BackfillRequest, org_id: UUID, user: str) -> BackfillAnswer:
@@ -66,20 +59,30 @@ class Backfills:
             answer = BackfillAnswer(scopes=min(count, _COUNTED), more=more, first=first, dry_run=request.dry_run)
             if request.dry_run:
                 return answer
-            run = await _sql.start_backfill(
-                connection,
-                org_id=org_id,
-                job_id=row["job_id"],
-                range_size=self._range_size,
-                range_start=request.start,
-                range_end=request.end,
-                priority=1 if request.priority is Priority.BULK else 0,
-                reason=request.reason,
-                requested_by=user,
-                total=None if more else count,
-            )
-            started = await _sql.backfill_by_id(connection, run_id=run["run_id"], org_id=org_id)
-        return BackfillAnswer(scopes=answer.scopes, more=more, first=first, dry_run=False, backfill=_view(started))
+            started = await self._write(connection, row, request, org_id, user, None if more else count)
+            await failpoint("submit.before_commit")
+        return msgspec.structs.replace(answer, backfill=started)
+
+    async def _write(
+        self, connection: Connection, job: Row, request: BackfillRequest, org_id: UUID, user: str, total: int | None
+    ) -> BackfillView:
+        """What is to be done is written down, and done by the ingest."""
+        source = ScopesSource(start=request.start, end=request.end)
+        run = await _sql.start_backfill(
+            connection,
+            org_id=org_id,
+            job_id=job["job_id"],
+            range_size=range_size_of(job["max_queue_depth"], self._settings),
+            source=msgspec.json.encode(source).decode(),
+            range_start=request.start,
+            range_end=request.end,
+            priority=1 if request.priority is Priority.BULK else 0,
+            reason=request.reason,
+            requested_by=user,
+            total=total,
+        )
+        await announce(connection, self._settings, [run["run_id"]])
+        return _view(await _sql.backfill_by_id(connection, run_id=run["run_id"], org_id=org_id))
 
     async def _job(self, connection: Connection, dag: str, job: str, org_id: UUID) -> Row:
         row: Row | None = None
@@ -108,7 +111,7 @@ class Backfills:
         return _view(row)
 
     async def pause(self, run_id: UUID, org_id: UUID) -> BackfillView:
-        """No more tasks are made; those that are there go on."""
+        """No more tasks are handed out; those that were go on."""
         await self.one(run_id, org_id)
         async with self._database.connection() as connection:
             await _sql.pause_backfill(connection, run_id=run_id, org_id=org_id)
@@ -122,137 +125,53 @@ class Backfills:
 
     async def _unless_ended(self, run_id: UUID, org_id: UUID) -> BackfillView:
         found = await self.one(run_id, org_id)
-        if found.state in (BackfillState.DONE, BackfillState.CANCELED):
+        if found.state in _ENDED:
             raise Conflict(
-                f"The backfill is {found.state}: all of its tasks are made. Its run may still be canceled.",
+                f"The backfill is {found.state}: none of its tasks is held back. Its run may still be canceled.",
                 code="backfill_ended",
             )
         return found
 
     async def cancel(self, run_id: UUID, org_id: UUID) -> BackfillView:
-        """No more tasks are made, and those that have not ended are canceled."""
+        """No more tasks are handed out, and all that have not ended are canceled."""
         await self.one(run_id, org_id)
-        async with self._database.connection() as connection:
-            await _sql.end_backfill(connection, run_id=run_id, state=BackfillState.CANCELED)
         await self._actions.cancel_run(run_id, org_id)
         return await self.one(run_id, org_id)
 
 
-class BackfillTasks(Periodic):
-    """Makes their tasks, one chunk of each in a pass."""
-
-    name = "backfills"
-
-    def __init__(self, database: Database, settings: Settings) -> None:
-        self.seconds = settings.backfill_seconds
-        self._database = database
-        self._direct = settings.queue_direct
-
-    async def run_once(self) -> int:
-        done, after = 0, _ZERO
-        while True:
-            async with self._database.connection() as connection:
-                page = await _sql.backfills_in_work(connection, after=after, most=_IN_WORK)
-            for row in page:
-                done += await self._advance(row["run_id"])
-            if len(page) < _IN_WORK:
-                return done
-            after = page[-1]["run_id"]
-
-    async def _advance(self, run_id: UUID) -> int:
-        """Scopes that were looked at. A chunk is one transaction: a crash leaves the place where it was."""
-
-        async def work(connection: Connection) -> tuple[int, int, str]:
-            row = await _sql.take_backfill(connection, run_id=run_id, most_waiting=_MOST_WAITING)
-            if row is None:
-                return 0, 0, ""
-            looked_at, made = await self._chunk(connection, row)
-            await failpoint("backfill.before_commit")
-            return looked_at, made, row["runtime"]
-
-        looked_at, made, runtime = await self._database.run(work)
-        if made:
-            TASKS_CREATED.labels(runtime=runtime).inc(made)
-        return looked_at
-
-    async def _chunk(self, connection: Connection, row: Row) -> tuple[int, int]:
-        if row["cancel_requested"] or not row["active"]:
-            await _end(connection, row, BackfillState.CANCELED)
-            return 0, 0
-        most = min(_CHUNK, _room(row))
-        if row["held_back"] or most <= 0:
-            return 0, 0
-        place = {name: row[name] for name in ("place_input", "place_start", "place_end")}
-        scopes = await _sql.scopes_after(
-            connection,
-            job_id=row["job_id"],
-            range_start=row["range_start"],
-            range_end=row["range_end"],
-            most=most,
-            **place,
-        )
-        ready = [scope for scope in scopes if scope["commit_id"] is not None]
-        if scopes:
-            made = await _sql.make_tasks(connection, **_task_arrays(row, scopes[-1], ready))
-            if made:
-                await enqueue(connection, [task["task_id"] for task in made], direct=self._direct)
-        if len(scopes) < most:
-            await _end(connection, row, BackfillState.DONE)
-        return len(scopes), len(ready)
-
-
-def _room(row: Row) -> int:
-    """How many tasks more may wait."""
-    depth = row["max_queue_depth"]
-    share = _MOST_WAITING if depth is None else max(1, int(depth * _SHARE))
-    return int(share - row["waiting"])
-
-
-def _task_arrays(row: Row, last: Row, ready: list[Row]) -> dict[str, Any]:
-    return {
-        "run_id": row["run_id"],
-        "org_id": row["org_id"],
-        "job_id": row["job_id"],
-        "first_index": row["last_index"] + 1,
-        "max_attempts": row["max_attempts"],
-        "priority": row["priority"],
-        "concurrency_key": row["concurrency_key"],
-        "inputs": [scope["input_index"] for scope in ready],
-        "starts": [scope["range_start"] for scope in ready],
-        "ends": [scope["range_end"] for scope in ready],
-        "streams": [scope["of_stream"] for scope in ready],
-        "commits": [scope["commit_id"] for scope in ready],
-        "place_input": last["input_index"],
-        "place_start": last["range_start"],
-        "place_end": last["range_end"],
-    }
-
-
-async def _end(connection: Connection, row: Row, state: BackfillState) -> None:
-    await _sql.end_backfill(connection, run_id=row["run_id"], state=state)
-    log.info("backfill.ended", run_id=str(row["run_id"]), state=state, job_is_current=row["active"])
-
-
 async def _count(connection: Connection, job_id: UUID, request: BackfillRequest) -> tuple[int, list[BackfillScope]]:
     """How many scopes there are, up to one more than are counted, and the first of them."""
-    place = {"place_input": -1, "place_start": 0, "place_end": 0}
-    count, looked_at, first = 0, 0, list[BackfillScope]()
+    place, count, looked_at, first = START, 0, 0, list[BackfillScope]()
     while looked_at <= _COUNTED:
-        page = await _sql.scopes_after(
-            connection, job_id=job_id, range_start=request.start, range_end=request.end, most=_PAGE, **place
-        )
+        page = await scopes_after(connection, job_id, ScopesSource(start=request.start, end=request.end), place, _PAGE)
         ready = [scope for scope in page if scope["commit_id"] is not None]
         first += [_scope(scope) for scope in ready[: _SHOWN - len(first)]]
         count, looked_at = count + len(ready), looked_at + len(page)
         if len(page) < _PAGE:
             return count, first
-        last = page[-1]
-        place = {
-            "place_input": last["input_index"],
-            "place_start": last["range_start"],
-            "place_end": last["range_end"],
-        }
+        place = place_of(page[-1])
     return _COUNTED + 1, first
+
+
+async def scopes_after(
+    connection: Connection, job_id: UUID, source: ScopesSource, place: ScopePlace, most: int
+) -> list[Row]:
+    """In their order, also those that not every input has: without a commit."""
+    rows: list[Row] = await _sql.scopes_after(
+        connection,
+        job_id=job_id,
+        range_start=source.start,
+        range_end=source.end,
+        place_input=place.input_index,
+        place_start=place.start,
+        place_end=place.end,
+        most=most,
+    )
+    return rows
+
+
+def place_of(scope: Row) -> ScopePlace:
+    return ScopePlace(input_index=scope["input_index"], start=scope["range_start"], end=scope["range_end"])
 
 
 def _scope(row: Row) -> BackfillScope:
@@ -279,18 +198,35 @@ def _view(row: Row) -> BackfillView:
         priority=Priority.BULK if row["priority"] else Priority.NORMAL,
         reason=row["reason"],
         requested_by=row["requested_by"],
-        state=BackfillState(row["state"]),
-        made=row["made"],
-        total=row["made"] if row["ended_at"] else row["total"],
-        counts=Counts(
-            Queued=row["queued"],
-            Running=row["running"],
-            Completed=row["completed"],
-            Failed=row["failed"],
-            Canceled=row["canceled"],
-            dead=row["dead"],
-        ),
+        state=_state(row),
+        made=_made(row),
+        total=row["total"] if row["run_total"] is None else row["run_total"],
+        counts=_counts(row),
         run_state=RunState(row["run_state"]),
+        run_reason=row["run_reason"],
         created_at=row["created_at"],
-        ended_at=row["run_ended_at"],
+        ended_at=row["ended_at"],
     )
+
+
+def _state(row: Row) -> BackfillState:
+    """As its run and its ingest have it: nothing has to be kept in step with them."""
+    if row["not_ingested"]:
+        return BackfillState.FAILED
+    if row["cancel_requested"] or row["run_state"] == RunState.CANCELED:
+        return BackfillState.CANCELED
+    if row["ended_at"] is not None or (row["latched"] and row["held_from"] is None):
+        return BackfillState.DONE
+    return BackfillState.PAUSED if row["paused"] else BackfillState.RUNNING
+
+
+def _made(row: Row) -> int:
+    total: int = row["run_total"] or 0
+    return total if row["held_from"] is None else min(row["held_from"], total)
+
+
+def _counts(row: Row) -> Counts:
+    counted: dict[str, Any] = {
+        status: row[status.lower()] for status in ("Queued", "Running", "Completed", "Failed", "Canceled")
+    }
+    return Counts(**counted, dead=row["dead"])
