@@ -76,10 +76,12 @@ class Flow:
         await self.run("router")
 
     async def waiting(self, dag: str, job: str) -> list[str]:
+        """Without those that are held back."""
         async with self.system.kernel.database.connection() as connection:
             rows = await connection.fetch(
-                "select task_id from interlock.tasks where job_id = $1 and status = 'Queued'"
-                " order by run_id nulls first, task_index, task_id",
+                "select t.task_id from interlock.tasks t left join interlock.runs r on r.run_id = t.run_id"
+                " where t.job_id = $1 and t.status = 'Queued' and (r.held_from is null or t.task_index < r.held_from)"
+                " order by t.run_id nulls first, t.task_index, t.task_id",
                 await self.job_id(dag, job),
             )
         return [str(row["task_id"]) for row in rows]

@@ -29,6 +29,7 @@ from interlock.adapters.signers import Signers
 from interlock.adapters.sts import Sts
 from interlock.adapters.valkey import Coordination
 from interlock.buffers.reads import Buffers
+from interlock.bulk.backfills import Backfills
 from interlock.bulk.exports import Exports, ExportStaging
 from interlock.bulk.receipts import Receipts
 from interlock.bulk.reruns import RerunCopies, Reruns
@@ -53,7 +54,6 @@ from interlock.bus.snapshot_loading import Snapshots
 from interlock.bus.snapshot_publishing import SnapshotPublishing
 from interlock.clock import Clock, SystemClock
 from interlock.dags import ranges
-from interlock.dags.backfills import Backfills, BackfillTasks
 from interlock.dags.cutover import CutOver
 from interlock.dags.dataset_lineage import DatasetLineage
 from interlock.dags.deploying import Deployments
@@ -206,7 +206,6 @@ class Kernel:
             CutOver(database, settings),
             Retirement(database, settings, self.actions),
             Pressure(database, settings, self.wakeups),
-            BackfillTasks(database, settings),
             Sweeper(database, settings, self.objects),
             QueryRetention(database, settings),
             BundleSweep(database, settings, self.objects),

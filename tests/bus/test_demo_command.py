@@ -7,7 +7,9 @@ import asyncio
 from interlock.bus.telemetry import TelemetryBatches
 from interlock.cli.demo_command import Office, Wanted
 from interlock.client import Client
+from interlock.wiring import ingest
 from tests.deployed import Deployed
+from tests.ingests import Intake
 from tests.patience import answered
 from tests.system import System
 
@@ -24,12 +26,16 @@ async def test_a_signed_command_has_a_range_made_again(system: System) -> None:
     await chain.deploy(DAG)
     await chain.report("feed", (0, 29), (30, 59))
     assert await chain.work("activity") == 2
-    async with Client(system.gateway_url, system.admin_key) as client:
+    async with (
+        Client(system.gateway_url, system.admin_key) as client,
+        ingest(system.kernel.settings, wait_seconds=0) as services,
+    ):
         asking = asyncio.create_task(Office(client, system.gateway_url).ask(Wanted("chain", "activity", 0, 29)))
         telemetry = TelemetryBatches(system.kernel.database, system.kernel.settings)
 
         async def done() -> bool:
             await system.settle()
+            await Intake(system, services).drain()
             await chain.work("activity")
             await telemetry.run_once()
             return asking.done()

@@ -26,8 +26,6 @@ from interlock.errors import ServerUnreachable
 from interlock.failpoints import NAMES
 from interlock.kernel.tasks import run_task_id
 from interlock.wire import (
-    BackfillRequest,
-    BackfillState,
     ClaimRequest,
     Completion,
     CompletionBatch,
@@ -542,27 +540,6 @@ async def _(scene: Scene) -> None:
         join interlock.dag_version_jobs m on m.dag_version = v.dag_version
         join interlock.edges e on e.job_id = m.job_id where v.state = 'Abandoned')"""
     await scene.deployment.until(left, name)
-
-
-@dies("dispatcher", "backfill.before_commit")
-async def _(scene: Scene) -> None:
-    """The chunk that was being made is made again, with the same tasks."""
-    name = f"dag{scene.dice.getrandbits(40)}"
-    await scene.down()
-    async with scene.deployment.client() as client:
-        await client.dags.deploy(_DAG.format(name=name, n=1))
-        assert await scene.deployment.ask(_REPORTED, name)
-        answer = await client.backfills.start(name, "derive", BackfillRequest(start=0, end=9))
-        assert answer.backfill is not None
-        run_id = answer.backfill.run_id
-        await scene.arm("backfill.before_commit")
-        await scene.death()
-        assert (await client.backfills.show(run_id)).made == 0
-        await scene.victim.start()
-        ended = "select ended_at is not null from interlock.runs where run_id = $1"
-        await scene.deployment.until(ended, run_id)
-        found = await client.backfills.show(run_id)
-    assert (found.state, found.made, found.counts.Completed) == (BackfillState.DONE, 1, 1)
 
 
 # Loops of the dispatcher: there is work for them before it starts

@@ -1,4 +1,4 @@
-"""Ingest processes that kill themselves after every step: each line of each list is one task, and one only."""
+"""Ingest processes that kill themselves after every step: each line of a list, each scope of a backfill is one task."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.crash.deployment import Process
 from tests.crash.seed import ROUNDS, dice
 from tests.ingests import Intake, intake
 from tests.patience import answered
+from tests.pipelines import Flow
 
 _OF_LARGE = (
     "ingest.received",
@@ -29,9 +30,13 @@ _OF_LARGE = (
     "ingest.latched",
 )
 _OF_BAD = ("ingest.before_end_commit", "ingest.failed")
-CASES = {
-    ("ingest", point) for point in (*_OF_LARGE, *_OF_BAD, "ingest.before_small_commit", "upload_sweep.before_forgotten")
-}
+_OF_LISTS = (*_OF_LARGE, *_OF_BAD, "ingest.before_small_commit", "upload_sweep.before_forgotten")
+_OF_BACKFILLS = (
+    *(point for point in _OF_LARGE if point != "ingest.before_enqueue_commit"),
+    "ingest.before_small_commit",
+    "ingest.before_hand_out_commit",
+)
+CASES = {("ingest", point) for point in (*_OF_LISTS, *_OF_BACKFILLS)}
 LINES = 45_000
 """Long enough for two chunks."""
 
@@ -64,7 +69,7 @@ def _list_for(point: str, number: int) -> bytes:
 
 async def test_ingests_that_die_anywhere_make_each_line_one_task(door: Intake, tmp_path: Path) -> None:
     chance = dice("ingests")
-    points = sorted(point for _, point in CASES) * ROUNDS
+    points = sorted(_OF_LISTS) * ROUNDS
     chance.shuffle(points)
     runs: dict[str, bytes] = {}
     victim, other = _process(door, "victim", tmp_path), _process(door, "other", tmp_path)
@@ -91,6 +96,59 @@ async def test_ingests_that_die_anywhere_make_each_line_one_task(door: Intake, t
     finally:
         await victim.give_up()
         await other.give_up()
+
+
+DAG = """
+name: chain
+jobs:
+  - { name: feed, activation: source, source: { kind: manual }, operator: echo, outputs: [raw] }
+  - { name: clean, operator: echo, inputs: [{ from: { job: feed, output: raw } }], outputs: [clean] }
+"""
+SCOPES = 100
+
+
+async def test_ingests_that_die_anywhere_make_each_scope_of_a_backfill_one_task(door: Intake, tmp_path: Path) -> None:
+    chance = dice("backfills")
+    points = sorted(_OF_BACKFILLS) * ROUNDS
+    chance.shuffle(points)
+    flow = Flow(door.system)
+    await flow.deploy(DAG)
+    await flow.report("chain", "feed", *((10 * n, 10 * n + 9) for n in range(SCOPES)))
+    runs: dict[str, int] = {}
+    victim, other = _process(door, "victim", tmp_path), _process(door, "other", tmp_path)
+    try:
+        for point in points:
+            count = 40 if point == "ingest.before_small_commit" else SCOPES
+            body = {"start": 0, "end": 10 * count - 1}
+            reply = await door.system.user("POST", "/v1/dags/chain/jobs/clean/backfills", json=body)
+            runs[reply.json()["backfill"]["run_id"]] = count
+            skipped = chance.randint(0, 1) if point == "ingest.chunk_loaded" else 0
+            await victim.start(f"{point}=kill*{skipped}")
+            await victim.killed_itself()
+            await door.visible()
+        await victim.start()
+        await other.start()
+        await answered(lambda: _settled(door), 90)
+        await answered(lambda: _handed_out(door), 90)
+        for run_id, count in runs.items():
+            await _check_backfill(door, run_id, count)
+        assert await victim.stop() == 0
+        assert await other.stop() == 0
+    finally:
+        await victim.give_up()
+        await other.give_up()
+
+
+async def _handed_out(door: Intake) -> bool:
+    return bool(await door.system.value("select count(*) = 0 from interlock.runs where held_from is not null"))
+
+
+async def _check_backfill(door: Intake, run_id: str, count: int) -> None:
+    run = await door.system.run(run_id)
+    assert (run["state"], run["total"], run["counts"]["Queued"]) == ("Running", count, count)
+    payloads = await door.payloads(run_id)
+    assert [payloads[n]["start"] for n in range(len(payloads))] == [10 * n for n in range(count)]
+    assert await door.indexes_of_messages(run_id) == list(range(count))
 
 
 async def _settled(door: Intake) -> bool:

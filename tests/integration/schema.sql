@@ -1,10 +1,4 @@
 CREATE SCHEMA interlock;
-CREATE TYPE interlock.backfill_state AS ENUM (
-    'Running',
-    'Paused',
-    'Done',
-    'Canceled'
-);
 CREATE TYPE interlock.bus_action AS ENUM (
     'create',
     'update',
@@ -266,9 +260,9 @@ CREATE FUNCTION interlock.waiting_tasks(asked_job uuid, most bigint) RETURNS big
        + (select count(*) from (select from interlock.tasks
                                 where shard = 0 and run_id is null and retry_at is not null and job_id = asked_job
                                 limit most) retrying)
-       + (select coalesce(sum(queued + failed - dead), 0)::bigint
-          from (select queued, failed, dead from interlock.runs where job_id = asked_job and ended_at is null
-                limit 1000) live)) $$;
+       + (select coalesce(sum(greatest(queued + failed - dead - coalesce(last_index + 1 - held_from, 0), 0)), 0)::bigint
+          from (select queued, failed, dead, last_index, held_from from interlock.runs
+                where job_id = asked_job and ended_at is null limit 1000) live)) $$;
 CREATE TABLE interlock.api_keys (
     key_id text NOT NULL,
     org_id uuid NOT NULL,
@@ -374,14 +368,9 @@ CREATE TABLE interlock.backfills (
     priority smallint NOT NULL,
     reason text,
     requested_by text NOT NULL,
-    state interlock.backfill_state DEFAULT 'Running'::interlock.backfill_state NOT NULL,
-    place_input integer DEFAULT '-1'::integer NOT NULL,
-    place_start bigint DEFAULT 0 NOT NULL,
-    place_end bigint DEFAULT 0 NOT NULL,
-    made bigint DEFAULT 0 NOT NULL,
     total bigint,
     created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
-    ended_at timestamp with time zone
+    paused boolean DEFAULT false NOT NULL
 );
 CREATE TABLE interlock.buffer_publishes (
     publish_id uuid DEFAULT uuidv7() NOT NULL,
@@ -862,7 +851,8 @@ CREATE TABLE interlock.ingest_chunks (
     end_byte bigint NOT NULL,
     first_line bigint NOT NULL,
     lines bigint NOT NULL,
-    rows bigint NOT NULL
+    rows bigint NOT NULL,
+    reached json
 );
 CREATE TABLE interlock.ingests (
     run_id uuid NOT NULL,
@@ -952,7 +942,8 @@ CREATE TABLE interlock.materialisations (
     undone_since bigint DEFAULT 0 NOT NULL,
     changed_start bigint,
     changed_end bigint,
-    task_id uuid NOT NULL
+    task_id uuid NOT NULL,
+    task_shard integer DEFAULT 0 NOT NULL
 )
 WITH (fillfactor='80');
 CREATE TABLE interlock.members (
@@ -1146,6 +1137,8 @@ CREATE TABLE interlock.runs (
     deadline_at timestamp with time zone,
     delete_requested boolean DEFAULT false NOT NULL,
     open boolean DEFAULT false NOT NULL,
+    priority smallint,
+    held_from bigint,
     retention_days double precision
 );
 CREATE TABLE interlock.service_polls (
@@ -1494,8 +1487,6 @@ CREATE INDEX api_keys_by_org ON interlock.api_keys USING btree (org_id, created_
 CREATE INDEX api_keys_by_service ON interlock.api_keys USING btree (org_id, service) WHERE (service IS NOT NULL);
 CREATE INDEX attempts_of_shards ON interlock.attempts USING btree (shard) WHERE (shard <> 0);
 CREATE INDEX backfills_by_org ON interlock.backfills USING btree (org_id, run_id);
-CREATE INDEX backfills_making ON interlock.backfills USING btree (run_id) WHERE (state = 'Running'::interlock.backfill_state);
-CREATE INDEX backfills_shedding ON interlock.backfills USING btree (job_id) WHERE ((state = 'Running'::interlock.backfill_state) AND (priority = 1));
 CREATE INDEX buffer_publishes_by_load ON interlock.buffer_publishes USING btree (load_task) WHERE (load_task IS NOT NULL);
 CREATE INDEX buffer_publishes_by_org ON interlock.buffer_publishes USING btree (org_id, publish_id);
 CREATE INDEX buffer_publishes_by_status ON interlock.buffer_publishes USING btree (org_id, status, publish_id);
@@ -1590,6 +1581,7 @@ CREATE INDEX runs_canceling ON interlock.runs USING btree (run_id) WHERE (cancel
 CREATE INDEX runs_deadline ON interlock.runs USING btree (deadline_at) WHERE ((deadline_at IS NOT NULL) AND (ended_at IS NULL));
 CREATE INDEX runs_deleting ON interlock.runs USING btree (run_id) WHERE delete_requested;
 CREATE INDEX runs_ended ON interlock.runs USING btree (ended_at) WHERE ((ended_at IS NOT NULL) AND (retention_days IS NULL));
+CREATE INDEX runs_held ON interlock.runs USING btree (job_id, run_id) WHERE ((held_from IS NOT NULL) AND (ended_at IS NULL));
 CREATE INDEX runs_kept ON interlock.runs USING btree (interlock.kept_until(ended_at, retention_days)) WHERE ((ended_at IS NOT NULL) AND (retention_days IS NOT NULL));
 CREATE INDEX runs_live ON interlock.runs USING btree (run_id) WHERE (ended_at IS NULL);
 CREATE INDEX runs_live_by_job ON interlock.runs USING btree (job_id) WHERE (ended_at IS NULL);

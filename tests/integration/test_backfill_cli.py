@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from interlock.wiring import ingest
+from tests.ingests import Intake
 from tests.integration.test_cli import Terminal
 from tests.pipelines import Flow
 from tests.system import System
@@ -33,6 +35,11 @@ async def flow(system: System) -> Flow:
     return found
 
 
+async def ingested(flow: Flow) -> None:
+    async with ingest(flow.system.kernel.settings, wait_seconds=0) as services:
+        await Intake(flow.system, services).drain()
+
+
 async def test_a_backfill_from_the_dry_run_to_its_last_task(terminal: Terminal, flow: Flow) -> None:
     counted = await terminal("backfill", "start", "chain", "clean", "0", "19", "--dry-run")
     assert "0-9, 10-19" in counted.out
@@ -40,11 +47,11 @@ async def test_a_backfill_from_the_dry_run_to_its_last_task(terminal: Terminal, 
     run_id = answer["backfill"]["run_id"]
     assert (await terminal("backfill", "pause", run_id)).out.count("Paused")
     assert (await terminal.json("backfill", "resume", run_id))["state"] == "Running"
-    await flow.run("backfills")
+    await ingested(flow)
     await flow.finish_all("chain", "clean")
     await flow.run("run-counters")
     watched = await terminal("backfill", "show", run_id, "--watch")
-    assert (watched.code, "Done, 2 tasks made, 2 done" in watched.out) == (0, True)
+    assert (watched.code, "Done, 2 tasks handed out, 2 done" in watched.out) == (0, True)
     assert run_id in (await terminal("backfill", "list")).out
     refused = await terminal("backfill", "pause", run_id)
     assert (refused.code, "Done" in refused.err) == (1, True)
@@ -53,7 +60,7 @@ async def test_a_backfill_from_the_dry_run_to_its_last_task(terminal: Terminal, 
 async def test_a_canceled_backfill_fails_those_who_watch_it(terminal: Terminal, flow: Flow) -> None:
     answer = await terminal.json("backfill", "start", "chain", "clean", "0", "29", "--yes")
     run_id = answer["backfill"]["run_id"]
-    await flow.run("backfills")
+    await ingested(flow)
     assert "Canceled" in (await terminal("backfill", "cancel", run_id, "--yes")).out
     await flow.run("run-counters")
     watched = await terminal("backfill", "show", run_id, "--watch", "--output", "json")

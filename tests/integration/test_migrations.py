@@ -20,10 +20,12 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
+import msgspec
 import pytest
 
 from interlock.adapters.embedded import EmbeddedPostgres
 from interlock.adapters.postgres import Database, Migration, check_applied, migrate, migrations, require_schema
+from interlock.bulk.sources import ScopePlace, ScopesSource
 from interlock.errors import ConfigurationError, Unavailable
 from interlock.settings import Settings
 from interlock.wiring import kernel
@@ -148,6 +150,49 @@ async def test_a_process_refuses_a_schema_that_is_behind(empty_url: str, tmp_pat
 def test_a_gap_in_what_was_applied_is_no_newer_schema() -> None:
     check_applied({}, migrations())
     check_applied({1: migrations()[0].checksum}, migrations())
+
+
+_UNFINISHED = """
+    insert into interlock.orgs (org_id, name) values ('00000000-0000-0000-0000-000000000001', 'o');
+    insert into interlock.jobs (job_id, org_id, operator, runtime, config, priority, max_attempts, backoff_seconds,
+                                backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds,
+                                timeout_seconds, outputs, definition_hash)
+    select '00000000-0000-0000-0000-000000000002', org_id, 'echo', 'platform', '{}', 0, 3, 1, 1, 1, 0, '{}', 60, 60,
+           '[]', ''
+    from interlock.orgs;
+    insert into interlock.runs (run_id, org_id, job_id, state, last_index, range_size, latched, cancel_requested)
+    select ('00000000-0000-0000-0000-00000000000' || n)::uuid, org_id, job_id,
+           (case when n = 4 then 'Paused' else 'Running' end)::interlock.run_state, 6, 100, n = 6, n = 5
+    from interlock.jobs, generate_series(3, 6) n;
+    insert into interlock.backfills (run_id, org_id, job_id, range_start, range_end, priority, requested_by, state,
+                                     place_input, place_start, place_end, made, total)
+    select run_id, org_id, job_id, 0, 999, 1, 'ada',
+           (case when latched then 'Done' else state::text end)::interlock.backfill_state, 0, 60, 69, 7, 100
+    from interlock.runs;
+"""
+
+
+async def test_a_backfill_that_was_being_made_is_ingested_from_there_on(empty_url: str) -> None:
+    await migrate(empty_url, steps=[step for step in migrations() if step.version < 25])
+    await record(empty_url, _UNFINISHED)
+    await migrate(empty_url)
+    connection = await asyncpg.connect(empty_url)
+    made = "select array_agg(total order by run_id) from interlock.runs where last_index = 6 and latched"
+    assert await connection.fetchval(made) == [7, 7, 7, None]
+    rest = await connection.fetch(
+        "select r.state::text, r.held_from, r.priority, b.paused, b.total, b.requested_by, i.source::text as source"
+        " from interlock.ingests i join interlock.runs r using (run_id) join interlock.backfills b using (run_id)"
+        " order by b.paused"
+    )
+    await connection.close()
+    assert [tuple(row)[:-1] for row in rest] == [
+        ("Ingesting", 0, 1, False, 93, "ada"),
+        ("Paused", 0, 1, True, 93, "ada"),
+    ]
+    after = ScopePlace(input_index=0, start=60, end=69)
+    assert {msgspec.json.decode(row["source"], type=ScopesSource) for row in rest} == {
+        ScopesSource(start=0, end=999, after=after)
+    }
 
 
 WAYS_IN: list[Callable[[str], Awaitable[object]]] = [migrate, require_schema, Database.open]

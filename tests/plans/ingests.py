@@ -38,6 +38,8 @@ INGEST: dict[str, list[Expectation]] = {
         for direct in ("true", "false")
     ],
     "ingest_of": [Bounded(1, {"run_id": "seed.id('run running')"}, rows=5, pages=20)],
+    "lock_loading": [Bounded(1, _INGEST)],
+    "shard_of_run": [Bounded(1, _RUN)],
     "give_shard": [Bounded(1, _ORG | _RUN, pages=40)],
     "create_shard": [Exempt(_TABLE)],
     "finish_shard": [Exempt(_TABLE)],
@@ -45,7 +47,8 @@ INGEST: dict[str, list[Expectation]] = {
         Bounded(
             1,
             {"run_id": "seed.id('run running')::text", "part": "1", "load_task": "''"}
-            | dict.fromkeys(("first_byte", "end_byte", "first_line", "lines", "rows"), "9"),
+            | dict.fromkeys(("first_byte", "end_byte", "first_line", "lines", "rows"), "9")
+            | {"reached": "''"},
             rows=6,
             pages=30,
         )

@@ -98,8 +98,8 @@ PRESSURE: dict[str, list[Expectation]] = {
 # backfills.sql
 
 _PIPE_RUN = {"run_id": "seed.id('pipe run 0')"}
+_HUNDRED = "generate_series(1, 100) n"
 _PLACE = {"place_input": "0", "place_start": "50000", "place_end": "50009"}
-_SCOPES = "array(select n from generate_series(1, 100) n)"
 
 BACKFILLS: dict[str, list[Expectation]] = {
     "job_of_dag": [Bounded(1, _ORG | {"dag_name": "'pipe'", "name": "'pipe 1'"})],
@@ -114,6 +114,7 @@ BACKFILLS: dict[str, list[Expectation]] = {
             | _PIPE
             | {
                 "range_size": "100",
+                "source": "'{}'",
                 "range_start": "0",
                 "range_end": "9",
                 "priority": "1",
@@ -124,31 +125,41 @@ BACKFILLS: dict[str, list[Expectation]] = {
             pages=40,
         )
     ],
-    "backfills_in_work": [Bounded(10, {"after": _ZERO, "most": "100"})],
+    "held_runs": [Bounded(10, {"after_job": _ZERO, "after_run": _ZERO, "most": "100"})],
     # Live runs of the job are summed up.
-    "take_backfill": [Bounded(10, _PIPE_RUN | {"most_waiting": "10000"})],
-    "make_tasks": [
+    "take_held": [Bounded(10, _PIPE_RUN | {"most_waiting": "10000"})],
+    "undone_scopes": [
+        Bounded(100, _PIPE | {"run_id": "seed.id('run queued')", "shard": "0", "first": "0", "last": "99"}, rows=6)
+    ],
+    "may_end": [Bounded(100, {"shard": "0", "task_ids": "seed.tasks('queued', 100)"})],
+    "take_over_scopes": [
         Bounded(
             100,
-            _ORG
-            | _PIPE
-            | _PIPE_RUN
-            | _PLACE
+            _PIPE
             | {
-                "first_index": "0",
-                "max_attempts": "3",
-                "priority": "1",
-                "concurrency_key": "null",
+                "task_shard": "0",
                 "inputs": "array_fill(0, array[100])",
-                "starts": f"array(select n * 10 from unnest({_SCOPES}) n)",
-                "ends": f"array(select n * 10 + 9 from unnest({_SCOPES}) n)",
-                "streams": "array_fill(false, array[100])",
-                "commits": "array_fill(9, array[100])",
+                "starts": f"array(select n * 10 from {_HUNDRED})",
+                "ends": f"array(select n * 10 + 9 from {_HUNDRED})",
+                "left_by": "seed.tasks('dead', 100)",
+                "task_ids": "seed.tasks('queued', 100)",
             },
+            rows=6,
             pages=40,
         )
     ],
-    "end_backfill": [Bounded(1, _PIPE_RUN | {"state": "'Done'"}, pages=40)],
+    "send_ranges": [
+        Bounded(
+            10,
+            _ORG
+            | _PIPE
+            | _PIPE_RUN
+            | {"first": "0", "last": "999", "range_size": "100", "queue": "'platform'", "lane": "1", "direct": direct},
+            pages=40,
+        )
+        for direct in ("true", "false")
+    ],
+    "hold_from": [Bounded(1, _PIPE_RUN | {"held_from": "100"}, pages=40)],
     "pause_backfill": [Bounded(1, _ORG | _PIPE_RUN, pages=40)],
     "resume_backfill": [Bounded(1, _ORG | _PIPE_RUN, pages=40)],
     "list_backfills": [Bounded(100, _ORG | {"cursor": "null", "most": "100"})],

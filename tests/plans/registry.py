@@ -69,6 +69,7 @@ REGISTRY: dict[str, list[Expectation]] = {
     ],
     "job_of_dag": [Bounded(1, _ORG | {"dag": "'dag 0'", "name": "'dag job 0'"})],
     "scope_given": [Bounded(100, _JOB | _RANGE | {"inputs": "1", "most": "100"}, rows=4)],
+    "task_given": [Bounded(1, {"shard": "0", "task_id": "seed.task('queued', 7)"})],
     "inputs_in_range": [Bounded(1, _JOB | _RANGE, rows=10, pages=30)],
     "streams_read": [Bounded(1, _JOB)],
 }

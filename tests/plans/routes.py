@@ -89,6 +89,7 @@ DATASETS: dict[str, list[Expectation]] = {
             | _WHO
             | {
                 "commit_id": "1000000000",
+                "shard": "0",
                 "partitioned_versions": "array[seed.id('pipe version 0')]",
                 "cursors": _nulls("bigint"),
                 "sequences": _nulls("bigint"),

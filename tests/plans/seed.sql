@@ -299,12 +299,12 @@ from generate_series(1, 2000 + seed.mass() / 100) n;
 insert into interlock.pauses (job_id, cause_id, bulk, path, reason)
 select seed.id('pipe ' || n), seed.id('pipe 2'), true, array[seed.id('pipe 2')], 'full' from generate_series(0, 1) n;
 
-insert into interlock.runs (run_id, org_id, job_id, state, last_index, range_size, latched, ended_at)
-select seed.id('pipe run ' || n), seed.id('org 0'), seed.id('pipe 1'), 'Running', -1, 100, false, case when n > 9 then now() end
+insert into interlock.runs (run_id, org_id, job_id, state, last_index, range_size, latched, ended_at, priority, held_from)
+select seed.id('pipe run ' || n), seed.id('org 0'), seed.id('pipe 1'), 'Running', -1, 100, true, case when n > 9 then now() end, 1,
+       0
 from generate_series(0, 99 + seed.mass() / 100) n;
-insert into interlock.backfills (run_id, org_id, job_id, range_start, range_end, priority, requested_by, state, place_input)
-select seed.id('pipe run ' || n), seed.id('org 0'), seed.id('pipe 1'), 0, 100000, 1, 'user',
-       (case when n > 9 then 'Done' else 'Running' end)::interlock.backfill_state, -1
+insert into interlock.backfills (run_id, org_id, job_id, range_start, range_end, priority, requested_by)
+select seed.id('pipe run ' || n), seed.id('org 0'), seed.id('pipe 1'), 0, 100000, 1, 'user'
 from generate_series(0, 99 + seed.mass() / 100) n;
 insert into interlock.operator_state (job_id, name, state)
 select seed.id('pipe ' || n), 'range_aggregator', '{}' from generate_series(0, 999) n;

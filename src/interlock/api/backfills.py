@@ -59,7 +59,7 @@ async def get_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
     guards=[user_guard],
     opt={"scope": "jobs:write"},
     status_code=200,
-    summary="Make no more of its tasks for now",
+    summary="Hand out no more of its tasks for now",
 )
 async def pause_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
     return await kernel_of(request).backfills.pause(run_id, principal_of(request).org_id)
@@ -70,7 +70,7 @@ async def pause_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
     guards=[user_guard],
     opt={"scope": "jobs:write"},
     status_code=200,
-    summary="Go on making its tasks",
+    summary="Go on handing out its tasks",
 )
 async def resume_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
     return await kernel_of(request).backfills.resume(run_id, principal_of(request).org_id)
@@ -81,7 +81,7 @@ async def resume_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView
     guards=[user_guard],
     opt={"scope": "jobs:write"},
     status_code=200,
-    summary="Make no more of its tasks, and cancel those that have not ended",
+    summary="Hand out no more of its tasks, and cancel those that have not ended",
 )
 async def cancel_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
     return await kernel_of(request).backfills.cancel(run_id, principal_of(request).org_id)

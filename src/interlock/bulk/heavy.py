@@ -53,7 +53,7 @@ class SparkIngests(Periodic):
 
     async def take(self, pending: Pending, staged: StagedList) -> bool:
         """False when it is not for Spark, or none is there: then the ingest reads it, however long that takes."""
-        source = pending.source
+        source = staged.source
         if source.bytes < self._settings.spark_threshold_bytes or source.format is ListFormat.CSV:
             return False
         async with self._database.connection() as connection:

@@ -1,4 +1,4 @@
-"""The ingest: takes runs whose list is staged from their queue, and makes their tasks.
+"""The ingest: takes runs from their queue, and makes their tasks: of a staged list, or of the scopes of a backfill.
 
     receive ─► chunks ─► shard ─► total ─► ranges ─► latch ─► ack
                  │     (keys, attached)  (messages)
@@ -23,12 +23,15 @@ import pyarrow as pa
 import structlog
 
 from interlock.adapters.objects import Objects
+from interlock.adapters.postgres import Database
 from interlock.adapters.queue import Handle, Queue, Received
+from interlock.bulk.held import HeldRuns
 from interlock.bulk.lists import BadList
 from interlock.bulk.loading import ShardGone, ShardLoader
-from interlock.bulk.records import Pending, Records, Step
+from interlock.bulk.records import Overtaken, Pending, Records, Step
 from interlock.bulk.rows import Shape, no_rows, not_json
-from interlock.bulk.sources import Batch, Place, Source
+from interlock.bulk.scopes import Scopes
+from interlock.bulk.sources import Batch, Place, ScopesSource, Source, StagedSource
 from interlock.bulk.staged import StagedList
 from interlock.errors import InterlockError
 from interlock.failpoints import failpoint
@@ -81,6 +84,7 @@ class Ingest:
     def __init__(
         self,
         settings: Settings,
+        database: Database,
         queue: Queue,
         objects: Objects,
         records: Records,
@@ -91,6 +95,7 @@ class Ingest:
         dice: Callable[[], float] = random.random,
     ) -> None:
         self._queue, self._objects, self._records, self._heavy = queue, objects, records, heavy
+        self._database, self._held_runs = database, HeldRuns(database, settings)
         self._settings = settings
         self._state_url = state_url
         self._tries = min(settings.ingest_tries, settings.queue_max_receives)
@@ -133,6 +138,8 @@ class Ingest:
         try:
             if pending is not None:
                 await self._ingest(pending)
+                if pending.held:
+                    await self._held_runs.hand_out(pending.run_id)
         except BadList as bad:
             await self._give_up(message, pending, bad.detail)
         except asyncio.CancelledError:
@@ -178,7 +185,9 @@ class Ingest:
         """Whether this is the one who goes on with it."""
         if pending.unwanted:
             raise Unwanted
-        staged = self._staged(pending)
+        if isinstance(pending.source, ScopesSource):
+            return await self._load_scopes(pending, pending.source)
+        staged = self._staged(pending, pending.source)
         if self._heavy is not None and pending.load_task is not None:
             outcome = await self._heavy.settle(pending, pending.load_task)
             if outcome is Outcome.LOADED:
@@ -191,6 +200,19 @@ class Ingest:
             # It may have a shard since.
             pending = await self._records.pending(pending.run_id) or pending
         return await self._stream(pending, staged)
+
+    async def _load_scopes(self, pending: Pending, source: ScopesSource) -> bool:
+        """Two who read them at once may find other ones: who comes second begins anew, behind what the first has."""
+        while True:
+            try:
+                return await self._stream(pending, self._scopes(pending, source))
+            except Overtaken:
+                now = await self._records.pending(pending.run_id)
+                if now is None or now.step is not Step.LOADING:
+                    return True
+                if now.unwanted:
+                    raise Unwanted from None
+                pending = now
 
     async def _stream(self, pending: Pending, source: Source) -> bool:
         place = await self._records.place(pending)
@@ -243,6 +265,8 @@ class Ingest:
     async def _load_one(self, pending: Pending, loader: ShardLoader, batch: Batch) -> None:
         if await _in_thread(loader.load, batch):
             INGEST_ROWS.inc(batch.table.num_rows)
+        elif batch.reached is not None:
+            raise Overtaken
         elif not await self._is_loaded(pending, batch):
             raise Unwanted
         await failpoint("ingest.chunk_loaded")
@@ -265,9 +289,13 @@ class Ingest:
         await self._records.counted(pending)
         await failpoint("ingest.counted")
 
-    def _staged(self, pending: Pending) -> StagedList:
-        shape = Shape(pending.source.format, self._settings.payload_limit_bytes, slot_pointer=pending.slot_pointer)
-        return StagedList(self._objects, pending.source, pending.run_id, shape)
+    def _staged(self, pending: Pending, source: StagedSource) -> StagedList:
+        shape = Shape(source.format, self._settings.payload_limit_bytes, slot_pointer=pending.slot_pointer)
+        return StagedList(self._objects, source, pending.run_id, shape)
+
+    def _scopes(self, pending: Pending, source: ScopesSource) -> Scopes:
+        named = (pending.run_id, pending.job_id, pending.slot_pointer)
+        return Scopes(self._database, source, *named, batch_rows=self._settings.shard_threshold)
 
     # What does not go well
 

@@ -6,6 +6,7 @@ from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Database
 from interlock.adapters.queue import Queue
 from interlock.bulk.heavy import SparkIngests
+from interlock.bulk.held import HeldRuns
 from interlock.bulk.ingest import Ingest
 from interlock.bulk.records import Records
 from interlock.bulk.upkeep import IngestReconciler, UnwantedRuns, UploadSweeper
@@ -19,12 +20,13 @@ def services(
     records = Records(database, settings)
     heavy = SparkIngests(database, settings, records)
     readers = [
-        Ingest(settings, queue, objects, records, state_url, heavy, wait_seconds=wait_seconds)
+        Ingest(settings, database, queue, objects, records, state_url, heavy, wait_seconds=wait_seconds)
         for _ in range(settings.ingest_concurrency)
     ]
     return [
         *readers,
         heavy,
+        HeldRuns(database, settings),
         IngestReconciler(database, settings, records),
         UnwantedRuns(database, settings),
         UploadSweeper(database, settings, objects),

@@ -81,7 +81,8 @@ class ShardLoader:
     def _begin(self, cursor: Any, batch: Batch, rows: int) -> bool:
         ours = "" if self._load_task is None else str(self._load_task)
         place = {"end_byte": batch.end_byte, "first_line": batch.first_line, "lines": batch.lines}
-        _execute(cursor, "begin_chunk", **self._named(batch), **place, rows=rows, load_task=ours)
+        more = {"reached": batch.reached or "", "load_task": ours}
+        _execute(cursor, "begin_chunk", **self._named(batch), **place, **more, rows=rows)
         return cursor.fetchone() is not None
 
     def _named(self, batch: Batch) -> dict[str, Any]:

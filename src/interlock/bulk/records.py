@@ -14,7 +14,7 @@ import structlog
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.bulk.closing import end_if_over
-from interlock.bulk.sources import Place, StagedSource
+from interlock.bulk.sources import Place, ScopesSource, StagedSource
 from interlock.failpoints import failpoint
 from interlock.kernel.shards import SMALL_SHARD, drop
 from interlock.kernel.webhook_events import tell_of_runs
@@ -25,9 +25,13 @@ from interlock.wire import RunState
 log = structlog.get_logger()
 
 _sql = queries("ingest")
-_source = msgspec.json.Decoder(StagedSource)
+_source: Final = msgspec.json.Decoder(StagedSource | ScopesSource)
 _MESSAGES: Final = 5000
 """Of one transaction."""
+
+
+class Overtaken(Exception):
+    """Another process has gone on with it, from a source that has changed since this one read it."""
 
 
 class Step(StrEnum):
@@ -48,10 +52,12 @@ class Pending:
     job_id: UUID
     shard: int
     step: Step
-    source: StagedSource
+    source: StagedSource | ScopesSource
     load_task: UUID | None
     runtime: str
-    queue: str
+    queue: str | None
+    held: bool
+    """Messages follow as there is room for its tasks: see held.py."""
     priority: int
     max_attempts: int
     slot_pointer: str | None
@@ -81,6 +87,7 @@ class Records:
             load_task=row["load_task"],
             runtime=row["runtime"],
             queue=row["queue"],
+            held=row["held"],
             priority=row["priority"],
             max_attempts=row["max_attempts"],
             slot_pointer=row["concurrency_key"],
@@ -91,7 +98,7 @@ class Records:
     async def place(self, pending: Pending) -> Place:
         async with self._database.connection() as connection:
             row: Row | None = await _sql.last_chunk(connection, run_id=pending.run_id)
-        return Place() if row is None else Place(row["part"], row["end_byte"], row["next_line"])
+        return Place() if row is None else Place(row["part"], row["end_byte"], row["next_line"], row["reached"])
 
     # A run of its own shard, step by step
 
@@ -101,7 +108,9 @@ class Records:
 
     async def _shard(self, connection: Connection, *, pending: Pending) -> int | None:
         which = {"run_id": pending.run_id, "org_id": pending.org_id}
-        shard = pending.shard
+        if await _sql.lock_loading(connection, **which) is None:
+            return None
+        shard = await _sql.shard_of_run(connection, run_id=pending.run_id)
         if shard == SMALL_SHARD:
             row = await _sql.give_shard(connection, **which)
             if row is None:
@@ -120,14 +129,11 @@ class Records:
 
     async def loaded(self, pending: Pending) -> None:
         async def work(connection: Connection) -> None:
-            sums = await _sql.sum_of_chunks(connection, run_id=pending.run_id)
-            await _sql.set_loaded(
-                connection,
-                run_id=pending.run_id,
-                org_id=pending.org_id,
-                total=sums["total"],
-                last_index=sums["last_index"],
-            )
+            which = {"run_id": pending.run_id, "org_id": pending.org_id}
+            # Whoever has found more, and is loading it just now, is waited for: it counts.
+            if await _sql.lock_loading(connection, **which) is not None:
+                sums = await _sql.sum_of_chunks(connection, run_id=pending.run_id)
+                await _sql.set_loaded(connection, total=sums["total"], last_index=sums["last_index"], **which)
             await failpoint("ingest.before_loaded_commit")
 
         await self._database.run(work)
@@ -142,7 +148,7 @@ class Records:
         await self._database.run(work)
 
     async def enqueued(self, pending: Pending) -> None:
-        while not await self._database.run(functools.partial(self._enqueue, pending=pending)):
+        while not pending.held and not await self._database.run(functools.partial(self._enqueue, pending=pending)):
             continue
 
     async def _enqueue(self, connection: Connection, *, pending: Pending) -> bool:
@@ -175,9 +181,11 @@ class Records:
 
         async def work(connection: Connection) -> None:
             which = {"run_id": pending.run_id, "org_id": pending.org_id}
-            total, last = table.num_rows, lines - 1
-            if await _sql.set_loaded(connection, total=total, last_index=last, **which) is None:
+            if await _sql.lock_loading(connection, **which) is None:
                 return  # somebody else has
+            if await _sql.shard_of_run(connection, run_id=pending.run_id) != SMALL_SHARD:
+                raise Overtaken
+            await _sql.set_loaded(connection, total=table.num_rows, last_index=lines - 1, **which)
             await _sql.insert_ingested(
                 connection,
                 job_id=pending.job_id,
@@ -189,7 +197,8 @@ class Records:
                 **which,
             )
             await _sql.set_run_total(connection, **which)
-            await self._enqueue(connection, pending=pending)
+            if not pending.held:
+                await self._enqueue(connection, pending=pending)
             await _sql.latch_ingested(connection, **which)
             await end_if_over(connection, pending.run_id, now=self._database.clock.now())
             await failpoint("ingest.before_small_commit")

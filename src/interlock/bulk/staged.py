@@ -23,7 +23,7 @@ _HASHED_AT_ONCE: Final = 1 << 20
 class StagedList:
     def __init__(self, objects: Objects, source: StagedSource, run_id: UUID, shape: Shape) -> None:
         self._objects = objects
-        self._source = source
+        self.source = source
         self._run_id = run_id
         self._shape = shape
         self._digest = hashlib.sha256()
@@ -31,7 +31,7 @@ class StagedList:
     async def batches(self, place: Place) -> AsyncGenerator[Batch]:
         line, self._digest = place.line, hashlib.sha256()
         with tempfile.TemporaryDirectory(prefix="interlock-ingest-") as folder:
-            for part in range(1, len(self._source.parts) + 1):
+            for part in range(1, len(self.source.parts) + 1):
                 path = Path(folder) / str(part)
                 await self._fetch(part, path)
                 if part >= place.part:
@@ -44,14 +44,14 @@ class StagedList:
                 path.unlink()
 
     async def verify(self) -> None:
-        if self._source.sha256 is not None and self._digest.hexdigest() != self._source.sha256:
+        if self.source.sha256 is not None and self._digest.hexdigest() != self.source.sha256:
             raise BadList("wrong_checksum", "The list is not what `sha256` was made of: upload it again.")
 
     async def check(self) -> bool:
         """All of it, when somebody else is to read it. Whether a part is packed."""
         self._digest, packed = hashlib.sha256(), False
         with tempfile.TemporaryDirectory(prefix="interlock-ingest-") as folder:
-            for part in range(1, len(self._source.parts) + 1):
+            for part in range(1, len(self.source.parts) + 1):
                 path = Path(folder) / "part"
                 await self._fetch(part, path)
                 packed = packed or await asyncio.to_thread(_is_packed, path)
@@ -60,16 +60,16 @@ class StagedList:
 
     async def _fetch(self, part: int, path: Path) -> None:
         """By way of a file of ours: nobody changes it while it is read."""
-        known = self._source.parts[part - 1]
+        known = self.source.parts[part - 1]
         try:
-            found = await self._objects.read_to(self._source.uri(part), path, known.size)
+            found = await self._objects.read_to(self.source.uri(part), path, known.size)
         except TooLarge:
             raise _changed(part) from None
         if found is None:
             raise BadList("list_missing", f"Part {part} of the list is not there any more: upload it again.")
         if (found.etag, found.size) != (known.etag, known.size):
             raise _changed(part)
-        if self._source.sha256 is not None:
+        if self.source.sha256 is not None:
             await asyncio.to_thread(self._hash, path)
 
     def _hash(self, path: Path) -> None:

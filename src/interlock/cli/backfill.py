@@ -140,9 +140,10 @@ def _sheet(found: BackfillView) -> RenderableType:
             ("reason", found.reason),
             ("asked for by", found.requested_by),
             ("state", found.state),
-            ("tasks made", made),
+            ("handed out", made),
             ("of these", ", ".join(f"{number} {name}" for name, number in by_status if number) or None),
             ("run is", found.run_state),
+            ("because", found.run_reason),
             ("started", found.created_at),
             ("ended", found.ended_at),
         ]
@@ -151,13 +152,13 @@ def _sheet(found: BackfillView) -> RenderableType:
 
 @command(app, "pause", example="interlock backfill pause 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b")
 def pause(run_id: RunId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Make no more of its tasks for now; those that are made go on."""
+    """Hand out no more of its tasks for now; those that were handed out go on."""
     present(ask(folder, lambda client: client.backfills.pause(run_id)), output, _sheet)
 
 
 @command(app, "resume", example="interlock backfill resume 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b")
 def resume(run_id: RunId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Go on making its tasks."""
+    """Go on handing out its tasks."""
     present(ask(folder, lambda client: client.backfills.resume(run_id)), output, _sheet)
 
 
@@ -165,6 +166,6 @@ def resume(run_id: RunId, output: OutputOption = Output.TABLE, folder: FolderOpt
 def cancel(
     run_id: RunId, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
 ) -> None:
-    """Make no more of its tasks, and cancel those that have not ended."""
+    """Hand out no more of its tasks, and cancel those that have not ended."""
     confirm(f"Cancel backfill {run_id}?", yes=yes)
     present(ask(folder, lambda client: client.backfills.cancel(run_id)), output, _sheet)

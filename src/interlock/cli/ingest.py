@@ -1,4 +1,4 @@
-"""`interlock ingest`: the process that makes tasks of staged lists."""
+"""`interlock ingest`: the process that makes tasks of staged lists and of backfills."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ingest(
     parent: Parent = None,
     handover: Handover = None,
 ) -> None:
-    """Run one ingest process, which makes the tasks of runs whose list is staged.
+    """Run one ingest process, which makes the tasks of runs whose list is staged, and of backfills.
 
     It needs INTERLOCK_STATE_URL and the objects; any number may run.
     """

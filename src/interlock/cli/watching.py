@@ -74,7 +74,7 @@ def _bar() -> Progress:
 
 
 async def watch_backfill(client: Client, run_id: UUID, *, quiet: bool = False) -> BackfillView:
-    """Until its last task has ended: how many are made, and how many of these are done."""
+    """Until its last task has ended: how many are handed out, and how many of these are done."""
     name = f"backfill {str(run_id)[:_DIGITS]}"
     if quiet:
         return await client.backfills.wait(run_id)
@@ -84,7 +84,7 @@ async def watch_backfill(client: Client, run_id: UUID, *, quiet: bool = False) -
 
     def show(found: BackfillView) -> None:
         nonlocal said
-        line = f"{name}: {found.state}, {found.made} tasks made, {_ended(found.counts)} done"
+        line = f"{name}: {found.state}, {found.made} tasks handed out, {_ended(found.counts)} done"
         if line != said:
             console().print(line)
             said = line

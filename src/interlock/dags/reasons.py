@@ -56,7 +56,8 @@ class ScopeExplanations:
         scope = {"job_id": job["job_id"], "start": start, "end": end}
         given = await _sql.scope_given(connection, inputs=job["inputs"], most=_MOST, **scope)
         if given is not None:
-            return _given(given)
+            task = await _sql.task_given(connection, shard=given["task_shard"], task_id=given["task_id"])
+            return _given(given, task)
         inputs = await _sql.inputs_in_range(connection, **scope)
         streams = bool(inputs) and all(row["progress"] == CURSOR for row in inputs)
         committed = (await _sql.streams_read(connection, job_id=job["job_id"]))["committed"] if streams else None
@@ -67,12 +68,13 @@ class ScopeExplanations:
         return _missing(job, inputs, start, end) or (_paused(held) if held else _not_given(committed))
 
 
-def _given(row: Row) -> _Answer:
-    scope, task_id, status = f"{row['range_start']}-{row['range_end']}", row["task_id"], row["status"]
+def _given(row: Row, task: Row | None) -> _Answer:
+    scope, task_id = f"{row['range_start']}-{row['range_end']}", row["task_id"]
+    status = None if task is None else task["status"]
     facts = {"scope": scope, "status": status}
     if row["done"]:
         return _Answer("done", f"Task {task_id} has done {scope}.", task_id, facts)
-    if status == "Failed" and row["dead"]:
+    if task is not None and task["dead"]:
         what = f"Task {task_id} of {scope} has failed for good. Run it again with: interlock task retry {task_id}."
         return _Answer("dead_letter", what, task_id, facts)
     if status in (None, "Canceled"):

@@ -17,6 +17,7 @@ from msgspec import Struct
 from interlock.adapters.postgres import Connection, Row, queries
 from interlock.errors import BadRequest, Conflict, Forbidden, InterlockError
 from interlock.kernel.markers import FILES, Schemas, require_under
+from interlock.kernel.shards import SMALL_SHARD
 from interlock.schemas import DatasetSchema, Marker
 from interlock.wire import DatasetRef, Event, Output
 
@@ -282,8 +283,10 @@ def _overlap(scope: _Scope, other: str) -> Conflict:
     )
 
 
-async def write(connection: Connection, changes: Sequence[Change], admitted: Admitted) -> int:
-    """How many of the events are new."""
+async def write(
+    connection: Connection, changes: Sequence[Change], admitted: Admitted, *, shard: int = SMALL_SHARD
+) -> int:
+    """How many of the events are new. All by tasks of one shard."""
     schemas = Schemas(admitted.versions)
     for change in changes:
         schemas.follow(change.files())
@@ -295,6 +298,7 @@ async def write(connection: Connection, changes: Sequence[Change], admitted: Adm
     row = await _sql.write_changes(
         connection,
         commit_id=admitted.commit_id,
+        shard=shard,
         partitioned_versions=list(admitted.partitioned),
         task_ids=[change.task_id for change, _ in events],
         attempts=[change.attempt for change, _ in events],

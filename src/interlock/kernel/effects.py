@@ -50,7 +50,7 @@ class Effects:
                 return None
             if batch.task_id in admitted.refused:
                 raise admitted.refused[batch.task_id]
-            accepted = await changes.write(connection, [change], admitted)
+            accepted = await changes.write(connection, [change], admitted, shard=shard_of(batch.lease_token))
             if state is not None:
                 await keep_state(connection, state)
             await failpoint("events.before_commit")

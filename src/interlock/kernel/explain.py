@@ -45,7 +45,7 @@ def _held_back(row: Row) -> str:
 
 
 def _queued(row: Row) -> tuple[str, str]:
-    for rule in (_limited, _without_worker, _message_dead, _message_lost, _message_later):
+    for rule in (_limited, _held, _without_worker, _message_dead, _message_lost, _message_later):
         answer = rule(row)
         if answer is not None:
             return answer
@@ -87,6 +87,17 @@ def _limited(row: Row) -> tuple[str, str] | None:
         "limit_reached",
         f"The job is at {cap}, {row['in_flight']} in flight; a slot that is freed wakes this task.",
     )
+
+
+def _held(row: Row) -> tuple[str, str] | None:
+    """A task of a backfill that has not been handed out."""
+    if not row["held"]:
+        return None
+    if row["backfill_paused"]:
+        return "held_back", f"Its backfill is paused; go on with: interlock backfill resume {row['run_id']}."
+    if row["paused_since"] is not None:
+        return "held_back", "Its backfill waits for what is downstream of it."
+    return "held_back", "Its backfill has handed out as many tasks as its job's queue has room for; this one follows."
 
 
 def _without_worker(row: Row) -> tuple[str, str] | None:

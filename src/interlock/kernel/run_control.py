@@ -106,7 +106,9 @@ class RunWakes(Periodic):
         first = run["wake_index"]
         last = min(first + _STRETCH - 1, run["last_index"])
         span = {"shard": run["shard"], "run_id": run["run_id"], "first": first, "last": last}
-        if run["queue"] is not None:
+        if last < first:
+            pass  # all of it is held back
+        elif run["queue"] is not None:
             await _sql.wake_ranges(connection, direct=self._direct, **span)
         else:
             ids = [row["task_id"] for row in await _sql.queued_of_range(connection, **span)]

@@ -264,7 +264,7 @@ class Tasks:
             ended = {row["task_id"] for row in rows} if said else ()
             said = [change for change in said if change.task_id in ended]
             if said and admitted:
-                await changes.write(connection, said, admitted)
+                await changes.write(connection, said, admitted, shard=shard)
             if state is not None and rows:
                 await keep_state(connection, state)
             await failpoint("complete.before_commit")

@@ -51,7 +51,7 @@ class Loops(Area):
     buffer_refused_days: float = Field(
         14.0, gt=0, description="The file of a batch that was refused is kept so long, to be redriven."
     )
-    backfill_seconds: float = Field(0.5, gt=0, description="Tasks of backfills.")
+    backfill_seconds: float = Field(0.5, gt=0, description="Tasks of backfills, handed out as their queue has room.")
     backpressure_escalate_seconds: float = Field(
         5.0,
         ge=0,

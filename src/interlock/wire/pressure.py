@@ -41,12 +41,14 @@ class PausePage(Reply, frozen=True, kw_only=True):
 
 
 class BackfillState(StrEnum):
-    """Of the making of its tasks; `run_state` tells how they fare."""
+    """Of the handing out of its tasks; `run_state` tells how they fare."""
 
     RUNNING = "Running"
     PAUSED = "Paused"
     DONE = "Done"
     CANCELED = "Canceled"
+    FAILED = "Failed"
+    """Its tasks could not be made; `run_reason` says why."""
 
 
 class BackfillRequest(Request, frozen=True, kw_only=True):
@@ -76,11 +78,13 @@ class BackfillView(Reply, frozen=True, kw_only=True):
     requested_by: str
     state: BackfillState
     made: int
-    """Tasks so far."""
+    """Tasks that were handed out so far."""
     total: int | None
-    """Tasks that it will have, as counted at the start; null when there were too many to count."""
+    """Tasks that it has. Until they are there, as counted at the start: null when there were too many to count."""
     counts: Counts
     run_state: RunState
+    run_reason: str | None = None
+    """Why the run was given up."""
     created_at: datetime
     ended_at: datetime | None
 

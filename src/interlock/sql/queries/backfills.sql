@@ -4,7 +4,7 @@
 -- only, a stretch of them that it has read before.
 
 -- name: job_of_dag^
-select job_id, org_id, dag_name, name, priority, active, max_queue_depth, jsonb_array_length(inputs) as inputs
+select job_id, max_queue_depth, jsonb_array_length(inputs) as inputs
 from interlock.jobs
 where org_id = :org_id and coalesce(dag_name, '') = :dag_name and name = :name and current;
 
@@ -79,131 +79,144 @@ from found f
 order by f.input_index, f.range_start, f.range_end;
 
 -- name: start_backfill^
--- With its run, which is latched when the last task is made.
+-- As a run whose list are the scopes, all of it held back until there is room for it.
 with run as (
-    insert into interlock.runs (org_id, job_id, last_index, range_size, latched, state)
-    values (:org_id, :job_id, -1, :range_size, false, 'Running')
+    insert into interlock.runs (org_id, job_id, last_index, range_size, priority, held_from, latched, ingesting, state)
+    values (:org_id, :job_id, -1, :range_size, :priority, 0, false, true, 'Ingesting')
     returning run_id
+), ingest as (
+    insert into interlock.ingests (run_id, org_id, source) select run_id, :org_id, :source::text::json from run
 )
 insert into interlock.backfills (run_id, org_id, job_id, range_start, range_end, priority, reason, requested_by, total)
 select run_id, :org_id, :job_id, :range_start, :range_end, :priority, :reason, :requested_by, :total::bigint from run
 returning run_id;
 
--- name: backfills_in_work
-select run_id from interlock.backfills where state = 'Running' and run_id > :after::uuid order by run_id limit :most;
+-- name: held_runs
+-- Those with tasks that have no message yet, a page of all.
+select job_id, run_id from interlock.runs
+where held_from is not null and ended_at is null and (job_id, run_id) > (:after_job::uuid, :after_run::uuid)
+order by job_id, run_id limit :most;
 
--- name: take_backfill^
--- The backfill first, its run afterwards: so does everybody. A cancel of the run waits for the tasks that are being
--- made, and finds them; or comes first, and none are made.
-select b.*, j.active, j.max_queue_depth, j.runtime, j.concurrency_key, j.max_attempts, r.cancel_requested, r.last_index,
-       interlock.waiting_tasks(b.job_id, coalesce(j.max_queue_depth, :most_waiting::bigint)) as waiting,
-       exists (select 1 from interlock.pauses p where p.job_id = b.job_id and (not p.bulk or b.priority = 1)) as held_back
-from interlock.backfills b
-join interlock.jobs j on j.job_id = b.job_id
-join interlock.runs r on r.run_id = b.run_id
-where b.run_id = :run_id and b.state = 'Running'
-for no key update of b, r skip locked;
+-- name: take_held^
+-- One that may be handed out more of, or whose job nobody deploys any more. Its row is locked first, as everybody does
+-- who moves a run: a cancel waits, and finds what was handed out; or comes first, and nothing is.
+select r.run_id, r.org_id, r.job_id, r.shard, r.range_size, r.held_from, r.last_index, j.active, j.queue,
+       j.max_queue_depth, coalesce(r.priority, case when r.shard = 0 then j.priority else 1 end) as lane,
+       interlock.waiting_tasks(r.job_id, coalesce(j.max_queue_depth, :most_waiting::bigint)) as waiting
+from interlock.runs r
+join interlock.jobs j on j.job_id = r.job_id
+where r.run_id = :run_id and r.held_from is not null and r.latched and r.ended_at is null
+  and not r.paused and not r.cancel_requested and not r.delete_requested
+  and (not j.active
+       or (not exists (select 1 from interlock.backfills b where b.run_id = r.run_id and b.paused)
+           and not exists (select 1 from interlock.pauses p where p.job_id = r.job_id
+                           and (not p.bulk or coalesce(r.priority, j.priority) = 1))))
+for no key update of r skip locked;
 
--- name: make_tasks
--- The next tasks of the run. `place_*` is the last scope that was looked at, ready or not. A scope whose own task will never end it, because that is dead or canceled, is ended by
--- this one; every other scope keeps the task that it has.
-with scopes as materialized (
-    select s.*, :first_index::bigint + s.n - 1 as task_index,
-           interlock.run_task_id(:run_id, :first_index::bigint + s.n - 1) as task_id
-    from unnest(:inputs::int[], :starts::bigint[], :ends::bigint[], :streams::boolean[], :commits::bigint[])
-        with ordinality as s(input_index, range_start, range_end, of_stream, commit_id, n)
-), tasks as materialized (
-    select s.*, json_build_object(
-               'input_index', s.input_index, 'partition_key', s.range_start || '-' || s.range_end,
-               'start', s.range_start, 'end', s.range_end,
-               'changed_start', case when s.of_stream then s.range_start end,
-               'changed_end', case when s.of_stream then s.range_end end, 'commit', s.commit_id) as payload
-    from scopes s
-), made as (
-    insert into interlock.tasks (task_id, org_id, job_id, run_id, task_index, max_attempts, priority, slot_key, payload)
-    select task_id, :org_id, :job_id, :run_id, task_index, :max_attempts, :priority,
-           payload::jsonb #>> string_to_array(substr(:concurrency_key::text, 2), '/'), payload
-    from tasks
-), abandoned as materialized (
-    select m.input_index, m.range_start, m.range_end, s.task_id
-    from scopes s
-    join interlock.materialisations m on m.job_id = :job_id and m.input_index = s.input_index
-         and m.range_start = s.range_start and m.range_end = s.range_end
-         and (m.done_commit is null or m.done_commit < m.input_commit)
-    left join interlock.tasks t on t.shard = 0 and t.task_id = m.task_id
-    where t.task_id is null or t.dead or t.status = 'Canceled'
-), taken_over as (
-    update interlock.materialisations m set task_id = a.task_id
-    from abandoned a
-    where m.job_id = :job_id and m.input_index = a.input_index and m.range_start = a.range_start
-      and m.range_end = a.range_end
-), counted as (
-    update interlock.runs
-    set queued = queued + (select count(*) from scopes),
-        last_index = greatest(last_index, (select max(task_index) from scopes))
-    where run_id = :run_id
-), moved as (
-    update interlock.backfills
-    set made = made + (select count(*) from scopes), place_input = :place_input, place_start = :place_start,
-        place_end = :place_end
-    where run_id = :run_id
+-- name: undone_scopes
+-- Of tasks that are handed out now, those whose scope waits for another one; it tells where that is.
+with made as materialized (
+    select t.task_id, (t.payload ->> 'input_index')::int as input_index, (t.payload ->> 'start')::bigint as range_start,
+           (t.payload ->> 'end')::bigint as range_end
+    from interlock.tasks t
+    where t.shard = :shard and t.run_id = :run_id and t.task_index between :first::bigint and :last::bigint
+      and t.status = 'Queued'
 )
-select task_id from scopes order by n;
+select s.input_index, s.range_start, s.range_end, s.task_id, m.task_id as waits_for, m.task_shard
+from made s
+cross join lateral (
+    select m.task_id, m.task_shard from interlock.materialisations m
+    where m.job_id = :job_id and m.input_index = s.input_index and m.range_start = s.range_start
+      and m.range_end = s.range_end and (m.done_commit is null or m.done_commit < m.input_commit)
+    limit 1
+) m;
 
--- name: end_backfill
--- No more tasks will come. One whose tasks are all made can be canceled as long as they have not ended. The empty delta
--- makes the counters' loop look whether the run is over.
-with ended as (
-    update interlock.backfills b
-    set state = :state::text::interlock.backfill_state, ended_at = coalesce(b.ended_at, interlock.clock())
-    where b.run_id = :run_id
-      and (b.state in ('Running', 'Paused')
-           or (b.state = 'Done' and :state::text = 'Canceled'
-               and (select true from interlock.runs r where r.run_id = b.run_id and r.ended_at is null) is not null))
-    returning b.run_id, b.made
-), latched as (
-    update interlock.runs r
-    set latched = true, total = e.made,
-        state = case when r.state = 'Paused' then 'Running'::interlock.run_state else r.state end
-    from ended e where r.run_id = e.run_id
+-- name: may_end
+-- Of these tasks, those that are not dead or canceled: they end their scopes by themselves.
+select task_id from interlock.tasks
+where shard = :shard and task_id = any(:task_ids::uuid[]) and not dead and status <> 'Canceled';
+
+-- name: take_over_scopes!
+-- From tasks that will never end them. A scope that was given another task meanwhile keeps that. In the order of
+-- give_scopes, so that the two never wait for each other in a ring.
+with abandoned as materialized (
+    select a.* from unnest(:inputs::int[], :starts::bigint[], :ends::bigint[], :left_by::uuid[], :task_ids::uuid[])
+        as a(input_index, range_start, range_end, left_by, task_id)
+    where a.range_start between -4611686018427387904 and 4611686018427387904
+    order by a.input_index, a.range_start, a.range_end
 )
-insert into interlock.run_deltas (run_id) select run_id from ended
-returning run_id;
+update interlock.materialisations m set task_id = a.task_id, task_shard = :task_shard
+from abandoned a
+where m.job_id = :job_id and m.input_index = a.input_index and m.range_start = a.range_start
+  and m.range_end = a.range_end and m.task_id = a.left_by;
+
+-- name: send_ranges
+-- Whole ranges: a message that is there, because somebody has sent it before, stands for the same tasks.
+with messages as (
+    select :run_id::uuid || ':' || chunk as dedupe_key,
+           json_build_object('job_id', :job_id::uuid, 'run_id', :run_id::uuid, 'start', chunk * :range_size::int,
+                             'end', least((chunk + 1) * :range_size::int - 1, :last::bigint)) as body
+    from generate_series(:first::bigint / :range_size::int, :last::bigint / :range_size::int) as chunk
+), direct as (
+    insert into interlock.queue_messages (queue, priority, org_id, share_id, body, dedupe_key)
+    select :queue, :lane, :org_id::uuid, :run_id::uuid, body, dedupe_key from messages where :direct::boolean
+    on conflict do nothing
+), owed as (
+    insert into interlock.outbox (kind, target, body, priority, org_id, share_id, dedupe_key)
+    select 'send', :queue, body, :lane, :org_id::uuid, :run_id::uuid, dedupe_key from messages where not :direct::boolean
+)
+select case when :direct::boolean then pg_notify('interlock_queue', :queue) else pg_notify('interlock_outbox', '') end;
+
+-- name: hold_from!
+-- What lies before it has its message. Null when that is everything.
+update interlock.runs set held_from = case when :held_from::bigint <= last_index then :held_from::bigint end
+where run_id = :run_id;
 
 -- name: pause_backfill
--- Tasks that are made go on.
-with paused as (
-    update interlock.backfills set state = 'Paused'
-    where run_id = :run_id and org_id = :org_id and state = 'Running'
-    returning run_id
+-- Tasks that were handed out go on. One that has handed out all of them, or is canceled, is left as it is.
+with live as (
+    select r.run_id from interlock.runs r
+    where r.run_id = :run_id and r.org_id = :org_id and r.held_from is not null and r.ended_at is null
+      and not r.cancel_requested
+    for no key update
+), paused as (
+    update interlock.backfills b set paused = true from live l where b.run_id = l.run_id and not b.paused
+    returning b.run_id
 )
-update interlock.runs r set state = 'Paused' from paused p where r.run_id = p.run_id and r.ended_at is null
+update interlock.runs r set state = 'Paused' from paused p where r.run_id = p.run_id
 returning r.run_id;
 
 -- name: resume_backfill
-with resumed as (
-    update interlock.backfills set state = 'Running'
-    where run_id = :run_id and org_id = :org_id and state = 'Paused'
-    returning run_id
+with live as (
+    select r.run_id from interlock.runs r
+    where r.run_id = :run_id and r.org_id = :org_id and r.ended_at is null
+    for no key update
+), resumed as (
+    update interlock.backfills b set paused = false from live l where b.run_id = l.run_id and b.paused
+    returning b.run_id
 )
-update interlock.runs r set state = 'Running' from resumed p where r.run_id = p.run_id and r.ended_at is null
+update interlock.runs r set state = interlock.live_state(r.paused, r.ingesting) from resumed p where r.run_id = p.run_id
 returning r.run_id;
 
 -- name: list_backfills
 -- Newest first.
-select b.*, j.dag_name, j.name, r.state as run_state, r.queued, r.running, r.completed, r.failed, r.dead, r.canceled,
-       r.ended_at as run_ended_at
+select b.*, j.dag_name, j.name, r.state as run_state, r.total as run_total, r.held_from, r.latched, r.cancel_requested,
+       r.queued, r.running, r.completed, r.failed, r.dead, r.canceled, r.ended_at, r.reason as run_reason,
+       i.step = 'Failed' as not_ingested
 from (select * from interlock.backfills
       where org_id = :org_id and run_id < coalesce(:cursor::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
       order by run_id desc limit :most) b
 join interlock.jobs j on j.job_id = b.job_id
 join interlock.runs r on r.run_id = b.run_id
+left join interlock.ingests i on i.run_id = b.run_id
 order by b.run_id desc;
 
 -- name: backfill_by_id^
-select b.*, j.dag_name, j.name, r.state as run_state, r.queued, r.running, r.completed, r.failed, r.dead, r.canceled,
-       r.ended_at as run_ended_at
+select b.*, j.dag_name, j.name, r.state as run_state, r.total as run_total, r.held_from, r.latched, r.cancel_requested,
+       r.queued, r.running, r.completed, r.failed, r.dead, r.canceled, r.ended_at, r.reason as run_reason,
+       i.step = 'Failed' as not_ingested
 from interlock.backfills b
 join interlock.jobs j on j.job_id = b.job_id
 join interlock.runs r on r.run_id = b.run_id
+left join interlock.ingests i on i.run_id = b.run_id
 where b.run_id = :run_id and b.org_id = :org_id;

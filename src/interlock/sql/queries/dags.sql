@@ -399,7 +399,8 @@ order by run_id limit :most;
 
 -- name: take_back_scopes
 -- Scopes that were given to tasks that nobody will do any more: as if they had not been given. They are given again at
--- once, by give_scopes, as of a change that is made now: their inputs are locked, so that none is under way.
+-- once, by give_scopes, as of a change that is made now: their inputs are locked, so that none is under way. Tasks of all
+-- shards may be among them; this is asked when a generation comes back, and hardly ever else.
 with locked as materialized (
     select v.dataset_version from interlock.dataset_versions v
     where v.dataset_version = any(array(select dataset_version from interlock.edges where job_id = :job_id))
@@ -409,7 +410,8 @@ with locked as materialized (
 ), canceled as materialized (
     select m.job_id, m.input_index, m.range_start, m.range_end
     from interlock.materialisations m
-    left join interlock.tasks t on t.shard = 0 and t.task_id = m.task_id
+    left join lateral (select t.task_id, t.status, t.cancel_requested from interlock.tasks t
+                       where t.shard = m.task_shard and t.task_id = m.task_id limit 1) t on true
     where m.job_id = :job_id and (m.done_commit is null or m.done_commit < m.input_commit)
       and (t.task_id is null or t.status = 'Canceled' or t.cancel_requested)
     limit :most

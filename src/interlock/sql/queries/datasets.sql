@@ -55,7 +55,7 @@ with events as materialized (
         (select max(m.input_commit) from interlock.materialisations m where m.task_id = w.task_id),
         (select (t.payload ->> 'commit')::bigint from interlock.tasks t
          join interlock.jobs j on j.job_id = t.job_id and j.dag_name is not null
-         where t.shard = 0 and t.task_id = w.task_id and json_typeof(t.payload) = 'object'), 0) as input_commit
+         where t.shard = :shard and t.task_id = w.task_id and json_typeof(t.payload) = 'object'), 0) as input_commit
     from (select distinct task_id from scopes) w
 ), before as materialized (
     select p.dataset_version, p.range_start, p.location from scopes s

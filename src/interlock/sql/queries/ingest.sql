@@ -55,12 +55,20 @@ select case when :direct::boolean then pg_notify('interlock_queue', :queue) else
 -- name: ingest_of^
 -- Everything that a step goes by. The message is a wake-up: what is to be done stands here alone.
 select i.run_id, i.org_id, i.source, i.step, i.load_task, i.total, i.last_index, i.enqueued_index, i.settled_at,
-       r.job_id, r.shard, r.range_size, r.cancel_requested, r.delete_requested, r.ended_at,
-       j.runtime, j.queue, j.priority, j.max_attempts, j.concurrency_key
+       r.job_id, r.shard, r.range_size, r.cancel_requested, r.delete_requested, r.ended_at, r.held_from is not null as held,
+       j.runtime, j.queue, coalesce(r.priority, j.priority) as priority, j.max_attempts, j.concurrency_key
 from interlock.ingests i
 join interlock.runs r on r.run_id = i.run_id
 join interlock.jobs j on j.job_id = r.job_id
 where i.run_id = :run_id;
+
+-- name: lock_loading^
+-- Two that read a source which changes meanwhile may not agree on whether it is small: one after the other they decide.
+select run_id from interlock.ingests where run_id = :run_id and org_id = :org_id and step = 'Loading'
+for no key update;
+
+-- name: shard_of_run$
+select shard from interlock.runs where run_id = :run_id;
 
 -- name: give_shard^
 -- Once and for all; before its first row is written, and so before anybody asks.
@@ -79,9 +87,9 @@ select interlock.finish_shard(:number::int);
 -- Nothing is returned when it was loaded before, or when nobody wants it any more. Waits for one who is loading it, and
 -- for one who takes the list away from a task on Spark: of that, nothing more comes in.
 -- Parameters come as text and numbers of 64 bits: Arrow's driver says so.
-insert into interlock.ingest_chunks (run_id, part, first_byte, end_byte, first_line, lines, rows)
+insert into interlock.ingest_chunks (run_id, part, first_byte, end_byte, first_line, lines, rows, reached)
 select i.run_id, :part::bigint::int, :first_byte::bigint, :end_byte::bigint, :first_line::bigint, :lines::bigint,
-       :rows::bigint
+       :rows::bigint, nullif(:reached::text, '')::json
 from interlock.ingests i
 join interlock.runs r on r.run_id = i.run_id
 where i.run_id = :run_id::text::uuid and i.step = 'Loading' and r.ended_at is null and not r.cancel_requested
@@ -92,7 +100,7 @@ returning part;
 
 -- name: last_chunk^
 -- How far it has come: chunks are loaded in the order of the list.
-select part, end_byte, first_line + lines as next_line from interlock.ingest_chunks
+select part, end_byte, first_line + lines as next_line, reached from interlock.ingest_chunks
 where run_id = :run_id order by part desc, first_byte desc limit 1;
 
 -- name: sum_of_chunks^
@@ -106,25 +114,28 @@ where run_id = :run_id and org_id = :org_id and step = 'Loading'
 returning run_id;
 
 -- name: set_run_total!
--- Absolutely, and once: what workers do with the first tasks meanwhile is added, not overwritten.
+-- Absolutely, and once: what workers do with the first tasks meanwhile is added, not overwritten. A cancel that came before
+-- there was a task has walked over none.
 with counted as (
     update interlock.ingests set step = 'Enqueuing' where run_id = :run_id and org_id = :org_id and step = 'Finishing'
     returning total, last_index
 )
-update interlock.runs r set total = c.total, queued = r.queued + c.total, last_index = c.last_index
+update interlock.runs r set total = c.total, queued = r.queued + c.total, last_index = c.last_index, cancel_index = 0
 from counted c where r.run_id = :run_id and r.total is null;
 
 -- name: enqueue_run_ranges^
 -- The next so many messages of the run; `enqueued_index` is where the next ones begin.
 with next_ones as (
-    select i.run_id, i.org_id, r.job_id, r.shard, r.range_size, i.last_index, i.enqueued_index / r.range_size as first,
+    select i.run_id, i.org_id, r.job_id, r.shard, r.range_size, r.priority, i.last_index,
+           i.enqueued_index / r.range_size as first,
            least(i.enqueued_index / r.range_size + :most::int - 1, i.last_index / r.range_size) as last
     from interlock.ingests i join interlock.runs r on r.run_id = i.run_id
     where i.run_id = :run_id and i.org_id = :org_id and i.step = 'Enqueuing' and i.enqueued_index <= i.last_index
     for update of i
 ), messages as (
     -- A large run goes in the lane of bulk, whatever its job's priority: small ones do not wait behind all of it.
-    select n.run_id || ':' || chunk as dedupe_key, n.org_id, n.run_id, case when n.shard = 0 then :priority::int else 1 end as lane,
+    select n.run_id || ':' || chunk as dedupe_key, n.org_id, n.run_id,
+           coalesce(n.priority, case when n.shard = 0 then :priority::int else 1 end) as lane,
            json_build_object('job_id', n.job_id, 'run_id', n.run_id, 'start', chunk * n.range_size,
                              'end', least((chunk + 1) * n.range_size - 1, n.last_index)) as body
     from next_ones n cross join lateral generate_series(n.first, n.last) as chunk
@@ -145,14 +156,19 @@ select enqueued_index > last_index as done,
 from moved;
 
 -- name: latch_ingested^
--- The last step: the run may end from here on. One that is paused stays so.
+-- The last step: the run may end from here on. One that is paused stays so. Of one whose tasks are held back, those without
+-- a message count as queued: it cannot end before they have.
 with done as (
-    update interlock.ingests set step = 'Done', settled_at = interlock.clock()
-    where run_id = :run_id and org_id = :org_id and step = 'Enqueuing' and enqueued_index > last_index
-    returning run_id
+    update interlock.ingests i set step = 'Done', settled_at = interlock.clock()
+    from interlock.runs r
+    where i.run_id = :run_id and i.org_id = :org_id and i.step = 'Enqueuing' and r.run_id = i.run_id
+      and (i.enqueued_index > i.last_index or r.held_from is not null)
+    returning i.run_id
 )
 update interlock.runs r
-set latched = true, ingesting = false, state = interlock.live_state(r.paused, false)
+set latched = true, ingesting = false,
+    state = interlock.live_state(r.paused or (select b.paused and not r.cancel_requested from interlock.backfills b
+                                              where b.run_id = r.run_id) is true, false)
 from done d where r.run_id = d.run_id and r.ended_at is null
 returning r.run_id;
 

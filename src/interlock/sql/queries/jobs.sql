@@ -136,8 +136,9 @@ select case when :direct::boolean then pg_notify('interlock_queue', :queue) else
 -- A wake-up per task: through the queue, the outbox, or, for runtimes without a queue, an invocation. A task of a shard
 -- of its own is named by its run and index, which tell the shard; so is one of a run with a limit.
 with tasks as (
-    select t.task_id, case when :shard = 0 then t.priority else 1 end as priority, j.queue, j.runtime, t.org_id,
-           coalesce(t.run_id, t.job_id) as share_id,
+    select t.task_id, j.queue, j.runtime, t.org_id, coalesce(t.run_id, t.job_id) as share_id,
+           case when :shard = 0 then t.priority
+                else coalesce((select r.priority from interlock.runs r where r.run_id = t.run_id), 1) end as priority,
            case when :shard = 0 and (t.run_id is null or (select r.max_concurrency is null and r.rate_key is null
                                                           from interlock.runs r where r.run_id = t.run_id))
                 then json_build_object('task_id', t.task_id)

@@ -48,8 +48,11 @@ with recursive reached(job_id) as (
     where v.job_id is not null
 )
 select distinct g.job_id as reader, j.job_id as writer, j.dag_name, j.name,
-       j.priority = 1 or (select true from interlock.backfills b
-                          where b.job_id = j.job_id and b.state = 'Running' and b.priority = 1 limit 1) is not null as sheds
+       j.priority = 1 or (select true from interlock.runs r
+                          join interlock.backfills b on b.run_id = r.run_id and not b.paused
+                          where r.job_id = j.job_id and r.held_from is not null and r.ended_at is null and r.priority = 1
+                            and not r.cancel_requested
+                          limit 1) is not null as sheds
 from reached r
 cross join lateral (select * from interlock.edges g where g.job_id = r.job_id and g.active offset 0) g
 cross join lateral (select v.job_id from interlock.dataset_versions v

@@ -117,16 +117,18 @@ select t.status, t.attempt, t.max_attempts, t.dead, t.parked, t.cancel_requested
        m.visible_at, m.dead_at is not null as message_dead, m.message_id is not null as has_message, m.receives,
        m.priority as lane, t.org_id, coalesce(t.run_id, t.job_id) as share_id, t.run_id is not null as of_run,
        a.outcome, a.error_class, a.error_message, a.crash, a.attempt as last_attempt,
-       p.since as paused_since, p.reason as pause_reason, p.path as pause_path
+       p.since as paused_since, p.reason as pause_reason, p.path as pause_path,
+       t.run_id, t.task_index >= r.held_from as held, b.paused as backfill_paused
 from interlock.tasks t
 join interlock.jobs j on j.job_id = t.job_id
 left join interlock.runs r on r.run_id = t.run_id
+left join interlock.backfills b on b.run_id = t.run_id
 left join lateral (
     select p.since, p.reason, array(select coalesce(s.name, s.job_id::text)
                                     from unnest(p.path) with ordinality as w(job_id, n)
                                     join interlock.jobs s on s.job_id = w.job_id order by w.n) as path
     from interlock.pauses p
-    where p.job_id = t.job_id and (not p.bulk or j.priority = 1)
+    where p.job_id = t.job_id and (not p.bulk or coalesce(r.priority, j.priority) = 1)
     order by p.since limit 1
 ) p on true
 left join lateral (

@@ -199,7 +199,8 @@ from interlock.jobs where org_id = :org_id and coalesce(dag_name, '') = :dag and
 
 -- name: scope_given^
 -- Of the scopes in a range: the first that is not done, else the last that is.
-select m.range_start, m.range_end, m.task_id, t.status, t.dead, m.done_commit is not null and m.done_commit >= m.input_commit as done
+select m.range_start, m.range_end, m.task_id, m.task_shard,
+       m.done_commit is not null and m.done_commit >= m.input_commit as done
 from (
     select m.* from generate_series(0, :inputs::int - 1) as n
     cross join lateral (
@@ -212,9 +213,12 @@ from (
          order by m.range_start limit :most)
     ) m
 ) m
-left join interlock.tasks t on t.shard = 0 and t.task_id = m.task_id
 where m.range_end >= :start::bigint
 order by done, m.range_start limit 1;
+
+-- name: task_given^
+-- What became of it. Its shard is in the text: see the architecture.
+select status, dead from interlock.tasks where shard = :shard and task_id = :task_id;
 
 -- name: inputs_in_range
 -- For each input: whether the range is there, with these bounds or with others.

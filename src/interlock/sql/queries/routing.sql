@@ -88,7 +88,7 @@ with changed as materialized (
     select job_id, input_index, range_start, range_end, commit_id, commit_id, from_, upto, uuidv7() from asked
     order by job_id, input_index, range_start, range_end
     on conflict (job_id, input_index, range_start, range_end) do update
-        set input_commit = excluded.input_commit,
+        set input_commit = excluded.input_commit, task_shard = 0,
             undone_since = case when m.done_commit >= m.input_commit then excluded.input_commit else m.undone_since end,
             (changed_start, changed_end, task_id) = (
                 select case when w.waits then case when m.changed_start is not null
@@ -170,7 +170,7 @@ with streams as materialized (
     insert into interlock.materialisations (job_id, input_index, range_start, range_end, input_commit, undone_since, task_id)
     select job_id, input_index, range_start, range_end, input_commit, input_commit, task_id from started
     on conflict (job_id, input_index, range_start, range_end) do update
-        set task_id = excluded.task_id, input_commit = excluded.input_commit
+        set task_id = excluded.task_id, task_shard = 0, input_commit = excluded.input_commit
     returning job_id, input_index, range_start, range_end, task_id, input_commit
 ), tasks as materialized (
     select g.task_id, j.org_id, j.job_id, j.max_attempts, j.priority, j.queue, j.runtime, j.concurrency_key,

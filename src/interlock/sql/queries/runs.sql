@@ -69,10 +69,12 @@ where job_id = :job_id and org_id = :org_id and ended_at is null and not paused 
 returning run_id;
 
 -- name: resume_runs
--- Messages that came meanwhile are gone: RunWakes sends what is missing.
-update interlock.runs set paused = false, wake_index = 0, state = interlock.live_state(false, ingesting)
-where job_id = :job_id and org_id = :org_id and ended_at is null and paused
-returning run_id;
+-- Messages that came meanwhile are gone: RunWakes sends what is missing. A backfill that is paused by itself stays so.
+update interlock.runs r
+set paused = false, wake_index = 0,
+    state = interlock.live_state((select b.paused from interlock.backfills b where b.run_id = r.run_id) is true, ingesting)
+where r.job_id = :job_id and r.org_id = :org_id and r.ended_at is null and r.paused
+returning r.run_id;
 
 -- name: live_runs_of
 select run_id from interlock.runs
@@ -95,8 +97,8 @@ with job as (
 select job_id, (select count(*) from runs) as runs from job;
 
 -- name: waking_runs
--- The claim of a range is not taken back when its run was paused: its message is gone.
-select r.run_id, r.shard, r.wake_index, r.last_index, j.queue
+-- The claim of a range is not taken back when its run was paused: its message is gone. What is held back has had none.
+select r.run_id, r.shard, r.wake_index, least(r.last_index, r.held_from - 1) as last_index, j.queue
 from interlock.runs r
 join interlock.jobs j on j.job_id = r.job_id
 where r.wake_index is not null and not r.paused and not r.delete_requested
@@ -106,7 +108,8 @@ order by r.run_id limit :most;
 -- name: wake_ranges
 -- One message for each range with a queued task, whatever message there is of it: who holds that finds less to claim.
 with run as materialized (
-    select r.run_id, r.org_id, r.job_id, r.range_size, r.last_index, j.queue, case when r.shard = 0 then j.priority else 1 end as priority
+    select r.run_id, r.org_id, r.job_id, r.range_size, r.last_index, j.queue,
+           coalesce(r.priority, case when r.shard = 0 then j.priority else 1 end) as priority
     from interlock.runs r join interlock.jobs j on j.job_id = r.job_id where r.run_id = :run_id
 ), messages as materialized (
     select r.queue, r.priority, r.org_id, r.run_id, r.run_id || ':' || c.chunk as dedupe_key,
@@ -138,7 +141,8 @@ where shard = :shard and run_id = :run_id and task_index between :first::bigint 
 
 -- name: woken_to!
 -- From just the place where the walk began: one that was resumed anew is not overtaken.
-update interlock.runs set wake_index = case when :walked_to::bigint <= last_index then :walked_to::bigint end
+update interlock.runs
+set wake_index = case when :walked_to::bigint <= least(last_index, held_from - 1) then :walked_to::bigint end
 where run_id = :run_id and wake_index = :walked_from;
 
 -- name: request_run_cancel^
@@ -260,7 +264,8 @@ on conflict (name) do update
 set cursor = excluded.cursor, position = excluded.position, task_id = excluded.task_id;
 
 -- name: live_runs_from
-select run_id, shard, last_index from interlock.runs
+-- As far as their tasks have had messages.
+select run_id, shard, least(last_index, held_from - 1) as last_index from interlock.runs
 where ended_at is null and not paused and not delete_requested and run_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
 order by run_id limit :most;
 

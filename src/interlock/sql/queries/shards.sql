@@ -66,6 +66,7 @@ order by r.run_id limit :most;
 
 -- name: run_address^
 -- Where messages of a run go.
-select r.org_id, r.job_id, r.shard, r.range_size, j.queue, case when r.shard = 0 then j.priority else 1 end as priority
+select r.org_id, r.job_id, r.shard, r.range_size, j.queue,
+       coalesce(r.priority, case when r.shard = 0 then j.priority else 1 end) as priority
 from interlock.runs r join interlock.jobs j on j.job_id = r.job_id
 where r.run_id = :run_id;
