@@ -87,15 +87,14 @@ class Ingest:
         database: Database,
         queue: Queue,
         objects: Objects,
-        records: Records,
         state_url: str,
         heavy: Heavy | None = None,
         *,
         wait_seconds: float = _WAIT_SECONDS,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        self._queue, self._objects, self._records, self._heavy = queue, objects, records, heavy
-        self._database, self._held_runs = database, HeldRuns(database, settings)
+        self._database, self._queue, self._objects, self._heavy = database, queue, objects, heavy
+        self._records, self._held_runs = Records(database, settings), HeldRuns(database, settings)
         self._settings = settings
         self._state_url = state_url
         self._tries = min(settings.ingest_tries, settings.queue_max_receives)

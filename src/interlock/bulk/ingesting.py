@@ -20,7 +20,7 @@ def services(
     records = Records(database, settings)
     heavy = SparkIngests(database, settings, records)
     readers = [
-        Ingest(settings, database, queue, objects, records, state_url, heavy, wait_seconds=wait_seconds)
+        Ingest(settings, database, queue, objects, state_url, heavy, wait_seconds=wait_seconds)
         for _ in range(settings.ingest_concurrency)
     ]
     return [
