@@ -47,6 +47,12 @@ async def test_a_source_gets_one_task_that_names_its_producer(still: System) -> 
     assert (await state(still))["state"] == "running"
 
 
+async def test_its_job_says_that_it_has_no_hard_timeout(still: System) -> None:
+    await started(still)
+    (job,) = (await still.user("GET", "/v1/jobs")).json()["jobs"]
+    assert job["policy"]["timeout_seconds"] is None
+
+
 @pytest.mark.parametrize(
     ("status", "cause"), [("Completed", "returned"), ("Failed", "failed"), ("Canceled", "canceled")]
 )

@@ -36,6 +36,7 @@ _message: Final = Schema(
     type=OpenAPIType.OBJECT,
     description="A signed command; docs/bus.md says how it is signed.",
     required=["metadata", "command"],
+    additional_properties=False,
     properties={
         "metadata": Schema(
             type=OpenAPIType.OBJECT,
@@ -50,6 +51,7 @@ _message: Final = Schema(
 _batch: Final = Schema(
     type=OpenAPIType.OBJECT,
     required=["commands"],
+    additional_properties=False,
     properties={"commands": Schema(type=OpenAPIType.ARRAY, items=_message)},
 )
 

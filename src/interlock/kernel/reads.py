@@ -34,6 +34,7 @@ from interlock.wire import (
     TaskStatus,
     TaskView,
 )
+from interlock.wire.base import LONGEST_SECONDS
 
 _sql = queries("reads")
 
@@ -371,7 +372,8 @@ def _job_view(row: Row, run: RunView | None) -> JobView:
             jitter=row["jitter"],
             non_retryable=list(row["non_retryable"]),
             lease_seconds=row["lease_seconds"],
-            timeout_seconds=row["timeout_seconds"],
+            # Of what is always on there is none: what stands for it in the table is longer than any may be.
+            timeout_seconds=row["timeout_seconds"] if row["timeout_seconds"] <= LONGEST_SECONDS else None,
         ),
         scaling=Scaling(
             max_concurrency=row["max_concurrency"],

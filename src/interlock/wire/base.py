@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -15,7 +15,8 @@ OperatorName = Annotated[
 ]
 WorkerId = Annotated[str, Meta(min_length=1, max_length=200)]
 JsonPointer = Annotated[str, Meta(pattern=r"^(/[^/]*)+$(?!\n)", max_length=500)]
-Seconds = Annotated[float, Meta(gt=0, le=7 * 86_400)]
+LONGEST_SECONDS: Final = 7 * 86_400
+Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)]
 Attempt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Index = Annotated[int, Meta(ge=0, le=2**62)]
 Position = Annotated[int, Meta(ge=-(2**62), le=2**62)]
