@@ -49,6 +49,11 @@ class Installation:
         }
         self.workers.append(await _spawn(["worker", "--runtime", runtime], environment))
 
+    async def settle(self) -> None:
+        """Until nothing is left to do of what was sent, or loaded at the start: it would be measured with the rest."""
+        supervisor = json.loads((self.directory / "endpoints.json").read_text())["pid"]
+        await _settled(psutil.Process(int(supervisor)))
+
     async def stop_workers(self) -> None:
         for worker in self.workers:
             worker.send_signal(signal.SIGTERM)
@@ -86,7 +91,7 @@ async def installation(**settings: str) -> AsyncIterator[Installation]:
         assert process.stdout is not None
         running = Installation(json.loads(await process.stdout.readline()), Path(folder))
         try:
-            await _settled(process.pid)
+            await running.settle()
             yield running
         finally:
             await running.stop_workers()
@@ -94,9 +99,8 @@ async def installation(**settings: str) -> AsyncIterator[Installation]:
             await process.wait()
 
 
-async def _settled(supervisor: int, *, most_seconds: int = 30) -> None:
-    """Ready is who answers; what processes load after that would be measured with the rest. Waits for a calm second."""
-    family = psutil.Process(supervisor)
+async def _settled(family: psutil.Process, *, most_seconds: int = 60) -> None:
+    """Waits for a calm second."""
     before = _seconds(family)
     for _ in range(most_seconds):
         await asyncio.sleep(1)

@@ -83,14 +83,15 @@ async def latencies(sender: Sender, rate: float, seconds: float) -> list[float]:
     gc.collect()
     gc.freeze()  # the pauses of this process' own collector are nobody's latency
     loop, found = asyncio.get_running_loop(), []
-    began = loop.time() + 0.1
+    began = loop.time()
 
     async def one(place: int) -> None:
-        due = began + place / rate
-        await asyncio.sleep(max(0.0, due - loop.time()))
         await sender.send(contents[place])
-        found.append(1000 * (loop.time() - due))
+        found.append(1000 * (loop.time() - began - place / rate))
 
-    await asyncio.gather(*(one(place) for place in range(count)))
+    async with asyncio.TaskGroup() as sending:
+        for place in range(count):
+            await asyncio.sleep(max(0.0, began + place / rate - loop.time()))
+            sending.create_task(one(place))
     gc.unfreeze()
     return found

@@ -21,7 +21,7 @@ from bench.bus.decisions import decisions
 from bench.bus.ingest import Sender, bare, batches, latencies, saturation
 from bench.bus.registered import register
 from bench.bus.soak import prepare, soak
-from bench.harness import installation, machine, percentile, spread
+from bench.harness import Installation, installation, machine, percentile, spread
 from interlock.telemetry import configure
 
 DECISIONS_BAR: Final = 20_000
@@ -69,7 +69,7 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         sender = Sender(here.info["gateway"], registered, session)
         if "ingest" in parts:
-            figures["ingest"] = await _ingest(here.info["state_url"], sender, size)
+            figures["ingest"] = await _ingest(here, sender, size)
         if "limit" in parts:
             figures["limit"] = await competing(here, connection, registered.org_id, size.limit)
         if "soak" in parts:
@@ -80,8 +80,9 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
     return figures
 
 
-async def _ingest(url: str, sender: Sender, size: Size) -> dict[str, Any]:
-    """Both sides are warmed up, then take turns."""
+async def _ingest(here: Installation, sender: Sender, size: Size) -> dict[str, Any]:
+    """Both sides are warmed up, then take turns. Single commands are timed when all others are archived and told."""
+    url = here.info["state_url"]
     await batches(sender, size.commands // 4, size.lanes)
     found: dict[str, Any] = {"bare": [], "batches": []}
     for _ in range(size.rounds):
@@ -89,6 +90,7 @@ async def _ingest(url: str, sender: Sender, size: Size) -> dict[str, Any]:
         found["batches"].append(await batches(sender, size.commands, size.lanes))
     say("batches sent")
     found["saturation"] = await saturation(sender, size.singles, 16)
+    await here.settle()
     found["latencies"] = await latencies(sender, found["saturation"] / 2, size.seconds)
     say("single commands sent")
     return found

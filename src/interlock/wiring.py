@@ -216,7 +216,14 @@ class Kernel:
         ]
 
 
-def assemble(settings: Settings, database: Database, *, coordination: Coordination | None, state_url: str) -> Kernel:
+def assemble(
+    settings: Settings,
+    database: Database,
+    *,
+    coordination: Coordination | None,
+    state_url: str,
+    commands: bool = True,
+) -> Kernel:
     clock = database.clock
     wakeups = Wakeups()
     queue = PgQueue(database, wakeups, max_receives=settings.queue_max_receives, bulk_share=settings.bulk_share)
@@ -259,7 +266,7 @@ def assemble(settings: Settings, database: Database, *, coordination: Coordinati
         clock=clock,
         database=database,
         wakeups=wakeups,
-        listener=Listener(state_url, wakeups),
+        listener=Listener(state_url, wakeups, commands=commands),
         queue=queue,
         shards=shards,
         turns=turns,
@@ -375,11 +382,12 @@ def identity_provider(settings: Settings, clock: Clock) -> Issuer | None:
 
 @asynccontextmanager
 async def kernel(
-    settings: Settings, *, process: str, clock: Clock | None = None, signs: bool = True
+    settings: Settings, *, process: str, clock: Clock | None = None, signs: bool = True, commands: bool = True
 ) -> AsyncIterator[Kernel]:
     """Opens the stores named in the settings, checks the schema, and closes everything at the end.
 
-    A process that does not sign makes no key, either: it would have it to itself.
+    A process that does not sign makes no key, either: it would have it to itself. One without `commands` is not woken
+    for those.
     """
     url = _state_url(settings)
     async with AsyncExitStack() as stack:
@@ -388,7 +396,7 @@ async def kernel(
         if settings.valkey_url is not None:
             coordination = Coordination(settings.valkey_url.get_secret_value())
             stack.push_async_callback(coordination.close)
-        parts = assemble(settings, database, coordination=coordination, state_url=url)
+        parts = assemble(settings, database, coordination=coordination, state_url=url, commands=commands)
         stack.push_async_callback(parts.keyring.signers.close)
         stack.push_async_callback(parts.credentials.close)
         stack.push_async_callback(parts.ingress.close)
@@ -446,7 +454,8 @@ async def bus(settings: Settings, *, clock: Clock | None = None) -> AsyncIterato
     objects = open_objects(settings.objects_root, endpoint=settings.objects_endpoint, region=settings.objects_region)
     async with _state_database(settings, "bus", clock) as database:
         wakeups, keyring = Wakeups(), _keyring(settings, database)
-        listening = asyncio.create_task(Listener(_state_url(settings), wakeups).run(), name="listener")
+        listener = Listener(_state_url(settings), wakeups, commands=True)
+        listening = asyncio.create_task(listener.run(), name="listener")
         try:
             registry = RegistryReads(database, Seal(settings.signing_keys_dir))
             yield [

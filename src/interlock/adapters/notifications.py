@@ -13,6 +13,8 @@ log = structlog.get_logger()
 
 QUEUE_CHANNEL = "interlock_queue"
 OUTBOX_CHANNEL = "interlock_outbox"
+COMMANDS_CHANNEL = "interlock_commands"
+"""Queues of the command bus. They are many and busy, and only gateways and `interlock bus` wait for them."""
 CHECK_SECONDS = 5.0
 """How often the LISTEN connection is asked whether it still lives, and how long it may take to answer anything."""
 RECONNECT_SECONDS = 0.5
@@ -71,9 +73,10 @@ class Wakeups:
 class Listener:
     """Keeps one LISTEN connection alive and turns notifications into wake-ups."""
 
-    def __init__(self, url: str, wakeups: Wakeups) -> None:
+    def __init__(self, url: str, wakeups: Wakeups, *, commands: bool = False) -> None:
         self._url = url
         self._wakeups = wakeups
+        self._queue_channels = [QUEUE_CHANNEL, *([COMMANDS_CHANNEL] if commands else [])]
         self.connected = asyncio.Event()
 
     async def run(self) -> None:
@@ -94,7 +97,8 @@ class Listener:
             server_settings={"application_name": "interlock-listen"},
         )
         try:
-            await connection.add_listener(QUEUE_CHANNEL, self._on_queue)
+            for channel in self._queue_channels:
+                await connection.add_listener(channel, self._on_queue)
             await connection.add_listener(OUTBOX_CHANNEL, self._on_outbox)
             self.connected.set()
             # What was announced while nobody listened is found by looking.

@@ -37,7 +37,7 @@ async def run_gateway(settings: Settings, *, descriptor: int | None = None) -> N
 async def run_dispatcher(settings: Settings, *, descriptor: int | None = None) -> None:
     listener = listener_of(settings, settings.internal, "internal", descriptor)
     stop = stop_on_signals()
-    async with kernel(settings, process="dispatcher") as parts:
+    async with kernel(settings, process="dispatcher", commands=False) as parts:
         loops = [asyncio.create_task(forever(service), name=service.name) for service in parts.services()]
         log.info("listening", at=url_of(listener, settings))
         try:

@@ -19,7 +19,7 @@ where message_id = any(array(
     select message_id from interlock.queue_messages
     where queue between :queue::text and :queue::text and dead_at is not null
     order by queue, message_id limit :most for no key update skip locked))
-returning message_id, pg_notify('interlock_queue', queue);
+returning message_id, pg_notify('interlock_commands', queue);
 
 -- name: redrive_named
 -- By id, as in queue.sql: with `queue || ''` there is no other way to find them.
@@ -29,7 +29,7 @@ where message_id = any(array(
     select message_id from interlock.queue_messages
     where message_id = any(:ids::bigint[]) and queue || '' = :queue and dead_at is not null
     order by message_id for no key update skip locked))
-returning message_id, pg_notify('interlock_queue', queue);
+returning message_id, pg_notify('interlock_commands', queue);
 
 -- name: discard
 delete from interlock.queue_messages

@@ -22,7 +22,7 @@ with sent as (
     select a.org_id, a.commands::json, a.commands_in
     from unnest(:archive_org_ids::uuid[], :commands::text[], :commands_in::int[]) as a(org_id, commands, commands_in)
 )
-select count(pg_notify('interlock_queue', q.queue)) from unnest(:woken::text[]) as q(queue);
+select count(pg_notify('interlock_commands', q.queue)) from unnest(:woken::text[]) as q(queue);
 
 -- name: take_handoffs
 -- In the transaction that decides about them: a crash leaves them where they were, for whoever looks next. The scan

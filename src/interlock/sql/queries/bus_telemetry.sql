@@ -45,7 +45,7 @@ with sent as (
     select distinct o.org_id from unnest(:org_ids::uuid[]) as o(org_id)
     on conflict do nothing
 )
-select count(pg_notify('interlock_queue', q.queue))
+select count(pg_notify('interlock_commands', q.queue))
 from (select distinct m.queue from unnest(:queues::text[]) as m(queue)) q;
 
 -- name: age_out
