@@ -49,10 +49,10 @@ class Installation:
         }
         self.workers.append(await _spawn(["worker", "--runtime", runtime], environment))
 
-    async def settle(self) -> None:
+    async def settle(self, most_seconds: int = 60) -> None:
         """Until nothing is left to do of what was sent, or loaded at the start: it would be measured with the rest."""
         supervisor = json.loads((self.directory / "endpoints.json").read_text())["pid"]
-        await _settled(psutil.Process(int(supervisor)))
+        await _settled(psutil.Process(int(supervisor)), most_seconds)
 
     async def stop_workers(self) -> None:
         for worker in self.workers:
@@ -91,7 +91,6 @@ async def installation(**settings: str) -> AsyncIterator[Installation]:
         assert process.stdout is not None
         running = Installation(json.loads(await process.stdout.readline()), Path(folder))
         try:
-            await running.settle()
             yield running
         finally:
             await running.stop_workers()
@@ -99,7 +98,7 @@ async def installation(**settings: str) -> AsyncIterator[Installation]:
             await process.wait()
 
 
-async def _settled(family: psutil.Process, *, most_seconds: int = 60) -> None:
+async def _settled(family: psutil.Process, most_seconds: int) -> None:
     """Waits for a calm second."""
     before = _seconds(family)
     for _ in range(most_seconds):

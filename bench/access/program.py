@@ -36,10 +36,11 @@ class Size:
     pairs: int
     rows: int
     rounds: int
+    calm_seconds: int = 60
 
 
 FULL: Final = Size(tokens=5_000, query_ms=100, pairs=60, rows=1_000_000, rounds=3)
-SMALL: Final = Size(tokens=200, query_ms=20, pairs=10, rows=20_000, rounds=1)
+SMALL: Final = Size(tokens=200, query_ms=20, pairs=10, rows=20_000, rounds=1, calm_seconds=0)
 PARTS: Final = ("tokens", "query", "sink")
 
 
@@ -52,6 +53,7 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         # The benchmark's attempts send no heartbeats, which would renew their tokens.
         here = await stack.enter_async_context(installation(token_ttl_seconds="3600"))  # noqa: S106 - a time
+        await here.settle(size.calm_seconds)
         state, data = await here.connect(), await asyncpg.connect(here.info["data_url"])
         stack.push_async_callback(state.close)
         stack.push_async_callback(data.close)

@@ -175,13 +175,14 @@ def _timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-async def accepted(lines: int, times: int) -> list[float]:
+async def accepted(lines: int, times: int, calm_seconds: int) -> list[float]:
     """Milliseconds until each of so many submissions of a list was answered; nobody reads the list meanwhile."""
     with tempfile.TemporaryDirectory(prefix="interlock-bench-") as folder:
         path = Path(folder) / "list.jsonl"
         write_list(path, lines)
         async with installation() as site, site.client() as client:
             request = JobRequest(operator="echo", runtime="udf", source=await client.lists.put(path))
+            await site.settle(calm_seconds)
             took = []
             for _ in range(times):
                 started = time.perf_counter()

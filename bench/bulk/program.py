@@ -35,22 +35,23 @@ class Size:
     depth: int
     rounds: int
     factor: int = 10
+    calm_seconds: int = 60
 
 
 FULL: Final = Size(lines=1_000_000, submissions=200, tasks=200_000, depth=1_000_000, rounds=3)
-SMALL: Final = Size(lines=30_000, submissions=5, tasks=2_000, depth=4_000, rounds=1, factor=2)
+SMALL: Final = Size(lines=30_000, submissions=5, tasks=2_000, depth=4_000, rounds=1, factor=2, calm_seconds=0)
 
 
 async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
     figures: dict[str, Any] = {"machine": machine(), "size": size.__dict__}
     if "accepted" in parts:
-        figures["accepted"] = await ingest.accepted(size.lines, size.submissions)
+        figures["accepted"] = await ingest.accepted(size.lines, size.submissions, size.calm_seconds)
     if "ingest" in parts:
         figures["ingest"] = await ingest.measure(size.lines, size.rounds, 1)
     if "memory" in parts:
         figures["memory"] = await ingest.memory(size.lines, size.factor)
     if "running" in parts:
-        figures["running"] = await running.run(size.tasks, size.rounds, size.depth)
+        figures["running"] = await running.run(size.tasks, size.rounds, size.depth, size.calm_seconds)
     return figures
 
 

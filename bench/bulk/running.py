@@ -117,12 +117,13 @@ async def _page(client: Client, run_id: UUID, cursor: str | None) -> float:
     return (time.perf_counter() - begun) * 1000
 
 
-async def run(tasks: int, rounds: int, depth: int) -> dict[str, Any]:
+async def run(tasks: int, rounds: int, depth: int, calm_seconds: int = 60) -> dict[str, Any]:
     figures: dict[str, Any] = {"machine": machine(), "tasks": tasks, "depth": depth}
     limits, rates, p99s = [], [], []
     every: list[float] = []
     async with installation() as here, here.client() as client:
         connection = await here.connect()
+        await here.settle(calm_seconds)
         for n in range(rounds):
             limits.append((await measured(f"bare SQL, round {n + 1}", lambda: bare_sql(connection, tasks)))[1])
             rate, took, run_id = await measured(f"own shard, round {n + 1}", lambda: drained(here, client, tasks))

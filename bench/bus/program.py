@@ -42,10 +42,12 @@ class Size:
     rounds: int
     soak: float
     lanes: int = 8
+    calm_seconds: int = 60
+    """Waited for at most until what was sent before, or loaded at the start, is done with."""
 
 
 FULL: Final = Size(decisions=20_000, commands=40_000, singles=8_000, seconds=10, limit=5_000, rounds=3, soak=180)
-SMALL: Final = Size(decisions=500, commands=400, singles=100, seconds=1, limit=60, rounds=1, soak=15)
+SMALL: Final = Size(decisions=500, commands=400, singles=100, seconds=1, limit=60, rounds=1, soak=15, calm_seconds=0)
 PARTS: Final = ("decisions", "ingest", "limit", "soak")
 
 
@@ -62,6 +64,7 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
         return figures
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(installation(requests_per_second="0"))
+        await here.settle(size.calm_seconds)
         connection = await here.connect()
         stack.push_async_callback(connection.close)
         client = await stack.enter_async_context(here.client())
@@ -90,7 +93,7 @@ async def _ingest(here: Installation, sender: Sender, size: Size) -> dict[str, A
         found["batches"].append(await batches(sender, size.commands, size.lanes))
     say("batches sent")
     found["saturation"] = await saturation(sender, size.singles, 16)
-    await here.settle()
+    await here.settle(size.calm_seconds)
     found["latencies"] = await latencies(sender, found["saturation"] / 2, size.seconds)
     say("single commands sent")
     return found

@@ -279,6 +279,7 @@ async def test_who_may_send_is_an_admins_to_say_and_where_it_goes_a_writers(shar
 
 async def test_another_org_sees_and_changes_nothing(shared: System) -> None:
     owner, rival = await settled(shared), await tenant(shared)
+    await owner.put("limits", source="billing", rate=100)
     (change, *_) = (await owner.get("/v1/changes"))["changes"]
     for kind in ("services", "routes", "acls", "limits", "changes"):
         assert (await rival.get(f"/v1/{kind}"))[kind] == []
@@ -290,6 +291,7 @@ async def test_another_org_sees_and_changes_nothing(shared: System) -> None:
         ("DELETE", "/v1/routes/bot/say"),
         ("DELETE", "/v1/acls/bot/say/billing"),
         ("DELETE", "/v1/limits/bot/say"),
+        ("DELETE", "/v1/limits?source=billing"),
         ("DELETE", "/v1/service-keys/bot/hmac-v1"),
         ("GET", f"/v1/changes/{change['change_id']}"),
         ("POST", f"/v1/changes/{change['change_id']}/revert"),

@@ -277,6 +277,7 @@ REGISTRY: list[Route] = [
     *((method, "/v1/services/{service}") for method in ("GET", "DELETE")),
     *((method, "/v1/routes/{target}/{name}") for method in ("GET", "DELETE")),
     ("DELETE", "/v1/acls/{target}/{name}/{source}"),
+    ("DELETE", "/v1/limits"),
     ("DELETE", "/v1/limits/{target}/{name}"),
     ("DELETE", "/v1/service-keys/{service}/{version_id}"),
     ("GET", "/v1/changes/{change_id}"),

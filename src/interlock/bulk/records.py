@@ -168,11 +168,15 @@ class Records:
         async def work(connection: Connection) -> None:
             row = await _sql.latch_ingested(connection, run_id=pending.run_id, org_id=pending.org_id)
             if row is not None:
-                await end_if_over(connection, pending.run_id, now=self._database.clock.now())
+                await self._end_if_over(connection, pending.run_id)
             await failpoint("ingest.before_latch_commit")
 
         await self._database.run(work)
         INGESTS.labels(result="done").inc()
+
+    async def _end_if_over(self, connection: Connection, run_id: UUID) -> None:
+        now, kept = self._database.clock.now(), self._settings.retention_days
+        await end_if_over(connection, run_id, now=now, retention_days=kept)
 
     # A small one, at once
 
@@ -200,7 +204,7 @@ class Records:
             if not pending.held:
                 await self._enqueue(connection, pending=pending)
             await _sql.latch_ingested(connection, **which)
-            await end_if_over(connection, pending.run_id, now=self._database.clock.now())
+            await self._end_if_over(connection, pending.run_id)
             await failpoint("ingest.before_small_commit")
 
         await self._database.run(work)
@@ -222,7 +226,8 @@ class Records:
             )
             if row is not None:
                 over = [pending.run_id]
-                await tell_of_runs(connection, over, ended=over, now=self._database.clock.now())
+                now, kept = self._database.clock.now(), self._settings.retention_days
+                await tell_of_runs(connection, over, ended=over, now=now, retention_days=kept)
             await failpoint("ingest.before_end_commit")
             return None if row is None else row["shard"]
 

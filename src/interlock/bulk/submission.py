@@ -201,7 +201,8 @@ class BulkSubmissions:
 
         async def work(connection: Connection) -> RunView:
             row = await self._newest(connection, job_id, org_id)
-            await close_open_run(connection, row["run_id"], org_id, now=self._database.clock.now())
+            now, kept = self._database.clock.now(), self._settings.retention_days
+            await close_open_run(connection, row["run_id"], org_id, now=now, retention_days=kept)
             closed = await _reads_sql.run_by_id(connection, run_id=row["run_id"], org_id=org_id)
             return run_view(closed, self._settings.retention_days)
 

@@ -79,6 +79,7 @@ class UnwantedRuns(Periodic):
     def __init__(self, database: Database, settings: Settings) -> None:
         self.seconds = settings.retry_seconds
         self._database = database
+        self._settings = settings
 
     async def run_once(self) -> int:
         return await self._database.run(self._close)
@@ -86,7 +87,8 @@ class UnwantedRuns(Periodic):
     async def _close(self, connection: Connection) -> int:
         rows: list[Row] = await _sql.unwanted_open_runs(connection, most=_PAGE)
         for row in rows:
-            await close_open_run(connection, row["run_id"], row["org_id"], now=self._database.clock.now())
+            now, kept = self._database.clock.now(), self._settings.retention_days
+            await close_open_run(connection, row["run_id"], row["org_id"], now=now, retention_days=kept)
         return len(rows)
 
 

@@ -386,7 +386,7 @@ def _job_view(row: Row, run: RunView | None) -> JobView:
     )
 
 
-def run_view(row: Any, retention_days: float | None = None) -> RunView:
+def run_view(row: Any, retention_days: float) -> RunView:
     """With the retention of those that do not say it themselves."""
     return RunView(
         run_id=row["run_id"],

@@ -28,6 +28,7 @@ class RunCounters(Periodic):
         self.seconds = settings.fold_seconds
         self._database = database
         self._pace = pace
+        self._retention_days = settings.retention_days
         self._water: LowWater[Place] = LowWater((0, 0), lambda place: (max(0, place[0] - _SLACK_PAGES), 0))
 
     async def run_once(self) -> int:
@@ -50,7 +51,8 @@ class RunCounters(Periodic):
         ended = [row["run_id"] for row in await _sql.end_runs(connection, run_ids=over)] if over else []
         watched = [row["run_id"] for row in rows if row["watched"]]
         if watched:
-            await tell_of_runs(connection, watched, ended=ended, now=self._database.clock.now())
+            now = self._database.clock.now()
+            await tell_of_runs(connection, watched, ended=ended, now=now, retention_days=self._retention_days)
         await failpoint("fold.before_commit")
         return rows
 

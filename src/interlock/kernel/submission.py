@@ -150,7 +150,8 @@ class Submissions:
             run = await _sql.latch_run(connection, run_id=run["run_id"], total=len(indexes))
         if not indexes:  # it is over as soon as it is there, and nothing will be folded into it
             over = [run["run_id"]]
-            await tell_of_runs(connection, over, ended=over, now=self._database.clock.now())
+            now, kept = self._database.clock.now(), self._settings.retention_days
+            await tell_of_runs(connection, over, ended=over, now=now, retention_days=kept)
         await self._enqueue(connection, job, run["run_id"], indexes, len(items) - 1)
         return JobAccepted(
             job_id=job["job_id"],

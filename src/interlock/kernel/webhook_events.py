@@ -15,8 +15,11 @@ from interlock.wire import WebhookEvent, WebhookEventType, WebhookJob
 _sql = queries("webhooks")
 
 
-async def tell_of_runs(connection: Connection, run_ids: Sequence[UUID], *, ended: Sequence[UUID], now: datetime) -> int:
-    """Of runs whose counters have changed: of those in `ended` their end, of all the shares they have passed."""
+async def tell_of_runs(
+    connection: Connection, run_ids: Sequence[UUID], *, ended: Sequence[UUID], now: datetime, retention_days: float
+) -> int:
+    """Of runs whose counters have changed: of those in `ended` their end, of all the shares they have passed.
+    `retention_days` is that of runs that do not say it themselves."""
     rows: list[Row] = await _sql.news_of_runs(connection, run_ids=run_ids, ended=ended)
     if rows:
         await _sql.insert_deliveries(
@@ -26,12 +29,12 @@ async def tell_of_runs(connection: Connection, run_ids: Sequence[UUID], *, ended
             webhook_ids=[row["webhook_id"] for row in rows],
             events=[row["event"] for row in rows],
             run_ids=[row["run_id"] for row in rows],
-            bodies=[_run_event(row, now) for row in rows],
+            bodies=[_run_event(row, now, retention_days) for row in rows],
         )
     return len(rows)
 
 
-def _run_event(row: Row, now: datetime) -> str:
+def _run_event(row: Row, now: datetime, retention_days: float) -> str:
     return _text(
         WebhookEvent(
             id=row["delivery_id"],
@@ -40,7 +43,7 @@ def _run_event(row: Row, now: datetime) -> str:
             org=row["org"],
             webhook=row["webhook"],
             job=WebhookJob(job_id=row["job_id"], dag_name=row["dag_name"], name=row["job_name"]),
-            run=run_view(row),
+            run=run_view(row, retention_days),
         )
     )
 
