@@ -14,8 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 LOG := .venv/install.log
-# Three at once on two cores: tests that kill processes mostly wait.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope
+# Three at once on two cores: tests that kill processes mostly wait. In the order of tests/conftest.py: slow modules first.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo up test check crash bench install lock clean

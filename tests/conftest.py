@@ -46,6 +46,13 @@ if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).
 _numbers = itertools.count(1)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with slow tests come first, so that in the end no process waits for the last of them."""
+    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("crash")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def _database(url: str, name: str) -> str:
     return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
 

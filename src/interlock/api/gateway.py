@@ -85,7 +85,12 @@ async def list_jobs(request: Http, cursor: Cursor = None, limit: Limit = 100) ->
     return await kernel_of(request).reads.jobs(principal_of(request).org_id, cursor, limit)
 
 
-@get("/v1/jobs/{job:str}", guards=[user_guard], opt={"scope": "jobs:read"}, summary="A job and its newest run")
+@get(
+    "/v1/jobs/{job:str}",
+    guards=[user_guard],
+    opt={"scope": "jobs:read", "warm": True},
+    summary="A job and its newest run",
+)
 async def get_job(request: Http, job: FromPath[str]) -> JobView:
     return await kernel_of(request).status.job(job, principal_of(request).org_id)
 
@@ -113,7 +118,12 @@ async def list_job_tasks(
     )
 
 
-@get("/v1/runs/{run_id:str}", guards=[user_guard], opt={"scope": "jobs:read"}, summary="A run and its counts")
+@get(
+    "/v1/runs/{run_id:str}",
+    guards=[user_guard],
+    opt={"scope": "jobs:read", "warm": True},
+    summary="A run and its counts",
+)
 async def get_run(request: Http, run_id: FromPath[UUID]) -> RunView:
     return await kernel_of(request).status.run(run_id, principal_of(request).org_id)
 
