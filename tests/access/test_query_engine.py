@@ -757,23 +757,29 @@ async def test_statements_end_with_a_service_that_is_killed(tmp_path: Path) -> N
 
 def _statement_and_spare(warm: psutil.Process) -> list[psutil.Process] | None:
     children = warm.children()
-    return children if len(children) == 2 else None
+    return children if len(children) >= 2 else None
 
 
 async def test_who_waits_for_a_statement_has_one_thread(engine: Engine) -> None:
     """Landlock holds those that come later, and none that is there before."""
     assert await rows(engine, "select 1") == [[1]]
-    (spare,) = await eventually(lambda: psutil.Process(engine.warm_pid).children())
-    await eventually(lambda: spare.status() == psutil.STATUS_SLEEPING)
-    assert spare.num_threads() == 1
+    for spare in await eventually(lambda: _spares(engine)):
+        assert spare.num_threads() == 1
 
 
-async def test_a_spare_process_that_is_killed_costs_no_statement(engine: Engine) -> None:
+async def test_spare_processes_that_are_killed_cost_no_statement(engine: Engine) -> None:
     assert await rows(engine, "select 1") == [[1]]
-    (spare,) = await eventually(lambda: psutil.Process(engine.warm_pid).children())
-    spare.kill()
-    await eventually(lambda: spare.status() == psutil.STATUS_ZOMBIE)
+    for spare in await eventually(lambda: _spares(engine)):
+        spare.kill()
+        await eventually(lambda spare=spare: spare.status() == psutil.STATUS_ZOMBIE)
     assert await rows(engine, "select 2") == [[2]]
+
+
+def _spares(engine: Engine) -> list[psutil.Process] | None:
+    """All that there are to be, once they wait and nothing else runs."""
+    children = psutil.Process(engine.warm_pid).children()
+    waiting = [child for child in children if child.status() == psutil.STATUS_SLEEPING]
+    return waiting if len(waiting) == len(children) == 2 else None
 
 
 async def test_temp_files_of_a_killed_engine_are_deleted_at_the_start(unlucky: Engine) -> None:
