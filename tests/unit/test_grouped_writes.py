@@ -93,3 +93,17 @@ async def test_a_caller_that_has_gone_keeps_nobody_from_being_answered() -> None
     await asyncio.gather(*others)
     await grouped.close()
     assert store.groups == [["a"], ["b"], ["c", "d"]]
+
+
+async def test_one_that_comes_as_the_last_writers_end_is_written() -> None:
+    store = Store()
+    store.open.set()
+    grouped = writes(store)
+
+    async def twice() -> None:
+        await grouped.put("a")
+        await grouped.put("c")
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(twice(), grouped.put("b"))
+    assert store.groups == [["a", "b"], ["c"]]

@@ -37,23 +37,28 @@ class GroupedWrites(Generic[T]):
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, done))
         if len(self._writers) < _AT_ONCE:
-            writer = asyncio.create_task(self._empty(), name="bus-writes")
-            self._writers.add(writer)
-            writer.add_done_callback(self._writers.discard)
+            self._writers.add(asyncio.create_task(self._empty(), name="bus-writes"))
         await done
 
     async def _empty(self) -> None:
-        while self._waiting:
-            group = list(self._next())
-            try:
-                await self._write([request for request, _ in group])
-            except Exception as error:  # each caller gets it, or what comes of its own request alone
-                if len(group) == 1 or isinstance(error, Unavailable):
-                    _settle(group, error)
-                else:
-                    await self._one_by_one(group)
+        try:
+            while self._waiting:
+                await self._write_next()
+        finally:
+            # At once, not when the task is known to be done: whoever comes in between would wait for nobody.
+            self._writers = {writer for writer in self._writers if writer is not asyncio.current_task()}
+
+    async def _write_next(self) -> None:
+        group = list(self._next())
+        try:
+            await self._write([request for request, _ in group])
+        except Exception as error:  # each caller gets it, or what comes of its own request alone
+            if len(group) == 1 or isinstance(error, Unavailable):
+                _settle(group, error)
             else:
-                _settle(group, None)
+                await self._one_by_one(group)
+        else:
+            _settle(group, None)
 
     def _next(self) -> Iterator[tuple[T, asyncio.Future[None]]]:
         room = self._most
