@@ -135,12 +135,20 @@ class Process:
             self.thaw()
 
     async def stop(self) -> int:
+        """Once it listens for that: one that had only just been started would die of it instead."""
+        await eventually(lambda: not self.alive or _catches(self.pid, signal.SIGTERM))
         self.drain()
         return await self.ended()
 
     def last_words(self) -> str:
         lines = self.errors.read_text(errors="replace").splitlines() if self.errors.exists() else []
         return "\n".join([f"{self.name} said last:", *lines[-15:]])
+
+
+def _catches(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 @dataclass
