@@ -15,6 +15,7 @@ import pytest
 
 from interlock import client as sdk
 from interlock.client import Client, Fence, QueryClient, TaskClient, WorkerClient
+from interlock.client._http import Http
 from interlock.errors import (
     BadRequest,
     Conflict,
@@ -211,6 +212,28 @@ async def test_an_absent_server_is_named_with_what_to_check(server: Scripted) ->
     async with Client(url, "key", patience=0.1) as client:
         with pytest.raises(ServerUnreachable, match=rf"{url} does not answer .*interlock up"):
             await client.queues()
+
+
+async def test_a_call_that_is_canceled_as_its_reply_comes_leaves_no_connection() -> None:
+    hung_up = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _request(reader)
+        writer.write(SETTLED)
+        await reader.read()
+        writer.close()
+        hung_up.set()
+
+    def cancel(_body: bytes) -> None:
+        asyncio.get_running_loop().call_soon(call.cancel)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        url = "http://{}:{}".format(*listening.sockets[0].getsockname())
+        async with Http(url, headers={}) as http:
+            call = asyncio.create_task(http.exchange("GET", "/", b"", timeout=30, take=cancel))
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await asyncio.wait_for(hung_up.wait(), 30)
 
 
 async def test_a_reply_in_pieces_is_read_whole(server: Scripted) -> None:

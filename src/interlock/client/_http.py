@@ -64,6 +64,9 @@ class Connection(asyncio.Protocol):
         alarm = loop.call_later(timeout, self._fail, f"no reply within {timeout:g} s")
         try:
             return await waiter
+        except asyncio.CancelledError:
+            self.usable = False  # the reply may have come with the cancel, and nobody would give the connection back
+            raise
         finally:
             alarm.cancel()
             self._waiter = None
