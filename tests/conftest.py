@@ -7,7 +7,8 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -48,9 +49,14 @@ _numbers = itertools.count(1)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules with slow tests come first, so that in the end no process waits for the last of them."""
-    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("crash")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Modules with slow tests come first, so that in the end no process waits for the last of them.
+
+    One of each folder in turn: those of a folder strain the machine alike, and three Sparks at once hinder each other.
+    """
+    slow = dict.fromkeys(item.path for item in items if any(map(item.get_closest_marker, ("slow", "crash"))))
+    numbers: defaultdict[Path, Iterator[int]] = defaultdict(itertools.count)
+    turns = {path: next(numbers[path.parent]) for path in slow}
+    items.sort(key=lambda item: turns.get(item.path, len(turns)))
 
 
 def _database(url: str, name: str) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import httpx
+from litestar import Litestar
 
 from interlock.api.dispatcher import dispatcher
 from interlock.api.gateway import gateway
@@ -144,23 +146,46 @@ async def running(
             yield system
 
 
+_spare: defaultdict[tuple[Callable[[Kernel], Litestar], int], list[Litestar]] = defaultdict(list)
+"""By what an application is built from, but for its kernel: those that no system uses now."""
+
+
+@contextmanager
+def _application(build: Callable[[Kernel], Litestar], kernel: Kernel) -> Iterator[Litestar]:
+    """Building one takes longer than most tests, so that the next system gets it with its own kernel in it."""
+    spare = _spare[build, kernel.settings.body_limit_bytes]
+    app = spare.pop() if spare else build(kernel)
+    app.state.kernel = kernel
+    yield app
+    del app.state.kernel
+    spare.append(app)
+
+
 @asynccontextmanager
 async def _running(settings: Settings, listeners: list[socket.socket], clock: Clock | None) -> AsyncIterator[System]:
     # Signed URLs of objects name the gateway, and invocations the dispatcher, which have got their ports just now.
     named = {"objects_public_url": url_of(listeners[0], settings), "internal_url": url_of(listeners[1], settings)}
     settings = settings.model_copy(update=named)
     async with kernel(settings, process="test", clock=clock) as parts:
-        stop = asyncio.Event()
-        apps = [gateway(parts), dispatcher(parts)]
-        servers = [
-            asyncio.create_task(serve(app, listener, settings, stop=stop, on_stop=parts.wakeups.close))
-            for app, listener in zip(apps, listeners, strict=True)
-        ]
-        org = await parts.principals.create_org("test")
-        key = await parts.principals.create_key(KeyRequest(user="root", role=Role.ADMIN), org.org_id, granted_by=None)
-        token = await parts.principals.create_worker_token(WorkerTokenRequest(name="test"))
-        urls = [url_of(listener, settings) for listener in listeners]
+        with _application(gateway, parts) as public, _application(dispatcher, parts) as internal:
+            async with _served(parts, [public, internal], listeners) as system:
+                yield system
+
+
+@asynccontextmanager
+async def _served(parts: Kernel, apps: list[Litestar], listeners: list[socket.socket]) -> AsyncIterator[System]:
+    stop, settings = asyncio.Event(), parts.settings
+    servers = [
+        asyncio.create_task(serve(app, listener, settings, stop=stop, on_stop=parts.wakeups.close))
+        for app, listener in zip(apps, listeners, strict=True)
+    ]
+    org = await parts.principals.create_org("test")
+    key = await parts.principals.create_key(KeyRequest(user="root", role=Role.ADMIN), org.org_id, granted_by=None)
+    token = await parts.principals.create_worker_token(WorkerTokenRequest(name="test"))
+    urls = [url_of(listener, settings) for listener in listeners]
+    try:
         async with http_client(connections=200) as http:
             yield System(parts, org.org_id, key.key, token.token, urls[0], urls[1], http)
+    finally:  # of a test that fails, too: a listener that is gone while the loop still asks it breaks every later test
         stop.set()
         await asyncio.gather(*servers)

@@ -57,8 +57,19 @@ async def received(site: Intake) -> list[dict[str, Any]] | None:
 
 
 async def report(site: Intake, group: dict[str, Any], indexes: list[int]) -> int:
-    fence = {name: group[name] for name in ("run_id", "attempt", "lease_token")}
-    body = {"groups": [fence | {"indexes": indexes, "results": [{}] * len(indexes)}]}
+    return await reported(site, [(group, indexes)])
+
+
+async def report_all(site: Intake, groups: list[dict[str, Any]]) -> None:
+    """At once, as a worker does: after a fault a group may be a single task."""
+    if groups:
+        await reported(site, [(group, indexes_of(group)) for group in groups])
+
+
+async def reported(site: Intake, ended: list[tuple[dict[str, Any], list[int]]]) -> int:
+    fences = [{name: group[name] for name in ("run_id", "attempt", "lease_token")} for group, _ in ended]
+    results = [{"indexes": indexes, "results": [{}] * len(indexes)} for _, indexes in ended]
+    body = {"groups": [fence | result for fence, result in zip(fences, results, strict=True)]}
     reply = await site.system.worker("POST", "/internal/task-complete", json=body)
     accepted: int = reply.json()["accepted"]
     return accepted
@@ -72,8 +83,7 @@ async def drained(site: Intake, clock: ManualClock) -> None:
     """Workers take what there is; what was lost is found by the loops, once it is old enough."""
     for _ in range(6):
         while (groups := await received(site)) is not None:
-            for group in groups:
-                await report(site, group, indexes_of(group))
+            await report_all(site, groups)
         await site.system.settle()
         clock.advance(61)
         await site.system.pass_of("reconciler")
@@ -163,10 +173,8 @@ async def test_a_large_run_ends_whole_after_valkey_was_killed(
     held = await step(site)
     await valkey.stop()
     try:
-        for group in held:
-            await report(site, group, indexes_of(group))
-        for group in await step(site):
-            await report(site, group, indexes_of(group))
+        await report_all(site, held)
+        await report_all(site, await step(site))
     finally:
         await valkey.start()
     await drained(site, clock)
