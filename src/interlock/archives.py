@@ -144,6 +144,8 @@ def _sound(archive: zipfile.ZipFile, size: int, limits: Limits) -> list[zipfile.
 
 def _wrong(entry: zipfile.ZipInfo) -> str | None:
     """What is wrong with an entry by itself. Kinds are those of Unix, which every zip program writes there."""
+    if not entry.filename:  # one that begins with a NUL, which ends a name
+        return "an entry has no name"
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or (kind == stat.S_IFDIR) > entry.is_dir():
         return "an entry is a link or a device, not a file or a folder"

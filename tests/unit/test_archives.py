@@ -110,6 +110,12 @@ def test_a_name_that_differs_from_that_in_the_directory_is_refused(tmp_path: Pat
     assert "cannot be read" in refused(tmp_path / "a.zip")
 
 
+def test_a_name_that_begins_with_its_end_is_refused(tmp_path: Path) -> None:
+    honest = written(tmp_path / "a.zip", lambda z: z.writestr("aa.py", "x")).read_bytes()
+    (tmp_path / "a.zip").write_bytes(honest.replace(b"aa.py", b"\0a.py"))
+    assert "no name" in refused(tmp_path / "a.zip")
+
+
 def test_entries_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
     two = written(tmp_path / "a.zip", lambda z: (z.writestr("a", "x" * 99), z.writestr("b", "x" * 99))[0])  # type: ignore[func-returns-value]
     data = two.read_bytes()
