@@ -7,8 +7,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from interlock.adapters.postgres import Database
 from interlock.kernel import shards
 from interlock.kernel.shards import shard_of
+from tests.patience import answered
 from tests.shards import submit_sharded
 from tests.system import System
 
@@ -90,7 +92,22 @@ async def test_claims_go_on_while_a_drop_waits_for_somebody(shared: System) -> N
     async with database.transaction() as reader:
         await reader.fetch(f"select * from interlock.tasks_{shard}")
         waiting = asyncio.create_task(shards.drop(database, shard))
+        await answered(lambda: reader.fetchval(_IS_WAITED_FOR, f"interlock.tasks_{shard}"))
         task_id = await shared.one()
         assert (await shared.claim(task_id))["status"] == "Claimed"
+        await _looks_at_sizes(shared)
     await asyncio.wait_for(waiting, 20)
     assert await shards.drop(database, shard)
+
+
+_IS_WAITED_FOR = "select exists (select from pg_locks where relation = $1::text::regclass and not granted)"
+
+
+async def _looks_at_sizes(system: System) -> None:
+    """As each process does with its first connection, and then every second."""
+    state_url = system.kernel.settings.state_url
+    assert state_url is not None
+    newcomer = await Database.open(state_url.get_secret_value(), size=1, timeout=5)
+    async with newcomer.connection() as connection:
+        assert await connection.fetchval("select true")
+    await newcomer.close()
