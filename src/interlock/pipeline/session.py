@@ -11,6 +11,7 @@ import shlex
 import socket
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 CONNECT_PORT: Final = 15002
 _CONNECT_SECONDS: Final = 10.0
+_INTERRUPT_SECONDS: Final = 0.25
 _S3_CLASS: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 DEFAULTS: Final = {
@@ -299,9 +301,10 @@ class ConnectSession(Session):
         self._really_stop(spark)
 
     def cancel(self, group: str) -> None:
-        spark = self._sessions.get(group)
-        if spark is not None:
+        """Until the session is given back: what is asked for in that very moment is not there to be interrupted yet."""
+        while (spark := self._sessions.get(group)) is not None and not spark.is_stopped:
             spark.interruptTag(_tag(group))
+            time.sleep(_INTERRUPT_SECONDS)
 
     def stage(self, group: str) -> str | None:  # noqa: ARG002 - the server does not tell
         return None
