@@ -40,10 +40,10 @@ _json = msgspec.json.Encoder()
 
 STEPS: Final[Steps] = {
     "messages": [(PgQueue, "receive"), (PgQueue, "ack"), (Records, "behind")],
-    "read": [(DirectoryObjects, "head"), (DirectoryObjects, "read_to")],
-    "parse, check": [(batch, "read")],
+    "read": [(DirectoryObjects, "head"), (DirectoryObjects, "read")],
+    "parse, check": [(batch, "read_all")],
     "put together": [(copying, "together")],
-    "as CSV": [(copying, "_written")],
+    "as COPY takes them": [(copying, "_written")],
     "COPY": [(asyncpg.Connection, "copy_to_table")],
     "insert": [(Store, "_merge")],
     "record, event": [(Records, "loaded")],

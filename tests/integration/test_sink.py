@@ -375,6 +375,46 @@ async def test_two_sinks_that_load_the_same_batches_load_them_once(site: Depot, 
     assert sorted(await replacing.events()) == list(range(1, 31))
 
 
+async def test_two_passes_of_one_sink_at_once_load_each_batch_once(
+    site: Depot, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interlock.buffers.sink._MESSAGES", 3)
+    for number in range(6):
+        await dataset.publish([row(number), row(100)])
+    passes = [service for service in site.services if service.name == "sink"]
+    assert await asyncio.gather(*(each.run_once() for each in passes)) == [3, 3]
+    assert [one["id"] for one in await dataset.rows("id")] == [0, 1, 2, 3, 4, 5, 100]
+    assert sorted(await dataset.events()) == [1, 2, 3, 4, 5, 6]
+    assert await site.pass_of() == 0
+
+
+async def test_a_batch_that_is_not_small_is_read_by_way_of_a_file(
+    site: Depot, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interlock.buffers.sink._TOGETHER_BYTES", 50)
+    await dataset.publish([row(1)])
+    await dataset.publish([row(number) for number in range(2, 10)])
+    bad = await dataset.publish([*(row(number) for number in range(10, 20)), row(20, small="x")])
+    await site.drain()
+    assert [one["id"] for one in await dataset.rows("id")] == list(range(1, 10))
+    assert [each["line"] for each in (await site.buffer(bad))["refusal"]["rows"]] == [11]
+
+
+async def test_a_batch_that_grows_before_it_is_read_is_read_as_it_is_then(
+    site: Depot, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def was_small(*_: object) -> int:
+        return 1
+
+    monkeypatch.setattr("interlock.buffers.sink._TOGETHER_BYTES", 50)
+    monkeypatch.setattr("interlock.buffers.sink.Sink._size", was_small)
+    await dataset.publish([row(number) for number in range(10)])
+    large = await dataset.publish([row(number, name="x" * 200_000) for number in range(10, 12)])
+    await site.drain()
+    assert [one["id"] for one in await dataset.rows("id")] == list(range(10))
+    assert (await site.buffer(large))["refusal"]["code"] == "too_large"
+
+
 async def test_a_batch_whose_message_was_lost_is_announced_again(site: Depot, dataset: Dataset) -> None:
     publish_id = await dataset.publish([row(1)])
     await site.system.value("delete from interlock.queue_messages where dedupe_key = $1", publish_id)

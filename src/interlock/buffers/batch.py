@@ -6,10 +6,11 @@ fails over ever smaller parts, down to the rows that are wrong. So no row is jud
 
 from __future__ import annotations
 
+import io
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,10 @@ _MOST_UNPACKED: Final = 4 << 30
 _ROWS_AT_ONCE: Final = 1 << 16
 _WIDEST_NUMBER: Final = 16
 _PARQUET: Final = b"PAR1"
+_OBJECT: Final = b"{"
+_LOOKED_THROUGH_BYTES: Final = 1 << 18
+_LOOKED_AT_BYTES: Final = 4096
+"""For what no text has."""
 _GZIP: Final = b"\x1f\x8b"
 _BOM: Final = b"\xef\xbb\xbf"
 _OTHER_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -91,9 +96,32 @@ class _Found:
         )
 
 
-def read(path: Path, uri: str, shape: Shape, record_count: int) -> Batch:
-    """Raises BadBatch."""
-    batch = _read_parquet(path, shape) if _is_parquet(path, uri) else _read_lines(path, shape)
+@dataclass(frozen=True)
+class Source:
+    """A batch in memory."""
+
+    content: bytes
+    uri: str
+    record_count: int
+
+
+def read_all(sources: Sequence[Source], shape: Shape) -> list[Batch | BadBatch]:
+    """At once, where nothing is wrong with any of them; else each by itself."""
+    plain = [at for at, source in enumerate(sources) if _is_plain(source)]
+    found = dict(zip(plain, _read_at_once([sources[at] for at in plain], shape), strict=False))
+    return [found.get(at) or _read_or_refuse(source, shape) for at, source in enumerate(sources)]
+
+
+def _read_or_refuse(source: Source, shape: Shape) -> Batch | BadBatch:
+    try:
+        return read(source.content, source.uri, shape, source.record_count)
+    except BadBatch as bad:
+        return bad
+
+
+def read(source: Path | bytes, uri: str, shape: Shape, record_count: int) -> Batch:
+    """From a file, or from memory. Raises BadBatch."""
+    batch = _read_parquet(source, shape) if _is_parquet(source, uri) else _read_lines(source, shape)
     if batch.table.num_rows != record_count:
         raise BadBatch(
             "record_count",
@@ -104,13 +132,10 @@ def read(path: Path, uri: str, shape: Shape, record_count: int) -> Batch:
     return batch
 
 
-def _is_parquet(path: Path, uri: str) -> bool:
+def _is_parquet(source: Path | bytes, uri: str) -> bool:
     """By its name and by what is in it, which must agree."""
     name = uri.rpartition("/")[2].lower()
-    with path.open("rb") as file:
-        start = file.read(4)
-        file.seek(max(0, path.stat().st_size - 4))
-        end = file.read(4)
+    start, end = _ends(source)
     if name.endswith(".parquet") and (start, end) != (_PARQUET, _PARQUET):
         raise BadBatch("truncated", "The batch is called .parquet, and is none, or cut short: write it anew.")
     if start[:2] == _GZIP:
@@ -120,79 +145,134 @@ def _is_parquet(path: Path, uri: str) -> bool:
     return start == _PARQUET
 
 
+def _ends(source: Path | bytes) -> tuple[bytes, bytes]:
+    if isinstance(source, bytes):
+        return source[:4], source[-4:]
+    with source.open("rb") as file:
+        start = file.read(4)
+        file.seek(max(0, source.stat().st_size - 4))
+        return start, file.read(4)
+
+
 # JSON lines
 
 
-def _read_lines(path: Path, shape: Shape) -> Batch:
-    if path.stat().st_size == 0:
-        return Batch(shape.typed(shape.json_schema.empty_table(), from_json=True))
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if data[:2] in _OTHER_BOMS or 0 in data[:4096]:
-            raise BadBatch("bad_encoding", "The batch is not UTF-8: write JSON lines in UTF-8.")
-        count = _line_count(data)
-        try:
-            with memoryview(data) as view:
-                table = _parsed(view, shape)
-            if table.num_rows == count:
-                return Batch(table)
-        except (Wrong, *_UNREADABLE):
-            pass
-        return _line_by_line(data, shape)
+def _read_lines(source: Path | bytes, shape: Shape) -> Batch:
+    if isinstance(source, bytes):
+        return _rows(source, shape)
+    if source.stat().st_size == 0:
+        return _rows(b"", shape)
+    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _rows(data, shape)
 
 
-def _line_count(data: mmap.mmap) -> int:
-    newlines, at = 0, 0
-    while chunk := data[at : at + _BLOCK_BYTES]:
-        newlines += chunk.count(b"\n")
-        at += len(chunk)
-    return newlines + (data[-1:] != b"\n")
+def _rows(data: bytes | mmap.mmap, shape: Shape) -> Batch:
+    if data[:2] in _OTHER_BOMS or 0 in data[:_LOOKED_AT_BYTES]:
+        raise BadBatch("bad_encoding", "The batch is not UTF-8: write JSON lines in UTF-8.")
+    lines = _plain_lines(data)
+    if lines is not None:
+        with memoryview(data) as view:
+            table = _part(view, lines, shape, _BLOCK_BYTES)
+        if table is not None:
+            return Batch(table)
+    return _line_by_line(data, shape)
 
 
-def _parsed(data: Any, shape: Shape, block: int = _BLOCK_BYTES) -> pa.Table:
+def _is_plain(source: Source) -> bool:
+    """Whether it is JSON lines by its form, as many as were published."""
+    data = source.content
+    if not data.startswith(_OBJECT) or 0 in data[:_LOOKED_AT_BYTES]:
+        return False
+    return not source.uri.lower().endswith(".parquet") and _plain_lines(data) == source.record_count
+
+
+def _read_at_once(sources: Sequence[Source], shape: Shape) -> Sequence[Batch | BadBatch]:
+    """Plain ones as if they were one: what Arrow needs for every batch, it needs once then. None, if one is wrong."""
+    joined = b"".join(_ended(source.content) for source in sources)
+    counts = [source.record_count for source in sources]
+    table = _part(joined, sum(counts), shape, len(joined) + 1) if joined else None
+    if table is None:
+        return ()
+    batches = [Batch(table.slice(end - count, count)) for end, count in zip(accumulate(counts), counts, strict=True)]
+    if shape.update or not repeated(table, shape.key):
+        return batches
+    return [_refused_by_keys(batch, shape) or batch for batch in batches]
+
+
+def _ended(lines: bytes) -> bytes:
+    return lines if lines.endswith(b"\n") else lines + b"\n"
+
+
+def _plain_lines(data: bytes | mmap.mmap) -> int | None:
+    """How many there are, if each begins with an object; else None.
+
+    Arrow itself does not care where lines end: of `{"a":` and `1}{"a":2}` it would make two rows. But no text in JSON
+    has a line's end in it, and no declared column is an object: where as many objects are read as there are lines, and
+    each line begins one, each line is one.
+    """
+    read = np.frombuffer(data, np.uint8)
+    begun, lines = int(data[:1] == _OBJECT), int(data[-1:] != b"\n")
+    for at in range(0, len(read), _LOOKED_THROUGH_BYTES):
+        ends = read[at : at + _LOOKED_THROUGH_BYTES] == ord(b"\n")
+        begins = read[at + 1 : at + 1 + _LOOKED_THROUGH_BYTES] == ord(_OBJECT)
+        lines += int(np.count_nonzero(ends))
+        begun += int(np.count_nonzero(ends[: len(begins)] & begins))
+    return lines if begun == lines else None
+
+
+def _parsed(data: Any, shape: Shape, block: int) -> pa.Table:
     """Any: what gives bytes."""
     raw = pj.read_json(
         pa.BufferReader(pa.py_buffer(data)),
-        read_options=pj.ReadOptions(block_size=block),
+        read_options=pj.ReadOptions(block_size=block, use_threads=block < len(data)),
         parse_options=pj.ParseOptions(explicit_schema=shape.json_schema, unexpected_field_behavior="error"),
     )
     raw.validate(full=True)
     return shape.typed(raw, from_json=True)
 
 
-def _line_by_line(data: mmap.mmap, shape: Shape) -> Batch:
+def _line_by_line(data: bytes | mmap.mmap, shape: Shape) -> Batch:
     """Also the way of good batches with empty lines between, or with lines longer than a block."""
     tables, lines, found = [], [], _Found()
     numbered = _numbered(data)
     while part := list(islice(numbered, _PARTS)):
-        table = _part(b"\n".join(line for _, line in part), len(part), shape)
+        table = _of_lines([line for _, line in part], shape)
         if table is not None:
             tables.append(table)
             lines += [number for number, _ in part]
             continue
         for number, line in part:
-            if _part(line, 1, shape) is None:
+            if _of_lines([line], shape) is None:
                 found.add(number, _explained(line, shape))
         if found.enough:
             break
-        tables += [one for _, line in part if (one := _part(line, 1, shape)) is not None]
+        tables += [one for _, line in part if (one := _of_lines([line], shape)) is not None]
         lines += [number for number, _ in part]
     found.refuse()
     empty = shape.typed(shape.json_schema.empty_table(), from_json=True)
     return Batch(pa.concat_tables([empty, *tables]), lines)
 
 
-def _numbered(data: mmap.mmap) -> Iterator[tuple[int, bytes]]:
+def _numbered(data: bytes | mmap.mmap) -> Iterator[tuple[int, bytes]]:
     """Lines with something in them."""
-    data.seek(0)
-    for number, line in enumerate(iter(data.readline, b""), 1):
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
+    file.seek(0)
+    for number, line in enumerate(iter(file.readline, b""), 1):
         text = line.removeprefix(_BOM).strip() if number == 1 else line.strip()
         if text:
             yield number, text
 
 
-def _part(data: bytes, rows: int, shape: Shape) -> pa.Table | None:
+def _of_lines(lines: Sequence[bytes], shape: Shape) -> pa.Table | None:
+    if not all(line.startswith(_OBJECT) for line in lines):
+        return None
+    data = b"\n".join(lines)
+    return _part(data, len(lines), shape, max(_BLOCK_BYTES, len(data) + 1))
+
+
+def _part(data: Any, rows: int, shape: Shape, block: int) -> pa.Table | None:
     try:
-        table = _parsed(data, shape, max(_BLOCK_BYTES, len(data) + 1))
+        table = _parsed(data, shape, block)
     except (Wrong, *_UNREADABLE):
         return None
     return table if table.num_rows == rows else None
@@ -244,12 +324,13 @@ def _json_types(written: str) -> tuple[type, ...]:
 # Parquet
 
 
-def _read_parquet(path: Path, shape: Shape) -> Batch:
+def _read_parquet(source: Path | bytes, shape: Shape) -> Batch:
+    size = len(source) if isinstance(source, bytes) else source.stat().st_size
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(_opened(source)) as file:
             if wrong := _problem(file.schema_arrow.empty_table(), shape):
                 raise _bad_columns(wrong)
-            _check_unpacked(path, file.schema_arrow)
+            _check_unpacked(source, size, file.schema_arrow)
             raw = file.read()
         raw.validate(full=True)
     except (*_UNREADABLE, OSError) as error:
@@ -262,17 +343,22 @@ def _read_parquet(path: Path, shape: Shape) -> Batch:
         raise _bad_columns(str(wrong)) from None
 
 
+def _opened(source: Path | bytes) -> Any:
+    """Any: what pyarrow opens."""
+    return pa.BufferReader(source) if isinstance(source, bytes) else source
+
+
 def _bad_columns(wrong: str) -> BadBatch:
     return BadBatch("bad_columns", f"The columns of the batch are not as declared: {wrong}.")
 
 
-def _check_unpacked(path: Path, schema: pa.Schema) -> None:
+def _check_unpacked(source: Path | bytes, size: int, schema: pa.Schema) -> None:
     """Before it is unpacked: a value that is there once may stand for millions, and the sink is everybody's."""
-    most = min(_MOST_UNPACKED, max(_NO_BOMB_BYTES, _MOST_RATIO * path.stat().st_size))
+    most = min(_MOST_UNPACKED, max(_NO_BOMB_BYTES, _MOST_RATIO * size))
     widest = max((field.type.byte_width for field in schema if pa.types.is_fixed_size_binary(field.type)), default=1)
     texts = [field.name for field in schema if _is_text(field.type)]
     unpacked = 0
-    with pq.ParquetFile(path, read_dictionary=texts) as file:
+    with pq.ParquetFile(_opened(source), read_dictionary=texts) as file:
         for part in file.iter_batches(batch_size=max(1, min(_ROWS_AT_ONCE, most // widest))):
             unpacked += sum(_unpacked_size(column) for column in part.columns)
             if unpacked > most:
@@ -316,6 +402,14 @@ def _problem(raw: pa.Table, shape: Shape) -> str | None:
 
 
 # Keys
+
+
+def _refused_by_keys(batch: Batch, shape: Shape) -> BadBatch | None:
+    try:
+        _check_keys(batch, shape)
+    except BadBatch as bad:
+        return bad
+    return None
 
 
 def _check_keys(batch: Batch, shape: Shape) -> None:

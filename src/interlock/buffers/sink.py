@@ -27,7 +27,7 @@ import structlog
 from interlock.adapters.objects import Objects
 from interlock.adapters.queue import Handle, Queue, Received
 from interlock.buffers import batch, copying
-from interlock.buffers.batch import BadBatch, Batch
+from interlock.buffers.batch import BadBatch, Batch, Source
 from interlock.buffers.records import Loaded, Pointer, Publish, Records
 from interlock.buffers.store import Part, Store, Target
 from interlock.errors import InterlockError, TooLarge
@@ -44,6 +44,7 @@ _MESSAGES: Final = 200
 _WAIT_SECONDS: Final = 10.0
 _VISIBILITY_SECONDS: Final = 120.0
 _TOGETHER_BYTES: Final = 8 << 20
+"""Of one transaction, and about what the server keeps of a temporary table in memory. Such a batch is small."""
 _TOGETHER_BATCHES: Final = 1_000
 _FETCHES: Final = 8
 _GROUPS: Final = 2
@@ -231,20 +232,27 @@ class Sink:
     async def _read_all(self, target: Target, part: Sequence[Sized], settled: list[Publish]) -> list[_Read]:
         with tempfile.TemporaryDirectory(prefix="interlock-sink-") as folder:
             found = await asyncio.gather(
-                *(self._read_one(target, one, Path(folder) / str(number)) for number, one in enumerate(part))
+                *(self._fetched(target, one, Path(folder) / str(number)) for number, one in enumerate(part))
             )
+        sources = [source for source in found if isinstance(source, Source)]
+        small = iter(await asyncio.to_thread(batch.read_all, sources, target.shape))
         read = []
-        for one, outcome in zip(part, found, strict=True):
+        for one, fetched in zip(part, found, strict=True):
+            outcome = next(small) if isinstance(fetched, Source) else fetched
             if isinstance(outcome, BadBatch):
                 await self._refuse(one.publish, outcome.refusal, settled)
             else:
                 read.append(_Read(one.publish, outcome, one.bytes))
         return read
 
-    async def _read_one(self, target: Target, one: Sized, path: Path) -> Batch | BadBatch:
-        """By way of a file of ours: nobody changes it while it is read."""
+    async def _fetched(self, target: Target, one: Sized, path: Path) -> Source | Batch | BadBatch:
+        """A small one is in memory, and read with others. Of what is read here, nobody changes anything meanwhile."""
         publish = one.publish
         async with self._fetching:
+            if one.bytes <= _TOGETHER_BYTES:
+                with suppress(TooLarge):  # it has grown since it was looked at, and memory is for what it was
+                    data = await self._objects.read(publish.batch_uri, one.bytes)
+                    return _missing() if data is None else Source(data, publish.batch_uri, publish.record_count)
             try:
                 if await self._objects.read_to(publish.batch_uri, path, self._limit) is None:
                     return _missing()

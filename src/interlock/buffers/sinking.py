@@ -19,6 +19,9 @@ from interlock.settings import Settings
 
 _CONNECTIONS: Final = 4
 """To the data database: two groups that are written, one sweep, one to spare."""
+_PASSES: Final = 2
+"""Of the sink at once: what the one has received is read while rows of the other are written. How much there is of both
+in memory, the sink knows itself."""
 
 
 @asynccontextmanager
@@ -28,8 +31,9 @@ async def services(
     async with Store.open(data_url, size=_CONNECTIONS) as store:
         records = Records(database, settings)
         loads = SparkLoads(database, settings, store, records)
+        sink = Sink(settings, queue, objects, store, records, loads, wait_seconds=wait_seconds)
         yield [
-            Sink(settings, queue, objects, store, records, loads, wait_seconds=wait_seconds),
+            *[sink] * _PASSES,
             loads,
             BufferReconciler(database, settings),
             BufferSweeper(database, settings, objects, store),

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from interlock.adapters.postgres import Connection, queries
 from interlock.buffers.batch import BadBatch
-from interlock.buffers.copying import PUBLISH, csv
+from interlock.buffers.copying import PUBLISH, binary
 from interlock.buffers.shape import Shape
 from interlock.errors import ConfigurationError, Unavailable
 from interlock.failpoints import failpoint
@@ -150,7 +150,7 @@ class Store:
         async def stage(connection: Connection) -> str:
             await _sql.stage(connection, columns=target.shape.table_columns)
             await connection.copy_to_table(
-                _STAGE, columns=[PUBLISH, *target.shape.names], source=csv(rows), format="csv"
+                _STAGE, columns=[PUBLISH, *target.shape.names], source=binary(rows), format="binary"
             )
             return _STAGE
 

@@ -1,0 +1,148 @@
+"""A batch is read fast, beside others or by itself: each way takes and refuses what its lines, one by one, are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from interlock.buffers import batch
+from interlock.buffers.batch import BadBatch, Batch, Source
+from interlock.buffers.shape import Shape
+from interlock.schemas import Column
+
+COLUMNS = {
+    "id": "bigint",
+    "small": "smallint",
+    "name": "string",
+    "exact": "decimal(38,4)",
+    "ratio": "double",
+    "good": "boolean",
+    "day": "date",
+    "at": "timestamp",
+    "raw": "binary",
+}
+SHAPE = Shape(tuple(Column(name, kind, nullable=name != "id") for name, kind in COLUMNS.items()), ("id",), update=True)
+FIRST_STAYS = Shape(SHAPE.columns, ("id",), update=False)
+
+scalars = st.sampled_from(
+    ["0", "-0", "01", "1", "1.0", "1.5", "1e2", "1E400", "-1", "+1", ".5", "1.", "32768", "9223372036854775807",
+     "9223372036854775808", "99999999999999999999999999999999999999.9", "0.00001", "null", "true", "false", "NaN",
+     "Infinity", "nul", '""', '"1"', '"a"', '"\\u0000"', '"\\ud800"', '"\\ud83d\\ude00"', '"\u20ac"', '"{"', '"}\\n{"',
+     '"\t"', '"2024-02-29"', '"2023-02-29"', '"2024-02-29T12:00:00Z"', '"2024-02-29T12:00:00"',
+     '"2024-02-29T12:00:00.1234567Z"', '"0x00fF"', '"0x0"', '"00"', "{}", '{"a":1}', "[]", "[1]", "{", "}", ""]
+)  # fmt: skip
+fields = st.tuples(st.sampled_from([*COLUMNS, "org_id", "ID", ""]), scalars).map(lambda pair: f'"{pair[0]}":{pair[1]}')
+objects = st.lists(fields, max_size=3).map(lambda found: "{" + ",".join(['"id":1', *found]) + "}")
+pieces = st.sampled_from(
+    ['{"id":1}', '{"id":2,"name":"b"}', '{"id":', '1}{"id":2}', '{"id":1}{"id":2}', '{"id":1,', '"name":"a"}', "{}",
+     "1", '{"id":1,"name":"', '{"}', '{"a":1}', "[]", "", " ", "\t", '{"id":1} ', ' {"id":1}', '{"id":1},', "\ufeff",
+     '\ufeff{"id":1}', "\x00", "#", "{", "}", '{"id":1,"id":2}', '{"name":"a"}', '{"id":1,"name":"\r"}', "\x0b",
+     "\x85", "\u2028"]
+)  # fmt: skip
+ends = st.sampled_from(["\n", "\r\n", "\n\n", "\r", " \n"])
+texts = st.lists(st.tuples(pieces | objects, ends), max_size=6).flatmap(
+    lambda lines: st.sampled_from(["", "\n"]).map(
+        lambda last: "".join(line + end for line, end in lines[:-1]) + "".join(line for line, _ in lines[-1:]) + last
+    )
+)
+contents = st.one_of(texts.map(str.encode), texts.map(lambda text: text.encode("utf-16")), st.binary(max_size=20))
+
+
+def by_lines(content: bytes) -> list[dict[str, object]] | None:
+    """What each line is by itself, and nothing if one is no row."""
+    rows: list[dict[str, object]] = []
+    for number, line in enumerate(content.split(b"\n")):
+        text = (line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line).strip()
+        if text:
+            table = batch._of_lines([text], SHAPE)
+            if table is None:
+                return None
+            rows += table.to_pylist()
+    return rows
+
+
+def outcome(read: Batch | BadBatch) -> object:
+    return read.refusal if isinstance(read, BadBatch) else (read.table.to_pylist(), [*_lines(read)])
+
+
+def _lines(read: Batch) -> list[int]:
+    return [read.line(row) for row in range(read.table.num_rows)]
+
+
+def alone(content: bytes | Path, count: int, shape: Shape) -> Batch | BadBatch:
+    try:
+        return batch.read(content, "b.jsonl", shape, count)
+    except BadBatch as bad:
+        return bad
+
+
+def count_of(content: bytes) -> int:
+    return len([line for line in content.split(b"\n") if line.strip()])
+
+
+@given(content=contents)
+@example(content=b'{"id":\n1}{"id":2}\n')
+@example(content=b'{"id":1,\n"name":"a"}\n{"id":2}{"id":3}')
+@example(content=b'{"id":1,"name":"\n{"}{"id":2}')
+@example(content=b'{"id":1,"name":\n{"a":1}}')
+@example(content=b'{"id":1}\r\n{"id":2}\r\n')
+@example(content=b'\xef\xbb\xbf{"id":1}\n\n{"id":2}')
+@example(content=b'{"id":1}\n\xff{"id":2}')
+def test_a_batch_is_what_its_lines_are_one_by_one(content: bytes) -> None:
+    read = alone(content, count_of(content), SHAPE)
+    rows = by_lines(content)
+    if isinstance(read, Batch):
+        assert read.table.to_pylist() == rows
+    elif read.refusal.code == "bad_rows":
+        assert rows is None
+    else:
+        assert read.refusal.code in ("bad_encoding", "record_count")
+
+
+@given(content=contents)
+def test_a_batch_in_a_file_is_the_same_as_in_memory(content: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "b"
+        path.write_bytes(content)
+        in_a_file = alone(path, count_of(content), SHAPE)
+    assert outcome(in_a_file) == outcome(alone(content, count_of(content), SHAPE))
+
+
+@given(
+    published=st.lists(st.tuples(contents, st.sampled_from([0, 0, 0, 1, -1])), max_size=5),
+    shape=st.sampled_from([SHAPE, FIRST_STAYS]),
+)
+@example(published=[(b'{"id":1', 0), (b',"name":"a"}{"id":2}', 0)], shape=SHAPE)
+@example(published=[(b'{"id":1}\n{"id":2}', 0), (b'{"id":2}\n{"id":3}\n', 0)], shape=FIRST_STAYS)
+@example(published=[(b'{"id":1}\n{"id":1}', 0), (b'{"id":2}\n', 0)], shape=FIRST_STAYS)
+@example(published=[(b'{"id":1}', 1), (b'{"id":2}\n{"id":3}', -1)], shape=SHAPE)
+@example(published=[(b"", 0), (b'{"id":1}', 0)], shape=SHAPE)
+def test_batches_that_are_read_together_are_what_each_is_by_itself(
+    published: list[tuple[bytes, int]], shape: Shape
+) -> None:
+    """The number is by how much the record is wrong."""
+    counts = [max(0, count_of(content) + wrong) for content, wrong in published]
+    sources = [Source(content, "b.jsonl", count) for (content, _), count in zip(published, counts, strict=True)]
+    found = batch.read_all(sources, shape)
+    expected = [alone(content, count, shape) for (content, _), count in zip(published, counts, strict=True)]
+    assert [outcome(each) for each in found] == [outcome(each) for each in expected]
+
+
+@pytest.mark.parametrize("name", ["b.parquet", "B.PARQUET"])
+def test_json_lines_that_are_called_parquet_are_refused_beside_others(name: str) -> None:
+    good, bad = batch.read_all([Source(b'{"id":1}', "b.jsonl", 1), Source(b'{"id":1}', name, 1)], SHAPE)
+    assert isinstance(good, Batch)
+    assert isinstance(bad, BadBatch)
+    assert bad.refusal.code == "truncated"
+
+
+def test_lines_are_counted_across_the_stretches_that_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"".join(b'{"id":%d}\n' % number for number in range(20))
+    for size in range(1, 20):
+        monkeypatch.setattr(batch, "_LOOKED_THROUGH_BYTES", size)
+        assert batch._plain_lines(content) == 20
+        assert batch._plain_lines(content + b" ") is None
