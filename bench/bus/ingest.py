@@ -5,32 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
-import aiohttp
 import asyncpg
 
-from bench.bus.registered import PRODUCER, Registered, message
+from bench.bus.registered import PRODUCER, message
+from bench.bus.sender import Sender
 from interlock.bus.delivered import body
 from interlock.bus.envelope import read
 
 BATCH: Final = 100
+_FEW: Final = 8
+_DELIVERED: Final = b'"outcome":"delivered"'
 _INSERT: Final = (
     "insert into interlock.queue_messages (queue, body) select 'bare', m::json from unnest($1::text[]) as m"
 )
-
-
-class Sender:
-    def __init__(self, url: str, registered: Registered, session: aiohttp.ClientSession) -> None:
-        self._url = f"{url}/v1/commands"
-        self._headers = {"Authorization": f"Bearer {registered.key}", "Content-Type": "application/json"}
-        self._session = session
-
-    async def send(self, content: bytes) -> Any:
-        async with self._session.post(self._url, data=content, headers=self._headers) as reply:
-            answer = await reply.json()
-            assert reply.status == 202, answer
-            return answer
 
 
 async def batches(sender: Sender, count: int, lanes: int) -> float:
@@ -41,7 +31,7 @@ async def batches(sender: Sender, count: int, lanes: int) -> float:
     async def lane() -> None:
         for content in waiting:
             answer = await sender.send(content)
-            assert all(result["outcome"] == "delivered" for result in answer["results"]), answer["results"][0]
+            assert answer.count(_DELIVERED) == BATCH, answer
 
     began = time.perf_counter()
     await asyncio.gather(*(lane() for _ in range(lanes)))
@@ -76,7 +66,18 @@ async def saturation(sender: Sender, count: int, lanes: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-async def latencies(sender: Sender, rate: float, seconds: float) -> list[float]:
+async def bare_latencies(url: str, rate: float, seconds: float) -> list[float]:
+    """Of inserts of one body each, by a few connections: what the disk alone makes of such a rate."""
+    source = f"bench/{PRODUCER}"
+    async with asyncpg.create_pool(url, min_size=_FEW, max_size=_FEW) as pool:
+
+        async def insert(content: bytes) -> object:
+            return await pool.execute(_INSERT, [body(read(content), source)])
+
+        return await latencies(insert, rate, seconds)
+
+
+async def latencies(send: Callable[[bytes], Awaitable[object]], rate: float, seconds: float) -> list[float]:
     """Milliseconds from when each was due: one that waits for those before it is late, not left out."""
     count = int(rate * seconds)
     contents = [message() for _ in range(count)]
@@ -86,7 +87,7 @@ async def latencies(sender: Sender, rate: float, seconds: float) -> list[float]:
     began = loop.time()
 
     async def one(place: int) -> None:
-        await sender.send(contents[place])
+        await send(contents[place])
         found.append(1000 * (loop.time() - began - place / rate))
 
     async with asyncio.TaskGroup() as sending:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from bench.bus.competing import DISPATCHERS, competing
 from bench.bus.decisions import decisions
-from bench.bus.ingest import Sender, bare, batches, latencies, saturation
+from bench.bus.ingest import bare, bare_latencies, batches, latencies, saturation
 from bench.bus.registered import register
+from bench.bus.sender import Sender
 from bench.bus.soak import prepare, soak
 from bench.harness import Installation, installation, machine, percentile, spread
 from interlock.telemetry import configure
@@ -41,7 +41,7 @@ class Size:
     limit: int
     rounds: int
     soak: float
-    lanes: int = 8
+    lanes: int = 16
     calm_seconds: int = 60
     """Waited for at most until what was sent before, or loaded at the start, is done with."""
 
@@ -69,8 +69,8 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
         stack.push_async_callback(connection.close)
         client = await stack.enter_async_context(here.client())
         registered = await register(connection, client, here.directory, routes=FEW)
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        sender = Sender(here.info["gateway"], registered, session)
+        sender = Sender(here.info["gateway"], registered)
+        stack.callback(sender.close)
         if "ingest" in parts:
             figures["ingest"] = await _ingest(here, sender, size)
         if "limit" in parts:
@@ -94,7 +94,9 @@ async def _ingest(here: Installation, sender: Sender, size: Size) -> dict[str, A
     say("batches sent")
     found["saturation"] = await saturation(sender, size.singles, 16)
     await here.settle(size.calm_seconds)
-    found["latencies"] = await latencies(sender, found["saturation"] / 2, size.seconds)
+    found["latencies"] = await latencies(sender.send, found["saturation"] / 2, size.seconds)
+    await here.settle(size.calm_seconds)
+    found["bare_latencies"] = await bare_latencies(url, found["saturation"] / 2, size.seconds)
     say("single commands sent")
     return found
 
@@ -128,9 +130,12 @@ def _add_ingest(table: Table, found: dict[str, Any]) -> None:
     ratio = _ratio(found["batches"], found["bare"])
     table.add_row("commands over HTTP, 100 a batch, commands/s", spread(found["batches"]), ratio, f"{BATCH_BAR:.2f}")
     table.add_row("single commands at saturation, commands/s", f"{found['saturation']:,.0f}", "", "")
-    times = found["latencies"]
-    figure = f"p50 {percentile(times, 0.5):.1f}, p99 {percentile(times, 0.99):.1f}"
-    table.add_row("single commands at half of it, ms", figure, "", f"p99 {P99_BAR:g}")
+    times, bare_times = (
+        f"p50 {percentile(found[each], 0.5):.1f}, p99 {percentile(found[each], 0.99):.1f}"
+        for each in ("latencies", "bare_latencies")
+    )
+    table.add_row("single commands at half of it, ms", times, "", f"p99 {P99_BAR:g}")
+    table.add_row("bare inserts of one row at the same rate, ms", bare_times, "", "")
 
 
 def _add_limit(table: Table, found: dict[str, int]) -> None:

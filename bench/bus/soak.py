@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-import aiohttp
 import asyncpg
 import msgspec
 import psutil
 
-from bench.bus.ingest import Sender
 from bench.bus.registered import TARGET, message
+from bench.bus.sender import Sender
+from interlock.bus.packed import events_of
 
 LANES: Final = {"plain": "command-0", "strict": "command-1", "limited": "command-2"}
 LIMIT: Final = 500
 KILLS: Final = 10
 """So few that the supervisor does not take its time to start one again."""
-_AWAY: Final = (aiohttp.ClientError, OSError, AssertionError)
+_AWAY: Final = (OSError, AssertionError)
 """The last for an answer of 503, whose batch is sent again under the same ids."""
 
 
@@ -87,7 +87,7 @@ async def _send(sender: Sender, ledger: Ledger, dice: random.Random, rate: float
         content = b'{"commands":[' + b",".join(sent) + b"]}"
         while time.monotonic() < ends:
             try:
-                results = (await sender.send(content))["results"]
+                results = msgspec.json.decode(await sender.send(content))["results"]
             except _AWAY:
                 await asyncio.sleep(0.2)
                 continue
@@ -125,10 +125,11 @@ async def _watch(memory: list[int], ends: float) -> None:
 async def _account(connection: asyncpg.Connection[Any], ledger: Ledger) -> dict[str, Any]:
     told: Counter[str] = Counter()
     for row in await connection.fetch(
-        "select events::text as events from interlock.bus_telemetry"
-        " union all select body ->> 'events' from interlock.queue_messages where queue like 'telemetry:%'"
+        "select events::text as events, delivered from interlock.bus_telemetry union all"
+        " select body ->> 'events', null from interlock.queue_messages where queue like 'telemetry:%'"
     ):
-        told.update(e["command_id"] for e in msgspec.json.decode(row["events"]) if "command_id" in e)
+        written = f"[{b','.join(events_of(row['delivered'])).decode()}]" if row["events"] is None else row["events"]
+        told.update(e["command_id"] for e in msgspec.json.decode(written) if "command_id" in e)
     delivered: dict[str, Counter[str]] = {}
     for lane, queue in (("strict", "strict"), ("limited", "limited")):
         rows = await connection.fetch(

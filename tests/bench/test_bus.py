@@ -26,6 +26,7 @@ def test_each_figure_stands_beside_its_bar(monkeypatch: pytest.MonkeyPatch, caps
                 "batches": [21_000.0],
                 "saturation": 900.0,
                 "latencies": [4.0] * 99 + [12.0],
+                "bare_latencies": [1.0] * 99 + [9.0],
             },
             "limit": {"limit": 100, "commands": 150, "delivered": 97},
         }

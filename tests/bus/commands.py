@@ -7,36 +7,27 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import pyarrow.parquet as pq
-from msgspec import Raw
-from msgspec.json import encode
 
-from interlock.bus.archived import ArchivedCommand, keep
+from interlock.bus.decision import Decision, Outcome
+from interlock.bus.effects import Effects
+from interlock.bus.envelope import read
+from interlock.bus.model import Route
+from tests.bus.producing import signed
 from tests.system import System
 
 
-async def owe_commands(system: System, payloads: Sequence[Any], *, seconds_ago: float = 0.0, **more: Any) -> None:
+async def owe_commands(system: System, payloads: Sequence[Any], *, seconds_ago: float = 0.0) -> None:
     """As one request would."""
     now = system.kernel.clock.now() - timedelta(seconds=seconds_ago)
-    fields: dict[str, Any] = {"source": "default/billing", "target": "discord-bot", "name": "post-message"} | more
-    commands = [
-        ArchivedCommand(
-            command_id=uuid4(),
-            timestamp=now,
-            version_id="hmac-v1",
-            accepted_at=now,
-            payload=Raw(encode(payload)),
-            **fields,
-        )
-        for payload in payloads
-    ]
+    effects = Effects(now)
+    for payload in payloads:
+        envelope = read(signed(now.timestamp(), payload=payload, target="discord-bot", name="post-message"))
+        route = Route("discord-bot", "post-message", queue="posts")
+        effects.dispatch(system.org_id, "default/billing", [Decision(Outcome.DELIVERED, envelope, route=route)], 0.0)
     async with system.kernel.database.transaction() as connection:
-        await keep(connection, [(system.org_id, command) for command in commands])
-        await connection.execute(
-            "update interlock.bus_archive set accepted_at = accepted_at - make_interval(secs => $1)", seconds_ago
-        )
+        await effects.write(connection)
 
 
 async def archived_rows(system: System) -> list[dict[str, Any]]:

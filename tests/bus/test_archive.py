@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from interlock.bus import archive
 from interlock.bus.archive import Archive, ArchiveRetention
 from interlock.clock import ManualClock
 from interlock.failpoints import arm, disarm
@@ -33,6 +36,37 @@ async def test_commands_become_partitions_that_follow_each_other(still: System, 
     assert [each["partition_key"] for each in page["partitions"]] == ["0-2", "3-3"]
     dataset = (await still.user("GET", "/v1/datasets/bus_commands")).json()
     assert [column["name"] for column in dataset["versions"][0]["columns"]["columns"]][:2] == ["position", "command_id"]
+
+
+@pytest.mark.parametrize(
+    ("full", "most_bytes", "parts"),
+    [
+        pytest.param({"rows": 2, "commands": 100}, 10**6, ["0-2", "3-5"], id="rows"),
+        pytest.param({"rows": 100, "commands": 4}, 10**6, ["0-4", "5-5"], id="commands"),
+        pytest.param({"rows": 100, "commands": 100}, 1, ["0-1", "2-2", "3-4", "5-5"], id="bytes"),
+    ],
+)
+async def test_a_file_that_is_full_is_written_at_once_and_holds_no_more(
+    still: System, monkeypatch: pytest.MonkeyPatch, full: dict[str, int], most_bytes: int, parts: list[str]
+) -> None:
+    monkeypatch.setattr(archive, "_FULL", full)
+    monkeypatch.setattr(archive, "_MOST_BYTES", most_bytes)
+    for payloads in (["a", "b"], ["c"], ["d", "e"], ["f"]):
+        await owe_commands(still, payloads)
+    writing = _archive(still)
+    while await writing.flush(still.org_id):
+        continue
+    page = (await still.user("GET", "/v1/datasets/bus_commands/partitions")).json()
+    assert [each["partition_key"] for each in page["partitions"]] == parts
+    assert await archived_payloads(still) == [*"abcdef"]
+
+
+async def test_who_has_a_file_full_need_not_wait(still: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_FULL", {"rows": 3, "commands": 4})
+    await owe_commands(still, ["a", "b", "c"])
+    assert await _archive(still).run_once() == 0
+    await owe_commands(still, ["d"])
+    assert await _archive(still).run_once() == 4
 
 
 async def test_a_dag_that_reads_the_archive_gets_a_task_for_each_part(still: System, clock: ManualClock) -> None:

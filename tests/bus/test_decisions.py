@@ -39,7 +39,7 @@ _limited: Final = {
     "ban": st.sampled_from(["none", "none", "none", "warm", "hard", "past"]),
     "everywhere": st.booleans(),
 }
-_worlds = st.builds(
+worlds = st.builds(
     World,
     skew=st.sampled_from([0.0, 0.0, 0.0, 59.9, -59.9, 60.1, -60.1]),
     flaw=st.sampled_from(["none"] * 8 + ["source", "target", "payload", "id", "signature", "twins"]),
@@ -53,7 +53,7 @@ _worlds = st.builds(
     seen=st.booleans(),
     **_limited,
 )
-_resolved = st.builds(
+resolved = st.builds(
     World,
     acl=st.sampled_from(["critical", "moderate", "low", "absent", "expired"]),
     route=st.sampled_from(["none", "none", "none", "strict", "absent", "expired"]),
@@ -61,11 +61,11 @@ _resolved = st.builds(
     acls_age=_ages,
     seen=st.booleans(),
 )
-_admitted = st.builds(World, **_limited)
+admitted = st.builds(World, **_limited)
 """What is drawn from everything seldom passes all that comes first: later checks are drawn by themselves as well."""
 
 
-def _message(world: World) -> bytes:
+def message_of(world: World) -> bytes:
     raw = signed(NOW - world.skew, command_id=ID)
     if world.flaw == "twins":
         return raw.replace(b'"payload":{', b'"payload":{"n":2,')
@@ -118,7 +118,7 @@ def _own(world: World) -> Limit | None:
     return Limit("", "", rate=10, enforcement=Enforcement(world.own), source=SERVICE)
 
 
-def _memory(world: World) -> Memory:
+def memory_of(world: World) -> Memory:
     memory = Memory(_tenant(world))
     memory.tokens.fetched((*LANE, ""), world.tokens, NOW - world.token_age, 5)
     memory.tokens.fetched(("", "", SERVICE), world.own_tokens, NOW - world.own_token_age, 5)
@@ -132,7 +132,7 @@ def _memory(world: World) -> Memory:
 
 
 def _decided(world: World, memory: Memory, message: bytes | None = None) -> Decision:
-    checked = Shield(dice=lambda: 1.0).check(message or _message(world), SOURCE, memory.tenant, NOW)
+    checked = Shield(dice=lambda: 1.0).check(message or message_of(world), SOURCE, memory.tenant, NOW)
     if isinstance(checked, Decision):
         return checked
     fast = Fast(mode=DispatchMode(world.platform))
@@ -140,18 +140,18 @@ def _decided(world: World, memory: Memory, message: bytes | None = None) -> Deci
 
 
 @settings(max_examples=1_000)
-@given(_worlds | _resolved | _admitted)
+@given(worlds | resolved | admitted)
 def test_every_decision_is_the_one_that_the_rules_say(world: World) -> None:
-    memory = _memory(world)
+    memory = memory_of(world)
     decision = _decided(world, memory)
     assert (decision.outcome, decision.reason) == verdict(world)
     assert memory.tenant.due == refreshes_after(world)
 
 
 @settings(max_examples=300)
-@given(_worlds)
+@given(worlds)
 def test_a_delivered_command_has_a_route_and_whatever_else_has_none_to_go_by(world: World) -> None:
-    decision = _decided(world, _memory(world))
+    decision = _decided(world, memory_of(world))
     assert (decision.route is not None) == (decision.outcome in ("delivered", "duplicate"))
 
 
@@ -159,15 +159,15 @@ def test_a_delivered_command_has_a_route_and_whatever_else_has_none_to_go_by(wor
 @given(st.integers(0, 5), st.integers(1, 12))
 def test_the_fast_stage_dispatches_on_as_many_tokens_as_it_has(tokens: int, commands: int) -> None:
     world = World(limit="strict", tokens=tokens)
-    memory = _memory(world)
+    memory = memory_of(world)
     outcomes = [_decided(world, memory).outcome.value for _ in range(commands)]
     assert outcomes.count("delivered") == min(tokens, commands)
 
 
 @settings(max_examples=500)
-@given(_admitted)
+@given(admitted)
 def test_a_command_uses_up_something_of_each_limit_or_nothing_of_any(world: World) -> None:
-    memory = _memory(world)
+    memory = memory_of(world)
     delivered = _decided(world, memory).outcome == "delivered"
     used = {"strict": (delivered, 0), "relaxed": (0, delivered), "shadow": (0, delivered), "unlimited": (0, 0)}
     counted = {spent.limit.key: spent.amount for spent in memory.tokens.spent()}
@@ -182,7 +182,7 @@ def test_a_command_uses_up_something_of_each_limit_or_nothing_of_any(world: Worl
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(1, 12))
 def test_the_scarcer_of_two_limits_says_how_many_go_out(lane: int, own: int, commands: int) -> None:
     world = World(limit="strict", tokens=lane, own="strict", own_tokens=own)
-    memory = _memory(world)
+    memory = memory_of(world)
     outcomes = [_decided(world, memory).outcome.value for _ in range(commands)]
     assert outcomes.count("delivered") == min(lane, own, commands)
 
@@ -195,12 +195,12 @@ def test_a_message_that_was_changed_anywhere_is_refused(place: int, noise: bytes
     changed = raw[:place] + noise + raw[place + len(noise) :]
     if changed == raw:
         return
-    assert _decided(World(), _memory(World()), changed).outcome == "invalid"
+    assert _decided(World(), memory_of(World()), changed).outcome == "invalid"
 
 
 @pytest.mark.parametrize("phase", [0.0, 15.0, 25.0])
 def test_a_stale_entry_is_remembered_until_the_registry_says_whether_it_was_revoked(phase: float) -> None:
     world = World(acls_age=phase)
-    memory = _memory(world)
+    memory = memory_of(world)
     _decided(world, memory)
     assert list(memory.tenant.stale_acls) == ([(SOURCE, *LANE)] if phase == 15.0 else [])

@@ -60,9 +60,13 @@ async def test_a_tenant_gets_its_own_events_though_another_is_flooded(still: Sys
         await _tell(still, "flood", org_id=other)
     await _tell(still, "mine")
     clock.advance(1)
-    await _batches(still).run_once()
+    batches = _batches(still)
+    await batches.run_once()
     assert [[event["version_id"] for event in each] for each in await _handed(still)] == [["mine"]]
     assert await still.value("select count(*) from interlock.bus_telemetry where org_id = $1", other) == 100
+    assert batches.breath == 0  # more is there, and is not waited for
+    await batches.run_once()
+    assert batches.breath > 0
 
 
 async def test_what_nobody_takes_is_dropped_and_told(still: System, clock: ManualClock) -> None:

@@ -460,11 +460,12 @@ CREATE TABLE interlock.bus_alerts (
 CREATE TABLE interlock.bus_archive (
     archive_id bigint NOT NULL,
     org_id uuid NOT NULL,
-    commands json NOT NULL,
     commands_in integer NOT NULL,
-    accepted_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+    accepted_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    accepted bytea NOT NULL
 )
-WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_threshold='-1', autovacuum_analyze_threshold='100000', autovacuum_analyze_scale_factor='1');
+ALTER TABLE ONLY interlock.bus_archive ALTER COLUMN accepted SET STORAGE EXTERNAL;
 ALTER TABLE interlock.bus_archive ALTER COLUMN archive_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME interlock.bus_archive_archive_id_seq
     START WITH 1
@@ -533,7 +534,7 @@ CREATE TABLE interlock.bus_handoffs (
     due_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     tries integer DEFAULT 0 NOT NULL
 )
-WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_threshold='-1', autovacuum_analyze_threshold='100000', autovacuum_analyze_scale_factor='1');
 ALTER TABLE interlock.bus_handoffs ALTER COLUMN handoff_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME interlock.bus_handoffs_handoff_id_seq
     START WITH 1
@@ -674,11 +675,15 @@ ALTER TABLE interlock.bus_strikes ALTER COLUMN strike_id ADD GENERATED ALWAYS AS
 CREATE TABLE interlock.bus_telemetry (
     batch_id bigint NOT NULL,
     org_id uuid NOT NULL,
-    events json NOT NULL,
+    events json,
     events_in integer NOT NULL,
-    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    delivered bytea,
+    CONSTRAINT bus_telemetry_check CHECK (((events IS NULL) <> (delivered IS NULL)))
 )
-WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_threshold='-1', autovacuum_analyze_threshold='100000', autovacuum_analyze_scale_factor='1');
+ALTER TABLE ONLY interlock.bus_telemetry ALTER COLUMN events SET STORAGE EXTERNAL;
+ALTER TABLE ONLY interlock.bus_telemetry ALTER COLUMN delivered SET STORAGE EXTERNAL;
 ALTER TABLE interlock.bus_telemetry ALTER COLUMN batch_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME interlock.bus_telemetry_batch_id_seq
     START WITH 1
@@ -1062,7 +1067,7 @@ CREATE TABLE interlock.queue_messages (
     org_id uuid,
     share_id uuid
 )
-WITH (fillfactor='80', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+WITH (fillfactor='80', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', toast_tuple_target='8160', autovacuum_vacuum_insert_threshold='-1', autovacuum_analyze_threshold='100000', autovacuum_analyze_scale_factor='1');
 ALTER TABLE interlock.queue_messages ALTER COLUMN message_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME interlock.queue_messages_message_id_seq
     START WITH 1

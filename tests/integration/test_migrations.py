@@ -18,6 +18,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
+from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -26,6 +27,7 @@ import pytest
 from interlock.adapters.embedded import EmbeddedPostgres
 from interlock.adapters.postgres import Database, Migration, check_applied, migrate, migrations, require_schema
 from interlock.bulk.sources import ScopePlace, ScopesSource
+from interlock.bus.packed import commands_of
 from interlock.errors import ConfigurationError, Unavailable
 from interlock.settings import Settings
 from interlock.wiring import kernel
@@ -193,6 +195,38 @@ async def test_a_backfill_that_was_being_made_is_ingested_from_there_on(empty_ur
     assert {msgspec.json.decode(row["source"], type=ScopesSource) for row in rest} == {
         ScopesSource(start=0, end=999, after=after)
     }
+
+
+_OWED = """
+    insert into interlock.orgs (org_id, name) values ('00000000-0000-0000-0000-000000000001', 'acme');
+    insert into interlock.bus_archive (org_id, commands, commands_in, accepted_at)
+    values ('00000000-0000-0000-0000-000000000001', '[
+        {"command_id": "5c0a0a5e-5f5e-4c0e-8a55-1d2f3a4b5c6d", "source": "acme/billing", "target": "bot", "name": "say",
+         "timestamp": "2026-01-31T12:00:00Z", "version_id": "hmac-v1", "accepted_at": "2026-01-31T12:00:01Z",
+         "payload": {"n": null}},
+        {"command_id": "5c0a0a5e-5f5e-4c0e-8a55-1d2f3a4b5c6e", "source": "acme/billing", "target": "bot", "name": "say",
+         "timestamp": "2026-01-31T12:00:00.5Z", "version_id": "hmac-v1", "accepted_at": "2026-01-31T12:00:01Z",
+         "payload": 1.50, "replay_id": "00000000-0000-0000-0000-000000000007", "replay_reason": "again"}]', 2,
+        '2026-01-31T12:00:01Z');
+"""
+
+
+async def test_commands_that_were_owed_to_the_archive_still_are(empty_url: str) -> None:
+    await migrate(empty_url, steps=[step for step in migrations() if step.version < 28])
+    await record(empty_url, _OWED)
+    await migrate(empty_url)
+    connection = await asyncpg.connect(empty_url)
+    row = await connection.fetchrow("select accepted, accepted_at from interlock.bus_archive")
+    await connection.close()
+    assert row is not None
+    plain, replayed = commands_of(row["accepted"], row["accepted_at"])
+    assert (plain.source, plain.target, plain.name, plain.replay_id) == ("acme/billing", "bot", "say", msgspec.UNSET)
+    assert [msgspec.json.decode(each.payload) for each in (plain, replayed)] == [{"n": None}, 1.5]
+    assert (replayed.replay_id, replayed.replay_reason) == (UUID(int=7), "again")
+    assert [each.timestamp.isoformat() for each in (plain, replayed)] == [
+        "2026-01-31T12:00:00+00:00",
+        "2026-01-31T12:00:00.500000+00:00",
+    ]
 
 
 WAYS_IN: list[Callable[[str], Awaitable[object]]] = [migrate, require_schema, Database.open]

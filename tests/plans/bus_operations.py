@@ -55,18 +55,11 @@ TELEMETRY: dict[str, list[Expectation]] = {
 }
 
 ARCHIVE: dict[str, list[Expectation]] = {
-    "keep": [
-        Bounded(
-            10,
-            {"org_ids": _ten("seed.id('org 0')"), "commands": _ten("'[]'::text"), "commands_in": _ten("1")},
-            pages=30,
-        )
-    ],
     "tenants_due": [
         Live(
             "select 2000",
             "one look per tenant that something is owed to, and no more of each than a file holds",
-            {"after": _ZERO, "wait_seconds": "300", "full": "2000", "most": "50"},
+            {"after": _ZERO, "wait_seconds": "300", "rows": "2000", "commands": "50000", "most": "50"},
             rows=4,
         )
     ],
@@ -81,7 +74,7 @@ ARCHIVE: dict[str, list[Expectation]] = {
         for org in (0, 3)
     ],
     "take_archive": [Bounded(1, _ORG | {"lease_seconds": "60"}, pages=30)],
-    "waiting": [Bounded(2000, _ORG | {"most": "2000"})],
+    "waiting": [Bounded(2000, _ORG | {"rows": "2000", "commands": "50000", "bytes": "1000000"})],
     "owes": [Bounded(1, _ORG | {"moment": "now()"})],
     "release_archive": [Bounded(1, _ORG | {"attempt": "0"}, pages=30)],
     "settle_archive": [

@@ -37,11 +37,24 @@ PATH: dict[str, list[Expectation]] = {
         Bounded(
             150,
             _HANDOFFS
-            | {"queues": "seed.repeat('bus:1:q', 100)", "bodies": "seed.repeat('{}', 100)", "woken": "array['bus:1:q']"}
+            | {"queues": "array['bus:1:q']", "bodies": "array[repeat(E'{}\\n', 99) || '{}']"}
             | {"event_org_ids": "array[seed.id('org 0')]", "events": "array['[]']", "events_in": "array[1]"}
-            | {"archive_org_ids": "array[seed.id('org 0')]", "commands": "array['[]']", "commands_in": "array[1]"},
+            | {"accepted_org_ids": "array[seed.id('org 0')]", "accepted": "array['[]'::bytea]", "accepted_at": "now()"}
+            | {"accepted_in": "array[1]", "delivered_in": "array[1]"},
         )
     ],
+    "deliver": [
+        Bounded(
+            100,
+            {"queues": "array['bus:1:q']", "bodies": "array[repeat(E'{}\\n', 99) || '{}']", "accepted_at": "now()"}
+            | {
+                "accepted_org_ids": "array[seed.id('org 0')]",
+                "accepted": "array['[]'::bytea]",
+                "accepted_in": "array[1]",
+            },
+        )
+    ],
+    "wake": [Bounded(1, {"queues": "array['bus:1:q']"})],
     "take_handoffs": [Bounded(200, {"since": "'epoch'", "most": "200"})],
     "put_back_handoffs": [
         Bounded(

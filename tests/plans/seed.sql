@@ -474,7 +474,7 @@ select seed.id('org ' || case when n % 100 = 0 then 1 + n / 100 % 3 else 0 end),
        now() - interval '1 minute'
 from generate_series(0, 999 + seed.mass() / 20) n;
 insert into interlock.bus_telemetry_queues (org_id) select seed.id('org ' || n) from generate_series(0, 3) n;
-insert into interlock.bus_archive (org_id, commands, commands_in, accepted_at)
+insert into interlock.bus_archive (org_id, accepted, commands_in, accepted_at)
 select seed.id('org ' || case when n % 100 = 0 then 1 + n / 100 % 3 else 0 end), '[]', 1, now() - interval '1 hour'
 from generate_series(0, 3999 + seed.mass() / 20) n;
 insert into interlock.bus_archives (org_id, dataset_uuid, dataset_version, position)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from interlock.errors import Unavailable
-from interlock.kernel.loop import forever
+from interlock.kernel.loop import Gathering, forever
 from interlock.telemetry import LOOP_PASSES
 
 
@@ -36,7 +36,30 @@ class Scripted:
             await asyncio.Event().wait()
 
 
-async def ran(service: Scripted) -> None:
+class Breathing(Gathering):
+    """One that rests for as long as the last pass said, and ends its script in a rest of no length."""
+
+    name, seconds = "breathing", 5.0
+
+    def __init__(self, *breaths: float) -> None:
+        self._breaths = [*breaths]
+        self.rests: list[float] = []
+        self.over = asyncio.Event()
+
+    async def run_once(self) -> int:
+        if not self._breaths:
+            return 0
+        self.breath = self._breaths.pop(0)
+        return 1
+
+    async def idle(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        if seconds == self.seconds:
+            self.over.set()
+            await asyncio.Event().wait()
+
+
+async def ran(service: Scripted | Breathing) -> None:
     loop = asyncio.create_task(forever(service))
     async with asyncio.timeout(10):
         await service.over.wait()
@@ -54,6 +77,12 @@ async def test_a_loop_rests_only_after_a_pass_without_work() -> None:
     await ran(service)
     assert service.idles == 2
     assert (passes("busy", "work"), passes("busy", "idle")) == (3, 2)
+
+
+async def test_a_loop_that_gathers_rests_after_work_too_unless_there_is_more_of_it() -> None:
+    service = Breathing(0.1, 0.0, 0.2)
+    await ran(service)
+    assert service.rests == [0.1, 0.2, 5.0]
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), OSError("gone"), RuntimeError("a bug")], ids=repr)

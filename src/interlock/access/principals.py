@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
@@ -82,6 +83,7 @@ class Principals:
         self._cache_for = timedelta(seconds=cache_seconds)
         self._workers: dict[str, tuple[datetime, WorkerIdentity]] = {}
         self._warm: dict[bytes, tuple[datetime, Principal]] = {}
+        self._asked: dict[bytes, asyncio.Future[Principal]] = {}
 
     async def authenticate_warm(self, key: str) -> Principal:
         """For what may touch no store once it is warm: believed for a moment, and revoking takes as long elsewhere."""
@@ -89,6 +91,19 @@ class Principals:
         known = self._warm.get(digest)
         if known and known[0] > now:
             return known[1]
+        # Whoever comes while it is looked up waits for the same answer: of a busy key there would be hundreds at once.
+        asked = self._asked.get(digest)
+        if asked is None:
+            asked = self._asked[digest] = asyncio.ensure_future(self._look_up_warm(key, digest, now))
+            asked.add_done_callback(lambda done: self._answered(digest, done))
+        return await asyncio.shield(asked)
+
+    def _answered(self, digest: bytes, done: asyncio.Future[Principal]) -> None:
+        del self._asked[digest]
+        if not done.cancelled():
+            done.exception()  # looked at here: all who asked may have gone
+
+    async def _look_up_warm(self, key: str, digest: bytes, now: datetime) -> Principal:
         principal = await self.authenticate(key)
         self._warm = {k: v for k, v in self._warm.items() if v[0] > now}
         self._warm[digest] = (now + self._cache_for, principal)

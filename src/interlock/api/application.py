@@ -16,6 +16,7 @@ from litestar.routes import BaseRoute
 from interlock import __version__
 from interlock.api.auth import SCHEMES
 from interlock.api.decoding import decode_directly, takes_a_body
+from interlock.api.express import Express, with_express
 from interlock.api.middleware import observed
 from interlock.api.openapi import DocumentPlugin
 from interlock.api.problems import DOCUMENTED, HANDLERS, WITH_A_BODY
@@ -54,6 +55,7 @@ def application(
     *,
     title: str,
     components: Components,
+    express: Express | None = None,
 ) -> Litestar:
     for handler in handlers:
         decode_directly(handler)
@@ -75,6 +77,8 @@ def application(
         logging_config=None,
         debug=False,
     )
+    if express is not None:
+        app.asgi_handler = with_express(express, app.asgi_handler)
     # Around the routing, too: an unknown path and a wrong method are requests like any other.
     app.asgi_handler = observed(listener)(app.asgi_handler)
     return app

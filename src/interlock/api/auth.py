@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +24,8 @@ CAPABILITY_HEADER = "x-trace-task-capability"
 ORG_HEADER = "x-interlock-org"
 
 Connection = ASGIConnection[Any, Any, Any, Any]
+Headers = Callable[[str], Sequence[str]]
+"""All values of a header, by its name in lower case."""
 _KEY = "interlock.caller"
 _GRANT = "interlock.object_grant"
 _ORG = "interlock.org_of_result"
@@ -34,8 +37,11 @@ def kernel_of(connection: Connection) -> Kernel:
 
 
 def _presented(connection: Connection, header: str) -> str:
+    return _only(connection.headers.getall(header, []), header)
+
+
+def _only(values: Sequence[str], header: str) -> str:
     """One credential or none: of several, a proxy before us may have checked another than the one we would take."""
-    values = connection.headers.getall(header, [])
     if len(values) > 1:
         raise Unauthenticated(f"The request has several {header} headers; send one.")
     return values[0].strip(" \t") if values else ""
@@ -46,19 +52,25 @@ async def user_guard(connection: Connection, handler: BaseRouteHandler) -> None:
 
     A handler that is `warm` takes a key for valid that was so a moment ago.
     """
-    kernel = kernel_of(connection)
-    scheme, _, key = _presented(connection, "authorization").partition(" ")
+    asked = {"scope": handler.opt["scope"], "warm": bool(handler.opt.get("warm"))}
+    headers = connection.headers
+    principal = await user_of(kernel_of(connection), lambda name: headers.getall(name, []), **asked)
+    connection.scope[_KEY] = principal  # type: ignore[literal-required]
+
+
+async def user_of(kernel: Kernel, headers: Headers, *, scope: str, warm: bool) -> Principal:
+    """Who is calling, if they may do what `scope` says, and not too often."""
+    scheme, _, key = _only(headers("authorization"), "authorization").partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise Unauthenticated("Send an API key: `Authorization: Bearer ilk_…`.")
-    warm = bool(handler.opt.get("warm"))
-    principal = await _user(kernel, key.lstrip(" "), _presented(connection, ORG_HEADER), warm=warm)
-    principal.require(handler.opt["scope"])
+    principal = await _user(kernel, key.lstrip(" "), _only(headers(ORG_HEADER), ORG_HEADER), warm=warm)
+    principal.require(scope)
     most = kernel.settings.requests_per_second
     if most and kernel.coordination is not None:
         wait = await kernel.coordination.over_limit(principal.key_id, most)
         if wait is not None:
             raise TooManyRequests(f"This key may send {most} requests per second.", retry_after=wait)
-    connection.scope[_KEY] = principal  # type: ignore[literal-required]
+    return principal
 
 
 async def _user(kernel: Kernel, credential: str, org: str, *, warm: bool) -> Principal:

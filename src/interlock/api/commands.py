@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from litestar import Request, post
@@ -11,16 +13,19 @@ from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Requ
 from litestar.params import RawBody
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from interlock.access.principals import SEND
-from interlock.api.auth import kernel_of, principal_of, user_guard
+from interlock.access.principals import SEND, Principal
+from interlock.api.auth import Headers, kernel_of, principal_of, user_guard, user_of
 from interlock.api.decoding import decode, require_json
+from interlock.api.express import Express
 from interlock.api.problems import WITH_A_BODY
 from interlock.bus import telling
-from interlock.bus.decision import Decision
+from interlock.bus.decision import Decision, Outcome
 from interlock.errors import BadRequest, Forbidden, TooLarge
 from interlock.wire.bus_commands import CommandVerdict, CommandVerdicts
+from interlock.wiring import Kernel
 
 Http = Request[Any, Any, State]
+PATH: Final = "/v1/commands"
 
 
 class _Sent(Struct, forbid_unknown_fields=True):
@@ -66,7 +71,7 @@ class _Commands(Operation):
 
 
 @post(
-    "/v1/commands",
+    PATH,
     guards=[user_guard],
     opt={"scope": SEND, "warm": True},
     status_code=202,
@@ -78,7 +83,22 @@ class _Commands(Operation):
 )
 async def send_commands(request: Http, body: RawBody) -> CommandVerdict | CommandVerdicts:
     require_json(request.headers.getall("content-type", []))
-    kernel, principal = kernel_of(request), principal_of(request)
+    return await _accept(kernel_of(request), principal_of(request), body)
+
+
+async def _answer(
+    kernel: Kernel, headers: Headers, body: Callable[[], Awaitable[bytes]]
+) -> CommandVerdict | CommandVerdicts:
+    principal = await user_of(kernel, headers, scope=SEND, warm=True)
+    require_json(headers("content-type"))
+    return await _accept(kernel, principal, await body())
+
+
+EXPRESS: Final = Express("POST", PATH, 202, _answer)
+"""The same, for the path as everybody writes it."""
+
+
+async def _accept(kernel: Kernel, principal: Principal, body: bytes) -> CommandVerdict | CommandVerdicts:
     if principal.service is None:
         raise Forbidden(
             "This key speaks for no service, so that nothing can be sent with it. Make one that does: "
@@ -93,7 +113,7 @@ async def send_commands(request: Http, body: RawBody) -> CommandVerdict | Comman
     return verdicts[0] if single else CommandVerdicts(results=verdicts)
 
 
-def _messages(body: bytes, *, most: int) -> tuple[bool, list[bytes | Raw]]:
+def _messages(body: bytes, *, most: int) -> tuple[bool, list[Raw]]:
     sent: _Sent = decode(body, _Sent)
     if isinstance(sent.commands, UnsetType):
         if isinstance(sent.metadata, UnsetType) and isinstance(sent.command, UnsetType):
@@ -101,20 +121,23 @@ def _messages(body: bytes, *, most: int) -> tuple[bool, list[bytes | Raw]]:
                 'Send one command, {"metadata": …, "command": …}, or several, {"commands": […]}.',
                 code="invalid_request",
             )
-        return True, [body]
+        return True, [Raw(body)]
     if not (isinstance(sent.metadata, UnsetType) and isinstance(sent.command, UnsetType)):
         raise BadRequest("Send either one command or `commands`, not both.", code="invalid_request")
     if not sent.commands:
         raise BadRequest("`commands` is empty; send at least one.", code="invalid_request")
     if len(sent.commands) > most:
         raise TooLarge(f"The batch has {len(sent.commands)} commands; it may have {most}.", code="batch_too_large")
-    return False, list(sent.commands)
+    return False, sent.commands
 
 
-def _verdict(decision: Decision, now: Any) -> CommandVerdict:
+def _verdict(decision: Decision, now: datetime) -> CommandVerdict:
+    command_id = None if decision.envelope is None else decision.envelope.metadata.id
+    if decision.outcome is Outcome.DELIVERED:
+        return CommandVerdict(command_id=command_id, outcome="delivered")
     hinted = decision.wait_seconds is not None
     return CommandVerdict(
-        command_id=decision.envelope.metadata.id if decision.envelope is not None else None,
+        command_id=command_id,
         outcome=decision.outcome.value,
         reason=decision.reason or None,
         detail=decision.detail or None,

@@ -71,13 +71,19 @@ class BodyDTO(AbstractDTO[T]):
         return False
 
 
+@cache
+def _body_of(function: Any) -> Any:
+    """What its `data` is to be; None where it takes no body. Remembered: evaluating annotations takes long."""
+    return typing.get_type_hints(function).get("data")
+
+
 def takes_a_body(handler: HTTPRouteHandler) -> bool:
-    return "data" in typing.get_type_hints(handler.fn)
+    return _body_of(handler.fn) is not None
 
 
 def decode_directly(handler: HTTPRouteHandler) -> None:
     """Gives a handler with a `data` parameter the direct decoder."""
-    model = typing.get_type_hints(handler.fn).get("data")
+    model = _body_of(handler.fn)
     if model is not None:
         handler.dto = BodyDTO.__class_getitem__(model)
         handler.return_dto = None

@@ -473,4 +473,5 @@ def gateway(kernel: Kernel) -> Litestar:
         HANDLERS,
         title="Interlock gateway",
         components=Components(security_schemes={"apiKey": key, "objectToken": token}),
+        express=commands.EXPRESS,
     )

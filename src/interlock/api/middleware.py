@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable
-from uuid import uuid4
+from functools import cache
 
 import structlog
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from prometheus_client import Counter, Histogram
 
 from interlock.telemetry import REQUEST_SECONDS, REQUESTS
 
@@ -39,20 +41,33 @@ def observed(listener: str) -> Callable[[ASGIApp], ASGIApp]:
             try:
                 await app(scope, receive, send_with_id)
             finally:
-                route = _route(scope)
-                REQUESTS.labels(listener=listener, route=route, status=str(status)).inc()
-                REQUEST_SECONDS.labels(listener=listener, route=route).observe(time.perf_counter() - started)
+                _count(listener, _route(scope), status, time.perf_counter() - started)
 
         return middleware
 
     return wrap
 
 
+def _count(listener: str, route: str, status: int, seconds: float) -> None:
+    _requests(listener, route, status).inc()
+    _seconds(listener, route).observe(seconds)
+
+
+@cache
+def _requests(listener: str, route: str, status: int) -> Counter:
+    return REQUESTS.labels(listener=listener, route=route, status=str(status))
+
+
+@cache
+def _seconds(listener: str, route: str) -> Histogram:
+    return REQUEST_SECONDS.labels(listener=listener, route=route)
+
+
 def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _ID.fullmatch(value):
             return value.decode()
-    return uuid4().hex
+    return os.urandom(16).hex()
 
 
 def _route(scope: Scope) -> str:

@@ -68,10 +68,27 @@ def problem_response(request: Request[Any, Any, Any], error: InterlockError) -> 
     return Response(document, status_code=error.status, media_type=PROBLEM_JSON, headers=error.headers)
 
 
-def on_interlock_error(request: Request[Any, Any, Any], error: InterlockError) -> Response[bytes]:
+def refusal(error: Exception) -> InterlockError:
+    """What a caller is told of an error. What is not the caller's fault is logged."""
+    if not isinstance(error, InterlockError):
+        log.error("request.failed", error=type(error).__name__, exc_info=error)
+        return InterlockError("Something went wrong here; the log has the request id.")
     if error.status >= 500:
         log.warning("request.unavailable", code=error.code, reason=error.detail)
-    return problem_response(request, error)
+    return error
+
+
+def too_large() -> TooLarge:
+    return TooLarge("The request body is too large; the limit is the setting body_limit_bytes.")
+
+
+def ended_too_soon() -> BadRequest:
+    """Nobody is there to read it; but it is no defect, and must not look like one in log and metrics."""
+    return BadRequest("The connection ended before the request did.")
+
+
+def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    return problem_response(request, refusal(error))
 
 
 def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
@@ -79,12 +96,11 @@ def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> 
     if isinstance(error, ValidationException):
         return problem_response(request, _validation(error))
     if error.detail == _GONE:
-        # Nobody is there to read it; but it is no defect, and must not look like one in log and metrics.
-        return problem_response(request, BadRequest("The connection ended before the request did."))
+        return problem_response(request, ended_too_soon())
     kind = _BY_STATUS.get(error.status_code)
     if kind is None:
         return (
-            on_unexpected(request, error)
+            on_error(request, error)
             if error.status_code >= 500
             else problem_response(request, BadRequest(error.detail))
         )
@@ -98,7 +114,7 @@ _GONE = "client disconnected prematurely"
 _DETAILS = {
     404: "There is nothing at this path on this listener; see /openapi.json.",
     405: "This path does not take that method; see /openapi.json.",
-    413: "The request body is too large; the limit is the setting body_limit_bytes.",
+    413: too_large().detail,
 }
 
 
@@ -116,13 +132,8 @@ def _validation(error: ValidationException) -> BadRequest:
     )
 
 
-def on_unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    log.error("request.failed", error=type(error).__name__, exc_info=error)
-    return problem_response(request, InterlockError("Something went wrong here; the log has the request id."))
-
-
 HANDLERS: dict[Any, Any] = {
-    InterlockError: on_interlock_error,
+    InterlockError: on_error,
     HTTPException: on_http_exception,
-    Exception: on_unexpected,
+    Exception: on_error,
 }

@@ -46,6 +46,7 @@ async def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks where a request came from
         timeout_graceful_shutdown=_GRACE_SECONDS,
         timeout_keep_alive=75,
         ssl_certfile=str(settings.tls_cert) if settings.tls_cert else None,

@@ -17,7 +17,7 @@ from interlock.access.tokens import write_prefix
 from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.bus.archive_file import SCHEMA, parquet
-from interlock.bus.archived import ArchivedCommand, archived
+from interlock.bus.packed import commands_of
 from interlock.failpoints import failpoint
 from interlock.kernel import changes
 from interlock.kernel.changes import Change
@@ -32,8 +32,10 @@ _files_sql = queries("files")
 NAME: Final = "bus_commands"
 """Under which each tenant's archive is published."""
 _FILE: Final = "commands.parquet"
-_ROWS: Final = 2_000
-"""Of what is owed, in one file: each holds what one request has sent."""
+_FULL: Final = {"rows": 10_000, "commands": 50_000}
+"""What is owed to one file at the most; a row holds what one write has accepted."""
+_MOST_BYTES: Final = 32 * 2**20
+"""Of such rows, packed: what the file is made of is in memory."""
 _TENANTS: Final = 50
 _LEASE_SECONDS: Final = 120.0
 _FIRST: Final = UUID(int=0)
@@ -54,7 +56,7 @@ class Archive(Periodic):
         """A file of each tenant that is due."""
         async with self._database.connection() as connection:
             found = await _sql.tenants_due(
-                connection, after=self._after, wait_seconds=self._wait, full=_ROWS, most=_TENANTS
+                connection, after=self._after, wait_seconds=self._wait, most=_TENANTS, **_FULL
             )
         self._after = found[-1]["org_id"] if len(found) == _TENANTS else _FIRST
         written = 0
@@ -80,12 +82,13 @@ class Archive(Periodic):
             taken = await _sql.take_archive(connection, org_id=org_id, lease_seconds=_LEASE_SECONDS)
             if taken is None:
                 return 0
-            part = _Part(taken, await _sql.waiting(connection, org_id=org_id, most=_ROWS), self._objects.root)
-            if not part.commands:
+            rows = await _sql.waiting(connection, org_id=org_id, bytes=_MOST_BYTES, **_FULL)
+            part = _Part(taken, rows, self._objects.root)
+            if not rows:
                 await _sql.release_archive(connection, org_id=org_id, attempt=taken["attempt"])
                 return 0
             await self._expect(connection, part)
-        data = await asyncio.to_thread(parquet, part.commands, part.start)
+        data = await asyncio.to_thread(part.file)
         await self._objects.put(part.location, data)
         await failpoint("archive.written")
         return await self._database.run(lambda connection: self._commit(connection, part, len(data)))
@@ -114,7 +117,7 @@ class Archive(Periodic):
             return 0
         await changes.write(connection, [change], admitted)
         await failpoint("archive.before_commit")
-        return len(part.commands)
+        return part.count
 
 
 class _Part:
@@ -125,14 +128,19 @@ class _Part:
         self.org_id: UUID = taken["org_id"]
         self.version: UUID = taken["dataset_version"]
         self.attempt: int = taken["attempt"]
+        self._rows = rows
         self.ids: list[int] = [row["archive_id"] for row in rows]
-        self.commands: list[ArchivedCommand] = [each for row in rows for each in archived(row["commands"])]
+        self.count: int = sum(row["commands_in"] for row in rows)
         self.start: int = taken["position"]
-        self.end = self.start + len(self.commands) - 1
+        self.end = self.start + self.count - 1
         # No task has it: it names the part, for the sweep to tell whether it was committed.
         self.task_id = uuid5(self.version, str(self.start))
         self.prefix = write_prefix(root, self.task_id, self.attempt, taken["dataset_uuid"], self.version)
         self.location = self.prefix + _FILE
+
+    def file(self) -> bytes:
+        commands = [each for row in self._rows for each in commands_of(row["accepted"], row["accepted_at"])]
+        return parquet(commands, self.start)
 
     def change(self, size: int) -> Change:
         scope = {
@@ -142,9 +150,8 @@ class _Part:
             "start": self.start,
             "end": self.end,
         }
-        rows = len(self.commands)
-        output = Output(location=self.location, row_count=rows, bytes=size, schema_hash=hash_of(SCHEMA), **scope)
-        marker = Marker(file=_FILE, row_count=rows, bytes=size, schema=SCHEMA, min=self.start, max=self.end)
+        output = Output(location=self.location, row_count=self.count, bytes=size, schema_hash=hash_of(SCHEMA), **scope)
+        marker = Marker(file=_FILE, row_count=self.count, bytes=size, schema=SCHEMA, min=self.start, max=self.end)
         return Change(self.task_id, self.attempt, self.org_id, [Event(**scope)], [output], [self.prefix], {0: marker})
 
 

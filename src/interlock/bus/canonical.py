@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,12 +17,10 @@ import rfc8785
 
 _ASTRAL: Final = re.compile(rb"[\xf0-\xf4]")
 """RFC 8785 sorts by UTF-16, where characters beyond the basic plane come before some within it."""
-_LONG_NUMBER: Final = re.compile(rb"[0-9]{16}")
+_ZEROS: Final = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
+"""Every digit a zero and all else a blank: a long number is found as a text then, faster than by any pattern."""
+_LONG: Final = b"0" * 16
 """An integer that a double may not hold exactly has at least so many digits."""
-_DIGITS: Final = b"0123456789"
-_FEW: Final = 16
-"""A text with fewer digits than this has no such integer: counting them takes a fifth of the search."""
-
 
 _SAFE: Final = 2**53 - 1
 _EXPONENT: Final = 10**21
@@ -50,14 +49,27 @@ def canonical(raw: bytes | msgspec.Raw) -> bytes:
         elif text.count(b":") != form.count(b":"):
             # Without escapes every string is in both texts as it is: a colon that is missing belonged to a key.
             raise NotCanonical(_TWICE)
-    if _has_long_number(form) or not (form.isascii() or _ASTRAL.search(form) is None):
+    if _needs_care(form):
         return _by_reference(text)
     return form
 
 
-def _has_long_number(form: bytes) -> bool:
-    digits = len(form) - len(form.translate(None, _DIGITS))
-    return digits >= _FEW and _LONG_NUMBER.search(form) is not None
+def all_canonical(raws: Sequence[msgspec.Raw]) -> list[bytes] | None:
+    """The canonical form of each of these JSON values, which hold no escape; None where any of them needs a closer
+    look. That a key comes twice is not seen here: the form has fewer colons then."""
+    text = b"[%b]" % b",".join(raws)
+    try:
+        values = _values.decode(text)
+        whole = _encoder.encode(values)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if _needs_care(whole):
+        return None
+    return [bytes(raw) for raw in raws] if whole == text else [_encoder.encode(value) for value in values]
+
+
+def _needs_care(form: bytes) -> bool:
+    return _LONG in form.translate(_ZEROS) or not (form.isascii() or _ASTRAL.search(form) is None)
 
 
 def refuse_twins(text: bytes) -> None:
@@ -112,4 +124,5 @@ def _sentence(error: BaseException) -> str:
 
 _TWICE: Final = "an object has the same key twice"
 _decoder: Final = msgspec.json.Decoder(float_hook=_number)
+_values: Final = msgspec.json.Decoder(list[Any], float_hook=_number)
 _encoder: Final = msgspec.json.Encoder(order="sorted")

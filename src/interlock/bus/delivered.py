@@ -11,7 +11,6 @@ from typing import Final
 from msgspec import Raw, Struct
 from msgspec.json import Decoder, Encoder
 
-from interlock.bus.archived import ArchivedCommand
 from interlock.bus.envelope import Envelope, Metadata
 from interlock.wire.bus_events import CommandDelivered
 
@@ -45,28 +44,14 @@ def body(envelope: Envelope, source: str) -> str:
     )
 
 
-def told(envelope: Envelope, source: str, latency_ms: float) -> bytes:
+def told(sent: Delivered, latency_ms: float) -> str:
     """`snavio.command.delivered`, of the fast stage, for a command that is no replay."""
-    metadata, command = envelope.metadata, envelope.command
+    metadata, command = sent.metadata, sent.command
     return (
-        f'{{"event":"{_DELIVERED}","command_id":"{metadata.id}","source":"{source}","target":"{command.target}",'
+        f'{{"event":"{_DELIVERED}","command_id":"{metadata.id}","source":"{command.source}","target":"{command.target}",'
         f'"command.name":"{command.name}","timestamp":"{metadata.timestamp}","path":"fast",'
         f'"dispatch_latency_ms":{latency_ms}}}'
-    ).encode()
-
-
-def kept(envelope: Envelope, source: str, accepted_at: str) -> str:
-    """An ArchivedCommand, for a command that is no replay."""
-    metadata, command = envelope.metadata, envelope.command
-    return (
-        f'{{"command_id":"{metadata.id}","source":"{source}","target":"{command.target}","name":"{command.name}",'
-        f'"timestamp":"{metadata.timestamp}","version_id":"{metadata.version_id}","accepted_at":"{accepted_at}",'
-        f'"payload":{envelope.payload.decode()}}}'
     )
-
-
-def archived_text(command: ArchivedCommand) -> str:
-    return _encoder.encode(command).decode()
 
 
 _DELIVERED: Final = str(CommandDelivered.__struct_config__.tag)

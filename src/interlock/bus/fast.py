@@ -7,6 +7,7 @@ entry that is too old to be believed is as good as none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from interlock.bus import metrics
 from interlock.bus.caches import ABSENT_SECONDS, ACL_TTLS, TTLS, StaleUse, Tenant
@@ -18,6 +19,10 @@ from interlock.bus.seen import Seen
 from interlock.bus.tokens import Tokens
 from interlock.wire.bus_events import FailureReason
 from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement
+
+_LOOKED_UP: Final = 2
+"""Entries for a command on a lane without a limit: its route and its ACL."""
+_DELIVERED: Final = Outcome.DELIVERED
 
 
 class Memory:
@@ -54,6 +59,30 @@ class Fast:
         if limit is None and own is None:
             return Decision(Outcome.DELIVERED, envelope, route=route)
         return self._limited(memory, source, envelope, route, limit, own, now)
+
+    def decide_all(
+        self, memory: Memory, source: str, checked: Sequence[Envelope | Decision], now: float
+    ) -> list[Decision]:
+        """As `decide` of each that the shield let through. Of lanes on which nothing is counted and whose entries are
+        fresh, the next command at the same moment is decided like the first."""
+        free: dict[tuple[str, str], Route] = {}
+        decisions = []
+        for each in checked:
+            if isinstance(each, Decision):
+                decisions.append(each)
+                continue
+            lane = (each.command.target, each.command.name)
+            route = free.get(lane)
+            if route is not None:
+                self.fresh += _LOOKED_UP
+                decisions.append(Decision(_DELIVERED, each, route=route))
+                continue
+            fresh = self.fresh
+            decision = self.decide(memory, source, each, now)
+            decisions.append(decision)
+            if self.fresh == fresh + _LOOKED_UP and decision.route and _is_free(memory.tenant, source, decision):
+                free[lane] = decision.route
+        return decisions
 
     def _route(self, tenant: Tenant, lane: tuple[str, str], now: float) -> Route | Escalation | None:
         """None: there is none, and that is known well enough."""
@@ -136,6 +165,12 @@ class Fast:
         if watched:
             memory.shares.dispatched(source, lane, route.fairness, now)
         return Decision(Outcome.DELIVERED, envelope, route=route)
+
+
+def _is_free(tenant: Tenant, source: str, decision: Decision) -> bool:
+    route = decision.route
+    limited = route is None or (route.target, route.name) in tenant.limits or tenant.source_limit(source) is not None
+    return decision.outcome is _DELIVERED and not limited
 
 
 def _held_back(tokens: Tokens, limits: Sequence[Limit], envelope: Envelope, now: float) -> Decision | None:

@@ -21,12 +21,13 @@ from interlock.adapters.postgres import Connection, Database, queries
 from interlock.bus import auditor, delivered, jobs, metrics, telling
 from interlock.bus.caches import ABSENT_SECONDS, Caches, Revoked, Tenant
 from interlock.bus.decision import Decision, Outcome
-from interlock.bus.effects import Effects
+from interlock.bus.effects import Effects, wake
 from interlock.bus.events import tell
 from interlock.bus.fast import Fast, Memory
 from interlock.bus.limits import Limits
 from interlock.bus.model import Kind
 from interlock.bus.shield import UNKNOWN_KEY, Shield
+from interlock.bus.waking import GatheredWakes
 from interlock.bus.writing import GroupedWrites
 from interlock.errors import InterlockError
 from interlock.failpoints import armed
@@ -35,11 +36,14 @@ from interlock.wire.bus_events import BusEvent, ExecutedAfterAclRevoked, Failure
 log = structlog.get_logger()
 _sql = queries("bus_path")
 
+_BATCH: Final = 20
+"""From so many commands on, deciding about them takes longer than a look at the connections."""
 _ASKED_AT_ONCE: Final = 500
 _CONFIRM_SECONDS: Final = 1.0
 _NOTICE_SECONDS: Final = 60.0
 CHANGED: Final = "bus-registry"
 """What a change of the registry is announced as."""
+_DELIVERED: Final = Outcome.DELIVERED
 Message = bytes | Raw
 Record = Callable[[Connection, Sequence[Decision]], Awaitable[None]]
 
@@ -56,7 +60,7 @@ class Accepted(NamedTuple):
 
     @property
     def triggers(self) -> bool:
-        return any(d.outcome is Outcome.DELIVERED and d.route is not None and d.route.job for d in self.decisions)
+        return any(d.outcome is _DELIVERED and d.route is not None and d.route.job for d in self.decisions)
 
 
 class Ingress:
@@ -79,7 +83,9 @@ class Ingress:
         self._memories: dict[UUID, Memory] = {}
         self._touched: set[UUID] = set()
         self._wakeups = wakeups
+        self._wakes = GatheredWakes(database)
         self._writes = GroupedWrites(self._write, weight=lambda accepted: len(accepted.messages))
+        self._turn = asyncio.Lock()
         self._report_seconds = report_seconds
         self._reported_at = caches.now()
         self._confirmed_at = 0.0
@@ -93,13 +99,13 @@ class Ingress:
         became of them in the same transaction."""
         received_at = self._caches.now()
         memory = self._memory(await self._caches.ready(org_id))
-        now = self._caches.now()
         replayed = replays is not None
-        decisions = [self._decide(memory, source, message, now, replays=replayed) for message in messages]
+        decisions = await self._decide_in_turn(memory, source, messages, replays=replayed)
         if await self._learnt_a_key(memory.tenant, decisions):
-            for place, decision in enumerate(decisions):
-                if decision.reason == UNKNOWN_KEY:
-                    decisions[place] = self._decide(memory, source, messages[place], now, replays=replayed)
+            unknown = [place for place, decision in enumerate(decisions) if decision.reason == UNKNOWN_KEY]
+            again = self._decide(memory, source, [messages[place] for place in unknown], replays=replayed)
+            for place, decision in zip(unknown, again, strict=True):
+                decisions[place] = decision
         notices, self._shield.notices = self._shield.notices, []
         await self._keep(Accepted(org_id, source, messages, decisions, notices, received_at), also=replays)
         self._count(decisions)
@@ -112,9 +118,22 @@ class Ingress:
             memory = self._memories[tenant.org_id] = Memory(tenant)
         return memory
 
-    def _decide(self, memory: Memory, source: str, message: Message, now: float, *, replays: bool) -> Decision:
-        checked = self._shield.check(message, source, memory.tenant, now, replays=replays)
-        return checked if isinstance(checked, Decision) else self._fast.decide(memory, source, checked, now)
+    async def _decide_in_turn(
+        self, memory: Memory, source: str, messages: Sequence[Message], *, replays: bool
+    ) -> list[Decision]:
+        """Of batches that come together, one after the other with a look at the connections in between: otherwise all
+        would be decided first, then all written while nobody decides anything, then all answered."""
+        if len(messages) < _BATCH:
+            return self._decide(memory, source, messages, replays=replays)
+        async with self._turn:
+            decisions = self._decide(memory, source, messages, replays=replays)
+            await asyncio.sleep(0)
+            return decisions
+
+    def _decide(self, memory: Memory, source: str, messages: Sequence[Message], *, replays: bool) -> list[Decision]:
+        now = self._caches.now()
+        checked = self._shield.check_all(messages, source, memory.tenant, now, replays=replays)
+        return self._fast.decide_all(memory, source, checked, now)
 
     async def _learnt_a_key(self, tenant: Tenant, decisions: Sequence[Decision]) -> bool:
         """A version that is not known may be newer than what is: worth a look, unless one has just been taken."""
@@ -133,12 +152,16 @@ class Ingress:
             await self._writes.put(accepted)
 
     async def _write(self, group: list[Accepted]) -> None:
-        await self._database.run(self._effects(group).write, transaction=False)
+        effects = self._effects(group)
+        await self._database.run(effects.write, transaction=False)
+        self._wakes.add(effects.woken)
 
     async def _write_whole(self, connection: Connection, accepted: Accepted, also: Record | None) -> None:
         for place, decision in enumerate(accepted.decisions):
             accepted.decisions[place] = await _triggered(connection, accepted.org_id, accepted.source, decision)
-        await self._effects([accepted]).write(connection)
+        effects = self._effects([accepted])
+        await effects.write(connection)
+        await wake(connection, effects.woken)
         if also is not None:
             await also(connection, accepted.decisions)
 
@@ -147,8 +170,10 @@ class Ingress:
         moment = datetime.fromtimestamp(now, UTC)
         effects = Effects(moment)
         for org_id, source, messages, decisions, notices, received_at in group:
+            effects.dispatch(org_id, source, decisions, now - received_at)
             for message, decision in zip(messages, decisions, strict=True):
-                _note(effects, org_id, source, message, decision, now - received_at)
+                if decision.outcome is not _DELIVERED:
+                    _note(effects, org_id, source, message, decision)
             for tenant, event in notices:
                 effects.tell(tenant, event)
         return effects
@@ -156,7 +181,7 @@ class Ingress:
     def _count(self, decisions: Sequence[Decision]) -> None:
         sent: Counter[tuple[str, str]] = Counter()
         for decision in decisions:
-            if decision.outcome is Outcome.DELIVERED and decision.route is not None:
+            if decision.outcome is _DELIVERED and decision.route is not None:
                 sent[decision.route.target, decision.route.name] += 1
             elif decision.outcome is Outcome.ESCALATED:
                 metrics.COMMANDS_ESCALATED.labels(decision.reason).inc()
@@ -250,12 +275,13 @@ class Ingress:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await self._writes.close()
+        await self._wakes.close()
 
 
 async def _triggered(connection: Connection, org_id: UUID, source: str, decision: Decision) -> Decision:
     """A command for a job is delivered once the job has it."""
     route, envelope = decision.route, decision.envelope
-    if decision.outcome is not Outcome.DELIVERED or route is None or envelope is None or route.job is None:
+    if decision.outcome is not _DELIVERED or route is None or envelope is None or route.job is None:
         return decision
     told = await jobs.trigger(
         connection,
@@ -269,15 +295,13 @@ async def _triggered(connection: Connection, org_id: UUID, source: str, decision
     return decision if told else Decision(Outcome.FAILED, envelope, FailureReason.DELIVERY_FAILURE.value)
 
 
-def _note(effects: Effects, org_id: UUID, source: str, message: Message, decision: Decision, latency: float) -> None:
+def _note(effects: Effects, org_id: UUID, source: str, message: Message, decision: Decision) -> None:
+    """What is to be said of one that was not delivered."""
     envelope, outcome = decision.envelope, decision.outcome
     if outcome is Outcome.INVALID or envelope is None:
         effects.tell(org_id, telling.invalid(bytes(message), source, decision, effects.moment))
-    elif outcome is Outcome.DELIVERED and decision.route is not None:
-        effects.dispatch(org_id, source, decision.route.queue, envelope, latency)
     elif outcome is Outcome.ESCALATED:
         effects.hand_on(org_id, source, decision.reason, delivered.body(envelope, source), decision.ban)
-        effects.keep(org_id, source, envelope)
     else:
         said = envelope.metadata, source, envelope.command.target, envelope.command.name
         if outcome is Outcome.DUPLICATE:

@@ -21,7 +21,7 @@ from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.bus import jobs, limits, metrics, telling
 from interlock.bus.decision import Decision, Outcome
 from interlock.bus.delivered import Delivered, delivered
-from interlock.bus.effects import HANDOFFS, Effects, Facts, facts
+from interlock.bus.effects import HANDOFFS, Effects, Facts, facts, wake
 from interlock.bus.limits import Ask, WindowKey
 from interlock.bus.model import Ban, BanKind, Escalation, Limit
 from interlock.errors import Unavailable
@@ -199,6 +199,7 @@ class SlowStage:
                 _note(effects, case, self._database.clock.now())
             if worn:
                 await effects.write(connection)
+                await wake(connection, effects.woken)
         return len(rows)
 
     async def _decide(self, connection: Connection, cases: Sequence[Case]) -> None:
@@ -213,6 +214,7 @@ class SlowStage:
         for case in cases:
             _note(effects, case, now)
         await effects.write(connection)
+        await wake(connection, effects.woken)
 
     async def _judge_banned(self, connection: Connection, cases: Sequence[Case]) -> None:
         """Who is banned everywhere and still asks for more than there is is told so; past a number, refused."""

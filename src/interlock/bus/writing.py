@@ -24,7 +24,7 @@ class GroupedWrites(Generic[T]):
     """`write` makes a group of requests durable, or raises with none of it done; `weight` says how large each is."""
 
     def __init__(
-        self, write: Callable[[list[T]], Awaitable[None]], *, weight: Callable[[T], int], most: int = 2_000
+        self, write: Callable[[list[T]], Awaitable[None]], *, weight: Callable[[T], int], most: int = 500
     ) -> None:
         self._write = write
         self._weight = weight

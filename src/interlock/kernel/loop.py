@@ -40,6 +40,13 @@ class Periodic:
         await asyncio.sleep(seconds)
 
 
+class Gathering(Periodic):
+    """A service that would find a little work after every pass, and at the price of a whole one."""
+
+    breath = 0.0
+    """Pause after a pass that did something: what comes meanwhile is done together. 0 goes on at once."""
+
+
 async def forever(service: Service, dice: Callable[[], float] = random.random) -> None:
     """A pass that fails, for whatever reason, is logged and tried again: a loop that is gone would go unnoticed."""
     failures = 0
@@ -59,3 +66,5 @@ async def forever(service: Service, dice: Callable[[], float] = random.random) -
         LOOP_SECONDS.labels(loop=service.name).observe(time.perf_counter() - started)
         if not done:
             await service.idle(service.seconds)
+        elif isinstance(service, Gathering) and service.breath:
+            await service.idle(service.breath)

@@ -1,10 +1,5 @@
 -- The archive of accepted commands: what is owed to it, and how it becomes partitions of a dataset.
 
--- name: keep!
-insert into interlock.bus_archive (org_id, commands, commands_in)
-select a.org_id, a.commands::json, a.commands_in
-from unnest(:org_ids::uuid[], :commands::text[], :commands_in::int[]) as a(org_id, commands, commands_in);
-
 -- name: tenants_due
 -- From one tenant to the next along the index, as with telemetry. Due is whose oldest command waits long enough, or who
 -- has a file full of them; nobody is counted further than that.
@@ -19,8 +14,9 @@ where w.org_id is not null
   and ((select a.accepted_at from interlock.bus_archive a where a.org_id between w.org_id and w.org_id
         order by a.org_id, a.archive_id limit 1)
            <= interlock.clock() - make_interval(secs => :wait_seconds::float8)
-       or (select count(*) from (select 1 from interlock.bus_archive a where a.org_id = w.org_id
-                                 limit :full::int) f) >= :full::int)
+       or (select count(*) = :rows::int or sum(f.commands_in) >= :commands::int
+           from (select a.commands_in from interlock.bus_archive a where a.org_id between w.org_id and w.org_id
+                 order by a.org_id, a.archive_id limit :rows::int) f))
 limit :most;
 
 -- name: make_archive!
@@ -49,8 +45,14 @@ where org_id = :org_id and (taken_until is null or taken_until <= interlock.cloc
 returning org_id, dataset_uuid, dataset_version, position, attempt, interlock.clock() as now;
 
 -- name: waiting
-select archive_id, commands, commands_in from interlock.bus_archive
-where org_id between :org_id::uuid and :org_id::uuid order by org_id, archive_id limit :most;
+-- As much as goes into one file, and at least one row: so many rows, commands or bytes, whatever comes first.
+select w.archive_id, w.accepted, w.accepted_at, w.commands_in
+from (select a.*, sum(a.commands_in) over so_far as commands, sum(octet_length(a.accepted)) over so_far as bytes
+      from (select archive_id, accepted, accepted_at, commands_in from interlock.bus_archive
+            where org_id between :org_id::uuid and :org_id::uuid order by org_id, archive_id limit :rows::int) a
+      window so_far as (order by a.archive_id)) w
+where w.commands - w.commands_in < :commands::int and w.bytes - octet_length(w.accepted) < :bytes::int
+order by w.archive_id;
 
 -- name: owes$
 -- Whether something that was accepted by then is not in the archive yet: its oldest row says.

@@ -34,7 +34,7 @@ where batch_id = any(array(
     select b.batch_id from unnest(:org_ids::uuid[]) as o(org_id)
     cross join lateral (select t.batch_id from interlock.bus_telemetry t where t.org_id between o.org_id and o.org_id
                         order by t.org_id, t.batch_id limit :each for update skip locked) b))
-returning batch_id, org_id, events;
+returning batch_id, org_id, events, delivered;
 
 -- name: hand_over
 with sent as (

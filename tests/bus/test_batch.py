@@ -1,0 +1,161 @@
+"""Messages read and decided together, against the same ones by themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from interlock.bus.batch import read_all
+from interlock.bus.decision import Decision
+from interlock.bus.envelope import MESSAGE_LIMIT, BadMessage, Envelope, read
+from interlock.bus.fast import Fast
+from interlock.bus.shield import Shield
+from interlock.wire.bus_registry import DispatchMode
+from tests.bus.decision_model import World
+from tests.bus.producing import SOURCE, signed
+from tests.bus.test_canonical import values
+from tests.bus.test_decisions import NOW, admitted, memory_of, message_of, resolved, worlds
+
+_plain = st.builds(
+    lambda payload, target, spaced: _written(signed(NOW, payload=payload, target=target), spaced=spaced),
+    st.dictionaries(
+        st.sampled_from(["a", "b:c", "ü"]), st.integers(-99, 99) | st.sampled_from(["x", "a:b", 1.5, None])
+    ),
+    st.sampled_from(["mailer", "bot"]),
+    st.booleans(),
+)
+_any = st.builds(lambda payload, spaced: _written(signed(NOW, payload=payload), spaced=spaced), values, st.booleans())
+_noise = st.sampled_from(
+    [b'"', b":", b",", b"}", b"{", b" ", b"\\u0061", b"0", b"e9", b"Z", b"\n", b'"a":1,', b"1" * 17]
+)
+
+
+def _written(raw: bytes, *, spaced: bool) -> bytes:
+    return json.dumps(json.loads(raw), ensure_ascii=False).encode() if spaced else raw
+
+
+def _cut(messages: list[bytes]) -> list[Raw]:
+    """As the gateway cuts a request; one that is no JSON at all comes no further."""
+    try:
+        return msgspec.json.decode(b"[%b]" % b",".join(messages), type=list[Raw])
+    except msgspec.DecodeError:
+        assume(False)
+        raise
+
+
+def _each(raws: list[Raw]) -> list[Envelope] | None:
+    try:
+        return [read(raw) for raw in raws]
+    except BadMessage:
+        return None
+
+
+@given(st.lists(_plain, min_size=1, max_size=5))
+def test_plain_messages_are_read_together_as_each_is_read_alone(messages: list[bytes]) -> None:
+    raws = _cut(messages)
+    together = read_all(raws, limit=MESSAGE_LIMIT)
+    assert together is not None
+    assert together == _each(raws)
+
+
+@given(st.lists(_any | _plain, min_size=1, max_size=4))
+def test_whatever_the_payload_is_messages_are_read_alike_or_left_to_be_read_alone(messages: list[bytes]) -> None:
+    raws = _cut(messages)
+    together = read_all(raws, limit=MESSAGE_LIMIT)
+    assert together is None or together == _each(raws)
+
+
+@settings(max_examples=200)
+@given(st.lists(_plain, min_size=1, max_size=3), st.data())
+def test_messages_that_were_tampered_with_are_read_alike_or_left_to_be_read_alone(
+    messages: list[bytes], data: st.DataObject
+) -> None:
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(messages) - 1))
+        start = data.draw(st.integers(0, len(messages[place])))
+        taken = data.draw(st.integers(0, 4))
+        text = messages[place]
+        messages[place] = text[:start] + data.draw(_noise) + text[start + taken :]
+    raws = _cut(messages)
+    together = read_all(raws, limit=MESSAGE_LIMIT)
+    assert together is None or together == _each(raws)
+
+
+def _changed(**fields: Any) -> bytes:
+    message = json.loads(signed(NOW))
+    for dotted, value in fields.items():
+        block, _, field = dotted.partition("__")
+        message[block][field] = value
+    return json.dumps(message).encode()
+
+
+ID, STAMP, PROOF = (json.loads(signed(NOW))["metadata"][field] for field in ("id", "timestamp", "hmac"))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param([_changed(metadata__id=ID + STAMP[:4], metadata__timestamp=STAMP[4:])], id="id runs on"),
+        pytest.param([_changed(metadata__timestamp=STAMP + PROOF[:9], metadata__hmac=PROOF[9:])], id="time runs on"),
+        pytest.param([_changed(metadata__id=f"{ID}\n{STAMP}", metadata__timestamp="")], id="id with a line break"),
+        pytest.param([_changed(command__target="a\nb", command__name="")], id="names over two lines"),
+        pytest.param([_changed(command__target="Mailer")], id="target in capitals"),
+        pytest.param([_changed(metadata__type="snavio.command-sen")], id="another type"),
+        pytest.param([_changed(metadata__timestamp="2026-02-30T00:00:00Z")], id="no such day"),
+        pytest.param([_changed(metadata__replayed=True)], id="claims to be a replay"),
+        pytest.param([_changed(command__source=SOURCE)], id="names its source"),
+        pytest.param([signed(NOW).replace(b'"n":1', b'"n":1,"n":1')], id="twin keys in the payload"),
+        pytest.param([signed(NOW).replace(b'"type"', b'"id":"x","type"')], id="twin keys in the metadata"),
+        pytest.param(
+            [signed(NOW).replace(b'"n":1', b'"n":1,"n":1,"n":1'), _changed(metadata__timestamp="noon")],
+            id="twin keys, with a neighbour that lacks as many colons",
+        ),
+        pytest.param([b" " * MESSAGE_LIMIT + signed(NOW)], id="too long"),
+    ],
+)
+def test_a_message_that_is_none_is_not_read_together_with_others(messages: list[bytes]) -> None:
+    good = signed(NOW)
+    for batch in (messages, [*messages, good], [good, *messages]):
+        raws = [Raw(message) for message in batch]
+        assert _each(raws) is None
+        assert read_all(raws, limit=MESSAGE_LIMIT) is None
+
+
+def test_pieces_that_are_messages_only_between_their_neighbours_are_not_read_together() -> None:
+    whole = b",".join([signed(NOW), signed(NOW)])
+    assert read_all([whole[:500], whole[501:]], limit=MESSAGE_LIMIT) is None
+
+
+@settings(max_examples=400)
+@given(worlds | resolved | admitted, st.lists(worlds, max_size=3), st.booleans())
+def test_a_batch_is_decided_as_its_messages_one_after_the_other(world: World, others: list[World], twice: bool) -> None:
+    raws = [Raw(message_of(each)) for each in (world, *others, *([world] if twice else []))]
+    alone, together = _Stages(world), _Stages(world)
+    expected = [alone.decide(raw) for raw in raws]
+    checked = together.shield.check_all(raws, SOURCE, together.memory.tenant, NOW)
+    assert together.fast.decide_all(together.memory, SOURCE, checked, NOW) == expected
+    assert together.left_behind() == alone.left_behind()
+
+
+class _Stages:
+    def __init__(self, world: World) -> None:
+        self.memory = memory_of(world)
+        self.shield = Shield(dice=lambda: 1.0)
+        self.fast = Fast(mode=DispatchMode(world.platform))
+
+    def decide(self, raw: Raw) -> Decision:
+        checked = self.shield.check(raw, SOURCE, self.memory.tenant, NOW)
+        return checked if isinstance(checked, Decision) else self.fast.decide(self.memory, SOURCE, checked, NOW)
+
+    def left_behind(self) -> tuple[Any, ...]:
+        tenant, tokens, fast = self.memory.tenant, self.memory.tokens, self.fast
+        pockets = [(pocket.left, pocket.asked) for pocket in tokens._pockets.values()]
+        spent = [(each.limit.key, each.amount) for each in tokens.spent()]
+        used = fast.fresh, fast.stale, fast.expired
+        return self.shield.notices, tenant.due, tenant.stale_acls, pockets, spent, used

@@ -1,0 +1,194 @@
+"""The short way of commands answers as the framework's own does, which takes other spellings of the path."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from interlock.access.principals import Principal
+from interlock.bus.waking import GatheredWakes
+from interlock.errors import Unauthenticated, Unavailable
+from tests.bus.site import Bus, fresh, opened
+from tests.system import System
+
+SHORT, LONG = "/v1/commands", "/v1/commands/"
+
+
+@pytest.fixture
+async def bus(system: System) -> Bus:
+    return await opened(system)
+
+
+async def _parts(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def _asked(bus: Bus, path: str, **request: Any) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, answer and those headers that both have, without what is another in every reply."""
+    request.setdefault("headers", {}).setdefault("Content-Type", "application/json")
+    reply = await bus.system.user(request.pop("method", "POST"), path, **{"key": bus.key} | request)
+    answer = reply.json()
+    answer.pop("request_id", None)
+    told = {name: reply.headers[name] for name in ("content-type", "www-authenticate") if name in reply.headers}
+    assert len(reply.headers["x-request-id"]) == 32
+    return reply.status_code, answer, told
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        pytest.param({"key": "ilk_nonsense", "content": b"{}"}, 401, id="unknown key"),
+        pytest.param({"headers": {"Authorization": "Basic eA=="}, "content": b"{}"}, 401, id="no bearer"),
+        pytest.param({"headers": {"X-Interlock-Org": "other"}, "content": b"{}"}, 403, id="another org"),
+        pytest.param({"headers": {"Content-Type": "text/plain"}, "content": b"{}"}, 415, id="no JSON by its type"),
+        pytest.param({"content": b""}, 400, id="nothing"),
+        pytest.param({"content": b"{"}, 400, id="cut off"),
+        pytest.param({"content": b"{}"}, 400, id="no command"),
+        pytest.param({"content": b'{"commands":[]}'}, 400, id="an empty batch"),
+        pytest.param({"content": b'{"commands":[{}],"metadata":{}}'}, 400, id="one and a batch"),
+        pytest.param({"content": b"[" * 100_000}, 400, id="too deep"),
+        pytest.param({"content": b'{"metadata":{},"command":{}}'}, 202, id="a command that is none"),
+        pytest.param({"method": "GET"}, 405, id="another method"),
+    ],
+)
+async def test_both_ways_answer_alike(bus: Bus, request_: dict[str, Any], status: int) -> None:
+    short, long = [await _asked(bus, path, **_copied(request_)) for path in (SHORT, LONG)]
+    assert short[0] == status
+    assert short == long
+
+
+def _copied(request: dict[str, Any]) -> dict[str, Any]:
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in request.items()}
+
+
+@pytest.mark.parametrize("path", [SHORT, LONG])
+async def test_a_body_past_the_limit_is_refused_whether_it_says_so_or_not(bus: Bus, path: str) -> None:
+    limit = bus.system.kernel.settings.body_limit_bytes
+    for content in (b" " * (limit + 1), _parts(b" " * limit, b" ")):
+        status, answer, _ = await _asked(bus, path, content=content)
+        assert (status, answer["code"]) == (413, "too_large")
+
+
+async def test_a_body_that_comes_in_pieces_is_put_together(bus: Bus) -> None:
+    message = bus.message(command_id=(command_id := fresh()))
+    _, verdict, _ = await _asked(bus, SHORT, content=_parts(message[:100], message[100:]))
+    assert (verdict["command_id"], verdict["outcome"]) == (command_id, "delivered")
+
+
+async def test_a_key_that_may_not_send_sends_nothing_either_way(bus: Bus) -> None:
+    for path in (SHORT, LONG):
+        status, answer, _ = await _asked(bus, path, key=bus.system.admin_key, content=bus.message())
+        assert (status, answer["code"]) == (403, "forbidden")
+
+
+async def test_an_error_of_ours_is_told_without_what_it_was(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(bus.system.kernel.ingress, "accept", fails)
+    for path in (SHORT, LONG):
+        status, answer, _ = await _asked(bus, path, content=bus.message())
+        assert (status, answer["code"]) == (500, "internal")
+        assert "secret" not in str(answer)
+
+
+# Keys that many requests come with at once
+
+
+class _Looked:
+    """Look-ups that end when they are let."""
+
+    def __init__(self, answer: Principal | Exception) -> None:
+        self.calls = 0
+        self.let = asyncio.Event()
+        self._answer = answer
+
+    async def __call__(self, _key: str) -> Principal:
+        self.calls += 1
+        await self.let.wait()
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+async def test_requests_that_come_together_have_their_key_looked_up_once(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    principals = bus.system.kernel.principals
+    looked = _Looked(await principals.authenticate(bus.key))
+    monkeypatch.setattr(principals, "authenticate", looked)
+    waiting = [asyncio.create_task(principals.authenticate_warm("ilk_fresh")) for _ in range(5)]
+    await asyncio.sleep(0)  # noqa: TID251 - lets them ask
+    waiting[0].cancel()  # the one who asked goes, and the others get their answer
+    looked.let.set()
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert all(isinstance(each, Principal) for each in found[1:])
+    assert looked.calls == 1
+
+
+async def test_nobody_needs_to_be_there_for_the_answer(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    principals = bus.system.kernel.principals
+    looked = _Looked(Unauthenticated("no"))
+    monkeypatch.setattr(principals, "authenticate", looked)
+    alone = asyncio.create_task(principals.authenticate_warm("ilk_gone"))
+    await asyncio.sleep(0)  # noqa: TID251 - lets it ask
+    (asked,) = principals._asked.values()
+    alone.cancel()
+    await asyncio.gather(alone, return_exceptions=True)
+    looked.let.set()
+    await asyncio.wait({asked})
+    assert (looked.calls, asked._log_traceback) == (1, False)
+
+
+async def test_a_key_that_is_none_is_refused_to_all_who_come_with_it(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    principals = bus.system.kernel.principals
+    looked = _Looked(Unauthenticated("no"))
+    looked.let.set()
+    monkeypatch.setattr(principals, "authenticate", looked)
+    asked = (principals.authenticate_warm("ilk_wrong") for _ in range(3))
+    assert all(isinstance(each, Unauthenticated) for each in await asyncio.gather(*asked, return_exceptions=True))
+    with pytest.raises(Unauthenticated):
+        await principals.authenticate_warm("ilk_wrong")
+    assert looked.calls == 2  # what was refused is not remembered
+
+
+# Notices after the commit
+
+
+async def test_queues_that_are_named_together_are_told_of_once_each(bus: Bus, state_url: str) -> None:
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    connection = await asyncpg.connect(state_url)
+    await connection.add_listener("interlock_commands", lambda *said: heard.put_nowait(str(said[3])))
+    wakes = GatheredWakes(bus.system.kernel.database)
+    wakes.add(["a", "b"])
+    wakes.add(["b"])
+    wakes.add([])
+    await wakes.close()
+    async with asyncio.timeout(10):
+        assert {await heard.get(), await heard.get()} == {"a", "b"}
+    wakes.add(["c"])
+    await wakes.close()
+    async with asyncio.timeout(10):
+        assert await heard.get() == "c"
+    assert heard.empty()
+    await connection.close()
+
+
+async def test_a_notice_that_cannot_be_given_is_nobodys_failure(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = bus.system.kernel.database
+
+    def away() -> None:
+        raise Unavailable("gone")
+
+    wakes = GatheredWakes(database)
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "connection", away)
+        wakes.add(["a"])
+        await wakes.close()
+    assert wakes._waiting == set()
