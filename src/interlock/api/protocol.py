@@ -1,9 +1,10 @@
-"""HTTP before there is a request: what cannot be parsed, and heads that do not end."""
+"""HTTP beneath the requests: what cannot be parsed, heads that do not end, and replies that leave in one piece."""
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import httptools
@@ -16,8 +17,47 @@ MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together. The parser has no limit of its own: a stranger could fill the memory."""
 
 
+MOST_GATHERED = 64 * 1024
+"""Bytes that are held back until the turn of the loop ends. To slow down who writes more is for the transport."""
+
+
+class Gathered:
+    """A connection on which all that is written in one turn of the loop goes out together: the head of a reply and its
+    body come one after the other, and each would cost both sides a system call."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else about a connection."""
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > MOST_GATHERED:
+            self._flush()
+
+    def _flush(self) -> None:
+        parts, self._parts, self._size = self._parts, [], 0
+        if parts:
+            self._transport.write(b"".join(parts))
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+
 class Protocol(HttpToolsProtocol):
     """Refuses in the same form as everything behind it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        gathered = Gathered(cast("asyncio.Transport", transport))
+        super().connection_made(cast("asyncio.Transport", gathered))
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
