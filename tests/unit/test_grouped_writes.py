@@ -28,8 +28,8 @@ class Store:
             raise self._error(self._refuses)
 
 
-def writes(store: Store, most: int = 100) -> GroupedWrites[str]:
-    return GroupedWrites(store.write, weight=len, most=most)
+def writes(store: Store, most: int = 100, much: int = 1) -> GroupedWrites[str]:
+    return GroupedWrites(store.write, weight=len, most=most, much=much)
 
 
 async def begin(grouped: GroupedWrites[str], store: Store, requests: str) -> list[asyncio.Task[None]]:
@@ -51,6 +51,24 @@ async def test_what_waits_while_two_writes_are_under_way_is_written_by_the_next(
     store.open.set()
     await asyncio.gather(*tasks)
     assert store.groups == [["a"], ["b"], ["c", "d", "e"]]
+
+
+async def test_little_waits_for_the_write_that_is_under_way_and_much_does_not() -> None:
+    store = Store()
+    grouped = writes(store, much=4)
+    tasks = [asyncio.create_task(grouped.put("a"))]
+    await store.entered.acquire()
+    tasks += [asyncio.create_task(grouped.put(each)) for each in "bcd"]
+    await asyncio.wait(tasks, timeout=0)
+    assert store.groups == [["a"]]
+    tasks.append(asyncio.create_task(grouped.put("e")))
+    await store.entered.acquire()
+    assert store.groups == [["a"], ["b", "c", "d", "e"]]
+    tasks += [asyncio.create_task(grouped.put(each)) for each in ("fghi", "j")]
+    await asyncio.wait(tasks, timeout=0)
+    store.open.set()
+    await asyncio.gather(*tasks)
+    assert store.groups[2:] == [["fghi", "j"]]
 
 
 async def test_a_group_holds_no_more_than_it_may() -> None:

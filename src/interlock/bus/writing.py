@@ -1,7 +1,7 @@
 """Makes decisions durable: what waits while a write is under way goes into the next one, as one statement.
 
 request ─┐                 ┌─ statement ─► committed ─► each request is answered
-request ─┼─► waiting ──────┤ at most two at once; under load a commit and its notice serve many requests
+request ─┼─► waiting ──────┤ one at a time, two when much waits; under load a commit serves many requests
 request ─┘                 └─ one that fails for another reason than the database: again, each request by itself
 """
 
@@ -10,33 +10,44 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from interlock.errors import Unavailable
 
 T = TypeVar("T")
 
-_AT_ONCE: Final = 2
-"""One is with the database while the next is put together."""
+_MOST, _MUCH = 500, 100
 
 
 class GroupedWrites(Generic[T]):
-    """`write` makes a group of requests durable, or raises with none of it done; `weight` says how large each is."""
+    """`write` makes a group of requests durable, or raises with none of it done; `weight` says how large each is.
+
+    Where `much` waits, one write is with the database while the next is put together. Less goes faster together with
+    what comes meanwhile: a write costs both sides more than what is in it.
+    """
 
     def __init__(
-        self, write: Callable[[list[T]], Awaitable[None]], *, weight: Callable[[T], int], most: int = 500
+        self,
+        write: Callable[[list[T]], Awaitable[None]],
+        *,
+        weight: Callable[[T], int],
+        most: int = _MOST,
+        much: int = _MUCH,
     ) -> None:
         self._write = write
         self._weight = weight
         self._most = most
+        self._much = much
         self._waiting: deque[tuple[T, asyncio.Future[None]]] = deque()
+        self._amount = 0
         self._writers: set[asyncio.Task[None]] = set()
 
     async def put(self, request: T) -> None:
         """Returns once it is durable. Who is cancelled meanwhile does not know whether it is."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, done))
-        if len(self._writers) < _AT_ONCE:
+        self._amount += self._weight(request)
+        if not self._writers or (len(self._writers) == 1 and self._amount >= self._much):
             self._writers.add(asyncio.create_task(self._empty(), name="bus-writes"))
         await done
 
@@ -63,8 +74,11 @@ class GroupedWrites(Generic[T]):
     def _next(self) -> Iterator[tuple[T, asyncio.Future[None]]]:
         room = self._most
         while self._waiting and room > 0:
-            room -= self._weight(self._waiting[0][0])
-            yield self._waiting.popleft()
+            entry = self._waiting.popleft()
+            weight = self._weight(entry[0])
+            room -= weight
+            self._amount -= weight
+            yield entry
 
     async def _one_by_one(self, group: list[tuple[T, asyncio.Future[None]]]) -> None:
         """One that cannot be written must not keep others from it."""
