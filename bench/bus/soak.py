@@ -18,7 +18,7 @@ import psutil
 
 from bench.bus.registered import TARGET, message
 from bench.bus.sender import Sender
-from interlock.bus.packed import events_of
+from interlock.bus.deliveries import told as written
 
 LANES: Final = {"plain": "command-0", "strict": "command-1", "limited": "command-2"}
 LIMIT: Final = 500
@@ -125,11 +125,11 @@ async def _watch(memory: list[int], ends: float) -> None:
 async def _account(connection: asyncpg.Connection[Any], ledger: Ledger) -> dict[str, Any]:
     told: Counter[str] = Counter()
     for row in await connection.fetch(
-        "select events::text as events, delivered from interlock.bus_telemetry union all"
-        " select body ->> 'events', null from interlock.queue_messages where queue like 'telemetry:%'"
+        "select json_build_object('events', events)::text as body from interlock.bus_telemetry union all"
+        " select body::text from interlock.queue_messages where queue like 'telemetry:%'"
     ):
-        written = f"[{b','.join(events_of(row['delivered'])).decode()}]" if row["events"] is None else row["events"]
-        told.update(e["command_id"] for e in msgspec.json.decode(written) if "command_id" in e)
+        events = msgspec.json.decode(written(row["body"]))["events"]
+        told.update(event["command_id"] for event in events if "command_id" in event)
     delivered: dict[str, Counter[str]] = {}
     for lane, queue in (("strict", "strict"), ("limited", "limited")):
         rows = await connection.fetch(

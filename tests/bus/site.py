@@ -8,8 +8,7 @@ from uuid import uuid4
 
 import msgspec
 
-from interlock.adapters.postgres import Row
-from interlock.bus.packed import events_of
+from interlock.bus.deliveries import told
 from interlock.bus.queues import target_queue, telemetry_queue
 from interlock.bus.secrets import Seal, purpose
 from interlock.bus.slow import SlowStage
@@ -189,13 +188,13 @@ class Bus:
         async with self.system.kernel.database.connection() as connection:
             # One statement: what a bus process hands over meanwhile is seen once, here or there.
             rows = await connection.fetch(
-                "select body -> 'events' as events, null as delivered from interlock.queue_messages where queue = $2"
-                " union all"
-                " (select events, delivered from interlock.bus_telemetry where org_id = $1 order by batch_id)",
+                "select body from interlock.queue_messages where queue = $2 union all"
+                " (select json_build_object('events', events) from interlock.bus_telemetry"
+                "  where org_id = $1 order by batch_id)",
                 self.system.org_id,
                 telemetry_queue(self.system.org_id),
             )
-        found = [event for row in rows for event in _events(row)]
+        found = [event for row in rows for event in msgspec.json.decode(told(row["body"]))["events"]]
         return [event for event in found if command_id is None or event.get("command_id") == command_id]
 
     async def outcomes(self, command_id: str) -> list[str]:
@@ -212,9 +211,3 @@ async def opened(system: System) -> Bus:
 
 def fresh() -> str:
     return str(uuid4())
-
-
-def _events(row: Row) -> list[dict[str, Any]]:
-    if row["events"] is not None:
-        return list(msgspec.json.decode(row["events"]))
-    return [msgspec.json.decode(event) for event in events_of(row["delivered"])]

@@ -15,6 +15,7 @@ from interlock.bus.batch import read_all
 from interlock.bus.decision import Decision
 from interlock.bus.envelope import MESSAGE_LIMIT, BadMessage, Envelope, read
 from interlock.bus.fast import Fast
+from interlock.bus.model import Key, Kind
 from interlock.bus.shield import Shield
 from interlock.wire.bus_registry import DispatchMode
 from tests.bus.decision_model import World
@@ -104,6 +105,11 @@ ID, STAMP, PROOF = (json.loads(signed(NOW))["metadata"][field] for field in ("id
         pytest.param([_changed(metadata__id=ID + STAMP[:4], metadata__timestamp=STAMP[4:])], id="id runs on"),
         pytest.param([_changed(metadata__timestamp=STAMP + PROOF[:9], metadata__hmac=PROOF[9:])], id="time runs on"),
         pytest.param([_changed(metadata__id=f"{ID}\n{STAMP}", metadata__timestamp="")], id="id with a line break"),
+        pytest.param([_changed(metadata__id=ID + PROOF[:9], metadata__hmac=PROOF[9:])], id="id runs into the proof"),
+        pytest.param([_changed(metadata__id=ID[:-9], metadata__hmac=ID[-9:] + PROOF)], id="proof begins in the id"),
+        pytest.param([_changed(metadata__id="x" + ID[1:])], id="id of an x"),
+        pytest.param([_changed(metadata__hmac=PROOF.upper())], id="proof in capitals"),
+        pytest.param([_changed(metadata__hmac="é" * 32)], id="proof of as many bytes"),
         pytest.param([_changed(command__target="a\nb", command__name="")], id="names over two lines"),
         pytest.param([_changed(command__target="Mailer")], id="target in capitals"),
         pytest.param([_changed(metadata__type="snavio.command-sen")], id="another type"),
@@ -132,11 +138,23 @@ def test_pieces_that_are_messages_only_between_their_neighbours_are_not_read_tog
     assert read_all([whole[:500], whole[501:]], limit=MESSAGE_LIMIT) is None
 
 
-@settings(max_examples=400)
-@given(worlds | resolved | admitted, st.lists(worlds, max_size=3), st.booleans())
-def test_a_batch_is_decided_as_its_messages_one_after_the_other(world: World, others: list[World], twice: bool) -> None:
-    raws = [Raw(message_of(each)) for each in (world, *others, *([world] if twice else []))]
-    alone, together = _Stages(world), _Stages(world)
+_OLD = Key(SOURCE, "hmac-v2", b"o" * 32, current=False, expires_at=NOW + 60)
+_older = signed(NOW, secret=_OLD.secret, version_id=_OLD.version_id)
+
+
+@settings(max_examples=500)
+@given(
+    worlds | resolved | admitted,
+    st.lists(worlds, max_size=3),
+    st.sampled_from([[], [], [_older]]),
+    st.sampled_from([0.0, 0.0, 59.9, 60.0, 179.0]),
+    st.sampled_from([1.0, 0.0]),
+)
+def test_a_batch_is_decided_as_its_messages_one_after_the_other(
+    world: World, others: list[World], more: list[bytes], keys_age: float, dice: float
+) -> None:
+    raws = [Raw(message) for message in (*map(message_of, (world, *others, world)), *more)]
+    alone, together = _Stages(world, keys_age, dice), _Stages(world, keys_age, dice)
     expected = [alone.decide(raw) for raw in raws]
     checked = together.shield.check_all(raws, SOURCE, together.memory.tenant, NOW)
     assert together.fast.decide_all(together.memory, SOURCE, checked, NOW) == expected
@@ -144,9 +162,11 @@ def test_a_batch_is_decided_as_its_messages_one_after_the_other(world: World, ot
 
 
 class _Stages:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, keys_age: float, dice: float) -> None:
         self.memory = memory_of(world)
-        self.shield = Shield(dice=lambda: 1.0)
+        self.memory.tenant.keys[SOURCE, _OLD.version_id] = _OLD
+        self.memory.tenant.checked_at[Kind.KEYS] = NOW - keys_age
+        self.shield = Shield(dice=lambda: dice)
         self.fast = Fast(mode=DispatchMode(world.platform))
 
     def decide(self, raw: Raw) -> Decision:

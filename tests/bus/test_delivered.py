@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import json
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
+import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.bus import delivered, telling
-from interlock.bus.archived import ArchivedCommand
+from interlock.bus import delivered
+from interlock.bus.archive_file import parquet
 from interlock.bus.envelope import compose, read
-from interlock.bus.packed import commands_of, events_of, packed
-from interlock.wire.bus_events import decoded
+from interlock.bus.packed import packed
 from tests.bus.producing import SECRET, signed, timestamp
 
 _payloads = st.recursive(
@@ -45,29 +48,40 @@ def test_texts_and_structs_of_a_command_say_the_same(
     sent = delivered.delivered(text)
     assert (sent.metadata, sent.command.source) == (envelope.metadata, source)
     assert msgspec.json.decode(sent.command.payload) == payload
-    pack = packed([(1.2, [text] * copies), (None, [text])])
-    told = telling.delivered(envelope.metadata, source, "mailer", "send-mail", path="fast", latency_seconds=0.0012)
-    assert [decoded(event) for event in events_of(pack)] == [told] * copies
-    found = [*commands_of(pack, NOW)]
-    assert len(found) == copies + 1
-    assert {bytes(each.payload) for each in found} == {envelope.payload}
-    kept = ArchivedCommand(
-        command_id=command_id,
-        source=source,
-        target="mailer",
-        name="send-mail",
-        timestamp=datetime.fromisoformat(envelope.metadata.timestamp),
-        version_id="hmac-v12",
-        accepted_at=NOW,
-        payload=msgspec.Raw(b""),
-        replay_id=command_id if replayed else msgspec.UNSET,
-        replay_reason='a "reason"' if replayed else msgspec.UNSET,
-    )
-    assert [msgspec.structs.replace(each, payload=msgspec.Raw(b"")) for each in found] == [kept] * len(found)
+    (row, *others) = _archived(packed([text] * copies))
+    assert others == [row | {"position": 7 + n} for n in range(1, copies)]
+    assert row == {
+        "position": 7,
+        "command_id": str(command_id),
+        "source": source,
+        "target": "mailer",
+        "name": "send-mail",
+        "timestamp": datetime.fromisoformat(envelope.metadata.timestamp),
+        "accepted_at": NOW,
+        "version_id": "hmac-v12",
+        "payload": envelope.payload.decode(),
+        "replay_id": str(command_id) if replayed else None,
+        "replay_reason": 'a "reason"' if replayed else None,
+    }
+
+
+def _archived(pack: bytes) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(parquet([(pack, NOW)], 7))).to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("fraction", "kept"), [("", 0), (".5", 500_000), (".123456", 123_456), (".123456789", 123_456)]
+)
+def test_the_archive_keeps_the_microseconds_of_what_was_signed(fraction: str, kept: int) -> None:
+    text = delivered.body(read(signed(NOW.timestamp())), "acme/billing")
+    stamp = json.loads(text)["metadata"]["timestamp"]
+    (row,) = _archived(packed([text.replace(stamp, f"2026-11-16T22:00:00{fraction}Z")]))
+    assert row["timestamp"] == datetime(2026, 11, 16, 22, 0, 0, kept, UTC)
 
 
 def test_what_is_long_is_compressed_and_what_is_short_is_not() -> None:
     raw = signed(NOW.timestamp(), payload={})
     text = delivered.body(read(raw), "acme/billing")
-    assert packed([(1.0, [text])]).startswith(b"[")
-    assert len(packed([(1.0, [text] * 100)])) < 10 * len(text)
+    assert packed([text]).startswith(b"[")
+    assert len(packed([text] * 100)) < 10 * len(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,7 +10,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from interlock.bus.packed import commands_of
+from interlock.bus.packed import unpacked
 from interlock.clock import ManualClock
 from interlock.errors import Unavailable
 from interlock.failpoints import arm, disarm
@@ -50,7 +49,7 @@ async def test_a_command_is_in_its_targets_queue_once_it_is_answered(bus: Bus) -
     (event,) = await bus.events(command_id)
     assert (event["event"], event["path"], event["source"]) == ("snavio.command.delivered", "fast", f"test/{PRODUCER}")
     kept = await bus.system.value("select accepted from interlock.bus_archive order by archive_id desc limit 1")
-    assert [str(command.command_id) for command in commands_of(kept, datetime.now(UTC))] == [command_id]
+    assert [each.metadata.id for each in unpacked(kept)] == [command_id]
 
 
 async def test_each_command_of_a_batch_is_answered_by_itself(bus: Bus) -> None:

@@ -675,15 +675,12 @@ ALTER TABLE interlock.bus_strikes ALTER COLUMN strike_id ADD GENERATED ALWAYS AS
 CREATE TABLE interlock.bus_telemetry (
     batch_id bigint NOT NULL,
     org_id uuid NOT NULL,
-    events json,
+    events json NOT NULL,
     events_in integer NOT NULL,
-    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
-    delivered bytea,
-    CONSTRAINT bus_telemetry_check CHECK (((events IS NULL) <> (delivered IS NULL)))
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_threshold='-1', autovacuum_analyze_threshold='100000', autovacuum_analyze_scale_factor='1');
 ALTER TABLE ONLY interlock.bus_telemetry ALTER COLUMN events SET STORAGE EXTERNAL;
-ALTER TABLE ONLY interlock.bus_telemetry ALTER COLUMN delivered SET STORAGE EXTERNAL;
 ALTER TABLE interlock.bus_telemetry ALTER COLUMN batch_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME interlock.bus_telemetry_batch_id_seq
     START WITH 1

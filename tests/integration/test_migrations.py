@@ -9,6 +9,7 @@ the difference:
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import re
 import subprocess
@@ -22,12 +23,13 @@ from uuid import UUID
 
 import asyncpg
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 from interlock.adapters.embedded import EmbeddedPostgres
 from interlock.adapters.postgres import Database, Migration, check_applied, migrate, migrations, require_schema
 from interlock.bulk.sources import ScopePlace, ScopesSource
-from interlock.bus.packed import commands_of
+from interlock.bus.archive_file import parquet
 from interlock.errors import ConfigurationError, Unavailable
 from interlock.settings import Settings
 from interlock.wiring import kernel
@@ -219,11 +221,12 @@ async def test_commands_that_were_owed_to_the_archive_still_are(empty_url: str) 
     row = await connection.fetchrow("select accepted, accepted_at from interlock.bus_archive")
     await connection.close()
     assert row is not None
-    plain, replayed = commands_of(row["accepted"], row["accepted_at"])
-    assert (plain.source, plain.target, plain.name, plain.replay_id) == ("acme/billing", "bot", "say", msgspec.UNSET)
-    assert [msgspec.json.decode(each.payload) for each in (plain, replayed)] == [{"n": None}, 1.5]
-    assert (replayed.replay_id, replayed.replay_reason) == (UUID(int=7), "again")
-    assert [each.timestamp.isoformat() for each in (plain, replayed)] == [
+    rows = pq.read_table(io.BytesIO(parquet([(row["accepted"], row["accepted_at"])], 0))).to_pylist()
+    plain, replayed = rows
+    assert [plain[each] for each in ("source", "target", "name", "replay_id")] == ["acme/billing", "bot", "say", None]
+    assert [msgspec.json.decode(each["payload"]) for each in rows] == [{"n": None}, 1.5]
+    assert (replayed["replay_id"], replayed["replay_reason"]) == (str(UUID(int=7)), "again")
+    assert [each["timestamp"].isoformat() for each in rows] == [
         "2026-01-31T12:00:00+00:00",
         "2026-01-31T12:00:00.500000+00:00",
     ]

@@ -38,7 +38,7 @@ TELEMETRY: dict[str, list[Expectation]] = {
     "hand_over": [
         Bounded(
             10,
-            {"org_ids": _ten("seed.id('org 0')"), "queues": _ten("'telemetry:x'::text"), "bodies": _ten("'{}'::text")},
+            {"queues": _ten("'telemetry:x'::text"), "bodies": _ten("'{}'::text")},
             rows=4,
             pages=60,
         )

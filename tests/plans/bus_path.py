@@ -40,13 +40,14 @@ PATH: dict[str, list[Expectation]] = {
             | {"queues": "array['bus:1:q']", "bodies": "array[repeat(E'{}\\n', 99) || '{}']"}
             | {"event_org_ids": "array[seed.id('org 0')]", "events": "array['[]']", "events_in": "array[1]"}
             | {"accepted_org_ids": "array[seed.id('org 0')]", "accepted": "array['[]'::bytea]", "accepted_at": "now()"}
-            | {"accepted_in": "array[1]", "delivered_in": "array[1]"},
+            | {"accepted_in": "array[1]"},
         )
     ],
     "deliver": [
         Bounded(
             100,
             {"queues": "array['bus:1:q']", "bodies": "array[repeat(E'{}\\n', 99) || '{}']", "accepted_at": "now()"}
+            | {"event_org_ids": "array[seed.id('org 0')]", "events": "array['[]']", "events_in": "array[1]"}
             | {
                 "accepted_org_ids": "array[seed.id('org 0')]",
                 "accepted": "array['[]'::bytea]",

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from interlock.bus.archive_file import SCHEMA, parquet
-from interlock.bus.archived import ArchivedCommand
+from interlock.bus.packed import packed
 from interlock.bus.selecting import selection
 from interlock.pipeline.attempt import run_operator
 from interlock.pipeline.built_in.sql_gate import UnsafeQuery
@@ -103,21 +103,16 @@ def test_a_task_that_somebody_made_up_reaches_nothing(spark: SparkSession, store
             asked(spark, store, "select 1", **made_up)
 
 
+def _body(n: int, source: str) -> str:
+    metadata = {"id": str(UUID(int=n)), "timestamp": "2026-01-31T12:00:00Z", "version_id": "hmac-v1"}
+    command = {"source": source, "target": "mailer", "name": "send-mail", "payload": {"n": n}}
+    return msgspec.json.encode({"metadata": metadata, "command": command}).decode()
+
+
 def test_what_a_replay_selects_of_the_archive_is_a_statement_that_it_runs(spark: SparkSession, store: Store) -> None:
     accepted = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    kept = [
-        ArchivedCommand(
-            command_id=UUID(int=n),
-            source="acme/billing" if n % 2 else "acme/crm",
-            target="mailer",
-            name="send-mail",
-            timestamp=accepted,
-            version_id="hmac-v1",
-            accepted_at=accepted + timedelta(minutes=n),
-            payload=msgspec.Raw(b'{"n":%d}' % n),
-        )
-        for n in range(10)
-    ]
+    bodies = [_body(n, "acme/billing" if n % 2 else "acme/crm") for n in range(10)]
+    kept = [(packed([body]), accepted + timedelta(minutes=n)) for n, body in enumerate(bodies)]
     file = store.file(pq.read_table(io.BytesIO(parquet(kept, 0))), 0, 9)
     archive = parquet_input("bus_commands", [file], EVERYTHING, SCHEMA)
     filters = ReplayFilters(

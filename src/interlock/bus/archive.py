@@ -17,7 +17,6 @@ from interlock.access.tokens import write_prefix
 from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.bus.archive_file import SCHEMA, parquet
-from interlock.bus.packed import commands_of
 from interlock.failpoints import failpoint
 from interlock.kernel import changes
 from interlock.kernel.changes import Change
@@ -139,8 +138,7 @@ class _Part:
         self.location = self.prefix + _FILE
 
     def file(self) -> bytes:
-        commands = [each for row in self._rows for each in commands_of(row["accepted"], row["accepted_at"])]
-        return parquet(commands, self.start)
+        return parquet([(row["accepted"], row["accepted_at"]) for row in self._rows], self.start)
 
     def change(self, size: int) -> Change:
         scope = {

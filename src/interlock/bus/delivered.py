@@ -1,7 +1,7 @@
-"""A command as its target gets it, and what else is written of every one that is accepted.
+"""A command as its target gets it.
 
-These are made for each command, so they are written as text: all that stands between quotes here was let in by patterns
-that know no character which JSON would escape. Tests hold them against the structs that readers use.
+It is made for each command, so it is written as text: all that stands between quotes here was let in by patterns that
+know no character which JSON would escape. Tests hold it against the structs that readers use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from msgspec import Raw, Struct
 from msgspec.json import Decoder, Encoder
 
 from interlock.bus.envelope import Envelope, Metadata
-from interlock.wire.bus_events import CommandDelivered
 
 
 class DeliveredCommand(Struct, frozen=True, gc=False):
@@ -42,19 +41,6 @@ def body(envelope: Envelope, source: str) -> str:
         f'"version_id":"{metadata.version_id}","hmac":"{metadata.hmac}"}},"command":{{"source":"{source}",'
         f'"target":"{command.target}","name":"{command.name}","payload":{envelope.payload.decode()}}}}}'
     )
-
-
-def told(sent: Delivered, latency_ms: float) -> str:
-    """`snavio.command.delivered`, of the fast stage, for a command that is no replay."""
-    metadata, command = sent.metadata, sent.command
-    return (
-        f'{{"event":"{_DELIVERED}","command_id":"{metadata.id}","source":"{command.source}","target":"{command.target}",'
-        f'"command.name":"{command.name}","timestamp":"{metadata.timestamp}","path":"fast",'
-        f'"dispatch_latency_ms":{latency_ms}}}'
-    )
-
-
-_DELIVERED: Final = str(CommandDelivered.__struct_config__.tag)
 
 
 def delivered(text: str) -> Delivered:

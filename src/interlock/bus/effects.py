@@ -9,14 +9,16 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from interlock.adapters.postgres import Connection, queries
+from interlock.bus import telling
 from interlock.bus.decision import Decision, Outcome
 from interlock.bus.delivered import body
+from interlock.bus.deliveries import FULL, Lane, messages
 from interlock.bus.model import Ban
-from interlock.bus.packed import Part, packed
-from interlock.bus.queues import target_queue
+from interlock.bus.packed import packed
+from interlock.bus.queues import target_queue, telemetry_queue
 from interlock.failpoints import failpoint
 from interlock.wire.bus_events import BusEvent, encoded
 
@@ -49,25 +51,41 @@ class Effects:
         """Bodies, by the queue that they go to."""
         self._handoffs: list[tuple[UUID, str, str, str, str, datetime]] = []
         self._events: defaultdict[UUID, list[str]] = defaultdict(list)
-        self._accepted: defaultdict[UUID, list[Part]] = defaultdict(list)
+        self._lanes: defaultdict[UUID, list[Lane]] = defaultdict(list)
+        """What is to be told of those that the fast stage has delivered."""
+        self._accepted: defaultdict[UUID, list[str]] = defaultdict(list)
+        self.handed_over = 0
+        """Events that are in their tenants' queues already."""
 
     def dispatch(self, org_id: UUID, source: str, decisions: Sequence[Decision], latency: float) -> None:
         """Those that the fast stage has delivered: to a queue, unless a job has it already."""
-        lanes: dict[str, list[str]] = {}
-        bodies = []
+        lanes: dict[int, tuple[Lane, list[str]]] = {}
+        accepted: list[str] = []
+        latency_ms = round(1000 * latency, 3)
         for decision in decisions:
             envelope, route = decision.envelope, decision.route
             if decision.outcome is not _DELIVERED or envelope is None or route is None:
                 continue
+            lane, bodies = lanes.get(id(route)) or lanes.setdefault(
+                id(route),
+                (
+                    Lane(source, route.target, route.name, latency_ms, [], []),
+                    [] if route.queue is None else self._messages[target_queue(org_id, route.queue)],
+                ),
+            )
             text = body(envelope, source)
+            accepted.append(text)
             bodies.append(text)
-            if route.queue is not None:
-                lane = lanes.get(route.queue)
-                if lane is None:
-                    lane = lanes[route.queue] = self._messages[target_queue(org_id, route.queue)]
-                lane.append(text)
-        if bodies:
-            self._accepted[org_id].append((round(1000 * latency, 3), bodies))
+            metadata = envelope.metadata
+            if metadata.replayed is UNSET:
+                lane.ids.append(metadata.id)
+                lane.timestamps.append(metadata.timestamp)
+            else:
+                said = metadata, source, route.target, route.name
+                self.tell(org_id, telling.delivered(*said, path="fast", latency_seconds=latency))
+        if accepted:
+            self._accepted[org_id] += accepted
+            self._lanes[org_id] += [lane for lane, _ in lanes.values()]
 
     def deliver(self, org_id: UUID, queue: str, text: str) -> None:
         self._messages[target_queue(org_id, queue)].append(text)
@@ -76,7 +94,7 @@ class Effects:
         """To the slow stage. It is accepted, whatever becomes of it."""
         known = "{}" if ban is None else _encoder.encode(Facts(ban)).decode()
         self._handoffs.append((org_id, source, reason, text, known, self.moment))
-        self._accepted[org_id].append((None, [text]))
+        self._accepted[org_id].append(text)
 
     def tell(self, org_id: UUID, event: BusEvent) -> None:
         self._events[org_id].append(encoded(event).decode())
@@ -88,24 +106,39 @@ class Effects:
 
     async def write(self, connection: Connection) -> None:
         """In the caller's transaction, or as one of its own."""
+        self._hand_over()
         delivered = {
             "queues": [*self._messages],
             # As lines: no JSON text has a break in it, and asyncpg takes its time over every element of an array.
             "bodies": ["\n".join(bodies) for bodies in self._messages.values()],
             "accepted_org_ids": [*self._accepted],
-            "accepted": [packed(parts) for parts in self._accepted.values()],
-            "accepted_in": [sum(len(bodies) for _, bodies in parts) for parts in self._accepted.values()],
+            "accepted": [packed(bodies) for bodies in self._accepted.values()],
+            "accepted_in": [len(bodies) for bodies in self._accepted.values()],
             "accepted_at": self.moment,
+            "event_org_ids": [*self._events],
+            "events": [f"[{','.join(each)}]" for each in self._events.values()],
+            "events_in": [len(each) for each in self._events.values()],
         }
-        if self._handoffs or self._events:
-            await _sql.dispatch(connection, **delivered, **self._others())
+        if self._handoffs:
+            await _sql.dispatch(connection, **delivered, **self._handed_on())
         else:
             await _sql.deliver(connection, **delivered)
         await failpoint("command.before_commit")
 
-    def _others(self) -> dict[str, list[Any]]:
-        """What is told, and what is handed on; of those that were, nothing is told yet."""
-        handoffs: list[list[Any]] = [list(column) for column in zip(*self._handoffs, strict=True)] or [[]] * 6
+    def _hand_over(self) -> None:
+        """Deliveries that fill a message are one. Once: what is written again after a fault is written as it was."""
+        lanes_of, self._lanes = self._lanes, defaultdict(list)
+        for org_id, lanes in lanes_of.items():
+            amount = sum(len(lane.ids) for lane in lanes)
+            if amount < FULL:
+                self._events[org_id] += [event for lane in lanes for event in lane.events()]
+            else:
+                self._messages[telemetry_queue(org_id)] += messages(lanes)
+                self.handed_over += amount
+
+    def _handed_on(self) -> dict[str, list[Any]]:
+        """Of these nothing is told yet."""
+        handoffs = [list(column) for column in zip(*self._handoffs, strict=True)]
         return {
             "handoff_org_ids": handoffs[0],
             "handoff_sources": handoffs[1],
@@ -113,13 +146,6 @@ class Effects:
             "handoff_bodies": handoffs[3],
             "handoff_facts": handoffs[4],
             "handoff_received": handoffs[5],
-            "event_org_ids": [*self._events],
-            "events": [f"[{','.join(each)}]" for each in self._events.values()],
-            "events_in": [len(each) for each in self._events.values()],
-            "delivered_in": [
-                sum(len(bodies) for latency, bodies in parts if latency is not None)
-                for parts in self._accepted.values()
-            ],
         }
 
 

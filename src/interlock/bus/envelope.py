@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
@@ -204,12 +205,19 @@ def _replay(metadata: Metadata) -> bytes:
 
 
 def signature(secret: bytes, signed: bytes) -> str:
+    return signatures(secret, [signed])[0]
+
+
+def signatures(secret: bytes, texts: Iterable[bytes]) -> list[str]:
     """HMAC by its definition, as two hashes that have begun with the key: a third of what Python's `hmac` takes."""
-    inner, outer = _begun(secret)
-    inner, outer = inner.copy(), outer.copy()
-    inner.update(signed)
-    outer.update(inner.digest())
-    return outer.hexdigest()
+    begun_inner, begun_outer = _begun(secret)
+    found = []
+    for text in texts:
+        inner, outer = begun_inner.copy(), begun_outer.copy()
+        inner.update(text)
+        outer.update(inner.digest())
+        found.append(outer.hexdigest())
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -227,6 +235,12 @@ _INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5
 def proves(secret: bytes, envelope: Envelope) -> bool:
     """Whether the message was signed with this secret; takes as long for a wrong guess as for a right one."""
     return hmac.compare_digest(signature(secret, envelope.signed), envelope.metadata.hmac)
+
+
+def proves_all(secret: bytes, envelopes: Sequence[Envelope]) -> bool:
+    """The same of all of them together; which of them was not, it does not say."""
+    wanted = "".join(signatures(secret, [envelope.signed for envelope in envelopes]))
+    return hmac.compare_digest(wanted, "".join([envelope.metadata.hmac for envelope in envelopes]))
 
 
 def compose(

@@ -75,7 +75,7 @@ class Fast:
             route = free.get(lane)
             if route is not None:
                 self.fresh += _LOOKED_UP
-                decisions.append(Decision(_DELIVERED, each, route=route))
+                decisions.append(Decision(_DELIVERED, each, "", "", route))
                 continue
             fresh = self.fresh
             decision = self.decide(memory, source, each, now)

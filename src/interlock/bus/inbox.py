@@ -11,6 +11,7 @@ from msgspec import Raw
 from interlock.access.principals import Principal
 from interlock.adapters.postgres import Database, queries
 from interlock.adapters.queue import Handle, Queue, Received
+from interlock.bus.deliveries import told
 from interlock.bus.queues import target_queue, telemetry_queue
 from interlock.errors import BadRequest, Forbidden
 from interlock.wire.bus_inbox import (
@@ -49,7 +50,7 @@ class Inbox:
             most=request.max,
             visibility_seconds=request.visibility_seconds,
         )
-        return InboxMessages(messages=[_message(each) for each in found])
+        return InboxMessages(messages=[_message(each, _body(queue, each.body)) for each in found])
 
     async def extend(self, queue: str, request: InboxExtend, caller: Principal) -> InboxSettled:
         name = await self._reached(queue, caller)
@@ -73,7 +74,7 @@ class Inbox:
             messages=[
                 DeadMessage(
                     message_id=str(row["message_id"]),
-                    body=Raw(row["body"]),
+                    body=_body(queue, row["body"]),
                     receives=row["receives"],
                     enqueued_at=row["enqueued_at"],
                     dead_at=row["dead_at"],
@@ -123,8 +124,12 @@ class Inbox:
             return bool(await _sql.receives_from(connection, org_id=org_id, queue=queue, service=service))
 
 
-def _message(found: Received) -> QueueMessage:
-    return QueueMessage(found.message_id, found.receipt, Raw(found.body), found.receives, found.enqueued_at)
+def _body(queue: str, stored: str) -> Raw:
+    return told(stored) if queue == TELEMETRY else Raw(stored)
+
+
+def _message(found: Received, body: Raw) -> QueueMessage:
+    return QueueMessage(found.message_id, found.receipt, body, found.receives, found.enqueued_at)
 
 
 def _handles(items: Sequence[MessageRef]) -> list[Handle]:

@@ -1,8 +1,10 @@
 """Hands telemetry to tenants, and drops what a tenant never takes.
 
-a decision ─► bus_telemetry ─┬─ 10 events, or the oldest waits 1 s ─► a message in the tenant's queue ─► its consumer
-                             │                                              └─ unconsumed for 14 days ─► dropped, told
-                             └─ one tenant's flood costs another nothing: each pass takes a share of everybody's
+a decision ─┬─► bus_telemetry ─┬─ 10 events, or the oldest waits 1 s ──┐
+            │                  └─ each pass takes a share of every tenant's: one's flood costs another nothing
+            │                                                          ├─► a message in the tenant's queue
+            └─ 10 deliveries at once, or more (deliveries.py) ─────────┘     ├─► its consumer
+                                                                             └─ unconsumed for 14 days ─► dropped, told
 """
 
 from __future__ import annotations
@@ -17,27 +19,24 @@ from msgspec import UNSET, Raw, Struct, field
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.bus.alerts import Raised, count_alerts, raise_alerts
+from interlock.bus.deliveries import FULL
 from interlock.bus.events import tell
 from interlock.bus.metrics import TELEMETRY_DROPPED, TELEMETRY_EVENTS, TELEMETRY_OLDEST
 from interlock.bus.monitor import count_misroutes
-from interlock.bus.packed import events_of
 from interlock.bus.queues import telemetry_queue
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Gathering, Periodic
 from interlock.settings import Settings
-from interlock.wire.bus_events import CommandDelivered, CommandFailed, FailureReason, TelemetryDropped, name_of
+from interlock.wire.bus_events import CommandFailed, FailureReason, TelemetryDropped, name_of
 
 _sql = queries("bus_telemetry")
 
-FULL: Final = 10
-"""Events in a message."""
 _TENANTS: Final = 500
 _EACH: Final = 200
 """Rows of one tenant in one pass."""
 _AGED: Final = 500
 _FIRST: Final = UUID(int=0)
 _FAILED: Final = name_of(CommandFailed)
-_DELIVERED: Final = name_of(CommandDelivered)
 
 
 class _Kind(Struct, gc=False):
@@ -95,7 +94,7 @@ class TelemetryBatches(Gathering):
         raised: dict[tuple[UUID, str], Raised] = {}
         misroutes = Counter[tuple[UUID, str, str]]()
         for each in told:
-            for kind, event in zip(each.kinds, each.events, strict=False):  # what was delivered has none to look at
+            for kind, event in zip(each.kinds, each.events, strict=True):
                 count_alerts(raised, each.org_id, kind.event, event)
                 if kind.is_misroute:
                     misroutes[each.org_id, kind.target, kind.name] += 1
@@ -114,7 +113,6 @@ class TelemetryBatches(Gathering):
         if messages:
             await _sql.hand_over(
                 connection,
-                org_ids=[org_id for org_id, _ in messages],
                 queues=[telemetry_queue(org_id) for org_id, _ in messages],
                 bodies=[body for _, body in messages],
             )
@@ -125,15 +123,9 @@ class _Told:
 
     def __init__(self, row: Row) -> None:
         self.org_id: UUID = row["org_id"]
-        self.kinds: list[_Kind] = []
-        """Of events that were written as such; of a delivery nothing is looked at."""
-        if row["events"] is None:
-            self.events = [Raw(event) for event in events_of(row["delivered"])]
-            self.counts = Counter({_DELIVERED: len(self.events)})
-        else:
-            self.events = _events.decode(row["events"])
-            self.kinds = _kinds.decode(row["events"])
-            self.counts = Counter(kind.event for kind in self.kinds)
+        self.events = _events.decode(row["events"])
+        self.kinds = _kinds.decode(row["events"])
+        self.counts = Counter(kind.event for kind in self.kinds)
 
 
 class TelemetryAgeOut(Periodic):

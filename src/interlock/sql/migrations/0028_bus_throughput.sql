@@ -1,22 +1,16 @@
--- Accepted commands are written once for telemetry and archive, as the bodies that their targets get: [[latency in ms, or
--- null where the slow stage decides, [body, …]], …], longer ones compressed (bus/packed.py). What is there for seconds is not
--- worth the server's own compression.
-alter table interlock.bus_telemetry
-    alter column events drop not null,
-    alter column events set storage external,
-    add column delivered bytea,                     -- of these it tells, where it has no events
-    add check ((events is null) <> (delivered is null));
-alter table interlock.bus_telemetry alter column delivered set storage external;
+-- Accepted commands are owed to the archive as the bodies that their targets get, all of a write as one array, longer ones
+-- compressed (bus/packed.py). What is there for seconds is not worth the server's own compression.
+alter table interlock.bus_telemetry alter column events set storage external;
 
 alter table interlock.bus_archive add column accepted bytea;
 alter table interlock.bus_archive alter column accepted set storage external;
 update interlock.bus_archive a set accepted = convert_to((
-    select '[[null,' || coalesce(json_agg(json_build_object(
+    select coalesce(json_agg(json_build_object(
         'metadata', json_strip_nulls(json_build_object(
             'id', c -> 'command_id', 'timestamp', c -> 'timestamp', 'version_id', c -> 'version_id',
             'replay_id', c -> 'replay_id', 'replay_reason', c -> 'replay_reason')),
         'command', json_build_object(
-            'source', c -> 'source', 'target', c -> 'target', 'name', c -> 'name', 'payload', c -> 'payload')))::text, '[]') || ']]'
+            'source', c -> 'source', 'target', c -> 'target', 'name', c -> 'name', 'payload', c -> 'payload')))::text, '[]')
     from json_array_elements(a.commands) c), 'UTF8');
 alter table interlock.bus_archive
     alter column accepted set not null,

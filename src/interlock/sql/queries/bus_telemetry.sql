@@ -34,16 +34,12 @@ where batch_id = any(array(
     select b.batch_id from unnest(:org_ids::uuid[]) as o(org_id)
     cross join lateral (select t.batch_id from interlock.bus_telemetry t where t.org_id between o.org_id and o.org_id
                         order by t.org_id, t.batch_id limit :each for update skip locked) b))
-returning batch_id, org_id, events, delivered;
+returning batch_id, org_id, events;
 
 -- name: hand_over
 with sent as (
     insert into interlock.queue_messages (queue, body)
     select m.queue, m.body::json from unnest(:queues::text[], :bodies::text[]) as m(queue, body)
-), known as (
-    insert into interlock.bus_telemetry_queues (org_id)
-    select distinct o.org_id from unnest(:org_ids::uuid[]) as o(org_id)
-    on conflict do nothing
 )
 select count(pg_notify('interlock_commands', q.queue))
 from (select distinct m.queue from unnest(:queues::text[]) as m(queue)) q;
@@ -52,8 +48,9 @@ from (select distinct m.queue from unnest(:queues::text[]) as m(queue)) q;
 -- What nobody has taken for so long goes: live messages by how long they have been there for the taking, dead letters
 -- by their age. Of a page of tenants, and a bounded number of each.
 with tenants as materialized (
-    select q.org_id, q.last_received_at, 'telemetry:' || q.org_id as queue
-    from interlock.bus_telemetry_queues q where q.org_id > :after order by q.org_id limit :tenants
+    select o.org_id, o.name, q.last_received_at, 'telemetry:' || o.org_id as queue
+    from (select org_id, name from interlock.orgs where org_id > :after order by org_id limit :tenants) o
+    left join interlock.bus_telemetry_queues q on q.org_id = o.org_id
 ), live as materialized (
     select t.org_id, m.message_id, m.enqueued_at, m.body from tenants t
     cross join lateral (select l.message_id, l.enqueued_at, l.body from interlock.queue_messages l
@@ -67,27 +64,28 @@ with tenants as materialized (
                           and d.enqueued_at <= interlock.clock() - make_interval(secs => :age_seconds::float8)
                         order by d.queue, d.message_id limit :most for update skip locked) m
 ), old as materialized (
-    select m.org_id, m.message_id, m.enqueued_at, json_array_length(m.body -> 'events') as events_in
+    select m.org_id, m.message_id, m.enqueued_at, coalesce((m.body ->> 'events_in')::int, json_array_length(m.body -> 'events')) as events_in
     from (select * from live union all select * from dead) m
 ), gone as (
     delete from interlock.queue_messages
     where message_id = any(array(select message_id from old))
     returning message_id
 )
-select t.org_id, g.name as tenant, t.last_received_at, coalesce(o.events_in, 0) as events_in, o.age_seconds,
+select t.org_id, t.name as tenant, t.last_received_at, coalesce(o.events_in, 0) as events_in, o.age_seconds,
        (select extract(epoch from interlock.clock() - m.visible_at)::float8 from interlock.queue_messages m
         where m.queue = t.queue and m.priority = 0 and m.dead_at is null and m.visible_at <= interlock.clock()
         order by m.visible_at limit 1) as waiting_seconds,
        (select count(*) from gone) as messages
 from tenants t
-join interlock.orgs g on g.org_id = t.org_id
 left join lateral (select sum(x.events_in) as events_in,
                           extract(epoch from interlock.clock() - min(x.enqueued_at))::float8 as age_seconds
                    from old x where x.org_id = t.org_id) o on true
 order by t.org_id;
 
 -- name: received!
--- Who asks often is written down now and then.
-update interlock.bus_telemetry_queues set last_received_at = interlock.clock()
-where org_id = :org_id
-  and (last_received_at is null or last_received_at < interlock.clock() - interval '10 seconds');
+-- Who asks often is written down now and then, and otherwise read alone.
+insert into interlock.bus_telemetry_queues as q (org_id, last_received_at)
+select :org_id, interlock.clock()
+where not exists (select 1 from interlock.bus_telemetry_queues k where k.org_id = :org_id
+                    and k.last_received_at > interlock.clock() - interval '10 seconds')
+on conflict (org_id) do update set last_received_at = excluded.last_received_at;

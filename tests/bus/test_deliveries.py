@@ -1,0 +1,182 @@
+"""Telemetry of what was delivered: short on its way, and whole for whoever receives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock.bus import telling
+from interlock.bus.decision import Decision, Outcome
+from interlock.bus.deliveries import FULL, MOST, Lane, messages, told
+from interlock.bus.effects import Effects
+from interlock.bus.envelope import Metadata, read
+from interlock.bus.inbox import TELEMETRY
+from interlock.bus.metrics import TELEMETRY_EVENTS
+from interlock.bus.model import Route
+from interlock.bus.queues import telemetry_queue
+from interlock.bus.telemetry import TelemetryAgeOut
+from interlock.client.bus import TelemetryConsumer
+from interlock.clock import ManualClock
+from interlock.wire.bus_events import CommandDelivered, decoded
+from tests.bus.producing import signed
+from tests.bus.site import Bus, fresh, opened
+from tests.conftest import copied
+from tests.system import System, running
+
+DELIVERED = "snavio.command.delivered"
+STAMP = "2026-11-16T22:00:00.123Z"
+_lanes = st.builds(
+    lambda name, latency, ids: Lane("acme/billing", "mailer", name, latency, ids, [STAMP] * len(ids)),
+    st.sampled_from(["send-mail", "drop.mail"]),
+    st.floats(0, 1e6).map(lambda latency: round(latency, 3)),
+    st.lists(st.uuids().map(str), min_size=1, max_size=250),
+)
+
+
+def _events(body: str) -> list[CommandDelivered]:
+    events = msgspec.json.decode(told(body), type=dict[str, list[msgspec.Raw]])["events"]
+    found = [decoded(bytes(event)) for event in events]
+    assert all(isinstance(event, CommandDelivered) for event in found)
+    return found  # type: ignore[return-value]
+
+
+@given(st.lists(_lanes, min_size=1, max_size=6))
+def test_what_is_received_is_what_was_delivered_and_no_message_holds_too_much(lanes: list[Lane]) -> None:
+    bodies = [*messages(lanes)]
+    expected = [
+        telling.delivered(
+            Metadata(id=command_id, timestamp=STAMP, type="", version_id="", hmac=""),
+            *(lane.source, lane.target, lane.name),
+            path="fast",
+            latency_seconds=lane.latency_ms / 1000,
+        )
+        for lane in lanes
+        for command_id in lane.ids
+    ]
+    assert [event for body in bodies for event in _events(body)] == expected
+    assert [decoded(event.encode()) for lane in lanes for event in lane.events()] == expected
+    sizes = [json.loads(body)["events_in"] for body in bodies]
+    assert sizes == [len(_events(body)) for body in bodies]
+    assert max(sizes) <= MOST
+    assert len(bodies) <= sum(-(-len(lane.ids) // MOST) for lane in lanes)
+
+
+def test_a_message_of_events_is_received_as_it_is() -> None:
+    body = '{"events":[{"event":"snavio.telemetry.dropped","tenant":"acme"}]}'
+    assert json.loads(bytes(told(body))) == json.loads(body)
+
+
+@pytest.fixture
+async def bus(postgres_url: str, template: str, clock: ManualClock, tmp_path: Path) -> AsyncIterator[Bus]:
+    """No process hands telemetry over beside it."""
+    async with copied(postgres_url, template) as url, running(url, tmp_path, clock) as system:
+        yield await opened(system)
+
+
+async def _waiting(bus: Bus) -> tuple[int, int]:
+    """Messages in the tenant's queue, and rows that are owed to it."""
+    return (
+        await bus.system.kernel.queue.depth(telemetry_queue(bus.system.org_id)),
+        await bus.system.value("select count(*) from interlock.bus_telemetry"),
+    )
+
+
+async def _sent(bus: Bus, count: int) -> list[str]:
+    ids = [fresh() for _ in range(count)]
+    results = await bus.batch([bus.message(command_id=each) for each in ids])
+    assert {result["outcome"] for result in results} == {"delivered"}
+    return ids
+
+
+async def test_ten_deliveries_are_a_message_at_once_and_fewer_wait_for_others(bus: Bus) -> None:
+    bus.system.kernel.ingress._shield._dice = lambda: 1.0
+    few = await _sent(bus, FULL - 1)
+    assert await _waiting(bus) == (0, 1)
+    counted = TELEMETRY_EVENTS.labels(event=DELIVERED)._value.get()
+    many = await _sent(bus, FULL)
+    assert await _waiting(bus) == (1, 1)
+    assert TELEMETRY_EVENTS.labels(event=DELIVERED)._value.get() == counted + FULL
+    events = await bus.events()
+    assert sorted(event["command_id"] for event in events) == sorted(few + many)
+    assert {event["event"] for event in events} == {DELIVERED}
+
+
+async def test_consumers_receive_whole_events_and_find_them_among_dead_letters(bus: Bus) -> None:
+    ids = await _sent(bus, 2 * MOST)
+    async with TelemetryConsumer(bus.system.gateway_url, bus.key) as consumer:
+        first, second = await consumer.receive(wait_seconds=0)
+        told_of = [event for each in (first, second) for event in each.body.events]
+        assert [str(event.command_id) for event in told_of if isinstance(event, CommandDelivered)] == ids
+        assert await first.ack()
+    await bus.execute("update interlock.queue_messages set dead_at = now() where queue like 'telemetry:%'")
+    page = await bus.system.user("GET", f"/v1/inbox/{TELEMETRY}/dead-letters", key=bus.key)
+    (dead,) = page.json()["messages"]
+    assert [event["command_id"] for event in dead["body"]["events"]] == ids[MOST:]
+
+
+async def test_what_nobody_takes_is_dropped_by_the_events_that_it_holds(bus: Bus, clock: ManualClock) -> None:
+    await _sent(bus, 15)
+    clock.advance(14 * 86_400)
+    age_out = TelemetryAgeOut(bus.system.kernel.database, bus.system.kernel.settings)
+    assert await age_out.run_once() == 1
+    (dropped,) = [event for event in await bus.events() if event["event"] == "snavio.telemetry.dropped"]
+    assert dropped["dropped_events"] == 15
+
+
+async def test_what_is_written_again_after_a_fault_is_told_once(still: System) -> None:
+    effects = _delivered(still.org_id, 12, still.kernel.clock.now())
+    database = still.kernel.database
+    async with database.connection() as connection:
+        fault = connection.transaction()
+        await fault.start()
+        await effects.write(connection)
+        await fault.rollback()
+    async with database.transaction() as connection:
+        await effects.write(connection)
+    (row,) = await _bodies(still)
+    assert len(_events(row)) == 12
+    assert effects.handed_over == 12
+
+
+async def test_each_tenant_of_a_shared_write_is_told_of_its_own(still: System) -> None:
+    other: UUID = await still.value("insert into interlock.orgs (name) values ('other') returning org_id")
+    now = still.kernel.clock.now()
+    effects = _delivered(still.org_id, 12, now)
+    _deliver(effects, other, 11, now)
+    async with still.kernel.database.transaction() as connection:
+        await effects.write(connection)
+    found = {}
+    for org_id in (still.org_id, other):
+        (body,) = await _bodies(still, org_id)
+        found[org_id] = {event.source for event in _events(body)}
+    assert found == {still.org_id: {f"{still.org_id}/a"}, other: {f"{other}/a"}}
+
+
+def _delivered(org_id: UUID, count: int, now: datetime) -> Effects:
+    effects = Effects(now)
+    _deliver(effects, org_id, count, now)
+    return effects
+
+
+def _deliver(effects: Effects, org_id: UUID, count: int, now: datetime) -> None:
+    route = Route("mailer", "send-mail", queue="mail")
+    envelopes = [read(signed(now.timestamp())) for _ in range(count)]
+    decisions = [Decision(Outcome.DELIVERED, envelope, route=route) for envelope in envelopes]
+    effects.dispatch(org_id, f"{org_id}/a", decisions, timedelta(milliseconds=3).total_seconds())
+
+
+async def _bodies(system: System, org_id: UUID | None = None) -> list[Any]:
+    async with system.kernel.database.connection() as connection:
+        rows = await connection.fetch(
+            "select body from interlock.queue_messages where queue = $1", telemetry_queue(org_id or system.org_id)
+        )
+    return [row["body"] for row in rows]
