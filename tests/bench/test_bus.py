@@ -25,8 +25,8 @@ def test_each_figure_stands_beside_its_bar(monkeypatch: pytest.MonkeyPatch, caps
                 "bare": [30_000.0],
                 "batches": [21_000.0],
                 "saturation": 900.0,
-                "latencies": [4.0] * 99 + [12.0],
-                "bare_latencies": [1.0] * 99 + [9.0],
+                "latencies": [{"p50": 4.0, "p99": 12.0}, {"p50": 3.0, "p99": 8.0}, {"p50": 5.0, "p99": 300.0}],
+                "bare_latencies": [{"p50": 1.0, "p99": 9.0}],
             },
             "limit": {"limit": 100, "commands": 150, "delivered": 97},
         }
@@ -38,4 +38,4 @@ def test_each_figure_stands_beside_its_bar(monkeypatch: pytest.MonkeyPatch, caps
     (over,) = [line for line in lines if ": over" in line]
     assert " 0 " in over
     assert any("0.970" in line for line in lines)
-    assert any("p99 12.0" in line for line in lines)
+    assert any("p50 4.0, p99 12.0 (12.0, 8.0, 300.0)" in line for line in lines)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from interlock.bus import telling
 from interlock.bus.decision import Decision, Outcome
-from interlock.bus.deliveries import FULL, MOST, Lane, messages, told
+from interlock.bus.deliveries import FULL, MOST, Deliveries, messages, told
 from interlock.bus.effects import Effects
 from interlock.bus.envelope import Metadata, read
 from interlock.bus.inbox import TELEMETRY
@@ -35,7 +35,7 @@ from tests.system import System, running
 DELIVERED = "snavio.command.delivered"
 STAMP = "2026-11-16T22:00:00.123Z"
 _lanes = st.builds(
-    lambda name, latency, ids: Lane("acme/billing", "mailer", name, latency, ids, [STAMP] * len(ids)),
+    lambda name, latency, ids: Deliveries("acme/billing", "mailer", name, latency, ids, [STAMP] * len(ids)),
     st.sampled_from(["send-mail", "drop.mail"]),
     st.floats(0, 1e6).map(lambda latency: round(latency, 3)),
     st.lists(st.uuids().map(str), min_size=1, max_size=250),
@@ -50,7 +50,7 @@ def _events(body: str) -> list[CommandDelivered]:
 
 
 @given(st.lists(_lanes, min_size=1, max_size=6))
-def test_what_is_received_is_what_was_delivered_and_no_message_holds_too_much(lanes: list[Lane]) -> None:
+def test_what_is_received_is_what_was_delivered_and_no_message_holds_too_much(lanes: list[Deliveries]) -> None:
     bodies = [*messages(lanes)]
     expected = [
         telling.delivered(

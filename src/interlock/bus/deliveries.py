@@ -27,7 +27,7 @@ MOST: Final = 100
 _EVENT: Final = name_of(CommandDelivered)
 
 
-class Lane(NamedTuple):
+class Deliveries(NamedTuple):
     """Delivered by one request on one route."""
 
     source: str
@@ -46,7 +46,7 @@ class Lane(NamedTuple):
         for command_id, timestamp in zip(self.ids, self.timestamps, strict=True):
             yield f'{{"event":"{_EVENT}","command_id":"{command_id}","timestamp":"{timestamp}",{rest}'
 
-    def parts(self) -> Iterator[Lane]:
+    def parts(self) -> Iterator[Deliveries]:
         """No longer than a message."""
         for at in range(0, len(self.ids), MOST):
             yield self._replace(ids=self.ids[at : at + MOST], timestamps=self.timestamps[at : at + MOST])
@@ -58,11 +58,11 @@ class Lane(NamedTuple):
         )
 
 
-def messages(lanes: Sequence[Lane]) -> Iterator[str]:
+def messages(deliveries: Sequence[Deliveries]) -> Iterator[str]:
     """Bodies for the tenant's queue."""
-    waiting: list[Lane] = []
+    waiting: list[Deliveries] = []
     events_in = 0
-    for part in (part for lane in lanes for part in lane.parts()):
+    for part in (part for each in deliveries for part in each.parts()):
         if events_in + len(part.ids) > MOST:
             yield _message(waiting, events_in)
             waiting, events_in = [], 0
@@ -72,8 +72,8 @@ def messages(lanes: Sequence[Lane]) -> Iterator[str]:
         yield _message(waiting, events_in)
 
 
-def _message(lanes: Sequence[Lane], events_in: int) -> str:
-    return f'{{"events_in":{events_in},"delivered":[{",".join([lane.short() for lane in lanes])}]}}'
+def _message(parts: Sequence[Deliveries], events_in: int) -> str:
+    return f'{{"events_in":{events_in},"delivered":[{",".join([part.short() for part in parts])}]}}'
 
 
 class _Short(Struct, frozen=True, gc=False):
@@ -97,9 +97,9 @@ _encoder: Final = Encoder()
 def told(body: str) -> Raw:
     """A message of telemetry as its consumers know it: `{"events": [...]}`."""
     message = _decoder.decode(body)
-    lanes = [
-        Lane(each.source, each.target, each.name, each.latency_ms, each.ids.split(), each.timestamps.split())
+    deliveries = [
+        Deliveries(each.source, each.target, each.name, each.latency_ms, each.ids.split(), each.timestamps.split())
         for each in message.delivered
     ]
-    events = [Raw(event) for lane in lanes for event in lane.events()]
+    events = [Raw(event) for each in deliveries for event in each.events()]
     return Raw(_encoder.encode({"events": [*message.events, *events]}))

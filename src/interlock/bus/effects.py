@@ -15,7 +15,7 @@ from interlock.adapters.postgres import Connection, queries
 from interlock.bus import telling
 from interlock.bus.decision import Decision, Outcome
 from interlock.bus.delivered import body
-from interlock.bus.deliveries import FULL, Lane, messages
+from interlock.bus.deliveries import FULL, Deliveries, messages
 from interlock.bus.model import Ban
 from interlock.bus.packed import packed
 from interlock.bus.queues import target_queue, telemetry_queue
@@ -51,7 +51,7 @@ class Effects:
         """Bodies, by the queue that they go to."""
         self._handoffs: list[tuple[UUID, str, str, str, str, datetime]] = []
         self._events: defaultdict[UUID, list[str]] = defaultdict(list)
-        self._lanes: defaultdict[UUID, list[Lane]] = defaultdict(list)
+        self._deliveries: defaultdict[UUID, list[Deliveries]] = defaultdict(list)
         """What is to be told of those that the fast stage has delivered."""
         self._accepted: defaultdict[UUID, list[str]] = defaultdict(list)
         self.handed_over = 0
@@ -59,33 +59,31 @@ class Effects:
 
     def dispatch(self, org_id: UUID, source: str, decisions: Sequence[Decision], latency: float) -> None:
         """Those that the fast stage has delivered: to a queue, unless a job has it already."""
-        lanes: dict[int, tuple[Lane, list[str]]] = {}
+        lanes: dict[int, tuple[Deliveries, list[str]]] = {}  # by identity: most of a batch goes by the very same route
         accepted: list[str] = []
         latency_ms = round(1000 * latency, 3)
         for decision in decisions:
             envelope, route = decision.envelope, decision.route
             if decision.outcome is not _DELIVERED or envelope is None or route is None:
                 continue
-            lane, bodies = lanes.get(id(route)) or lanes.setdefault(
-                id(route),
-                (
-                    Lane(source, route.target, route.name, latency_ms, [], []),
-                    [] if route.queue is None else self._messages[target_queue(org_id, route.queue)],
-                ),
-            )
+            lane = lanes.get(id(route))
+            if lane is None:
+                bodies = [] if route.queue is None else self._messages[target_queue(org_id, route.queue)]
+                lane = (Deliveries(source, route.target, route.name, latency_ms, [], []), bodies)
+                lanes[id(route)] = lane
             text = body(envelope, source)
             accepted.append(text)
-            bodies.append(text)
+            lane[1].append(text)
             metadata = envelope.metadata
             if metadata.replayed is UNSET:
-                lane.ids.append(metadata.id)
-                lane.timestamps.append(metadata.timestamp)
+                lane[0].ids.append(metadata.id)
+                lane[0].timestamps.append(metadata.timestamp)
             else:
                 said = metadata, source, route.target, route.name
                 self.tell(org_id, telling.delivered(*said, path="fast", latency_seconds=latency))
         if accepted:
             self._accepted[org_id] += accepted
-            self._lanes[org_id] += [lane for lane, _ in lanes.values()]
+            self._deliveries[org_id] += [deliveries for deliveries, _ in lanes.values()]
 
     def deliver(self, org_id: UUID, queue: str, text: str) -> None:
         self._messages[target_queue(org_id, queue)].append(text)
@@ -127,13 +125,13 @@ class Effects:
 
     def _hand_over(self) -> None:
         """Deliveries that fill a message are one. Once: what is written again after a fault is written as it was."""
-        lanes_of, self._lanes = self._lanes, defaultdict(list)
-        for org_id, lanes in lanes_of.items():
-            amount = sum(len(lane.ids) for lane in lanes)
+        waiting, self._deliveries = self._deliveries, defaultdict(list)
+        for org_id, found in waiting.items():
+            amount = sum(len(each.ids) for each in found)
             if amount < FULL:
-                self._events[org_id] += [event for lane in lanes for event in lane.events()]
+                self._events[org_id] += [event for each in found for event in each.events()]
             else:
-                self._messages[telemetry_queue(org_id)] += messages(lanes)
+                self._messages[telemetry_queue(org_id)] += messages(found)
                 self.handed_over += amount
 
     def _handed_on(self) -> dict[str, list[Any]]:
