@@ -19,7 +19,7 @@ from interlock.bus.model import Key, Kind
 from interlock.bus.shield import Shield
 from interlock.wire.bus_registry import DispatchMode
 from tests.bus.decision_model import World
-from tests.bus.producing import SOURCE, signed
+from tests.bus.producing import SECRET, SOURCE, signed
 from tests.bus.test_canonical import values
 from tests.bus.test_decisions import NOW, admitted, memory_of, message_of, resolved, worlds
 
@@ -114,6 +114,7 @@ ID, STAMP, PROOF = (json.loads(signed(NOW))["metadata"][field] for field in ("id
         pytest.param([_changed(command__target="Mailer")], id="target in capitals"),
         pytest.param([_changed(metadata__type="snavio.command-sen")], id="another type"),
         pytest.param([_changed(metadata__timestamp="2026-02-30T00:00:00Z")], id="no such day"),
+        pytest.param([_changed(metadata__timestamp=STAMP.replace("T", " "))], id="another spelling of the time"),
         pytest.param([_changed(metadata__replayed=True)], id="claims to be a replay"),
         pytest.param([_changed(command__source=SOURCE)], id="names its source"),
         pytest.param([signed(NOW).replace(b'"n":1', b'"n":1,"n":1')], id="twin keys in the payload"),
@@ -138,14 +139,15 @@ def test_pieces_that_are_messages_only_between_their_neighbours_are_not_read_tog
     assert read_all([whole[:500], whole[501:]], limit=MESSAGE_LIMIT) is None
 
 
+_keyed = st.builds(World, key=st.sampled_from(["current", "previous", "expired", "missing"]))
 _OLD = Key(SOURCE, "hmac-v2", b"o" * 32, current=False, expires_at=NOW + 60)
 _older = signed(NOW, secret=_OLD.secret, version_id=_OLD.version_id)
 
 
 @settings(max_examples=500)
 @given(
-    worlds | resolved | admitted,
-    st.lists(worlds, max_size=3),
+    worlds | resolved | admitted | _keyed,
+    st.lists(worlds | _keyed, max_size=3),
     st.sampled_from([[], [], [_older]]),
     st.sampled_from([0.0, 0.0, 59.9, 60.0, 179.0]),
     st.sampled_from([1.0, 0.0]),
@@ -179,3 +181,11 @@ class _Stages:
         spent = [(each.limit.key, each.amount) for each in tokens.spent()]
         used = fast.fresh, fast.stale, fast.expired
         return self.shield.notices, tenant.due, tenant.stale_acls, pockets, spent, used
+
+
+def test_a_key_that_has_ended_signs_no_batch_though_there_is_no_newer_one() -> None:
+    stages = _Stages(World(), keys_age=0.0, dice=1.0)
+    stages.memory.tenant.keys[SOURCE, "hmac-v1"] = Key(SOURCE, "hmac-v1", SECRET, current=True, expires_at=NOW)
+    raws = [Raw(signed(NOW)), Raw(signed(NOW))]
+    refused = stages.shield.check_all(raws, SOURCE, stages.memory.tenant, NOW)
+    assert [each.reason for each in refused if isinstance(each, Decision)] == ["expired_key"] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -48,7 +48,7 @@ def test_texts_and_structs_of_a_command_say_the_same(
     sent = delivered.delivered(text)
     assert (sent.metadata, sent.command.source) == (envelope.metadata, source)
     assert msgspec.json.decode(sent.command.payload) == payload
-    (row, *others) = _archived(packed([text] * copies))
+    (row, *others) = _archived((packed([text] * copies), NOW))
     assert others == [row | {"position": 7 + n} for n in range(1, copies)]
     assert row == {
         "position": 7,
@@ -65,9 +65,16 @@ def test_texts_and_structs_of_a_command_say_the_same(
     }
 
 
-def _archived(pack: bytes) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(parquet([(pack, NOW)], 7))).to_pylist()
+def _archived(*packs: tuple[bytes, datetime]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(parquet(packs, 7))).to_pylist()
     return rows
+
+
+def test_the_archive_knows_when_each_write_was_accepted() -> None:
+    text = delivered.body(read(signed(NOW.timestamp())), "acme/billing")
+    later = NOW + timedelta(seconds=1)
+    rows = _archived((packed([text] * 2), NOW), (packed([text]), later))
+    assert [(row["position"], row["accepted_at"]) for row in rows] == [(7, NOW), (8, NOW), (9, later)]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ def _archived(pack: bytes) -> list[dict[str, Any]]:
 def test_the_archive_keeps_the_microseconds_of_what_was_signed(fraction: str, kept: int) -> None:
     text = delivered.body(read(signed(NOW.timestamp())), "acme/billing")
     stamp = json.loads(text)["metadata"]["timestamp"]
-    (row,) = _archived(packed([text.replace(stamp, f"2026-11-16T22:00:00{fraction}Z")]))
+    (row,) = _archived((packed([text.replace(stamp, f"2026-11-16T22:00:00{fraction}Z")]), NOW))
     assert row["timestamp"] == datetime(2026, 11, 16, 22, 0, 0, kept, UTC)
 
 

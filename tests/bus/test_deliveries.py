@@ -123,6 +123,17 @@ async def test_consumers_receive_whole_events_and_find_them_among_dead_letters(b
     assert [event["command_id"] for event in dead["body"]["events"]] == ids[MOST:]
 
 
+async def test_when_telemetry_was_last_asked_for_is_known_to_within_seconds(bus: Bus, clock: ManualClock) -> None:
+    moments = []
+    async with TelemetryConsumer(bus.system.gateway_url, bus.key) as consumer:
+        for seconds in (0, 9, 2):
+            clock.advance(seconds)
+            await consumer.receive(wait_seconds=0)
+            moments.append(await bus.system.value("select last_received_at from interlock.bus_telemetry_queues"))
+    first, again, later = moments
+    assert (again - first, later - first) == (timedelta(0), timedelta(seconds=11))
+
+
 async def test_what_nobody_takes_is_dropped_by_the_events_that_it_holds(bus: Bus, clock: ManualClock) -> None:
     await _sent(bus, 15)
     clock.advance(14 * 86_400)
