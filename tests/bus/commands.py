@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from interlock.bus.decision import Decision, Outcome
+from interlock.bus.dispatched import dispatched
 from interlock.bus.effects import Effects
 from interlock.bus.envelope import read
 from interlock.bus.model import Route
@@ -25,7 +26,8 @@ async def owe_commands(system: System, payloads: Sequence[Any], *, seconds_ago: 
     for payload in payloads:
         envelope = read(signed(now.timestamp(), payload=payload, target="discord-bot", name="post-message"))
         route = Route("discord-bot", "post-message", queue="posts")
-        effects.dispatch(system.org_id, "default/billing", [Decision(Outcome.DELIVERED, envelope, route=route)], 0.0)
+        delivered = dispatched("default/billing", [Decision(Outcome.DELIVERED, envelope, route=route)])
+        effects.dispatch(system.org_id, delivered, 0.0)
     async with system.kernel.database.transaction() as connection:
         await effects.write(connection)
 

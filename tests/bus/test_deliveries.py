@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from interlock.bus import telling
 from interlock.bus.decision import Decision, Outcome
 from interlock.bus.deliveries import FULL, MOST, Deliveries, messages, told
+from interlock.bus.dispatched import dispatched
 from interlock.bus.effects import Effects
 from interlock.bus.envelope import Metadata, read
 from interlock.bus.inbox import TELEMETRY
@@ -182,7 +183,7 @@ def _deliver(effects: Effects, org_id: UUID, count: int, now: datetime) -> None:
     route = Route("mailer", "send-mail", queue="mail")
     envelopes = [read(signed(now.timestamp())) for _ in range(count)]
     decisions = [Decision(Outcome.DELIVERED, envelope, route=route) for envelope in envelopes]
-    effects.dispatch(org_id, f"{org_id}/a", decisions, timedelta(milliseconds=3).total_seconds())
+    effects.dispatch(org_id, dispatched(f"{org_id}/a", decisions), timedelta(milliseconds=3).total_seconds())
 
 
 async def _bodies(system: System, org_id: UUID | None = None) -> list[Any]:

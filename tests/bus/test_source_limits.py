@@ -168,7 +168,7 @@ async def test_no_number_of_dispatchers_lets_a_source_pass_its_limit(bus: Bus, l
         warm = 0
         for n in range(15):
             messages = [bus.message(names[(n + place + m) % 3]) for m in range(20)]
-            decided = await door.accept(system.org_id, f"test/{PRODUCER}", messages)
+            decided = await door.accept(system.org_id, f"test/{PRODUCER}", messages, list)
             warm += sum(each.outcome == "delivered" for each in decided)
             await door.look_after()
         return warm

@@ -107,10 +107,13 @@ async def _accept(kernel: Kernel, principal: Principal, body: bytes) -> CommandV
         )
     single, messages = _messages(body, most=kernel.settings.command_batch_limit)
     source = f"{principal.org}/{principal.service}"
-    decisions = await kernel.ingress.accept(principal.org_id, source, messages)
-    now = kernel.clock.now()
-    verdicts = [_verdict(decision, now) for decision in decisions]
-    return verdicts[0] if single else CommandVerdicts(results=verdicts)
+
+    def answer(decisions: list[Decision]) -> CommandVerdict | CommandVerdicts:
+        now = kernel.clock.now()
+        verdicts = [_verdict(decision, now) for decision in decisions]
+        return verdicts[0] if single else CommandVerdicts(results=verdicts)
+
+    return await kernel.ingress.accept(principal.org_id, source, messages, answer)
 
 
 def _messages(body: bytes, *, most: int) -> tuple[bool, list[Raw]]:

@@ -34,9 +34,11 @@ def read_all(messages: Sequence[bytes | Raw], *, limit: int) -> list[Envelope] |
     `Raw` was found to be one JSON value by whoever cut it out; bytes that nobody has looked at could be something that
     is a message only between its neighbours, and are not read here.
     """
-    if any(type(message) is not Raw or len(message) > limit for message in messages):
+    if any(kind is not Raw for kind in set(map(type, messages))):
         return None
     text = b"[%b]" % b",".join(messages)
+    if len(text) > limit and max(map(len, messages)) > limit:
+        return None
     if b"\\" in text or b'"replay' in text:
         return None
     try:
@@ -44,7 +46,7 @@ def read_all(messages: Sequence[bytes | Raw], *, limit: int) -> list[Envelope] |
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     forms = all_canonical([message.command.payload for message in found])
-    if forms is None or text.count(b":") != _COLONS * len(found) + sum(form.count(b":") for form in forms):
+    if forms is None or text.count(b":") != _COLONS * len(found) + b"".join(forms).count(b":"):
         return None
     return _envelopes(found, forms) if _well_marked(found) else None
 

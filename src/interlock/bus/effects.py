@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from interlock.adapters.postgres import Connection, queries
 from interlock.bus import telling
-from interlock.bus.decision import Decision, Outcome
-from interlock.bus.delivered import body
 from interlock.bus.deliveries import FULL, Deliveries, messages
+from interlock.bus.dispatched import Dispatched
 from interlock.bus.model import Ban
 from interlock.bus.packed import packed
 from interlock.bus.queues import target_queue, telemetry_queue
@@ -24,7 +23,6 @@ from interlock.wire.bus_events import BusEvent, encoded
 
 _sql = queries("bus_path")
 
-_DELIVERED: Final = Outcome.DELIVERED
 HANDOFFS: Final = "bus:handoffs"
 """What waiting slow stages are told under; no queue of a tenant has that name."""
 
@@ -57,33 +55,17 @@ class Effects:
         self.handed_over = 0
         """Events that are in their tenants' queues already."""
 
-    def dispatch(self, org_id: UUID, source: str, decisions: Sequence[Decision], latency: float) -> None:
-        """Those that the fast stage has delivered: to a queue, unless a job has it already."""
-        lanes: dict[int, tuple[Deliveries, list[str]]] = {}  # by identity: most of a batch goes by the very same route
-        accepted: list[str] = []
-        latency_ms = round(1000 * latency, 3)
-        for decision in decisions:
-            envelope, route = decision.envelope, decision.route
-            if decision.outcome is not _DELIVERED or envelope is None or route is None:
-                continue
-            lane = lanes.get(id(route))
-            if lane is None:
-                bodies = [] if route.queue is None else self._messages[target_queue(org_id, route.queue)]
-                lane = (Deliveries(source, route.target, route.name, latency_ms, [], []), bodies)
-                lanes[id(route)] = lane
-            text = body(envelope, source)
-            accepted.append(text)
-            lane[1].append(text)
-            metadata = envelope.metadata
-            if metadata.replayed is UNSET:
-                lane[0].ids.append(metadata.id)
-                lane[0].timestamps.append(metadata.timestamp)
-            else:
-                said = metadata, source, route.target, route.name
+    def dispatch(self, org_id: UUID, dispatched: Dispatched, latency: float) -> None:
+        """What the fast stage has delivered: to queues, unless a job has it already."""
+        for lane in dispatched.lanes:
+            if lane.route.queue is not None:
+                self._messages[target_queue(org_id, lane.route.queue)] += lane.bodies
+            for metadata in lane.replayed:
+                said = metadata, dispatched.source, lane.route.target, lane.route.name
                 self.tell(org_id, telling.delivered(*said, path="fast", latency_seconds=latency))
-        if accepted:
-            self._accepted[org_id] += accepted
-            self._deliveries[org_id] += [deliveries for deliveries, _ in lanes.values()]
+        if dispatched.bodies:
+            self._accepted[org_id] += dispatched.bodies
+            self._deliveries[org_id] += dispatched.deliveries(latency)
 
     def deliver(self, org_id: UUID, queue: str, text: str) -> None:
         self._messages[target_queue(org_id, queue)].append(text)

@@ -7,10 +7,9 @@ tokens lost that its commands would have used.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 import structlog
@@ -21,6 +20,7 @@ from interlock.adapters.postgres import Connection, Database, queries
 from interlock.bus import auditor, delivered, jobs, metrics, telling
 from interlock.bus.caches import ABSENT_SECONDS, Caches, Revoked, Tenant
 from interlock.bus.decision import Decision, Outcome
+from interlock.bus.dispatched import Dispatched, dispatched
 from interlock.bus.effects import Effects, wake
 from interlock.bus.events import tell
 from interlock.bus.fast import Fast, Memory
@@ -45,23 +45,33 @@ CHANGED: Final = "bus-registry"
 """What a change of the registry is announced as."""
 _DELIVERED: Final = Outcome.DELIVERED
 _DELIVERED_EVENT: Final = name_of(CommandDelivered)
+T = TypeVar("T")
 Message = bytes | Raw
 Record = Callable[[Connection, Sequence[Decision]], Awaitable[None]]
+
+
+class Request(NamedTuple):
+    org_id: UUID
+    source: str
+    messages: Sequence[Message]
+    notices: Sequence[tuple[UUID, BusEvent]]
+    """Beside the decisions."""
+    received_at: float
 
 
 class Accepted(NamedTuple):
     """What one request has caused, to be written."""
 
-    org_id: UUID
-    source: str
-    messages: Sequence[Message]
-    decisions: list[Decision]
-    notices: Sequence[tuple[UUID, BusEvent]]
-    received_at: float
+    request: Request
+    dispatched: Dispatched
+    others: list[tuple[Message, Decision]]
+    """All that was not delivered."""
 
-    @property
-    def triggers(self) -> bool:
-        return any(d.outcome is _DELIVERED and d.route is not None and d.route.job for d in self.decisions)
+    @classmethod
+    def of(cls, request: Request, decisions: Sequence[Decision]) -> Accepted:
+        pairs = zip(request.messages, decisions, strict=True)
+        others = [pair for pair in pairs if pair[1].outcome is not _DELIVERED]
+        return cls(request, dispatched(request.source, decisions), others)
 
 
 class Ingress:
@@ -85,7 +95,7 @@ class Ingress:
         self._touched: set[UUID] = set()
         self._wakeups = wakeups
         self._wakes = GatheredWakes(database)
-        self._writes = GroupedWrites(self._write, weight=lambda accepted: len(accepted.messages))
+        self._writes = GroupedWrites(self._write, weight=lambda accepted: len(accepted.request.messages))
         self._turn = asyncio.Lock()
         self._report_seconds = report_seconds
         self._reported_at = caches.now()
@@ -94,23 +104,42 @@ class Ingress:
         self._following: asyncio.Task[None] | None = None
 
     async def accept(
-        self, org_id: UUID, source: str, messages: Sequence[Message], *, replays: Record | None = None
-    ) -> list[Decision]:
-        """Each message is decided by itself. `replays`: the caller is the platform's own replay, and writes down what
-        became of them in the same transaction."""
+        self,
+        org_id: UUID,
+        source: str,
+        messages: Sequence[Message],
+        answer: Callable[[list[Decision]], T],
+        *,
+        replays: Record | None = None,
+    ) -> T:
+        """Each message is decided by itself. Returns what `answer` makes of the decisions, once they are durable.
+        `replays`: the caller is the platform's own replay, and writes down what became of them in the same
+        transaction."""
         received_at = self._caches.now()
         memory = self._memory(await self._caches.ready(org_id))
-        replayed = replays is not None
-        decisions = await self._decide_in_turn(memory, source, messages, replays=replayed)
+        decisions = await self._decide_and_learn(memory, source, messages, replays=replays is not None)
+        notices, self._shield.notices = self._shield.notices, []
+        request = Request(org_id, source, messages, notices, received_at)
+        if replays is not None or _triggers(decisions) or armed("command.before_commit"):
+            accepted = await self._keep_whole(request, decisions, replays)
+            reply = answer(decisions)
+        else:
+            accepted, reply = Accepted.of(request, decisions), answer(decisions)
+            del decisions  # what is needed of them is written down: see dispatched.py
+            await self._writes.put(accepted)
+        self._count(accepted)
+        self._look_after(org_id)
+        return reply
+
+    async def _decide_and_learn(
+        self, memory: Memory, source: str, messages: Sequence[Message], *, replays: bool
+    ) -> list[Decision]:
+        decisions = await self._decide_in_turn(memory, source, messages, replays=replays)
         if await self._learnt_a_key(memory.tenant, decisions):
             unknown = [place for place, decision in enumerate(decisions) if decision.reason == UNKNOWN_KEY]
-            again = self._decide(memory, source, [messages[place] for place in unknown], replays=replayed)
+            again = self._decide(memory, source, [messages[place] for place in unknown], replays=replays)
             for place, decision in zip(unknown, again, strict=True):
                 decisions[place] = decision
-        notices, self._shield.notices = self._shield.notices, []
-        await self._keep(Accepted(org_id, source, messages, decisions, notices, received_at), also=replays)
-        self._count(decisions)
-        self._look_after(org_id)
         return decisions
 
     def _memory(self, tenant: Tenant) -> Memory:
@@ -145,49 +174,46 @@ class Ingress:
         await self._caches.refresh(tenant)
         return True
 
-    async def _keep(self, accepted: Accepted, *, also: Record | None) -> None:
-        """Those for jobs are decided once the job has them, in a transaction of their own; most share writes."""
-        if accepted.triggers or also is not None or armed("command.before_commit"):
-            _count_events(await self._database.run(lambda connection: self._write_whole(connection, accepted, also)))
-        else:
-            await self._writes.put(accepted)
-
     async def _write(self, group: list[Accepted]) -> None:
         effects = self._effects(group)
         await self._database.run(effects.write, transaction=False)
         self._wakes.add(effects.woken)
         _count_events(effects)
 
-    async def _write_whole(self, connection: Connection, accepted: Accepted, also: Record | None) -> Effects:
-        for place, decision in enumerate(accepted.decisions):
-            accepted.decisions[place] = await _triggered(connection, accepted.org_id, accepted.source, decision)
-        effects = self._effects([accepted])
-        await effects.write(connection)
-        await wake(connection, effects.woken)
-        if also is not None:
-            await also(connection, accepted.decisions)
-        return effects
+    async def _keep_whole(self, request: Request, decisions: list[Decision], also: Record | None) -> Accepted:
+        """In a transaction of its own; most share writes. Commands for jobs are decided once the job has them."""
+
+        async def write(connection: Connection) -> tuple[Accepted, Effects]:
+            for place, decision in enumerate(decisions):
+                decisions[place] = await _triggered(connection, request.org_id, request.source, decision)
+            accepted = Accepted.of(request, decisions)
+            effects = self._effects([accepted])
+            await effects.write(connection)
+            await wake(connection, effects.woken)
+            if also is not None:
+                await also(connection, decisions)
+            return accepted, effects
+
+        accepted, effects = await self._database.run(write)
+        _count_events(effects)
+        return accepted
 
     def _effects(self, group: Iterable[Accepted]) -> Effects:
         now = self._caches.now()
         moment = datetime.fromtimestamp(now, UTC)
         effects = Effects(moment)
-        for org_id, source, messages, decisions, notices, received_at in group:
-            effects.dispatch(org_id, source, decisions, now - received_at)
-            for message, decision in zip(messages, decisions, strict=True):
-                if decision.outcome is not _DELIVERED:
-                    _note(effects, org_id, source, message, decision)
-            for tenant, event in notices:
+        for request, sent, others in group:
+            effects.dispatch(request.org_id, sent, now - request.received_at)
+            for message, decision in others:
+                _note(effects, request.org_id, request.source, message, decision)
+            for tenant, event in request.notices:
                 effects.tell(tenant, event)
         return effects
 
-    def _count(self, decisions: Sequence[Decision]) -> None:
-        routes = [decision.route for decision in decisions if decision.outcome is _DELIVERED and decision.route]
-        # By identity: most of a batch went by the very same ones.
-        amounts, known = Counter(map(id, routes)), {id(route): route for route in routes}
-        for number, amount in amounts.items():
-            metrics.delivered(known[number].target, known[number].name, "fast", amount)
-        for decision in decisions:
+    def _count(self, accepted: Accepted) -> None:
+        for lane in accepted.dispatched.lanes:
+            metrics.delivered(lane.route.target, lane.route.name, "fast", len(lane.bodies))
+        for _, decision in accepted.others:
             if decision.outcome is Outcome.ESCALATED:
                 metrics.COMMANDS_ESCALATED.labels(decision.reason).inc()
             elif decision.outcome is Outcome.FAILED:
@@ -279,6 +305,10 @@ class Ingress:
         await asyncio.gather(*running, return_exceptions=True)
         await self._writes.close()
         await self._wakes.close()
+
+
+def _triggers(decisions: Sequence[Decision]) -> bool:
+    return any(d.outcome is _DELIVERED and d.route is not None and d.route.job for d in decisions)
 
 
 def _count_events(effects: Effects) -> None:

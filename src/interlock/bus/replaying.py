@@ -162,7 +162,7 @@ class Replaying(Periodic):
                 await self._settle(connection, row, sent, taken)
                 await failpoint("replay.sent")
 
-            await self._ingress.accept(row["org_id"], source, messages, replays=settled)
+            await self._ingress.accept(row["org_id"], source, messages, len, replays=settled)
 
     async def _settle(self, connection: Connection, row: Row, items: Sequence[Row], taken: Sequence[Row]) -> None:
         """In the transaction that sends them: each is sent and off the list, or neither."""
