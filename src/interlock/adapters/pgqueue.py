@@ -144,9 +144,11 @@ class PgQueue:
     async def _take_in_turn(self, queue: str, crowd: _Crowd, most: int, visibility: float) -> list[Received]:
         """What those get whose turn it is; the room that they leave, the next ones."""
         messages = list[Received]()
+        reserved = self._reserved(most)  # once: each round that fills up the rest would give bulk another chance
         while len(messages) < most:
-            batch = self._batch(crowd, most - len(messages))
+            batch = self._batch(crowd, most - len(messages), reserved)
             rows = await self._receive_in_turn(queue, batch, visibility)
+            reserved = max(0, reserved - sum(row["priority"] == _BULK for row in rows))
             if not batch.as_they_come or all(row["priority"] == _BULK for row in rows):
                 _note_exhausted(crowd, batch, rows)
             messages += [_received(row) for row in rows if not row["dead"]]
@@ -155,10 +157,10 @@ class PgQueue:
         await failpoint("receive.committed")
         return messages
 
-    def _batch(self, crowd: _Crowd, most: int) -> _Batch:
+    def _batch(self, crowd: _Crowd, most: int, reserved: int) -> _Batch:
         """Normal before bulk, but the places that are bulk's first. A lane in which one share waits has no turns."""
         normal, bulk = crowd.lanes
-        reserved = min(most, self._reserved(most)) if len(bulk) else 0
+        reserved = min(most, reserved) if len(bulk) else 0
         if len(normal) > 1:
             turns = [(_BULK, share, count) for share, count in bulk.next(reserved)]
             turns += [(_NORMAL, share, count) for share, count in normal.next(most - reserved)]
