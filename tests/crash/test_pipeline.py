@@ -137,6 +137,15 @@ class Feed:
         async with asyncio.timeout(120), self.changed:
             await self.changed.wait_for(lambda: self.accepted >= wanted)
 
+    async def _left(self) -> list[str]:
+        rows = await self.deployment.ask(
+            "select j.name, t.status::text, t.attempt, t.dead, t.lease_expires_at, t.retry_at,"
+            " (select count(*) from interlock.queue_messages) as messages"
+            " from interlock.tasks t join interlock.jobs j using (job_id)"
+            " where j.dag_name = 'crash' and t.status in ('Queued', 'Running', 'Failed') limit 20"
+        )
+        return [str(dict(row)) for row in rows]
+
     async def settled(self) -> None:
         await self.deployment.start()
 
@@ -145,7 +154,11 @@ class Feed:
             building = await self.deployment.ask("select 1 from interlock.dag_versions where state = 'Building'")
             return not any(counts) and not building
 
-        await answered(quiet, 180)
+        try:
+            await answered(quiet, 180)
+        except TimeoutError as error:
+            error.add_note(f"what is left: {await self._left()}")
+            raise
         made = {row["name"]: [tuple(scope) for scope in row["scopes"]] for row in await self.deployment.ask(_MADE)}
         wanted = [(place * WIDTH, place * WIDTH + WIDTH - 1) for place in sorted(self.partitions)]
         assert made.get("derived", []) == made.get("far", []) == wanted
