@@ -118,6 +118,15 @@ async def _becomes(site: Site, task_id: UUID, status: TaskStatus) -> list[tuple[
     return [(attempt.attempt, attempt.outcome) for attempt in page.attempts]
 
 
+async def _run_completes(site: Site, task_id: UUID) -> None:
+    """Its run had ended with the dead letter: the counters follow the late report in their next pass."""
+    await site.deployment.until(
+        "select exists (select from interlock.runs r join interlock.tasks t on t.run_id = r.run_id"
+        " where t.task_id = $1 and r.state = 'Completed')",
+        task_id,
+    )
+
+
 async def test_the_late_report_of_a_thawed_worker_is_fenced_off_once_a_newer_attempt_has_run(site: Site) -> None:
     load = site.load("a late report that is fenced off")
     task_id = await _frozen_with_a_finished_task(site, load)
@@ -136,12 +145,34 @@ async def test_the_late_report_of_a_thawed_worker_is_fenced_off_once_a_newer_att
     await site.settle(load)
 
 
-async def test_the_late_report_of_a_thawed_worker_counts_while_no_newer_attempt_has_started(site: Site) -> None:
-    load = site.load("a late report that counts")
-    task_id = await _frozen_with_a_finished_task(site, load, backoff_seconds=600)
+@pytest.mark.parametrize("policy", [{"backoff_seconds": 600}, {"max_attempts": 1}], ids=["waiting", "dead letter"])
+async def test_the_late_report_of_a_thawed_worker_counts_while_no_newer_attempt_has_started(
+    site: Site, policy: dict[str, int]
+) -> None:
+    load = site.load(f"a late report that counts with {policy}")
+    task_id = await _frozen_with_a_finished_task(site, load, **policy)
     assert await _becomes(site, task_id, TaskStatus.FAILED) == [(1, Outcome.LEASE_EXPIRED)]
     site.deployment["worker"].thaw()
     assert await _becomes(site, task_id, TaskStatus.COMPLETED) == [(1, Outcome.COMPLETED)]
+    await _run_completes(site, task_id)
+    await site.deployment.start("worker-2")
+    await site.settle(load)
+
+
+@pytest.mark.parametrize("failpoint", ["complete.before_commit", "complete.committed"])
+async def test_a_late_report_of_a_dead_letter_survives_the_death_of_its_dispatcher(site: Site, failpoint: str) -> None:
+    load = site.load(f"a late report whose dispatcher dies at {failpoint}")
+    task_id = await _frozen_with_a_finished_task(site, load, max_attempts=1)
+    assert await _becomes(site, task_id, TaskStatus.FAILED) == [(1, Outcome.LEASE_EXPIRED)]
+    dispatcher = site.deployment["dispatcher"]
+    await dispatcher.kill()
+    await dispatcher.start(f"{failpoint}=kill")
+    site.deployment["worker"].thaw()
+    await dispatcher.killed_itself()
+    site.ledger.blows += 2
+    await dispatcher.start()
+    assert await _becomes(site, task_id, TaskStatus.COMPLETED) == [(1, Outcome.COMPLETED)]
+    await _run_completes(site, task_id)
     await site.deployment.start("worker-2")
     await site.settle(load)
 

@@ -101,16 +101,3 @@ async def test_a_run_ends_when_its_last_task_does(still: System) -> None:
     run = (await still.user("GET", f"/v1/runs/{accepted['run_id']}")).json()
     assert run["state"] == "Completed"
     assert run["counts"] == {"Queued": 0, "Running": 0, "Completed": 3, "Failed": 0, "Canceled": 0, "dead": 0}
-
-
-async def test_a_late_completion_of_the_last_attempt_finds_a_dead_letter_and_changes_nothing(
-    still: System, clock: ManualClock
-) -> None:
-    task_id = await still.one(policy={"lease_seconds": 30, "max_attempts": 1})
-    claim = await still.claim(task_id)
-    clock.advance(31)
-    await still.settle()
-    reply = await still.complete(claim)
-    assert (reply.status_code, reply.json()["stale"]) == (409, "status")
-    task = await still.task(task_id)
-    assert (task["status"], task["dead"], task["error_class"]) == ("Failed", True, "LeaseExpired")

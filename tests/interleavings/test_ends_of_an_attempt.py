@@ -11,7 +11,7 @@ from interlock.access.tokens import write_prefix
 from interlock.kernel import reaper
 from interlock.wire import Event, Output
 from tests.interleavings.arena import PAST_THE_LEASE, Arena
-from tests.interleavings.operations import End, Lease, cancel, complete, emit, heartbeat, one_pass, release
+from tests.interleavings.operations import End, Lease, cancel, complete, emit, heartbeat, one_pass, release, retry
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
 
 STALE_STATUS = ("fenced", "status")
@@ -40,23 +40,56 @@ async def test_reaper_and_report_in_every_order_end_as_reported(arena: Arena, or
     assert await arena.run_state(lease.run_id) == ("Completed" if said == "Completed" else "Running")
 
 
+@pytest.mark.parametrize("said", ["Completed", "Failed"])
 @in_every_order(reap="reap.before_commit", complete="complete.before_commit")
-async def test_reaper_and_report_of_the_last_attempt_in_every_order_first_come_is_final(
-    arena: Arena, order: Order
+async def test_reaper_and_report_of_the_last_attempt_in_every_order_end_as_reported(
+    arena: Arena, order: Order, said: End
 ) -> None:
     (lease,) = await expired(arena, policy={"max_attempts": 1})
-    played = await arena.play(order, reap=one_pass("reaper"), complete=complete(lease))
-    # A report that waited for the reaper finds a dead letter.
+    played = await arena.play(order, reap=one_pass("reaper"), complete=complete(lease, said))
+    assert played["reap"] == (1 if order.first == "reap" else 0)
+    assert (played["complete"].status, played["complete"].duplicate) == (said, False)
     assert played.waits == order.meeting(after="reap")
-    if order.first == "reap":
-        assert played.refusal("complete") == STALE_STATUS
-        assert (await arena.task(lease.task_id))["dead"]
-        assert await arena.history(lease.task_id) == [(1, "LeaseExpired")]
-        assert await arena.run_state(lease.run_id) == "Failed"
+    assert (await arena.task(lease.task_id))["dead"] == (said == "Failed")
+    assert await arena.history(lease.task_id) == [(1, said)]
+    assert await arena.run_state(lease.run_id) == said
+
+
+@in_every_order(redrive="redrive.before_commit", complete="complete.before_commit")
+async def test_redrive_and_late_report_of_a_dead_letter_in_every_order_the_first_counts(
+    arena: Arena, order: Order
+) -> None:
+    lease = await arena.reaped(policy={"max_attempts": 1})
+    await arena.fold()
+    played = await arena.play(order, redrive=retry(lease.task_id), complete=complete(lease))
+    if order.first == "redrive":
+        assert played.refusal("complete") == ("fenced", "attempt")
+        assert await arena.state(lease.task_id) == ("Queued", 2)
+        assert await arena.run_state(lease.run_id) == "Running"
     else:
-        assert played["reap"] == 0
+        assert played["complete"].status == "Completed"
         assert await arena.state(lease.task_id) == ("Completed", 1)
         assert await arena.run_state(lease.run_id) == "Completed"
+
+
+@in_every_order(fold="fold.before_commit", complete="complete.before_commit")
+async def test_end_of_a_run_and_late_report_of_its_dead_letter_in_every_order_complete_it(
+    arena: Arena, order: Order
+) -> None:
+    lease = await arena.reaped(policy={"max_attempts": 1})
+    played = await arena.play(order, fold=one_pass("run-counters"), complete=complete(lease))
+    assert (played["complete"].status, played.waits) == ("Completed", set())
+    assert await arena.run_state(lease.run_id) == "Completed"
+
+
+@in_every_order(one="complete.before_commit", other="complete.before_commit")
+async def test_two_late_reports_of_a_dead_letter_in_every_order_the_first_counts(arena: Arena, order: Order) -> None:
+    lease = await arena.reaped(policy={"max_attempts": 1})
+    await arena.fold()
+    played = await arena.play(order, one=complete(lease), other=complete(lease, "Failed"))
+    assert played.refusal(order.second) == STALE_STATUS
+    assert await arena.history(lease.task_id) == [(1, played[order.first].status)]
+    assert await arena.run_state(lease.run_id) == played[order.first].status
 
 
 @in_every_order(alike=("one", "other"), one="reap.before_commit", other="reap.before_commit")

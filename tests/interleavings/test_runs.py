@@ -125,6 +125,22 @@ async def test_retention_and_a_report_that_comes_weeks_late_in_every_order_chang
     ] * 3
 
 
+@in_every_order(retain="retention.before_commit", complete="complete.before_commit")
+async def test_retention_and_a_late_report_of_a_dead_letter_in_every_order_leave_no_rows(
+    arena: Arena, order: Order
+) -> None:
+    lease = await arena.reaped(**ONE_ATTEMPT)
+    await arena.fold()
+    past_retention(arena)
+    played = await arena.play(order, retain=one_pass("retention"), complete=complete(lease))
+    if order.first == "retain":
+        assert played.refusal("complete") == ("fenced", "task")
+    else:
+        assert played["complete"].status == "Completed"
+    tables = ("runs", "tasks", "attempts", "run_deltas")
+    assert [await arena.value(f"select count(*) from interlock.{table}") for table in tables] == [0] * 4
+
+
 @in_every_order(retain="retention.before_commit", retry="redrive.before_commit")
 async def test_retention_and_retry_of_an_old_dead_letter_in_every_order_keep_all_or_nothing(
     arena: Arena, order: Order

@@ -147,9 +147,11 @@ class Model:
             return Verdict(task, refused="dataset_not_granted")
         if task is None or not counts:
             return Verdict.fenced(task, hold)
+        if task.dead and report.status == "Failed":
+            return self._explained(task, report)
         late = task.status != "Running"
         canceled = report.status == "Failed" and task.cancel_requested
-        task.attempt = hold.attempt
+        task.attempt, task.dead = hold.attempt, False
         task.late_reply = task.parked = False
         task.result = report.result
         if report.status == "Completed":
@@ -159,6 +161,12 @@ class Model:
         else:
             self._fail(task, "Failed", report.error_class, fatal=report.error_class in task.job.definition.fatal)
         return Verdict(task, task.status)
+
+    def _explained(self, task: Task, report: Report) -> Verdict:
+        """A dead letter that stays one, with the error that its worker reports. No counter of its run changes."""
+        task.late_reply, task.ended_at = False, self.now
+        task.history[task.attempt, task.lease_token] = Past("Failed", report.error_class, self.now)
+        return Verdict(task, "Failed")
 
     def _repeated(self, task: Task | None, report: Report) -> Verdict | None:
         if task is None or task.late_reply:

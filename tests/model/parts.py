@@ -212,6 +212,11 @@ class Task:
         return self.status in ("Completed", "Canceled") or self.dead
 
     @property
+    def final(self) -> bool:
+        """Over, and no late report may change it."""
+        return self.over and not (self.dead and self.late_reply)
+
+    @property
     def cancelable(self) -> bool:
         return not self.over and not self.cancel_requested
 
@@ -242,8 +247,10 @@ class Task:
         return self.status == "Running" and (self.attempt, self.lease_token) == (hold.attempt, hold.lease_token)
 
     def awaits_late_reply_of(self, hold: Hold) -> bool:
-        """The reaper ended the attempt, no newer one has started, and the task is no dead letter."""
-        if not self.late_reply or self.dead or self.lease_token != hold.lease_token:
+        """The reaper ended the attempt, and no newer one has started. A cancel of the run makes a dead letter final."""
+        if not self.late_reply or self.lease_token != hold.lease_token:
+            return False
+        if self.dead and self.run is not None and self.run.cancel_requested:
             return False
         return (self.status, self.attempt) in (("Failed", hold.attempt), ("Queued", hold.attempt + 1))
 

@@ -217,7 +217,7 @@ class Watch:
             for task_id, was in self.ended.items()
             if task_id in rows and rows[task_id].print != was and task_id not in revived
         ]
-        self.ended = {t.task_id: rows[t.task_id].print for t in self.model.tasks if t.over and t.task_id in rows}
+        self.ended = {t.task_id: rows[t.task_id].print for t in self.model.tasks if t.final and t.task_id in rows}
         return changed
 
 

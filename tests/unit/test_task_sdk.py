@@ -149,6 +149,14 @@ async def test_a_renewed_token_takes_the_place_of_the_old_one(platform: Platform
     assert platform.body("/v1/task/complete")["status"] == "Canceled"
 
 
+async def test_each_heartbeat_says_whether_a_source_is_paused(platform: Platform) -> None:
+    held = {"status": "Running", "cancel_requested": False, "paused": True}
+    platform.answers["/v1/task/heartbeat"] = [web.json_response(held)]
+    task = platform.task()
+    assert (await aside(task.heartbeat), task.paused) == (True, True)
+    assert (await aside(task.heartbeat), task.paused) == (True, False)
+
+
 async def test_the_token_is_kept_fresh_while_the_handler_works(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:

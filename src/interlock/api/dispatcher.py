@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from litestar import Litestar, MediaType, Request, Response, get, post
 from litestar.datastructures import State
 from litestar.openapi.spec import Components, SecurityScheme
@@ -178,13 +179,7 @@ async def heartbeat(request: Http, data: JSONBody[Heartbeat]) -> HeartbeatReply:
     reply = await kernel.tasks.heartbeat_one(data)
     if reply.capability_token is None:
         token = await kernel.tokens.renewed_if_due(claims, kernel.tasks.active_kid)
-        reply = HeartbeatReply(
-            status="Running",
-            task_id=reply.task_id,
-            lease_expires_at=reply.lease_expires_at,
-            cancel_requested=reply.cancel_requested,
-            capability_token=token,
-        )
+        reply = msgspec.structs.replace(reply, capability_token=token)
     return reply
 
 

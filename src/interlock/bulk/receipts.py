@@ -75,6 +75,7 @@ class Receipts:
             )
             _add(at, block)
         if at["next_index"] > at["last_index"]:
+            _require_settled(at)
             signed, key = await self._signed(_receipt(at))
             at |= {"signed": signed, "key": key.decode()}
         kept = ("run_id", "org_id", "next_index", "completed", "failed", "canceled", "ids", "outcomes", "signed", "key")
@@ -85,6 +86,14 @@ class Receipts:
         claims = {"iss": self._issuer, "aud": AUDIENCE} | msgspec.to_builtins(receipt)
         key = await self._keyring.active()
         return await compact.signed(msgspec.json.encode(claims), key["kid"], self._keyring), msgspec.json.encode(key)
+
+
+def _require_settled(at: dict[str, Any]) -> None:
+    """Tasks that changed after the run had ended, by a retry or a late report, are not in its counters yet. What is
+    signed must agree with them. A run that retention has begun to delete has fewer tasks than its total."""
+    walked = at["completed"], at["failed"], at["canceled"]
+    if sum(walked) == at["total"] and walked != (at["run_completed"], at["run_failed"], at["run_canceled"]):
+        raise Conflict(f"A task of run {at['run_id']} has just changed; ask once more.", code="run_not_ended")
 
 
 def _add(at: dict[str, Any], block: Row) -> None:

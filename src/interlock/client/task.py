@@ -98,6 +98,8 @@ class Task:
         self.inputs: list[Mapping[str, Any]] = list(event.get("inputs") or ())
         self.outputs: list[Mapping[str, Any]] = list(event.get("outputs") or ())
         self.cancel_requested = False
+        self.paused = False
+        """A source must make nothing new for now, since jobs downstream are behind. Each heartbeat updates it."""
         self.ended = False
         """The attempt has been reported: by `complete`, `fail` or `canceled`."""
         self._token = token or os.environ.get(TOKEN) or event["capability_token"]
@@ -217,6 +219,7 @@ class Task:
         reply = json.loads(self._post(self._url("DISPATCHER"), "/v1/task/heartbeat", self._fence | told))
         self._token = reply.get("capability_token") or self._token
         self.cancel_requested = self.cancel_requested or reply.get("cancel_requested", False)
+        self.paused = reply.get("paused", False)
         return not self.cancel_requested
 
     def _start_beating(self) -> None:

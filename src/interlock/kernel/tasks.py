@@ -517,7 +517,7 @@ def _would_count(state: Row | None, item: Completion) -> bool:
     if state["status"] == "Running":
         return bool(state["attempt"] == item.attempt)
     waiting = {"Failed": item.attempt, "Queued": item.attempt + 1}.get(state["status"])
-    return bool(state["late_reply"] and not state["dead"] and state["attempt"] == waiting)
+    return bool(state["late_reply"] and state["attempt"] == waiting)
 
 
 def _fenced(state: Row | None, item: Fence) -> Fenced:

@@ -18,7 +18,8 @@ on conflict (run_id) do update
 
 -- name: receipt_so_far^
 -- Locked: two who ask at once walk one after the other, and none of them twice.
-select c.*, r.job_id, r.total, r.last_index, r.state, r.created_at, r.shard, r.ended_at = c.ended_at as current
+select c.*, r.job_id, r.total, r.last_index, r.state, r.created_at, r.shard, r.ended_at = c.ended_at as current,
+       r.completed as run_completed, r.failed as run_failed, r.canceled as run_canceled
 from interlock.run_receipts c join interlock.runs r on r.run_id = c.run_id
 where c.run_id = :run_id and c.org_id = :org_id
 for no key update of c;

@@ -276,7 +276,11 @@ select coalesce(sum(tasks), 0)::bigint as tasks from per_run;
 
 -- name: complete
 -- Accepts the holder of the current lease, expired or not, and after the reaper the last holder as long as no newer
--- attempt has started and the task is not dead. A failure of a task whose cancel was asked for is the cancel.
+-- attempt has started. A failure of a task whose cancel was asked for is the cancel.
+--
+-- A dead letter that the reaper made is withdrawn by a late report. It stays dead once a person has canceled its run or
+-- deleted its job, while retention deletes its run, and when its scope of a DAG was given to another task. Subqueries
+-- that return a scalar are never hashed: each looks up one row, and only for a dead letter.
 with moment as materialized (
     select interlock.clock() as now
 ), input as materialized (
@@ -303,11 +307,18 @@ with moment as materialized (
     from moment m, input i, interlock.jobs j
     where t.shard = :shard and t.task_id = i.task_id and j.job_id = t.job_id and t.lease_token = i.lease_token
       and ((t.status = 'Running' and t.attempt = i.attempt)
-           or (t.late_reply and not t.dead
+           or (t.late_reply
                and ((t.status = 'Failed' and t.attempt = i.attempt)
-                    or (t.status = 'Queued' and t.attempt = i.attempt + 1))))
+                    or (t.status = 'Queued' and t.attempt = i.attempt + 1))
+               and (not t.dead
+                    or (j.deleted_at is null
+                        and (t.run_id is null
+                             or (select not u.delete_requested and (not u.cancel_requested or u.reason is not null)
+                                 from interlock.runs u where u.run_id = t.run_id))
+                        and (j.dag_name is null or j.source is not null
+                             or (select true from interlock.materialisations m where m.task_id = t.task_id limit 1))))))
     returning t.task_id, t.org_id, t.job_id, t.run_id, t.attempt, t.lease_token, t.status, t.dead, t.retry_at,
-              t.worker_id, t.started_at, t.ended_at, old.status as was, old.late_reply as late,
+              t.worker_id, t.started_at, t.ended_at, old.status as was, old.late_reply as late, old.dead as was_dead,
               i.error_class, i.error_message, i.crash, t.slot_key,
               j.max_concurrency is not null or j.max_concurrency_per_key is not null as capped,
               j.dag_name is not null and t.status = 'Completed' as scoped
@@ -339,8 +350,9 @@ with moment as materialized (
     select run_id, -count(*) filter (where was = 'Queued'), -count(*) filter (where was = 'Running'),
            count(*) filter (where status = 'Completed'),
            count(*) filter (where status = 'Failed') - count(*) filter (where was = 'Failed'),
-           count(*) filter (where dead), count(*) filter (where status = 'Canceled')
-    from ended where run_id is not null group by run_id
+           count(*) filter (where dead) - count(*) filter (where was_dead), count(*) filter (where status = 'Canceled')
+    -- A dead letter that stays one changes no counter, and must not reopen its run.
+    from ended where run_id is not null and not (dead and was_dead) group by run_id
 ), scopes as (
     update interlock.materialisations set done_commit = input_commit
     where task_id = any(array(select task_id from ended where scoped))
