@@ -324,7 +324,7 @@ def assemble(
             database, reads, packs, SignedUrls(keyring, clock, base_url=settings.objects_base_url, path=RESULTS)
         ),
         exports=Exports(database, settings, objects, reads),
-        reruns=Reruns(database, settings, submissions, reads),
+        reruns=Reruns(database, settings, submissions, uploads, reads),
         receipts=Receipts(database, keyring, reads, issuer=settings.token_issuer),
     )
 

@@ -1141,7 +1141,8 @@ CREATE TABLE interlock.runs (
     open boolean DEFAULT false NOT NULL,
     priority smallint,
     held_from bigint,
-    retention_days double precision
+    retention_days double precision,
+    deadline_seconds double precision
 );
 CREATE TABLE interlock.service_polls (
     org_id uuid NOT NULL,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from interlock import failpoints
 from interlock.bulk import reruns
+from interlock.bulk.sources import part_uri
+from interlock.bulk.uploads import upload_prefix
+from interlock.kernel.submission import RunSettings
 from interlock.wire import KeyRequest, Role
 from tests.conftest import copied
 from tests.ingests import Intake, intake
@@ -123,3 +128,183 @@ async def test_a_rerun_is_made_once_refused_while_a_list_is_read_and_not_for_oth
     request = KeyRequest(user="x", role=Role.ADMIN)
     key = (await system.kernel.principals.create_key(request, org.org_id, granted_by=None)).key
     assert (await system.user("POST", path, key=key, json={})).status_code == 404
+
+
+# Settings
+
+
+LIMITS = {
+    "max_concurrency": 3,
+    "rate": {"key": "host", "per_second": 7.5},
+    "tolerated_failure_share": 0.25,
+    "deadline_seconds": 3600.0,
+}
+NOT_SETTINGS = {
+    "run_id", "org_id", "job_id", "shard", "state", "total", "last_index", "range_size", "latched", "swept_index",
+    "cancel_requested", "queued", "running", "completed", "failed", "dead", "canceled", "created_at", "ended_at",
+    "cancel_index", "paused", "ingesting", "wake_index", "reason", "delete_requested", "open",
+    "deadline_at",  # follows from created_at and deadline_seconds
+    "priority", "held_from",  # of backfills, which are not run again
+}  # fmt: skip
+
+
+async def settings_of(system: System, run_id: str) -> dict[str, Any]:
+    columns = [field.name for field in fields(RunSettings)]
+    async with system.kernel.database.connection() as connection:
+        row = await connection.fetchrow(
+            f"select {', '.join(columns)}, extract(epoch from deadline_at - created_at) as deadline"
+            " from interlock.runs where run_id = $1::text::uuid",
+            run_id,
+        )
+    assert row is not None
+    assert row["deadline"] == row["deadline_seconds"]
+    return {name: row[name] for name in columns}
+
+
+async def test_every_column_of_a_run_is_a_setting_that_a_rerun_keeps_or_its_own_state(made: Intake) -> None:
+    columns = await made.system.value(
+        "select array_agg(column_name::text) from information_schema.columns"
+        " where table_schema = 'interlock' and table_name = 'runs'"
+    )
+    assert set(columns) == NOT_SETTINGS | {field.name for field in fields(RunSettings)}
+
+
+@pytest.mark.parametrize("tasks", [3, 30], ids=["a few", "many"])
+async def test_a_rerun_keeps_every_setting_of_its_run(made: Intake, tasks: int) -> None:
+    lines = b"".join(b'{"url": "http://h/%d"}\n' % n for n in range(tasks))
+    first = await made.ingested(lines, limits=LIMITS, retention_days=30.0)
+    kept = await settings_of(made.system, first["run_id"])
+    assert None not in kept.values()
+    new = await rerun(made.system, first["job_id"], code=201 if tasks == 3 else 202)
+    assert await settings_of(made.system, new["run_id"]) == kept
+
+
+async def test_a_rerun_of_a_run_stopped_by_its_deadline_has_the_same_time_again(made: Intake) -> None:
+    first = await made.system.submit([1], limits={"deadline_seconds": 60})
+    past = "update interlock.runs set deadline_at = interlock.clock() where run_id = $1::text::uuid"
+    await made.system.value(past, first["run_id"])
+    assert await made.system.pass_of("run-deadlines") == 1
+    new = await rerun(made.system, first["job_id"])
+    assert (await settings_of(made.system, new["run_id"]))["deadline_seconds"] == 60
+
+
+# Runs whose ingest did not succeed
+
+
+async def failed_ingest(made: Intake, **job: Any) -> dict[str, Any]:
+    run = await made.ingested(b"1\nnot json\n", **job)
+    assert (run["state"], run["total"]) == ("Failed", 0)
+    return run
+
+
+async def test_a_rerun_of_a_failed_ingest_ingests_the_same_list_again(made: Intake) -> None:
+    first = await failed_ingest(made, limits=LIMITS)
+    new = await rerun(made.system, first["job_id"], code=202)
+    assert (new["state"], new["total"], new["run_id"] != first["run_id"]) == ("Ingesting", None, True)
+    assert (await settings_of(made.system, new["run_id"])) == (await settings_of(made.system, first["run_id"]))
+    await made.drain()
+    again = await made.system.run(new["run_id"])
+    assert (again["state"], again["reason"]) == ("Failed", first["reason"])
+
+
+async def test_a_rerun_makes_the_tasks_of_a_list_whose_ingest_was_given_up(made: Intake) -> None:
+    async def away() -> None:
+        raise ConnectionResetError("the store is away")
+
+    accepted = await made.submit(b"1\n2\n")
+    for _ in range(made.system.kernel.settings.ingest_tries):
+        failpoints.arm("ingest.before_small_commit", away)
+        try:
+            await made.visible()
+            await made.drain()
+        finally:
+            failpoints.disarm("ingest.before_small_commit")
+    assert (await made.system.run(accepted["run_id"]))["state"] == "Failed"
+    new = await rerun(made.system, accepted["job_id"], code=202)
+    await made.drain()
+    assert await made.payloads(new["run_id"]) == {0: 1, 1: 2}
+    assert (await made.system.run(new["run_id"]))["state"] == "Running"
+
+
+async def test_a_rerun_of_a_run_canceled_in_mid_ingest_ingests_its_list(made: Intake) -> None:
+    accepted = await made.submit(b"1\n2\n3\n")
+    await made.system.user("POST", f"/v1/runs/{accepted['run_id']}/cancel")
+    await made.drain()
+    canceled = await made.system.run(accepted["run_id"])
+    assert (canceled["state"], canceled["total"]) == ("Canceled", 0)
+    new = await rerun(made.system, accepted["job_id"], code=202)
+    await made.drain()
+    assert await made.payloads(new["run_id"]) == {0: 1, 1: 2, 2: 3}
+
+
+@pytest.mark.parametrize("filters", [{"status": ["Failed"]}, {"error_class": "X"}, {"first": 1}, {"last": 1}])
+async def test_a_filter_on_a_run_without_tasks_is_refused(made: Intake, filters: dict[str, Any]) -> None:
+    first = await failed_ingest(made)
+    refused = await rerun(made.system, first["job_id"], code=409, **filters)
+    assert refused["code"] == "run_not_ingested"
+
+
+async def test_a_rerun_of_a_failed_ingest_whose_list_is_gone_or_changed_is_refused(made: Intake) -> None:
+    system, upload = made.system, "select source ->> 'upload_id' from interlock.ingests where run_id = $1::text::uuid"
+    expired = await failed_ingest(made)
+    past = "update interlock.uploads set sweep_at = interlock.clock() where upload_id = $1::text::uuid"
+    await system.value(past, await system.value(upload, expired["run_id"]))
+    assert (await rerun(system, expired["job_id"], code=409))["code"] == "list_gone"
+    changed = await failed_ingest(made)
+    org = await system.value("select org_id from interlock.runs where run_id = $1::text::uuid", changed["run_id"])
+    prefix = upload_prefix(system.kernel.objects.root, org, await system.value(upload, changed["run_id"]))
+    await system.kernel.objects.put(part_uri(prefix, 1), b"1\n2\n")
+    assert (await rerun(system, changed["job_id"], code=409))["code"] == "list_gone"
+    jobs = [expired["job_id"], changed["job_id"]]
+    assert await system.value("select count(*) from interlock.runs where job_id = any($1::text[]::uuid[])", jobs) == 2
+
+
+async def test_a_rerun_of_an_open_run_says_to_close_it(made: Intake) -> None:
+    reply = await made.system.user("POST", "/v1/jobs", json={"operator": "echo", "open": True, "tasks": [1, 2]})
+    opened = reply.json()
+    refused = await rerun(made.system, opened["job_id"], code=409)
+    assert (refused["code"], "close it" in refused["detail"]) == ("run_ingesting", True)
+    await made.system.user("POST", f"/v1/jobs/{opened['job_id']}/close")
+    assert (await rerun(made.system, opened["job_id"]))["total"] == 2
+
+
+async def test_a_large_rerun_whose_run_is_deleted_while_it_is_copied_fails(
+    made: Intake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reruns, "STRETCH", 7)
+    first = await made.ingested(b"".join(b"%d\n" % n for n in range(150)))
+    new = await rerun(made.system, first["job_id"], code=202)
+    assert await made.system.pass_of("reruns") == 1
+    await made.system.value("delete from interlock.tasks where run_id = $1::text::uuid", first["run_id"])
+    await made.system.value("delete from interlock.runs where run_id = $1::text::uuid", first["run_id"])
+    while await made.system.pass_of("reruns"):
+        continue
+    await made.drain()
+    run = await made.system.run(new["run_id"])
+    assert (run["state"], run["total"]) == ("Failed", 0)
+    assert "was deleted" in run["reason"]
+    assert (await rerun(made.system, first["job_id"], code=409, run=new["run_id"]))["code"] == "list_gone"
+
+
+async def test_a_large_rerun_that_is_canceled_while_it_is_copied_ends_without_a_task(
+    made: Intake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reruns, "STRETCH", 7)
+    first = await made.ingested(b"".join(b"%d\n" % n for n in range(150)))
+    new = await rerun(made.system, first["job_id"], code=202)
+    assert await made.system.pass_of("reruns") == 1
+    await made.system.user("POST", f"/v1/runs/{new['run_id']}/cancel")
+    while await made.system.pass_of("reruns"):
+        continue
+    await made.drain()
+    run = await made.system.run(new["run_id"])
+    assert (run["state"], run["total"]) == ("Canceled", 0)
+    assert (await rerun(made.system, first["job_id"], code=409, run=new["run_id"]))["code"] == "list_gone"
+
+
+async def test_a_run_that_is_being_deleted_is_not_run_again(made: Intake) -> None:
+    first = await made.system.submit([1, 2])
+    await made.system.value(
+        "update interlock.runs set delete_requested = true where run_id = $1::text::uuid", first["run_id"]
+    )
+    await rerun(made.system, first["job_id"], code=404, run=first["run_id"])

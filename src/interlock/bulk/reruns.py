@@ -1,7 +1,8 @@
 """Tasks of a run once more, as a run of their own: all of them, the failed ones, or those behind a filter.
 
 A few are written at once. For many, a loop copies their payloads to a list, a stretch at a time, and the run is then
-ingested as of any list that somebody has uploaded.
+ingested as of any list that somebody has uploaded. A run whose own ingest did not succeed has no tasks: its list is
+ingested again.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.bulk.messages import announce
 from interlock.bulk.sources import StagedPart, StagedSource, part_uri
-from interlock.bulk.uploads import upload_prefix
+from interlock.bulk.uploads import Uploads, upload_prefix
 from interlock.errors import BadRequest, Conflict
 from interlock.failpoints import failpoint
 from interlock.kernel.idempotency import Repeat, once
 from interlock.kernel.loop import Periodic
 from interlock.kernel.reads import Reads
-from interlock.kernel.submission import Submissions
+from interlock.kernel.submission import RunSettings, Submissions
+from interlock.kernel.webhook_events import tell_of_runs
 from interlock.settings import Settings
 from interlock.wire import JobAccepted, ListFormat, RerunRequest, RunState
 
@@ -34,13 +36,17 @@ _LISTED: Final = {"Failed", "Canceled"}
 """What an index finds, wherever it lies."""
 _PAUSE_SECONDS: Final = 1.0
 _parts = msgspec.json.Decoder(list[StagedPart])
+_source = msgspec.json.Decoder(StagedSource)
 
 
 class Reruns:
-    def __init__(self, database: Database, settings: Settings, submissions: Submissions, reads: Reads) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, submissions: Submissions, uploads: Uploads, reads: Reads
+    ) -> None:
         self._database = database
         self._settings = settings
         self._submissions = submissions
+        self._uploads = uploads
         self._reads = reads
 
     async def rerun(self, job: str, request: RerunRequest, org_id: UUID, repeat: Repeat) -> JobAccepted:
@@ -51,16 +57,14 @@ class Reruns:
             raise Conflict(
                 "This is a job of a DAG: have its scopes computed again with a backfill.", code="job_of_a_dag"
             )
-        if run["ingesting"]:
-            raise Conflict(
-                f"The list of run {run['run_id']} is still being read: run it again when it is complete.",
-                code="run_ingesting",
-            )
+        _require_ingested(run)
 
         async def work(connection: Connection) -> JobAccepted:
-            few = await self._few(connection, run, request, org_id)
-            if few is not None:
-                accepted = await self._submissions.run_of(connection, row, few, run["retention_days"])
+            unmade = await _sql.unmade_ingest(connection, run_id=run["run_id"], org_id=org_id)
+            if unmade is not None:
+                accepted = await self._ingest_again(connection, row, run, unmade, request)
+            elif (few := await self._few(connection, run, request, org_id)) is not None:
+                accepted = await self._submissions.run_of(connection, row, few, RunSettings.of_run(run))
             else:
                 accepted = await self._many(connection, row, run, request)
             await failpoint("rerun.before_commit")
@@ -89,26 +93,32 @@ class Reruns:
         )
         return [Raw(row["payload"].encode()) for row in rows] if len(rows) <= most else None
 
-    async def _many(self, connection: Connection, job: Row, run: Row, request: RerunRequest) -> JobAccepted:
-        if job["queue"] is None:
-            raise BadRequest(
-                f"Runtime {job['runtime']!r} has no queue: it takes at most {self._settings.sync_threshold} tasks at "
-                "once. Narrow them with `status`, `first` and `last`.",
-                code="runtime_without_queue",
+    async def _ingest_again(
+        self, connection: Connection, job: Row, run: Row, unmade: Row, request: RerunRequest
+    ) -> JobAccepted:
+        """A new run of the same list. There are no tasks that a filter could choose from."""
+        run_id = run["run_id"]
+        if request.status or request.error_class is not None or request.first or request.last is not None:
+            raise Conflict(
+                f"Run {run_id} has no tasks to choose from, since its list was not ingested: run it again without a "
+                "filter to ingest the list again.",
+                code="run_not_ingested",
             )
-        made = await _ingest_sql.insert_ingesting_run(
-            connection,
-            org_id=job["org_id"],
-            job_id=job["job_id"],
-            range_size=self._settings.range_size,
-            max_concurrency=run["max_concurrency"],
-            rate_key=run["rate_key"],
-            rate_per_second=run["rate_per_second"],
-            tolerated_share=run["tolerated_share"],
-            deadline_seconds=None,
-            retention_days=run["retention_days"],
-            open=False,
+        source = _source.decode(unmade["source"])
+        if not await self._uploads.keep_same(connection, source, job["org_id"]):
+            raise Conflict(
+                f"The list of run {run_id} was deleted or changed since: upload it again, and submit it as a new run.",
+                code="list_gone",
+            )
+        made = await self._ingesting_run(connection, job, run)
+        await _ingest_sql.insert_ingest(
+            connection, run_id=made["run_id"], org_id=job["org_id"], source=msgspec.json.encode(source).decode()
         )
+        await announce(connection, self._settings, [made["run_id"]])
+        return _accepted(job, made)
+
+    async def _many(self, connection: Connection, job: Row, run: Row, request: RerunRequest) -> JobAccepted:
+        made = await self._ingesting_run(connection, job, run)
         seconds = self._settings.upload_hours * 3600
         upload = await _ingest_sql.insert_upload(connection, org_id=job["org_id"], parts=1, seconds=seconds)
         await _sql.insert_rerun(
@@ -121,15 +131,25 @@ class Reruns:
             upload_id=upload["upload_id"],
             **_bounds(request, run),
         )
-        return JobAccepted(
+        return _accepted(job, made)
+
+    async def _ingesting_run(self, connection: Connection, job: Row, run: Row) -> Row:
+        """A run without tasks so far, with the settings of `run`."""
+        if job["queue"] is None:
+            raise BadRequest(
+                f"Runtime {job['runtime']!r} has no queue: it takes at most {self._settings.sync_threshold} tasks at "
+                "once. Narrow them with `status`, `first` and `last`.",
+                code="runtime_without_queue",
+            )
+        made: Row = await _ingest_sql.insert_ingesting_run(
+            connection,
+            org_id=job["org_id"],
             job_id=job["job_id"],
-            run_id=made["run_id"],
-            state=RunState(made["state"]),
-            total=None,
-            deduplicated=0,
-            tasks_url=f"/v1/jobs/{job['job_id']}/tasks",
-            status_url=f"/v1/jobs/{job['job_id']}",
+            range_size=self._settings.range_size,
+            open=False,
+            **RunSettings.of_run(run).columns,
         )
+        return made
 
 
 class RerunCopies(Periodic):
@@ -151,8 +171,13 @@ class RerunCopies(Periodic):
         rerun = await _sql.next_rerun(connection)
         if rerun is None:
             return 0
-        if rerun["of_shard"] is None or rerun["unwanted"] or rerun["next_index"] > rerun["last_index"]:
+        if rerun["next_index"] > rerun["last_index"]:
             await self._hand_over(connection, rerun)
+        elif rerun["unwanted"]:
+            await self._abandon(connection, rerun, RunState.CANCELED, None)
+        elif rerun["of_shard"] is None:
+            reason = "The run that it repeats was deleted before all of its tasks were copied."
+            await self._abandon(connection, rerun, RunState.FAILED, reason)
         else:
             await self._copy(connection, rerun)
         await failpoint("rerun_copies.before_commit")
@@ -184,11 +209,24 @@ class RerunCopies(Periodic):
         return StagedPart(etag=found.etag, size=found.size)
 
     async def _hand_over(self, connection: Connection, rerun: Row) -> None:
-        """Of a run that was deleted meanwhile, as far as it was copied. What nobody wants, the ingest leaves."""
+        """All of it is copied: what nobody wants any more, the ingest leaves."""
         parts = _parts.decode(rerun["parts"])
         if not parts:
             found = await self._objects.put(part_uri(self._prefix(rerun), 1), b"")
             parts = [StagedPart(etag=found.etag, size=found.size)]
+        await self._insert_ingest(connection, rerun, parts)
+        await announce(connection, self._settings, [rerun["run_id"]])
+
+    async def _abandon(self, connection: Connection, rerun: Row, state: RunState, reason: str | None) -> None:
+        """Ends a run whose list is not whole. Without parts, the list counts as gone for any rerun of this one."""
+        await self._insert_ingest(connection, rerun, [])
+        over = [rerun["run_id"]]
+        which = {"run_id": rerun["run_id"], "org_id": rerun["org_id"]}
+        if await _ingest_sql.end_ingest(connection, step=state, state=state, reason=reason, **which):
+            now, kept = self._database.clock.now(), self._settings.retention_days
+            await tell_of_runs(connection, over, ended=over, now=now, retention_days=kept)
+
+    async def _insert_ingest(self, connection: Connection, rerun: Row, parts: list[StagedPart]) -> None:
         source = StagedSource(
             upload_id=rerun["upload_id"],
             prefix=self._prefix(rerun),
@@ -196,18 +234,42 @@ class RerunCopies(Periodic):
             sha256=None,
             parts=parts,
         )
-        await _sql.set_parts(connection, upload_id=rerun["upload_id"], parts=len(parts))
+        await _sql.set_parts(connection, upload_id=rerun["upload_id"], parts=max(1, len(parts)))
         await _ingest_sql.insert_ingest(
             connection,
             run_id=rerun["run_id"],
             org_id=rerun["org_id"],
             source=msgspec.json.encode(source).decode(),
         )
-        await announce(connection, self._settings, [rerun["run_id"]])
         await _sql.end_rerun(connection, run_id=rerun["run_id"])
 
     def _prefix(self, rerun: Row) -> str:
         return upload_prefix(self._objects.root, rerun["org_id"], rerun["upload_id"])
+
+
+def _require_ingested(run: Row) -> None:
+    if run["open"]:
+        raise Conflict(
+            f"Run {run['run_id']} is open: close it, then run it again.",
+            code="run_ingesting",
+        )
+    if run["ingesting"]:
+        raise Conflict(
+            f"The list of run {run['run_id']} is still being read: run it again when it is complete.",
+            code="run_ingesting",
+        )
+
+
+def _accepted(job: Row, made: Row) -> JobAccepted:
+    return JobAccepted(
+        job_id=job["job_id"],
+        run_id=made["run_id"],
+        state=RunState(made["state"]),
+        total=None,
+        deduplicated=0,
+        tasks_url=f"/v1/jobs/{job['job_id']}/tasks",
+        status_url=f"/v1/jobs/{job['job_id']}",
+    )
 
 
 def _bounds(request: RerunRequest, run: Row) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
 from interlock.failpoints import failpoint
 from interlock.kernel.idempotency import Repeat, once
 from interlock.kernel.reads import Reads, run_view
-from interlock.kernel.submission import UNSTORABLE, Submissions, items_of
+from interlock.kernel.submission import UNSTORABLE, RunSettings, Submissions, items_of
 from interlock.settings import Settings
 from interlock.telemetry import TASKS_CREATED
 from interlock.wire import JobAccepted, JobRequest, RunState, RunView, TasksAdded, TasksRequest
@@ -84,13 +84,8 @@ class BulkSubmissions:
             org_id=org_id,
             job_id=job["job_id"],
             range_size=self._settings.range_size,
-            max_concurrency=request.limits.max_concurrency,
-            rate_key=request.limits.rate and request.limits.rate.key,
-            rate_per_second=request.limits.rate and request.limits.rate.per_second,
-            tolerated_share=request.limits.tolerated_failure_share,
-            deadline_seconds=request.limits.deadline_seconds,
-            retention_days=request.retention_days,
             open=staged is None,
+            **RunSettings.asked(request.limits, request.retention_days).columns,
         )
         if staged is None:
             await self._open(connection, job, run, request)

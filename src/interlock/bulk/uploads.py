@@ -58,21 +58,29 @@ class Uploads:
         if row is None:
             raise NotFound(f"There is no upload {source.upload_id} in this org, or it has expired: make another one.")
         prefix = self._prefix(org_id, source.upload_id)
-        there = {one.uri: one async for one in self._objects.list_under(prefix)}
-        missing = [part for part in range(1, row["parts"] + 1) if part_uri(prefix, part) not in there]
-        if missing:
+        parts = await self._parts(prefix, row["parts"])
+        if None in parts:
             raise Conflict(
-                f"Part {missing[0]} of the upload is not there yet: PUT it, then submit again.",
+                f"Part {parts.index(None) + 1} of the upload is not there yet: PUT it, then submit again.",
                 code="upload_incomplete",
             )
-        parts = [there[part_uri(prefix, part)] for part in range(1, row["parts"] + 1)]
         return StagedSource(
             upload_id=source.upload_id,
             prefix=prefix,
             format=source.format,
             sha256=source.sha256,
-            parts=[StagedPart(etag=one.etag, size=one.size) for one in parts],
+            parts=[part for part in parts if part is not None],
         )
+
+    async def keep_same(self, connection: Connection, source: StagedSource, org_id: UUID) -> bool:
+        """Keeps a list for another run, in the transaction that makes it. False when it is gone or has changed."""
+        row = await _sql.keep_upload(connection, upload_id=source.upload_id, org_id=org_id, seconds=self._seconds)
+        return bool(row and source.parts and await self._parts(source.prefix, row["parts"]) == source.parts)
+
+    async def _parts(self, prefix: str, count: int) -> list[StagedPart | None]:
+        """Parts in their order, as they are now; None for one that is missing."""
+        there = {one.uri: StagedPart(etag=one.etag, size=one.size) async for one in self._objects.list_under(prefix)}
+        return [there.get(part_uri(prefix, part)) for part in range(1, count + 1)]
 
     async def keep(self, connection: Connection, source: StagedSource, org_id: UUID) -> None:
         """In the transaction that makes a run of it."""

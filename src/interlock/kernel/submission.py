@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 from uuid import UUID
 
@@ -56,6 +56,37 @@ class Items:
 
     def __len__(self) -> int:
         return len(self.payloads)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Settings of a run, by column. A rerun has those of the run that it repeats."""
+
+    max_concurrency: int | None
+    rate_key: str | None
+    rate_per_second: float | None
+    tolerated_share: float | None
+    deadline_seconds: float | None
+    retention_days: float | None
+
+    @classmethod
+    def asked(cls, limits: RunLimits, retention_days: float | None) -> RunSettings:
+        return cls(
+            max_concurrency=limits.max_concurrency,
+            rate_key=limits.rate.key if limits.rate else None,
+            rate_per_second=limits.rate.per_second if limits.rate else None,
+            tolerated_share=limits.tolerated_failure_share,
+            deadline_seconds=limits.deadline_seconds,
+            retention_days=retention_days,
+        )
+
+    @classmethod
+    def of_run(cls, run: Row) -> RunSettings:
+        return cls(**{field.name: run[field.name] for field in fields(cls)})
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class Submissions:
@@ -119,18 +150,15 @@ class Submissions:
     async def _write(self, connection: Connection, request: JobRequest, org_id: UUID) -> tuple[JobAccepted, str]:
         job = await self.job(connection, request, org_id)
         items = items_of(request.listed, request.dedupe_by, job["concurrency_key"])
-        return await self._run_of(connection, job, items, request.limits, request.retention_days), job["runtime"]
+        settings = RunSettings.asked(request.limits, request.retention_days)
+        return await self._run_of(connection, job, items, settings), job["runtime"]
 
-    async def run_of(
-        self, connection: Connection, job: Row, tasks: list[Raw], retention_days: float | None = None
-    ) -> JobAccepted:
+    async def run_of(self, connection: Connection, job: Row, tasks: list[Raw], settings: RunSettings) -> JobAccepted:
         """Another run of a job that is there, in a larger transaction."""
         items = items_of(tasks, None, job["concurrency_key"])
-        return await self._run_of(connection, job, items, RunLimits(), retention_days)
+        return await self._run_of(connection, job, items, settings)
 
-    async def _run_of(
-        self, connection: Connection, job: Row, items: Items, limits: RunLimits, retention_days: float | None
-    ) -> JobAccepted:
+    async def _run_of(self, connection: Connection, job: Row, items: Items, settings: RunSettings) -> JobAccepted:
         run = await _sql.insert_run(
             connection,
             org_id=job["org_id"],
@@ -138,12 +166,7 @@ class Submissions:
             last_index=len(items) - 1,
             range_size=self._settings.range_size,
             total=len(items) if items.dedupe_keys is None else None,
-            max_concurrency=limits.max_concurrency,
-            rate_key=limits.rate and limits.rate.key,
-            rate_per_second=limits.rate and limits.rate.per_second,
-            tolerated_share=limits.tolerated_failure_share,
-            deadline_seconds=limits.deadline_seconds,
-            retention_days=retention_days,
+            **settings.columns,
         )
         indexes = await self._tasks(connection, job, run["run_id"], items)
         if items.dedupe_keys is not None:

@@ -245,9 +245,11 @@ from unnest(:indexes::bigint[], :payloads::text[], :slot_keys::text[]) as i(task
 on conflict do nothing;
 
 -- name: insert_ingesting_run^
-insert into interlock.runs (org_id, job_id, last_index, range_size, max_concurrency, rate_key, rate_per_second, tolerated_share, deadline_at,
-                            retention_days, latched, ingesting, open, state)
-values (:org_id, :job_id, -1, :range_size, :max_concurrency::int, :rate_key::text, :rate_per_second::float8, :tolerated_share::float8,
+insert into interlock.runs (org_id, job_id, last_index, range_size, max_concurrency, rate_key, rate_per_second,
+                            tolerated_share, deadline_seconds, deadline_at, retention_days, latched, ingesting, open,
+                            state)
+values (:org_id, :job_id, -1, :range_size, :max_concurrency::int, :rate_key::text, :rate_per_second::float8,
+        :tolerated_share::float8, :deadline_seconds::float8,
         interlock.clock() + make_interval(secs => :deadline_seconds::float8), :retention_days::float8, false, true,
         :open, 'Ingesting')
 returning run_id, state;

@@ -76,10 +76,12 @@ order by own limit 1;
 
 -- name: insert_run^
 -- With a total that is known from the start the run is latched at once; else latch_run does it.
-insert into interlock.runs (org_id, job_id, last_index, range_size, total, queued, max_concurrency, rate_key, rate_per_second, tolerated_share, deadline_at,
-                            retention_days, latched, state, ended_at)
+insert into interlock.runs (org_id, job_id, last_index, range_size, total, queued, max_concurrency, rate_key,
+                            rate_per_second, tolerated_share, deadline_seconds, deadline_at, retention_days, latched,
+                            state, ended_at)
 values (:org_id, :job_id, :last_index, :range_size, :total::bigint, coalesce(:total::bigint, 0),
-        :max_concurrency::int, :rate_key::text, :rate_per_second::float8, :tolerated_share::float8, interlock.clock() + make_interval(secs => :deadline_seconds::float8),
+        :max_concurrency::int, :rate_key::text, :rate_per_second::float8, :tolerated_share::float8,
+        :deadline_seconds::float8, interlock.clock() + make_interval(secs => :deadline_seconds::float8),
         :retention_days::float8, :total::bigint is not null,
         case when :total::bigint = 0 then 'Completed'::interlock.run_state else 'Running' end,
         case when :total::bigint = 0 then interlock.clock() end)

@@ -25,6 +25,11 @@ where t.shard = :shard and t.run_id = :run_id and t.org_id = :org_id
 order by t.task_index
 limit :most;
 
+-- name: unmade_ingest^
+-- The list of a run whose ingest failed or was canceled: that run has no tasks.
+select i.source from interlock.ingests i
+where i.run_id = :run_id and i.org_id = :org_id and i.step in ('Failed', 'Canceled');
+
 -- name: insert_rerun!
 insert into interlock.reruns (run_id, org_id, of_run, statuses, error_class, upload_id, next_index, last_index)
 values (:run_id, :org_id, :of_run, :statuses::text[]::interlock.task_status[], :error_class, :upload_id, :first, :last);
