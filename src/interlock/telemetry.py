@@ -17,6 +17,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 REGISTRY: Final = CollectorRegistry()
 
 TASKS_CREATED = Counter("interlock_tasks_created", "Tasks created.", ["runtime"], registry=REGISTRY)
+LIMITS_UNAVAILABLE = Counter(
+    "interlock_limits_unavailable",
+    "Checks of a limit while Valkey did not answer: ranges of tasks held back, requests counted per process.",
+    ["limit"],
+    registry=REGISTRY,
+)
 TASKS_CLAIMED = Counter("interlock_tasks_claimed", "Attempts started.", registry=REGISTRY)
 ATTEMPTS_ENDED = Counter(
     "interlock_attempts_ended",

@@ -16,6 +16,7 @@ from interlock.access.members import Members
 from interlock.access.object_tokens import ObjectTokens
 from interlock.access.oidc import Issuer
 from interlock.access.principals import Principals
+from interlock.access.request_limit import RequestLimit
 from interlock.access.signed_urls import RESULTS, SignedUrls
 from interlock.access.tokens import CapabilityTokens, CapabilityVerifier
 from interlock.adapters.documents import Documents
@@ -125,6 +126,7 @@ class Kernel:
     shards: Shards
     turns: Turns
     coordination: Coordination | None
+    request_limit: RequestLimit
     keyring: Keyring
     tokens: CapabilityTokens
     capabilities: CapabilityVerifier
@@ -271,6 +273,7 @@ def assemble(
         shards=shards,
         turns=turns,
         coordination=coordination,
+        request_limit=RequestLimit(coordination),
         keyring=keyring,
         tokens=tokens,
         capabilities=tokens,
@@ -293,7 +296,7 @@ def assemble(
         run_control=RunControl(database, settings, reads, actions, status),
         pace=pace,
         status=status,
-        explanations=Explanations(database),
+        explanations=Explanations(database, coordination),
         invoker=Invoker(database, settings, claims, tasks, objects, open_runner(settings), wakeups),
         bundles=Bundles(database, settings, objects),
         inline=InlineRunner(database, claims, tasks, effects, OPERATORS | ranges.OPERATORS),

@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 import psutil
 
-from interlock.adapters.embedded import EmbeddedPostgres
+from interlock.adapters.embedded import EmbeddedPostgres, EmbeddedValkey
 from interlock.adapters.postgres import migrate
 from interlock.api.listener import bind
 from interlock.client import Client, WorkerClient
@@ -158,6 +158,7 @@ class Deployment:
     state_url: str
     credentials: Credentials
     settings: Mapping[str, str]
+    valkey_url: str
     processes: dict[str, Process] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Process:
@@ -193,7 +194,8 @@ class Deployment:
     def add_listening(self, kind: str, name: str, *, listener: socket.socket | None = None, **settings: str) -> Process:
         """A gateway or dispatcher; on `listener` beside another one, or on a port of its own."""
         door = listener or bind("127.0.0.1:0", setting=kind)
-        return self._add(kind, name, [], {"state_url": self.state_url} | settings, door)
+        stores = {"state_url": self.state_url, "valkey_url": self.valkey_url}
+        return self._add(kind, name, [], stores | settings, door)
 
     def add_scheduler(self, name: str, **settings: str) -> Process:
         return self._add("scheduler", name, [], {"state_url": self.state_url} | settings, None)
@@ -242,9 +244,11 @@ async def deployed(**settings: str) -> AsyncIterator[Deployment]:
         folder = Folder(Path(path))
         folder.logs.mkdir(parents=True)
         state = EmbeddedPostgres(folder.path / "state", name="state", log=folder.log_of("postgres"))
-        url = await state.start()
+        valkey = EmbeddedValkey(folder.path / "valkey", name="valkey", log=folder.log_of("valkey"))
+        url, valkey_url = await asyncio.gather(state.start(), valkey.start())
         await migrate(url)
-        made = Deployment(folder.path, state, url, await ensure_credentials(url, folder), settings)
+        credentials = await ensure_credentials(url, folder)
+        made = Deployment(folder.path, state, url, credentials, settings, valkey_url)
         made.add_listening("gateway", "gateway")
         made.add_listening("dispatcher", "dispatcher")
         made.add_worker("worker")
@@ -259,3 +263,4 @@ async def deployed(**settings: str) -> AsyncIterator[Deployment]:
             raise
         finally:
             await made.abandon()
+            await valkey.stop()

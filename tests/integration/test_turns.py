@@ -115,21 +115,3 @@ async def test_a_flushed_valkey_loses_neither_the_limit_nor_what_waits(
         assert await running_now(limited) <= 30
     await limited.settle()
     assert (await limited.run(run["run_id"]))["state"] == "Completed"
-
-
-async def test_without_valkey_a_run_goes_by_what_postgres_has_counted(
-    state_url: str, tmp_path: Path, clock: ManualClock
-) -> None:
-    async with running(state_url, tmp_path, clock) as system:
-        run = await system.submit(TASKS[:100], **LIMITED)
-        held = await taken(system)
-        assert len(held) == 30
-        while held:
-            for claim in held:
-                await system.complete(claim)
-            clock.advance(61)
-            await system.pass_of("reconciler")
-            held = await taken(system)
-            assert await running_now(system) <= 30
-        await system.settle()
-        assert (await system.run(run["run_id"]))["state"] == "Completed"

@@ -1,4 +1,8 @@
-"""Coordination in Valkey: fast, shared, and dispensable. When it is away, work goes on without it."""
+"""Coordination in Valkey: limits, rates and hot reads that all processes share.
+
+Nothing here is the truth, so losing it loses nothing. While it does not answer, each caller decides: a cache falls back
+to PostgreSQL, a limit holds work back or counts by itself. None of them lets work through unchecked.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +35,13 @@ class Coordination:
         self._complained = float("-inf")
         self._asked_again_at = float("-inf")
 
-    async def over_limit(self, key: str, most: int, window_seconds: float = 1.0) -> float | None:
-        """Seconds until the window ends when `key` was used more than `most` times in it; None when it may go on."""
+    async def count(self, key: str, *, window_seconds: float) -> tuple[int, float] | None:
+        """Counts one use of `key`. Returns its uses in the window and the seconds left of that; None while away."""
         counted = await self.script(_COUNT, keys=[f"interlock:rate:{key}"], args=[int(window_seconds * 1000)])
         if counted is None:
             return None
         used, left_ms = counted
-        return max(0.001, left_ms / 1000) if used > most else None
+        return used, left_ms / 1000
 
     async def script(self, text: str, *, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """What it returns; None while the server is away, here and below."""
@@ -81,4 +85,5 @@ class Coordination:
     def _complain(self, error: Exception) -> None:
         if time.monotonic() - self._complained > _COMPLAIN_SECONDS:
             self._complained = time.monotonic()
-            log.warning("valkey.away", reason=type(error).__name__, effect="limits are not enforced, rates not known")
+            effect = "runs with limits start no tasks, request limits count per process, rates are not known"
+            log.warning("valkey.away", reason=type(error).__name__, effect=effect)

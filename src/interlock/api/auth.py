@@ -66,8 +66,8 @@ async def user_of(kernel: Kernel, headers: Headers, *, scope: str, warm: bool) -
     principal = await _user(kernel, key.lstrip(" "), _only(headers(ORG_HEADER), ORG_HEADER), warm=warm)
     principal.require(scope)
     most = kernel.settings.requests_per_second
-    if most and kernel.coordination is not None:
-        wait = await kernel.coordination.over_limit(principal.key_id, most)
+    if most:
+        wait = await kernel.request_limit.wait(principal.key_id, most)
         if wait is not None:
             raise TooManyRequests(f"This key may send {most} requests per second.", retry_after=wait)
     return principal

@@ -11,6 +11,7 @@ from interlock.api.dispatcher import dispatcher
 from interlock.api.gateway import gateway
 from interlock.api.listener import bind, require_safe, url_of
 from interlock.api.server import serve, stop_on_signals
+from interlock.errors import ConfigurationError
 from interlock.kernel.loop import forever
 from interlock.settings import Settings
 from interlock.wiring import Kernel, kernel
@@ -35,6 +36,11 @@ async def run_gateway(settings: Settings, *, descriptor: int | None = None) -> N
 
 
 async def run_dispatcher(settings: Settings, *, descriptor: int | None = None) -> None:
+    if settings.valkey_url is None:
+        raise ConfigurationError(
+            "INTERLOCK_VALKEY_URL is not set: a dispatcher checks the limits of runs in Valkey. "
+            "Write INTERLOCK_VALKEY_URL=valkey://host:port/0, the same for all gateways and dispatchers."
+        )
     listener = listener_of(settings, settings.internal, "internal", descriptor)
     stop = stop_on_signals()
     async with kernel(settings, process="dispatcher", commands=False) as parts:

@@ -44,7 +44,12 @@ def gateway(
     run_process(run_gateway(settings, descriptor=inherited or descriptor))
 
 
-@command(app, "dispatcher", panel=Panel.PROCESSES, example="INTERLOCK_STATE_URL=postgresql://… interlock dispatcher")
+@command(
+    app,
+    "dispatcher",
+    panel=Panel.PROCESSES,
+    example="INTERLOCK_STATE_URL=postgresql://… INTERLOCK_VALKEY_URL=valkey://… interlock dispatcher",
+)
 def dispatcher(
     address: Annotated[str | None, typer.Option("--internal", help="host:port. Default: 127.0.0.1:7071")] = None,
     folder: FolderOption = None,
@@ -53,7 +58,10 @@ def dispatcher(
     parent: Parent = None,
     handover: Handover = None,
 ) -> None:
-    """Run one dispatcher, with the background loops. It needs INTERLOCK_STATE_URL; any number may run."""
+    """Run one dispatcher, with the background loops; any number may run.
+
+    It needs INTERLOCK_STATE_URL, and INTERLOCK_VALKEY_URL for the limits of runs.
+    """
     join(parent)
     from interlock.api.run import run_dispatcher
 

@@ -221,6 +221,9 @@ class Claims:
         asked = min(size, room or size)
         most = (await self._shards.limited([span.run_id])).get(span.run_id)
         granted = asked if most is None else await self._turns.take(span.run_id, most, asked)
+        if granted is None:
+            await self._settle_rest(span, span.start, None, self._rates.deferrals.next("max_concurrency"))
+            return []
         shard = (await self._shards.of_runs([span.run_id]))[span.run_id]
         due = await self._due(span, shard, granted) if granted else _Due(None, span.start, 0.0)
         groups = list[_Group]()

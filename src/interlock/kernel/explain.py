@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.adapters.valkey import Coordination
 from interlock.errors import NotFound
 from interlock.kernel.shards import find_task
 from interlock.wire import Explanation, TaskStatus
@@ -18,8 +19,9 @@ _NOBODY = UUID(int=0)
 
 
 class Explanations:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, coordination: Coordination | None) -> None:
         self._database = database
+        self._coordination = coordination
 
     async def explain(self, task_id: UUID, org_id: UUID) -> Explanation:
         async with self._database.connection() as connection:
@@ -30,10 +32,21 @@ class Explanations:
             reason, detail = _BY_STATUS[row["status"]](row)
             if reason == "waiting_for_worker" and row["lane"] is not None:
                 reason, detail = await _turn(connection, row) or (reason, detail)
+        if row["status"] == TaskStatus.QUEUED and row["run_limited"] and not await self._limits_known():
+            reason, detail = _LIMIT_UNAVAILABLE
         detail = f"{detail}{_held_back(row)}"
         return Explanation(
             task_id=task_id, status=TaskStatus(row["status"]), reason=reason, detail=detail, facts=_facts(row)
         )
+
+    async def _limits_known(self) -> bool:
+        return self._coordination is not None and await self._coordination.answers()
+
+
+_LIMIT_UNAVAILABLE = (
+    "limit_unavailable",
+    "Its run has limits that are kept in Valkey, which does not answer; it starts by itself when Valkey is back.",
+)
 
 
 def _held_back(row: Row) -> str:

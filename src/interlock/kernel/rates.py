@@ -2,13 +2,15 @@
 
 Each key of a run has a bucket in Valkey: it fills at the run's rate, holds a second's worth, and a task that begins
 takes one. What finds its bucket empty stays queued, and the message of its range comes again when there is something in
-it. While Valkey is away nothing is held back.
+it. While Valkey does not answer, no task with a key begins: its range comes again a little later.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import random
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -20,12 +22,14 @@ from interlock.adapters.valkey import Coordination
 from interlock.clock import Clock
 from interlock.kernel.shards import Rate
 from interlock.pointers import pointed
+from interlock.telemetry import LIMITS_UNAVAILABLE
 
 HOST: Final = "host"
 """Of the URL that is the payload, or its `url`."""
 _KEPT_MS: Final = 3_600_000
 _ASKED_PER_SECOND: Final = 50
 """Messages of one run that may ask in vain: the others come later, or they would go round in circles."""
+_LONGEST_DEFERRAL_SECONDS: Final = 20.0
 
 # For each key: how many may begin now, and in how long the next one may.
 _ADMIT: Final = """
@@ -61,17 +65,41 @@ class Admitted:
     wait_seconds: float = 0.0
 
 
+class Deferrals:
+    """How long ranges wait whose limits cannot be checked. The more of them ask, the longer: they come back spread out,
+    and keep neither the queue nor, once it is back, Valkey busy."""
+
+    def __init__(
+        self, seconds: Callable[[], float] = time.monotonic, dice: Callable[[], float] = random.random
+    ) -> None:
+        self._seconds = seconds
+        self._dice = dice
+        self._window = 0
+        self._asked = 0
+
+    def next(self, limit: str) -> float:
+        LIMITS_UNAVAILABLE.labels(limit=limit).inc()
+        if int(self._seconds()) != self._window:
+            self._window, self._asked = int(self._seconds()), 0
+        self._asked += 1
+        return min(_LONGEST_DEFERRAL_SECONDS, max(1.0, self._asked / _ASKED_PER_SECOND)) * (0.5 + self._dice())
+
+
 class Rates:
     def __init__(self, coordination: Coordination | None, clock: Clock) -> None:
         self._coordination = coordination
         self._clock = clock
+        self.deferrals = Deferrals()
 
     async def admit(self, run_id: UUID, rate: Rate, payloads: Sequence[str]) -> Admitted:
         keys = [_key(rate.key, payload) for payload in payloads]
         counts = {key: keys.count(key) for key in dict.fromkeys(keys) if key is not None}
-        answer = await self._ask(run_id, rate, counts) if counts else None
-        if answer is None:
+        if not counts:
             return Admitted(range(len(payloads)))
+        answer = await self._ask(run_id, rate, counts)
+        if answer is None:
+            unlimited = [place for place, key in enumerate(keys) if key is None]
+            return Admitted(unlimited, self.deferrals.next("rate"))
         left = dict(zip(counts, map(int, answer[1:]), strict=True))
         places = []
         for place, key in enumerate(keys):

@@ -4,7 +4,8 @@ claim ─► take ─► so many of a range, and no more ─► heartbeats, repo
               └► none: the range waits, in a list in Valkey, and its message is gone
 
 A place that a crash has kept is given back by the loop below, which counts anew in Postgres. When a list was lost, the
-reconciler finds what waits without a message.
+reconciler finds what waits without a message. While Valkey does not answer, no place is given: two dispatchers that
+count in Postgres at the same time would both find the last one free.
 """
 
 from __future__ import annotations
@@ -86,18 +87,16 @@ class Turns:
         self._queue = queue
         self._shards = shards
 
-    async def take(self, run_id: UUID, most: int, wanted: int) -> int:
-        """How many of the wanted places the run may have. Without Valkey, by what Postgres knows of just now."""
+    async def take(self, run_id: UUID, most: int, wanted: int) -> int | None:
+        """How many of the wanted places the run may have. None while Valkey does not answer."""
         granted = await self._script(_TAKE, run_id, most, wanted, _KEPT_MS)
         if granted == -1:
             await self._script(_KNOW, run_id, await self._running(run_id), _KEPT_MS)
             granted = await self._script(_TAKE, run_id, most, wanted, _KEPT_MS)
-        if granted is None or granted == -1:
-            return max(0, min(most - await self._running(run_id), wanted))
-        return int(granted)
+        return None if granted is None or granted == -1 else int(granted)
 
     async def wait(self, run_id: UUID, most: int, start: int, end: int) -> None:
-        """The range goes on when a place is free. Its message may go: without Valkey, the reconciler sends another."""
+        """The range goes on when a place is free. Its message may go: if the list is lost, the reconciler sends one."""
         kept = msgspec.json.encode(_Waiting(start, end))
         await self._wake(run_id, await self._script(_WAIT, run_id, kept, most, _KEPT_MS) or [])
 

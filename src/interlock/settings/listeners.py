@@ -29,7 +29,9 @@ class Listeners(Area):
     )
     body_limit_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Larger request bodies get 413.")
     requests_per_second: int = Field(
-        0, ge=0, description="Per API key, counted in Valkey over one second; 0: no limit."
+        0,
+        ge=0,
+        description="Per API key, counted in Valkey over one second, or per gateway while that is away; 0: no limit.",
     )
 
     # Clients: the CLI, the SDK and workers

@@ -17,7 +17,7 @@ class Stores(Area):
 
     state_url: SecretStr | None = Field(None, description="postgresql:// URL of the state database; unset: embedded.")
     data_url: SecretStr | None = Field(None, description="postgresql:// URL of the data database; unset: embedded.")
-    valkey_url: SecretStr | None = Field(None, description="valkey:// URL for coordination; unset: embedded.")
+    valkey_url: SecretStr | None = Field(None, description="valkey:// URL for limits and hot reads; unset: embedded.")
     objects_url: str | None = Field(None, description="Root of objects, file:// or s3://; unset: file://{dir}/objects.")
     objects_endpoint: HttpUrl | None = Field(
         None, description="URL of a store beside AWS that speaks S3; unset: AWS_ENDPOINT_URL, or else AWS itself."

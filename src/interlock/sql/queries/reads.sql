@@ -118,7 +118,8 @@ select t.status, t.attempt, t.max_attempts, t.dead, t.parked, t.cancel_requested
        m.priority as lane, t.org_id, coalesce(t.run_id, t.job_id) as share_id, t.run_id is not null as of_run,
        a.outcome, a.error_class, a.error_message, a.crash, a.attempt as last_attempt,
        p.since as paused_since, p.reason as pause_reason, p.path as pause_path,
-       t.run_id, t.task_index >= r.held_from as held, b.paused as backfill_paused
+       t.run_id, t.task_index >= r.held_from as held, b.paused as backfill_paused,
+       r.max_concurrency is not null or r.rate_key is not null as run_limited
 from interlock.tasks t
 join interlock.jobs j on j.job_id = t.job_id
 left join interlock.runs r on r.run_id = t.run_id

@@ -1,0 +1,36 @@
+"""Requests per second of an API key: counted in Valkey for all gateways, or in this process while that is away."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from interlock.adapters.valkey import Coordination
+from interlock.telemetry import LIMITS_UNAVAILABLE
+
+
+class RequestLimit:
+    """A limit that does not depend on Valkey to hold: without it, each process admits the whole limit by itself."""
+
+    def __init__(self, coordination: Coordination | None, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._coordination = coordination
+        self._seconds = seconds
+        self._window = 0
+        self._used: Counter[str] = Counter()
+
+    async def wait(self, key: str, most: int) -> float | None:
+        """Counts one request. Returns the seconds to wait when the key has sent more than `most` in this second."""
+        counted = None if self._coordination is None else await self._coordination.count(key, window_seconds=1.0)
+        if counted is None:
+            LIMITS_UNAVAILABLE.labels(limit="requests").inc()
+            counted = self._count_here(key)
+        used, left = counted
+        return max(0.001, left) if used > most else None
+
+    def _count_here(self, key: str) -> tuple[int, float]:
+        now = self._seconds()
+        if int(now) != self._window:
+            self._window, self._used = int(now), Counter()
+        self._used[key] += 1
+        return self._used[key], self._window + 1 - now
