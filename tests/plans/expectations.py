@@ -88,6 +88,10 @@ TASKS: dict[str, list[Expectation]] = {
         Bounded(100, _WHO | {"run_ids": "array[seed.id('run queued')]", "firsts": "'{0}'", "lasts": "'{99}'"}, pages=25)
     ],
     "claim_range_start": [Bounded(20, _WHO | _run("queued") | {"first": "0", "last": "99", "most": "20"}, pages=30)],
+    "next_queued": [
+        Bounded(20, _SMALL | _run("queued") | {"first": "0", "last": "99", "runtimes": "null"}),
+        Bounded(100, _SMALL | _run("running") | {"first": "0", "last": "99", "runtimes": "null"}),
+    ],
     "claim_capped": [
         Bounded(
             100,
