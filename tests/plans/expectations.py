@@ -182,6 +182,7 @@ SHARDS: dict[str, list[Expectation]] = {
     "limited_runs": [
         Live("select count(*) from interlock.runs where ended_at is null", "runs that go on", {"most": "1000"})
     ],
+    "send_again": [Bounded(1, _run("queued"), pages=20)],
     "run_address": [Bounded(1, _run("running"))],
     "attachment": [Exempt("reads the catalog, once per shard that is dropped")],
     "drop_shard": [Exempt("drops a table")],

@@ -172,8 +172,10 @@ class Claims:
             await self._tokens.require_signing()
         groups, states = list[_Group](), list[Row]()
         wanted, limited = await self._with_limits(wanted)
+        remaining = 0
         for span in limited:
-            groups += await self._claim_in_turn(span, wanted.most, who)
+            claimed_now, left_over = await self._claim_in_turn(span, wanted.most, who)
+            groups, remaining = groups + claimed_now, remaining + left_over
         for shard, part in (await self._by_shard(wanted)).items():
             claimed, left = await self._claim_in(shard, part, who)
             groups, states = groups + claimed, states + left
@@ -182,7 +184,7 @@ class Claims:
             groups, states = groups + claimed, states + left
         await failpoint("claim.committed")
         TASKS_CLAIMED.inc(sum(len(group.tasks) for group in groups))
-        remaining = await self._settle(wanted, groups, who)
+        remaining += await self._settle(wanted, groups, who)
         jobs = await self._jobs({(group.lease.job_id, group.lease.job_version) for group in groups})
         together, claims = [], []
         for group in groups:
@@ -217,8 +219,11 @@ class Claims:
         messages = [message for message in wanted.messages if message not in theirs]
         return replace(wanted, ranges=rest, messages=messages), apart
 
-    async def _claim_in_turn(self, span: ClaimRange, room: int | None, who: dict[str, Any]) -> list[_Group]:
-        """As many as the run may have running, and begin, now. What is left of the range waits, or goes to others."""
+    async def _claim_in_turn(self, span: ClaimRange, room: int | None, who: dict[str, Any]) -> tuple[list[_Group], int]:
+        """As many as the run may have running, and begin, now. What is left of the range waits, or goes to others.
+
+        The second value is how many tasks the caller must come again for.
+        """
         size = span.end - span.start + 1
         asked = min(size, room or size)
         most = (await self._shards.limited([span.run_id])).get(span.run_id)
@@ -235,8 +240,7 @@ class Claims:
         left, delay = due.left, due.wait_seconds
         if left is None:
             left, delay = await self._next_queued(span, taken, granted, who), 0.0 if taken else _LOCKED_SECONDS
-        await self._settle_rest(span, left, most if granted < asked else None, delay)
-        return groups
+        return groups, await self._settle_rest(span, left, most if granted < asked else None, delay)
 
     async def _due(self, span: ClaimRange, shard: int, most: int) -> _Due:
         """By the rates of their keys; all of them where the run has none."""
@@ -253,17 +257,23 @@ class Claims:
         ids = [rows[place]["task_id"] for place in admitted.places]
         return _Due(ids, min(later, default=beyond), admitted.wait_seconds)
 
-    async def _settle_rest(self, span: ClaimRange, left: int, limit: int | None, delay: float) -> None:
-        """With a limit, the rest waits for a place; else it comes again, at once where the worker had no room."""
-        if left <= span.end and limit is not None:
-            await self._turns.wait(span.run_id, limit, left, span.end)
+    async def _settle_rest(self, span: ClaimRange, left: int, limit: int | None, delay: float) -> int:
+        """With a limit, the rest waits for a place; else it comes again, at once where the worker had no room.
+
+        Returns how many tasks the caller must come again for, because it has no message that does.
+        """
+        stays = left <= span.end
+        if stays and limit is not None:
+            again = await self._turns.wait(span.run_id, limit, left, span.end)
+            stays, delay = again is not None, again or 0.0
         if span.message is None:
-            return
+            return span.end + 1 - left if stays else 0
         handle = Handle(span.message.message_id, span.message.receipt)
-        if left <= span.end and limit is None:
+        if stays:
             await self._keep_rest(span, span.message.queue, handle, left, delay)
         else:
             await self._queue.ack(span.message.queue, [handle])
+        return 0
 
     async def _claim_elsewhere(self, ids: list[UUID], who: dict[str, Any]) -> tuple[list[_Group], list[Row]]:
         """Tasks that somebody has named by their ids alone, and that are not in shard 0."""
