@@ -129,6 +129,7 @@ async def test_the_counting_loop_has_ranges_of_a_lost_list_sent_again_once(
     await taken(limited)
     async with Valkey.from_url(await valkey.start()) as client:
         await client.flushall()
+    await limited.pass_of("run-counters")
     assert [await limited.pass_of("run-turns"), await limited.pass_of("run-turns")] == [1, 0]
     assert await limited.pass_of("run-wakes") == 1
     assert await limited.value("select count(*) from interlock.queue_messages") > 0

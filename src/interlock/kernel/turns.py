@@ -140,10 +140,12 @@ class Turns:
             return False
         async with self._database.connection() as connection:
             asked: UUID | None = await _sql.send_again(connection, run_id=run_id)
+        if asked is None:
+            return False
         if len(self._lost) > _MANY_LOST:
             self._lost.clear()
         self._lost.add(run_id)
-        return asked is not None
+        return True
 
     async def counted(self, run_id: UUID) -> _Counted:
         found = await self._script(_COUNTED, run_id)
@@ -210,7 +212,7 @@ class TurnKeeping(Periodic):
         for run in runs:
             counted = await self._turns.counted(run["run_id"])
             if counted.used is None:
-                corrected += await self._turns.recover(run["run_id"])
+                corrected += run["started"] and await self._turns.recover(run["run_id"])
                 if counted.waiting:
                     await self._turns.give_back(run["run_id"], 0)
                 continue
