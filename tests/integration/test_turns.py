@@ -12,7 +12,7 @@ from valkey.asyncio import Valkey
 from interlock.adapters.embedded import EmbeddedValkey
 from interlock.clock import ManualClock
 from tests.shards import submit_sharded
-from tests.system import System, fence, running
+from tests.system import System, fence, running, until
 
 TASKS = [{"n": n} for n in range(250)]
 LIMITED = {"limits": {"max_concurrency": 30}}
@@ -97,21 +97,69 @@ async def test_places_that_a_crash_has_kept_are_given_back(limited: System, valk
     assert len(await taken(limited)) == 0
 
 
-async def test_a_flushed_valkey_loses_neither_the_limit_nor_what_waits(
-    limited: System, clock: ManualClock, valkey: EmbeddedValkey
+async def work_off(system: System, clock: ManualClock, held: list[dict[str, Any]]) -> None:
+    """Completes what is held and claims what is sent then, without the reconciler, until nothing is sent any more."""
+    while held:
+        for claim in held:
+            assert (await system.complete(claim)).status_code == 200
+        await system.settle()
+        clock.advance(1)  # a range that could not be put on the list comes again
+        held = await taken(system)
+        assert await running_now(system) <= 30
+    await system.settle()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shard 0", "own shard"])
+async def test_ranges_that_a_flushed_valkey_has_lost_go_on_with_the_next_freed_place(
+    limited: System, clock: ManualClock, valkey: EmbeddedValkey, own: bool
 ) -> None:
-    run = await limited.submit(TASKS, **LIMITED)
+    run = await (submit_sharded if own else System.submit)(limited, TASKS, **LIMITED)
     held = await taken(limited)
     async with Valkey.from_url(await valkey.start()) as client:
         await client.flushall()
-    assert await limited.pass_of("reconciler") == 0
-    clock.advance(61)
-    assert await limited.pass_of("reconciler") == 220
-    assert await taken(limited) == []
-    while held:
-        for claim in held:
-            await limited.complete(claim)
-        held = await taken(limited)
-        assert await running_now(limited) <= 30
-    await limited.settle()
+    await work_off(limited, clock, held)
     assert (await limited.run(run["run_id"]))["state"] == "Completed"
+
+
+async def test_the_counting_loop_has_ranges_of_a_lost_list_sent_again_once(
+    limited: System, valkey: EmbeddedValkey
+) -> None:
+    """Although no place is given back, and none is asked for."""
+    await limited.submit(TASKS, **LIMITED)
+    await taken(limited)
+    async with Valkey.from_url(await valkey.start()) as client:
+        await client.flushall()
+    await limited.pass_of("run-counters")
+    assert [await limited.pass_of("run-turns"), await limited.pass_of("run-turns")] == [1, 0]
+    assert await limited.pass_of("run-wakes") == 1
+    assert await limited.value("select count(*) from interlock.queue_messages") > 0
+
+
+async def test_a_list_without_a_counter_is_worked_off(limited: System, valkey: EmbeddedValkey) -> None:
+    """Valkey was flushed between the refusal of a place and the range's entry in the list."""
+    run = await limited.submit(TASKS, **LIMITED)
+    await taken(limited)
+    async with Valkey.from_url(await valkey.start()) as client:
+        await client.delete(f"interlock:places:{run['run_id']}")
+        before = await client.llen(f"interlock:waiting:{run['run_id']}")
+        await limited.pass_of("run-turns")
+        assert await client.llen(f"interlock:waiting:{run['run_id']}") == before - 1
+    assert await limited.value("select count(*) from interlock.queue_messages") == 1
+
+
+async def test_ranges_that_wait_when_valkey_dies_go_on_when_it_is_back(
+    state_url: str, tmp_path: Path, clock: ManualClock
+) -> None:
+    server = EmbeddedValkey(tmp_path / "valkey", name="mortal", log=tmp_path / "valkey.log")
+    async with running(state_url, tmp_path, clock, valkey_url=await server.start()) as system:
+        run = await system.submit(TASKS, **LIMITED)
+        held = await taken(system)
+        await server.stop()
+        await work_off(system, clock, held)
+        assert await running_now(system) == 0
+        await server.start()
+        assert system.kernel.coordination is not None
+        await until(system.kernel.coordination.answers)
+        clock.advance(60)  # past every deferral
+        await work_off(system, clock, await until(lambda: taken(system)))
+        assert (await system.run(run["run_id"]))["state"] == "Completed"

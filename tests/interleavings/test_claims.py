@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from interlock.kernel.tasks import run_task_id
@@ -13,10 +14,11 @@ from tests.interleavings.operations import (
     claim,
     claim_range,
     complete,
+    hold,
     one_pass,
     release,
 )
-from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
+from tests.interleavings.scheduler import OWN_GATE, Order, in_every_order, while_one_breaks
 
 CLAIMED = ("Claimed", None)
 
@@ -57,6 +59,28 @@ async def test_claims_of_a_part_of_one_range_in_every_order_wait_for_nobody(aren
     played = await arena.play(order, one=part, other=part)
     assert (played[order.first], played[order.second]) == ([0, 1, 2], [3, 4, 5])
     assert played.waits == set()
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+@pytest.mark.parametrize("locked", [0, 1, 3])
+@in_every_order(sweep=OWN_GATE, claim="claim.before_commit")
+async def test_part_claim_leaves_a_wake_up_for_what_somebody_else_has_locked(
+    arena: Arena, order: Order, limit: int, locked: int
+) -> None:
+    run_id = (await arena.submitted(4)).run_id
+    (message,) = await arena.messages()
+    lock = hold("select 1 from interlock.tasks where task_id = $1 for no key update", run_task_id(run_id, locked))
+    part = claim_range(run_id, 0, 3, limit=limit, message=message)
+    played = await arena.play(order, sweep=lock, claim=part)
+    assert (len(played["claim"]), ("claim", "sweep") in played.waits) == (limit, False)
+    left = 4 - limit
+    while left:
+        arena.clock.advance(1)
+        (message,) = await arena.messages()
+        body = msgspec.json.decode(message.body)
+        rest = claim_range(run_id, body["start"], body["end"], limit=limit, message=message)
+        left -= len(await arena.do(rest))
+    assert await arena.messages() == []
 
 
 @in_every_order(listed="claim.before_commit", ranged="claim.before_commit")

@@ -18,10 +18,11 @@ from tests.interleavings.operations import (
     claim_range,
     complete,
     complete_all,
+    hold,
     one_pass,
     release,
 )
-from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
+from tests.interleavings.scheduler import OWN_GATE, Order, in_every_order, while_one_breaks
 
 ONE_AT_A_TIME = {"max_concurrency": 1}
 CAPS = [ONE_AT_A_TIME, {"key": "/host", "max_concurrency_per_key": 1}]
@@ -134,6 +135,21 @@ async def test_two_claims_for_one_slot_in_every_order_have_one_winner_and_the_ot
     assert (played[order.first].status, played[order.second].reason) == ("Claimed", "LimitReached")
     assert played.waits == order.meeting()
     assert (await arena.task(tasks[order.second]))["parked"]
+    assert await drained(arena)
+
+
+@pytest.mark.parametrize("scaling", CAPS, ids=["in all", "per key"])
+@in_every_order(router=OWN_GATE, claim="claim.before_commit")
+async def test_claim_of_a_capped_task_waits_for_a_row_lock_and_loses_no_wake_up(
+    arena: Arena, order: Order, scaling: dict[str, Any]
+) -> None:
+    """The router locks queued tasks that take a newer change in with them; so does the sweep of files."""
+    task_id = run_task_id((await arena.submitted(scaling=scaling)).run_id, 0)
+    (message,) = await arena.messages()
+    lock = hold("select 1 from interlock.tasks where task_id = $1 for no key update", task_id)
+    played = await arena.play(order, router=lock, claim=claim(task_id, message=message))
+    assert played["claim"].status == "Claimed"
+    assert played.waits == order.meeting()
     assert await drained(arena)
 
 

@@ -88,6 +88,10 @@ TASKS: dict[str, list[Expectation]] = {
         Bounded(100, _WHO | {"run_ids": "array[seed.id('run queued')]", "firsts": "'{0}'", "lasts": "'{99}'"}, pages=25)
     ],
     "claim_range_start": [Bounded(20, _WHO | _run("queued") | {"first": "0", "last": "99", "most": "20"}, pages=30)],
+    "next_queued": [
+        Bounded(20, _SMALL | _run("queued") | {"first": "0", "last": "99", "runtimes": "null"}),
+        Bounded(100, _SMALL | _run("running") | {"first": "0", "last": "99", "runtimes": "null"}),
+    ],
     "claim_capped": [
         Bounded(
             100,
@@ -178,6 +182,7 @@ SHARDS: dict[str, list[Expectation]] = {
     "limited_runs": [
         Live("select count(*) from interlock.runs where ended_at is null", "runs that go on", {"most": "1000"})
     ],
+    "send_again": [Bounded(1, _run("queued"), pages=20)],
     "run_address": [Bounded(1, _run("running"))],
     "attachment": [Exempt("reads the catalog, once per shard that is dropped")],
     "drop_shard": [Exempt("drops a table")],

@@ -52,6 +52,27 @@ async def test_a_message_below_the_mark_waits_for_a_look_from_the_beginning(
     assert [message.body for message in await receive(queue)] == ['"late"']
 
 
+async def test_a_message_of_a_transaction_that_commits_late_is_received_at_once(
+    state_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It bears the time at which its transaction began, and later ones have been received since."""
+    monkeypatch.setattr(lowwater, "_CHEAP_SECONDS", 0.0)
+    monkeypatch.setattr(lowwater, "_SHARE", 1e-9)
+    monkeypatch.setattr(lowwater, "_SLACK", timedelta(0))
+    database, writer = await Database.open(state_url), await Database.open(state_url, size=1)
+    queue = PgQueue(database, Wakeups(), bulk_share=0)
+    for _ in range(3):
+        assert await receive(queue) == []
+    async with writer.transaction() as late:
+        await late.execute("insert into interlock.queue_messages (queue, body) values ('work', '\"late\"')")
+        await queue.send("work", Outgoing('"now"'))
+        assert [message.body for message in await receive(queue)] == ['"now"']
+        assert await receive(queue) == []
+    assert [message.body for message in await receive(queue)] == ['"late"']
+    await writer.close()
+    await database.close()
+
+
 async def test_messages_that_come_back_or_come_due_are_never_below_the_mark(queue: PgQueue, clock: ManualClock) -> None:
     await queue.send_batch("work", [Outgoing('"delayed"', delay_seconds=20), Outgoing('"lost"')])
     assert [message.body for message in await receive(queue)] == ['"lost"']

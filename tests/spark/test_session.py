@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,9 +12,11 @@ import pytest
 
 from interlock.errors import ConfigurationError
 from interlock.pipeline import session
-from interlock.pipeline.running import Pools, job_of
+from interlock.pipeline.driver import Driver
+from interlock.pipeline.running import Pools, Running, job_of
 from interlock.settings import load
-from interlock.workers.protocol import SparkOptions, Work
+from interlock.workers.context import TaskCanceled
+from interlock.workers.protocol import Assignment, SparkOptions, Work
 
 
 def options(**given: object) -> SparkOptions:
@@ -99,3 +102,73 @@ def test_numbers_and_truth_values_are_written_as_spark_reads_them() -> None:
         "spark.b": "3",
     }
     assert "true" not in repr(settings.spark_conf)
+
+
+class BusySession:
+    """A session of a Connect server that is so busy that the first interrupt hangs and the second one fails."""
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+        self.interrupts = 0
+        self.released = threading.Event()
+
+    def interruptTag(self, tag: str) -> None:  # noqa: N802 - as PySpark calls it
+        assert tag == "task/1/1"
+        self.interrupts += 1
+        if self.interrupts == 1:
+            self.released.wait(60)
+        elif self.interrupts == 2:
+            raise ConnectionError("deadline exceeded")
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.released.set()
+
+
+def connected(spark: object | None = None) -> session.ConnectSession:
+    """A session that is connected to nothing."""
+    made = session.ConnectSession.__new__(session.ConnectSession)
+    made._sessions = {} if spark is None else {"task/1/1": spark}
+    made._really_stop = BusySession.stop
+    return made
+
+
+def test_a_cancel_goes_on_when_an_interrupt_hangs_and_the_next_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_INTERRUPT_SECONDS", 0.001)
+    busy = BusySession()
+    canceling = threading.Thread(target=connected(busy).cancel, args=("task/1/1",), daemon=True)
+    canceling.start()
+    canceling.join(30)
+    assert (canceling.is_alive(), busy.is_stopped) == (False, True)
+
+
+@pytest.mark.parametrize("moment", ["the session is made", "the session is released"])
+def test_a_cancel_at_any_moment_leaves_no_session_behind(
+    moment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spark, found, raised = BusySession(), connected(), list[str]()
+
+    def interrupted(at: str) -> None:
+        if at == moment and not raised:
+            raised.append(at)
+            raise TaskCanceled
+
+    def for_task(group: str, _pool: str, _about: str) -> BusySession:
+        found._sessions[group] = spark
+        interrupted("the session is made")
+        return spark
+
+    def stop(one: BusySession) -> None:
+        interrupted("the session is released")
+        one.stop()
+
+    monkeypatch.setattr(found, "for_task", for_task)
+    monkeypatch.setattr(found, "usable", lambda: True)
+    monkeypatch.setattr(found, "_really_stop", stop)
+    work = Work("count", (None, "count"), uuid4(), 1, b"{}", [], [])
+    running = Running(work, Assignment(1, uuid4(), 0, b"{}"), "default")
+    with pytest.raises(TaskCanceled):
+        Driver(0, 0, 1000, tmp_path)._in_session(found, running, lambda *_: None)
+    assert (spark.is_stopped, found._sessions) == (True, {})

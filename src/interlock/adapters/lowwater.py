@@ -4,9 +4,11 @@ While somebody holds an old snapshot, a backup or a forgotten session, PostgreSQ
 since. A scan from the beginning then steps over all of them, pass after pass, and a queue gets slower with every task
 it has served. A loop knows how far it has come: below that lies hardly anything but the dead.
 
-Hardly: a transaction may commit late, and what another process had locked may come back. So a scan begins a little
-below the mark. And now and then one begins at the very beginning: always, while that costs next to nothing, as it does
-when there is no such snapshot; else so rarely that it takes a small share of the time.
+Hardly: a transaction may commit late, and what another process had locked may come back. Rows carry the time at which
+their transaction began, so the mark never passes the begin of the oldest transaction of Interlock that was open before
+the scan, and a scan begins a little below the mark. And now and then one begins at the very beginning: always, while
+that costs next to nothing, as it does when there is no such snapshot; else so rarely that it takes a small share of the
+time.
 """
 
 from __future__ import annotations
@@ -17,9 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-P = TypeVar("P")
+
+class Ordered(Protocol):
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+P = TypeVar("P", bound=Ordered)
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 _CHEAP_SECONDS = 0.02
@@ -50,8 +57,8 @@ class LowWater(Generic[P]):
         self._whole_took: deque[float] = deque(maxlen=_WHOLES)
 
     @contextmanager
-    def look(self) -> Iterator[Look[P]]:
-        """A scan that raises moves nothing."""
+    def look(self, floor: P | None = None) -> Iterator[Look[P]]:
+        """A scan that raises moves nothing. The mark stays at or below `floor`, which must be known before the scan."""
         started = self._timer()
         whole = self._mark is None or self._may_start_over(started)
         look: Look[P] = Look(self._beginning if whole or self._mark is None else self._below(self._mark))
@@ -60,7 +67,7 @@ class LowWater(Generic[P]):
             self._whole_ended = self._timer()
             self._whole_took.append(self._whole_ended - started)
         if look.reached is not None:
-            self._mark = look.reached
+            self._mark = look.reached if floor is None else min(look.reached, floor)
 
     def _may_start_over(self, now: float) -> bool:
         if len(self._whole_took) < _WHOLES:

@@ -169,7 +169,7 @@ class PgQueue:
         return _Batch(most, turns, as_they_come=most - reserved)
 
     async def _receive_in_turn(self, queue: str, batch: _Batch, visibility: float) -> list[Row]:
-        with self._waters[queue][_NORMAL].look() as look:
+        with self._waters[queue][_NORMAL].look(await self._database.oldest_begin()) as look:
 
             async def work(connection: Connection) -> list[Row]:
                 rows: list[Row] = await _sql.receive_in_turn(
@@ -197,7 +197,8 @@ class PgQueue:
 
     async def _take_oldest(self, queue: str, most: int, visibility: float) -> tuple[list[Received], float]:
         normal_water, bulk_water = self._waters[queue]
-        with normal_water.look() as normal, bulk_water.look() as bulk:
+        floor = await self._database.oldest_begin()
+        with normal_water.look(floor) as normal, bulk_water.look(floor) as bulk:
             since = {"normal_since": normal.since, "bulk_since": bulk.since}
 
             async def work(connection: Connection) -> tuple[list[Row], Row | None]:

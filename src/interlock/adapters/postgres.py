@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -164,6 +165,15 @@ _MAGNITUDES = (
 )
 _MAGNITUDE_SECONDS = 1.0
 _MANY_PROCESSES = 1000
+# A session that somebody else has forgotten, or a backup, writes no row of ours. By ages, so that a simulated clock has
+# its own answer; transactions end within the statement timeout, so older ones than a minute are none of ours.
+_OLDEST_BEGIN = (
+    "select interlock.clock() - least(interval '1 minute',"
+    " coalesce(max(clock_timestamp() - a.xact_start), interval '0')) from pg_stat_get_activity(null) a"
+    " where a.application_name like 'interlock%' and a.pid <> pg_backend_pid()"
+    " and a.datid = (select d.oid from pg_database d where d.datname = current_database())"
+)
+_OLDEST_SECONDS = 1.0
 
 
 _ARRAYS = ", ".join(f"null::{each}[]" for each in ("bool", "bytea", "float8", "int", "bigint", "timestamptz", "uuid"))
@@ -221,6 +231,8 @@ class Database:
         self._planned: set[int] = set()
         """Server processes whose plans are as young as that."""
         self._look_again = 0.0
+        self._oldest: tuple[float, datetime] | None = None
+        """Until when it is good enough, and the begin of the oldest transaction."""
 
     @classmethod
     async def open(
@@ -282,6 +294,17 @@ class Database:
     async def transaction(self) -> AsyncIterator[Connection]:
         async with self.connection() as connection, connection.transaction():
             yield connection
+
+    async def oldest_begin(self) -> datetime:
+        """When the oldest open transaction of Interlock began; what commits from now on bears no earlier time.
+
+        A time that is a moment old is as right, and a scan that starts from it reads a little more.
+        """
+        if self._oldest is None or time.monotonic() >= self._oldest[0] or self.clock.simulated() is not None:
+            async with self.connection() as connection:
+                begin: datetime = await connection.fetchval(_OLDEST_BEGIN)
+            self._oldest = time.monotonic() + _OLDEST_SECONDS, begin
+        return self._oldest[1]
 
     async def run(self, work: Callable[[Connection], Awaitable[T]], *, transaction: bool = True) -> T:
         """Runs `work`, again if Postgres chose it as the victim of a deadlock. `work` must have no other effects."""

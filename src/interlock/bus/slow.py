@@ -135,7 +135,7 @@ class SlowStage:
         await self._wakeups.wait(f"queue:{HANDOFFS}", seconds)
 
     async def run_once(self) -> int:
-        with self._water.look() as look:
+        with self._water.look(await self._database.oldest_begin()) as look:
             try:
                 return await self._pass(look, _MOST)
             except Unavailable:

@@ -68,10 +68,12 @@ class Swaps:
     async def _point(self, connection: Connection, job_ids: list[UUID]) -> None:
         changed = await _sql.point_datasets(connection, job_ids=job_ids)
         datasets = [row["dataset_uuid"] for row in changed]
-        for stream in await _sql.turn_edges(connection, datasets=datasets, job_ids=job_ids):
+        streams = await _sql.turn_edges(connection, datasets=datasets, job_ids=job_ids)
+        # Rows of jobs are locked before rows of tasks, as in claim_capped.
+        await _sql.touch_readers(connection, datasets=datasets, job_ids=job_ids, range_operators=sorted(RANGES))
+        for stream in streams:
             # Partitions are walked by the reconciler; of a stream, what was read is read again by the same scopes.
             await self._scopes.give(connection, [stream], stream["job_id"])
-        await _sql.touch_readers(connection, datasets=datasets, job_ids=job_ids, range_operators=sorted(RANGES))
 
 
 async def publish(connection: Connection, dag: Row, definition: Dag, *, move: bool) -> None:

@@ -125,7 +125,7 @@ class Router:
             await failpoint("route.before_commit")
             return len(rows), made
 
-        with self._water.look() as look:
+        with self._water.look(await self._database.oldest_begin()) as look:
             taken, made = await self._database.run(work)
         if made:
             TASKS_ROUTED.labels(by=self.name).inc(made)

@@ -121,7 +121,7 @@ class Triggers:
             await failpoint("triggers.before_commit")
             return len(rows) + done, made, place
 
-        with self._water.look() as look:
+        with self._water.look(await self._database.oldest_begin()) as look:
             done, made, self._place = await self._database.run(work)
         if made:
             TASKS_ROUTED.labels(by=self.name).inc(made)

@@ -46,6 +46,8 @@ _shards_sql = queries("shards")
 
 MAX_RANGE = 10_000
 _CACHED_JOBS = 10_000
+_LOCKED_SECONDS = 0.2
+"""Until a range is tried again of which nothing could be claimed because somebody else had locked its rows."""
 
 Reason = Literal["AlreadyRunning", "Completed", "Failed", "Canceled", "NotFound", "LimitReached", "NotDue"]
 
@@ -170,8 +172,10 @@ class Claims:
             await self._tokens.require_signing()
         groups, states = list[_Group](), list[Row]()
         wanted, limited = await self._with_limits(wanted)
+        remaining = 0
         for span in limited:
-            groups += await self._claim_in_turn(span, wanted.most, who)
+            claimed_now, left_over = await self._claim_in_turn(span, wanted.most, who)
+            groups, remaining = groups + claimed_now, remaining + left_over
         for shard, part in (await self._by_shard(wanted)).items():
             claimed, left = await self._claim_in(shard, part, who)
             groups, states = groups + claimed, states + left
@@ -180,7 +184,7 @@ class Claims:
             groups, states = groups + claimed, states + left
         await failpoint("claim.committed")
         TASKS_CLAIMED.inc(sum(len(group.tasks) for group in groups))
-        remaining = await self._settle(wanted, groups)
+        remaining += await self._settle(wanted, groups, who)
         jobs = await self._jobs({(group.lease.job_id, group.lease.job_version) for group in groups})
         together, claims = [], []
         for group in groups:
@@ -215,15 +219,17 @@ class Claims:
         messages = [message for message in wanted.messages if message not in theirs]
         return replace(wanted, ranges=rest, messages=messages), apart
 
-    async def _claim_in_turn(self, span: ClaimRange, room: int | None, who: dict[str, Any]) -> list[_Group]:
-        """As many as the run may have running, and begin, now. What is left of the range waits, or goes to others."""
+    async def _claim_in_turn(self, span: ClaimRange, room: int | None, who: dict[str, Any]) -> tuple[list[_Group], int]:
+        """As many as the run may have running, and begin, now. What is left of the range waits, or goes to others.
+
+        The second value is how many tasks the caller must come again for.
+        """
         size = span.end - span.start + 1
         asked = min(size, room or size)
         most = (await self._shards.limited([span.run_id])).get(span.run_id)
         granted = asked if most is None else await self._turns.take(span.run_id, most, asked)
         if granted is None:
-            await self._settle_rest(span, span.start, None, self._rates.deferrals.next("max_concurrency"))
-            return []
+            return [], await self._settle_rest(span, span.start, None, self._rates.deferrals.next("max_concurrency"))
         shard = (await self._shards.of_runs([span.run_id]))[span.run_id]
         due = await self._due(span, shard, granted) if granted else _Due(None, span.start, 0.0)
         groups = list[_Group]()
@@ -233,11 +239,10 @@ class Claims:
         taken = [task.index for group in groups for task in group.tasks if task.index is not None]
         if most is not None and len(taken) < granted:
             await self._turns.give_back(span.run_id, granted - len(taken))
-        left = due.left
-        if left is None:  # fewer than there was room for: there is no more
-            left = max(taken) + 1 if taken and len(taken) == granted else span.end + 1
-        await self._settle_rest(span, left, most if granted < asked else None, due.wait_seconds)
-        return groups
+        left, delay = due.left, due.wait_seconds
+        if left is None:
+            left, delay = await self._next_queued(span, taken, granted, who), 0.0 if taken else _LOCKED_SECONDS
+        return groups, await self._settle_rest(span, left, most if granted < asked else None, delay)
 
     async def _due(self, span: ClaimRange, shard: int, most: int) -> _Due:
         """By the rates of their keys; all of them where the run has none."""
@@ -254,20 +259,23 @@ class Claims:
         ids = [rows[place]["task_id"] for place in admitted.places]
         return _Due(ids, min(later, default=beyond), admitted.wait_seconds)
 
-    async def _settle_rest(self, span: ClaimRange, left: int, limit: int | None, delay: float) -> None:
-        """With a limit, the rest waits for a place; else it comes again, at once where the worker had no room."""
-        if left <= span.end and limit is not None:
-            await self._turns.wait(span.run_id, limit, left, span.end)
+    async def _settle_rest(self, span: ClaimRange, left: int, limit: int | None, delay: float) -> int:
+        """With a limit, the rest waits for a place; else it comes again, at once where the worker had no room.
+
+        Returns how many tasks the caller must come again for, because it has no message that does.
+        """
+        stays = left <= span.end
+        if stays and limit is not None:
+            again = await self._turns.wait(span.run_id, limit, left, span.end)
+            stays, delay = again is not None, again or 0.0
         if span.message is None:
-            return
+            return span.end + 1 - left if stays else 0
         handle = Handle(span.message.message_id, span.message.receipt)
-        if left <= span.end and limit is None:
-            jobs = await self._shards.jobs_of([span.run_id])
-            rest = {"job_id": jobs[span.run_id], "run_id": span.run_id, "start": left, "end": span.end}
-            body = msgspec.json.encode(rest).decode()
-            await self._queue.replace(span.message.queue, handle, body, delay_seconds=delay)
+        if stays:
+            await self._keep_rest(span, span.message.queue, handle, left, delay)
         else:
             await self._queue.ack(span.message.queue, [handle])
+        return 0
 
     async def _claim_elsewhere(self, ids: list[UUID], who: dict[str, Any]) -> tuple[list[_Group], list[Row]]:
         """Tasks that somebody has named by their ids alone, and that are not in shard 0."""
@@ -330,28 +338,51 @@ class Claims:
 
         return await self._database.run(work)
 
-    async def _settle(self, wanted: _Wanted, groups: list[_Group]) -> int:
+    async def _settle(self, wanted: _Wanted, groups: list[_Group], who: dict[str, Any]) -> int:
         """After the claim has committed: a message that a crash leaves behind finds nothing to claim next time."""
         by_queue: defaultdict[str, list[Handle]] = defaultdict(list)
         for message in wanted.messages:
             by_queue[message.queue].append(Handle(message.message_id, message.receipt))
         left = 0
         for queue, handles in by_queue.items():
-            left = await self._give_back_rest(wanted, groups, queue, handles[0])
+            left = await self._give_back_rest(wanted, groups, queue, handles[0], who)
             if not left:
                 await self._queue.ack(queue, handles)
         return left
 
-    async def _give_back_rest(self, wanted: _Wanted, groups: list[_Group], queue: str, handle: Handle) -> int:
+    async def _give_back_rest(
+        self, wanted: _Wanted, groups: list[_Group], queue: str, handle: Handle, who: dict[str, Any]
+    ) -> int:
         """How many tasks of a range are left for others, when the worker had room for its start only."""
-        indexes = [task.index for group in groups for task in group.tasks if task.index is not None]
-        if wanted.most is None or len(indexes) < wanted.most:
+        if wanted.most is None:
             return 0
-        only, last = wanted.ranges[0], max(indexes)
-        if last < only.end:
-            rest = {"job_id": groups[0].lease.job_id, "run_id": only.run_id, "start": last + 1, "end": only.end}
-            await self._queue.replace(queue, handle, msgspec.json.encode(rest).decode())
-        return only.end - last
+        only = wanted.ranges[0]
+        taken = [task.index for group in groups for task in group.tasks if task.index is not None]
+        start = await self._next_queued(only, taken, wanted.most, who)
+        if start <= only.end:
+            await self._keep_rest(only, queue, handle, start, 0.0 if taken else _LOCKED_SECONDS)
+        return only.end + 1 - start
+
+    async def _next_queued(self, span: ClaimRange, taken: Sequence[int], most: int, who: dict[str, Any]) -> int:
+        """Returns the first index of the range that is left to claim, or the one after its end.
+
+        A claim of a part skips locked rows. When it took the first `most` indexes it has skipped none. Otherwise a
+        skipped row may be unlocked without a change, by a rollback or by the sweep of files: it must keep a message.
+        """
+        if len(taken) == most and max(taken) == span.start + most - 1:
+            return span.start + most
+        shards = await self._shards.of_runs([span.run_id])
+        if span.run_id not in shards:
+            return span.end + 1
+        where = {"shard": shards[span.run_id], "run_id": span.run_id, "first": span.start, "last": span.end}
+        async with self._database.connection() as connection:
+            index: int | None = await _sql.next_queued(connection, runtimes=who["runtimes"], **where)
+        return span.end + 1 if index is None else index
+
+    async def _keep_rest(self, span: ClaimRange, queue: str, handle: Handle, start: int, delay: float) -> None:
+        jobs = await self._shards.jobs_of([span.run_id])
+        rest = {"job_id": jobs[span.run_id], "run_id": span.run_id, "start": start, "end": span.end}
+        await self._queue.replace(queue, handle, msgspec.json.encode(rest).decode(), delay_seconds=delay)
 
     async def _claims(self, group: _Group, job: _Job, *, tokens: bool) -> list[ClaimReply]:
         lease, attempt = group.lease, group.attempt

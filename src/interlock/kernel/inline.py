@@ -134,14 +134,15 @@ class InlineRunner:
         if len(self._running) >= self._most:
             return False
         request = ref.claim(self._worker_id, tokens=False)
-        for reply in (await self._claims.claim(request, self._identity)).claims:
+        answer = await self._claims.claim(request, self._identity)
+        for reply in answer.claims:
             if reply.status != "Claimed":
                 continue
             task = asyncio.create_task(self._run(reply))
             self._running[task] = reply
             task.add_done_callback(self._running.pop)
-        # A wake-up for a task that is not claimable has done its work.
-        return True
+        # A wake-up for a task that is not claimable has done its work; one for a task that waits for its turn has not.
+        return not answer.remaining
 
     async def drain(self, seconds: float) -> None:
         """What does not end in time is given back: no attempt is used up."""

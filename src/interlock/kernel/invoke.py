@@ -163,17 +163,17 @@ class Invoker:
         if self._runner is None or self._room <= 0 or not self._gate.admit():
             return False
         try:
-            claims = (await self._claims.claim(ref.claim(self._worker_id), self._identity)).claims
+            answer = await self._claims.claim(ref.claim(self._worker_id), self._identity)
         except InterlockError:
             self._gate.untried()
             raise
-        claimed = [claim for claim in claims if claim.status == "Claimed"]
+        claimed = [claim for claim in answer.claims if claim.status == "Claimed"]
         if claimed:
             self._begin(self._runner, runtime, _Open(claimed[0]))
         else:
-            # A wake-up for a task that is not claimable has done its work.
+            # A wake-up for a task that is not claimable has done its work; one for a task that waits has not.
             self._gate.untried()
-        return True
+        return not answer.remaining
 
     def _begin(self, runner: Runner, runtime: str, invocation: _Open) -> None:
         task = asyncio.create_task(self._attend(runner, runtime, invocation))

@@ -51,7 +51,7 @@ class Reaper(Periodic):
             await failpoint("reap.before_commit")
             return rows
 
-        with self._waters[shard].look() as look:
+        with self._waters[shard].look(await self._database.oldest_begin()) as look:
             rows = await self._database.run(work)
             look.reached = rows[0]["reached"]
         await self._wake_parked(rows)

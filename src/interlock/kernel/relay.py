@@ -62,7 +62,7 @@ class Relay:
         await self._wakeups.wait("outbox", seconds)
 
     async def run_once(self) -> int:
-        with self._water.look() as look:
+        with self._water.look(await self._database.oldest_begin()) as look:
             async with self._database.connection() as connection:
                 rows = await _sql.take_outbox(
                     connection, kinds=["send", "invoke"], most=_BATCH, retry_seconds=_RETRY_SECONDS, since=look.since

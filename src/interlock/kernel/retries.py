@@ -43,7 +43,7 @@ class Retries(Periodic):
             await failpoint("retry.before_commit")
             return len(ids)
 
-        with water.look() as look:
+        with water.look(await self._database.oldest_begin()) as look:
             done = await self._database.run(work)
         TASKS_REQUEUED.inc(done)
         return done

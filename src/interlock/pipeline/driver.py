@@ -247,11 +247,10 @@ class Driver:
     ) -> T:
         if not found.usable():
             raise SparkStopped("The session was stopped by a task that ran before: the next attempt gets a new one.")
-        spark = found.for_task(running.group, running.pool, running.about)
         try:
-            return attempt(spark, running, self)
+            return attempt(found.for_task(running.group, running.pool, running.about), running, self)
         finally:
-            found.release(spark)
+            _release(found, running.group)
 
     def _failed(
         self, running: Running, seconds: float, error: BaseException, found: session.Session | None
@@ -363,6 +362,15 @@ class Driver:
             running.shown = stage
             text = stage if running.said is None else f"{running.said}; {stage}"
             self.report(protocol.Progressed(running.slot, None, plain(text, PROGRESS_TEXT)))
+
+
+def _release(found: session.Session, group: str) -> None:
+    """Gives the session back, also when the cancel of the task arrives just now: a cancel is raised once."""
+    try:
+        found.release(group)
+    except TaskCanceled:
+        found.release(group)
+        raise
 
 
 def _attempt(spark: SparkSession, running: Running, link: Driver) -> tuple[object, list[Output], list[Event]]:

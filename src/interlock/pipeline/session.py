@@ -6,6 +6,7 @@ which its work can be stopped. With a master that is a job group; with Spark Con
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import socket
@@ -27,9 +28,13 @@ from interlock.workers.protocol import SparkOptions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_log = logging.getLogger(__name__)
+
 CONNECT_PORT: Final = 15002
 _CONNECT_SECONDS: Final = 10.0
 _INTERRUPT_SECONDS: Final = 0.25
+_LONGEST_INTERRUPT_SECONDS: Final = 2.0
+"""Between two interrupts of a group that does not end: the first pause, doubled up to the longest."""
 _S3_CLASS: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 DEFAULTS: Final = {
@@ -67,8 +72,8 @@ class Session(ABC):
     def for_task(self, group: str, pool: str, about: str) -> SparkSession:
         """A session for one task, made in the thread that runs it: what that thread starts belongs to `group`."""
 
-    def release(self, spark: SparkSession) -> None:  # noqa: B027 - only some ways need it
-        """The task has ended, in the same thread."""
+    def release(self, group: str) -> None:  # noqa: B027 - only some ways need it
+        """The task has ended, in the same thread. It may have no session yet, or none any more."""
 
     @abstractmethod
     def cancel(self, group: str) -> None:
@@ -294,17 +299,23 @@ class ConnectSession(Session):
         made: SparkSession = spark
         return made
 
-    def release(self, spark: SparkSession) -> None:
-        for group, known in list(self._sessions.items()):
-            if known is spark:
-                del self._sessions[group]
-        self._really_stop(spark)
+    def release(self, group: str) -> None:
+        spark = self._sessions.get(group)
+        if spark is not None:
+            self._really_stop(spark)
+            self._sessions.pop(group, None)
 
     def cancel(self, group: str) -> None:
-        """Until the session is given back: what is asked for in that very moment is not there to be interrupted yet."""
+        """Interrupts the group until its session is stopped.
+
+        An operation that is requested at this very moment is not there to be interrupted yet. And on a busy server an
+        interrupt may fail, or PySpark may repeat it for minutes: so each runs in a thread of its own.
+        """
+        pause = _INTERRUPT_SECONDS
         while (spark := self._sessions.get(group)) is not None and not spark.is_stopped:
-            spark.interruptTag(_tag(group))
-            time.sleep(_INTERRUPT_SECONDS)
+            threading.Thread(target=_interrupt, args=(spark, _tag(group)), name="interrupt", daemon=True).start()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_INTERRUPT_SECONDS)
 
     def stage(self, group: str) -> str | None:  # noqa: ARG002 - the server does not tell
         return None
@@ -331,6 +342,13 @@ def _keep_queries_out_of_logs() -> None:
 
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
+
+
+def _interrupt(spark: Any, tag: str) -> None:
+    try:
+        spark.interruptTag(tag)
+    except Exception as error:  # whatever PySpark raises: the next interrupt is on its way
+        _log.debug("Spark Connect has not interrupted %s: %s", tag, _first_line(error))
 
 
 def _tag(group: str) -> str:

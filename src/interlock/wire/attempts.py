@@ -136,7 +136,8 @@ class ClaimBatchReply(Internal, frozen=True, kw_only=True):
     claims: list[ClaimReply]
     groups: list[ClaimGroup] = field(default_factory=list)
     remaining: int = 0
-    """Tasks of the asked range that were claimable but beyond `limit`; a new message for them is on its way."""
+    """Tasks of the asked range that wait, beyond `limit` or for a limit of their run. If the claim named a message, it
+    comes again for them; otherwise the caller must ask again."""
 
 
 class FetchReply(Internal, frozen=True, kw_only=True):

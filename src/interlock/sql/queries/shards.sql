@@ -59,14 +59,21 @@ from interlock.runs r where r.run_id = :run_id;
 
 -- name: limited_runs
 -- Along those that have not ended.
-select r.run_id, r.max_concurrency,
+select r.run_id, r.max_concurrency, r.running + r.completed + r.failed + r.canceled > 0 as started,
        r.running + coalesce((select sum(d.running) from interlock.run_deltas d where d.run_id = r.run_id), 0)::bigint as running
 from interlock.runs r where r.ended_at is null and r.max_concurrency is not null
 order by r.run_id limit :most;
 
 -- name: run_address^
 -- Where messages of a run go.
-select r.org_id, r.job_id, r.shard, r.range_size, j.queue,
+select r.org_id, r.job_id, r.shard, r.range_size, r.last_index, j.queue,
        coalesce(r.priority, case when r.shard = 0 then j.priority else 1 end) as priority
 from interlock.runs r join interlock.jobs j on j.job_id = r.job_id
 where r.run_id = :run_id;
+
+-- name: send_again$
+-- RunWakes then sends a message for each range with a queued task. Nothing of a run waits before its first task began.
+update interlock.runs r set wake_index = 0
+where r.run_id = :run_id and r.ended_at is null and not r.paused and not r.delete_requested
+  and r.running + r.completed + r.failed + r.canceled > 0
+returning r.run_id;

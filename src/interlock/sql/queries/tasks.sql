@@ -120,6 +120,16 @@ with moment as materialized (
 )
 select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid from claimed c;
 
+-- name: next_queued$
+-- The first of a range that is still to be claimed. Tasks of a paused run get their messages when it is resumed.
+select t.task_index from interlock.tasks t
+join interlock.jobs j on j.job_id = t.job_id
+where t.shard = :shard and t.run_id = :run_id and t.status = 'Queued' and not t.parked
+  and t.task_index between :first::bigint and :last::bigint
+  and (select not u.paused and not u.delete_requested from interlock.runs u where u.run_id = :run_id)
+  and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
+order by t.task_index limit 1;
+
 -- name: lock_capped_jobs
 -- Serialises claims and completions of a capped job; taken in one order, so that two batches cannot deadlock.
 select job_id from interlock.jobs
@@ -128,7 +138,9 @@ order by job_id
 for no key update;
 
 -- name: claim_capped
--- Runs under lock_capped_jobs. What finds no slot is parked: it has no message until a slot is freed.
+-- Runs under lock_capped_jobs. What finds no slot is parked: it has no message until a slot is freed. Locked rows are
+-- waited for: the caller acks the messages, so every task that is still queued must be claimed or parked here. Whoever
+-- holds rows of tasks must therefore not wait for the row of their job.
 with moment as materialized (
     select interlock.clock() as now, interlock.lease_token(:shard) as lease_token
 ), used as (
@@ -143,7 +155,8 @@ with moment as materialized (
       and t.job_id = any(:job_ids::uuid[])
       and (t.run_id is null or (select not u.paused and not u.delete_requested from interlock.runs u where u.run_id = t.run_id))
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
-    for no key update of t skip locked
+    order by t.run_id, t.task_index, t.task_id
+    for no key update of t
 ), within_key as (
     select c.*, row_number() over (partition by job_id, slot_key order by queued_at, task_index, task_id)
                 + coalesce((select n from used u where u.job_id = c.job_id and u.slot_key = c.slot_key), 0) as key_rank
