@@ -51,6 +51,7 @@ RERUNS: dict[str, list[Expectation]] = {
     "payloads_by_status": [
         Bounded(100, _STRETCH | {"run_id": "seed.id('run failed')", "statuses": "'{Failed,Canceled}'"}, rows=4)
     ],
+    "unmade_ingest": [Bounded(1, _RUN | _ORG)],
     "insert_rerun": [
         Bounded(
             1,

@@ -209,7 +209,7 @@ class RerunCopies(Periodic):
         return StagedPart(etag=found.etag, size=found.size)
 
     async def _hand_over(self, connection: Connection, rerun: Row) -> None:
-        """All of it is copied: what nobody wants any more, the ingest leaves."""
+        """Inserts the ingest of a list that is copied as a whole. The ingest drops a canceled run."""
         parts = _parts.decode(rerun["parts"])
         if not parts:
             found = await self._objects.put(part_uri(self._prefix(rerun), 1), b"")
