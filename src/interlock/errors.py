@@ -2,6 +2,7 @@
 
     InterlockError
     ├── BadRequest 400        malformed input; says what to write instead
+    │   ├── UnstorableText    text that PostgreSQL cannot hold
     │   ├── InvalidDag        a DAG with problems; carries them all, each with its line and column
     │   ├── InvalidWhere      a `where` outside its language; knows the position
     │   └── InvalidQuery      a statement that says more than one SELECT over what is granted, or that DuckDB refuses
@@ -56,6 +57,10 @@ class BadRequest(InterlockError):
     status = 400
     title = "Bad request"
     default_code = "bad_request"
+
+
+class UnstorableText(BadRequest):
+    """Raised for text that PostgreSQL cannot hold, such as one with a NUL."""
 
 
 class FileProblem(Protocol):

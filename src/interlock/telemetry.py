@@ -49,6 +49,12 @@ SOURCE_RESTARTS = Counter(
     "interlock_source_restarts", "Restarts of sources that are always on.", ["cause"], registry=REGISTRY
 )
 LOOP_PASSES = Counter("interlock_loop_passes", "Passes of background loops.", ["loop", "result"], registry=REGISTRY)
+SET_ASIDE = Counter(
+    "interlock_set_aside",
+    "Items that a loop or a batch left out, because they cannot be processed.",
+    ["loop"],
+    registry=REGISTRY,
+)
 LOOP_SECONDS = Histogram("interlock_loop_seconds", "Time of one pass.", ["loop"], registry=REGISTRY)
 REQUESTS = Counter("interlock_http_requests", "Requests answered.", ["listener", "route", "status"], registry=REGISTRY)
 REQUEST_SECONDS = Histogram(

@@ -59,6 +59,7 @@ def test_a_key_that_comes_twice_is_refused_wherever_and_however_it_is_written(
         (b'{"a":1} x', "trailing"),
         (b'"\xff"', "utf-8"),
         (rb'"\ud800"', "truncated|surrogate"),
+        (b"[" * 513 + b"]" * 513, "512 levels deep"),
         (b"", "truncated"),
         (b"[" * 5_000 + b"]" * 5_000, "nested too deeply"),
         (b'{"\\u0061":1,"a":2}', "same key twice"),

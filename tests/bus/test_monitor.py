@@ -9,6 +9,7 @@ from interlock.bus.monitor import LOOKS, Monitor
 from interlock.bus.queues import target_queue
 from interlock.bus.telemetry import TelemetryBatches
 from interlock.clock import ManualClock
+from interlock.wire import KeyRequest, Role
 from interlock.wire.bus_events import CommandFailed, FailureReason
 from tests.bus.targets import Target, target
 from tests.system import System
@@ -95,3 +96,22 @@ async def test_commands_without_a_route_are_counted_until_there_is_one(still: Sy
     clock.advance(2 * 86_400)
     await _look(still, clock)
     assert await _health(still) == {}
+
+
+async def test_dead_letters_of_task_queues_alert_the_org_whose_they_are(still: System, clock: ManualClock) -> None:
+    for _ in range(2):
+        await still.submit([1])
+    await _look(still, clock)
+    assert (await still.user("GET", "/v1/alerts")).json()["alerts"] == []
+    await still.value("update interlock.queue_messages set dead_at = interlock.clock()")
+    await _look(still, clock)
+    (alert,) = (await still.user("GET", "/v1/alerts")).json()["alerts"]
+    assert (alert["event"], alert["told"]) == ("interlock.queue.dead_letters", 2)
+    assert alert["sample"] == {"event": alert["event"], "queues": ["platform"], "dead_letters": 2}
+    await _look(still, clock, 3)
+    (alert,) = (await still.user("GET", "/v1/alerts")).json()["alerts"]
+    other = await still.kernel.principals.create_org("other")
+    key = await still.kernel.principals.create_key(
+        KeyRequest(user="root", role=Role.ADMIN), other.org_id, granted_by=None
+    )
+    assert (await still.user("GET", "/v1/alerts", key=key.key)).json()["alerts"] == []

@@ -368,3 +368,30 @@ async def test_a_batch_may_have_so_many_and_no_more(bus: Bus) -> None:
     body = msgspec.json.encode({"commands": [{}] * (most + 1)})
     reply = await bus.system.user("POST", "/v1/commands", key=bus.key, content=body)
     assert (reply.status_code, reply.json()["code"]) == (413, "batch_too_large")
+
+
+@pytest.mark.parametrize("odd", [rb"\ud800", rb"\uDFFF", rb"\ud800\ud800", b"\xff"])
+async def test_half_a_character_in_one_command_refuses_that_one_alone(bus: Bus, odd: bytes) -> None:
+    name = await bus.lane(f"odd-{odd.hex()}")
+    good = [bus.message(name, command_id=fresh(), payload={"n": n, "s": "\U0001f682 \\ud800"}) for n in range(3)]
+    bad = bus.message(name, command_id=fresh(), payload={"s": "MARK"}).replace(b"MARK", odd)
+    results = await bus.batch([good[0], bad, *good[1:]])
+    assert [result["outcome"] for result in results] == ["delivered", "invalid", "delivered", "delivered"]
+    assert results[1]["reason"] == "malformed"
+    await bus.settle()
+    assert [message["command"]["payload"]["n"] for message in await bus.queue(name)] == [0, 1, 2]
+
+
+async def test_half_a_character_in_a_single_command_is_a_verdict_like_any_other(bus: Bus) -> None:
+    verdict = await bus.send(bus.message(payload={"s": "MARK"}).replace(b"MARK", rb"\ud800"))
+    assert (verdict["outcome"], verdict["reason"]) == ("invalid", "malformed")
+
+
+async def test_a_batch_that_is_there_twice_is_refused(bus: Bus) -> None:
+    message = bus.message(payload={"commands": '"commands"'})
+    assert [r["outcome"] for r in await bus.batch([message, message])] != []
+    body = b'{"commands":[' + message + b'], "commands":[]}'
+    headers = {"Content-Type": "application/json"}
+    reply = await bus.system.user("POST", "/v1/commands", key=bus.key, content=body, headers=headers)
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    assert "twice" in reply.json()["detail"]

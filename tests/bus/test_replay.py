@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -108,6 +109,26 @@ async def test_dead_letters_are_sent_again_as_replays_and_are_dead_no_more(bus: 
         asked["replay_id"],
         "the mailer was down",
     )
+
+
+async def test_dead_letters_with_a_nul_are_sent_again_and_unreadable_ones_stay(
+    bus: Bus, clock_of_bus: ManualClock
+) -> None:
+    payloads = [{"a": "x\x00y", "\x00": 1}, {"n": 1}, {"n": 2}]
+    queue, ids = await _dead(bus, "nul", payloads)
+    broken = """update interlock.queue_messages set body = '{"metadata": {"id": "\\u0000"}}'
+                where queue = $1 and body::text like '%"n":1%'"""
+    await bus.execute(broken, target_queue(bus.system.org_id, queue))
+    clock_of_bus.advance(600)
+    since = (clock_of_bus.now() - timedelta(days=1)).isoformat()
+    filters = {"queue": queue, "since": since, "name": "nul", "command_ids": ids}
+    asked = await _ask(bus, origin="dead-letters", filters=filters)
+    ended = await _until_ended(bus, clock_of_bus, asked["replay_id"])
+    assert (ended["state"], ended["selected"], ended["sent"], ended["failed"]) == ("Completed", 2, 2, 0)
+    found = [message for message in await bus.queue(queue) if "command" in message]
+    assert [message["command"]["payload"] for message in found] == [payloads[0], payloads[2]]
+    left = "select count(*) from interlock.queue_messages where queue = $1 and dead_at is not null"
+    assert await bus.system.value(left, target_queue(bus.system.org_id, queue)) == 1
 
 
 async def test_a_dry_run_counts_what_would_be_sent_and_sends_nothing(bus: Bus, clock_of_bus: ManualClock) -> None:

@@ -10,6 +10,7 @@ from interlock.bus.events import tell
 from interlock.bus.queues import telemetry_queue
 from interlock.bus.telemetry import TelemetryAgeOut, TelemetryBatches
 from interlock.clock import ManualClock
+from interlock.telemetry import SET_ASIDE
 from interlock.wire.bus_events import LegacyKeyUsed
 from tests.system import System
 
@@ -67,6 +68,37 @@ async def test_a_tenant_gets_its_own_events_though_another_is_flooded(still: Sys
     assert batches.breath == 0  # more is there, and is not waited for
     await batches.run_once()
     assert batches.breath > 0
+
+
+async def test_a_stored_body_with_a_nul_stops_no_age_out(still: System, clock: ManualClock) -> None:
+    """Of an invalid message, telemetry repeats what it said; what is no telemetry at all counts as one event."""
+    await _tell(still, "a\x00", "b")
+    other = await _another_org(still)
+    clock.advance(1)
+    await _batches(still).run_once()
+    insert = "insert into interlock.queue_messages (queue, body) values ($1, $2)"
+    for body in ('{"events_in": "x", "events": 5}', '["\\u0000", "\\ud800"]', '{"events_in": 4, "more": "\\u0000"}'):
+        await still.value(insert, telemetry_queue(other), body)
+    age_out = TelemetryAgeOut(still.kernel.database, still.kernel.settings)
+    clock.advance(15 * 86_400)
+    assert await age_out.run_once() == 2
+    dropped = "select (events -> 0 ->> 'dropped_events')::int from interlock.bus_telemetry where org_id = $1"
+    assert await still.value(dropped, still.org_id) == 2
+    assert await still.value(dropped, other) == 6
+    assert await still.value("select count(*) from interlock.queue_messages") == 0
+
+
+async def test_telemetry_that_cannot_be_read_stops_nobody_elses(still: System, clock: ManualClock) -> None:
+    before = SET_ASIDE.labels(loop="telemetry")._value.get()
+    await still.value(
+        "insert into interlock.bus_telemetry (org_id, events, events_in) values ($1, '[7]', 1)",
+        await _another_org(still),
+    )
+    await _tell(still, "a")
+    clock.advance(1)
+    assert await _batches(still).run_once() == 2
+    assert len(await _handed(still)) == 1
+    assert SET_ASIDE.labels(loop="telemetry")._value.get() == before + 1
 
 
 async def test_what_nobody_takes_is_dropped_and_told(still: System, clock: ManualClock) -> None:

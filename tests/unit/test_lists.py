@@ -33,9 +33,10 @@ from interlock.wire import ListFormat
 T = TypeVar("T")
 RUN = UUID("01a1e17a-f32a-7133-9343-d51c9b0d3bc7")
 LIMIT = 1000
-VALUES = st.recursive(st.none() | st.integers() | st.text(max_size=10), st.lists, max_leaves=3)
+STRINGS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=10)
+VALUES = st.recursive(st.none() | st.integers() | STRINGS, st.lists, max_leaves=3)
 ends = st.sampled_from(["\n", "\r\n"])
-texts = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=30)
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\x00"), max_size=30)
 packings = st.sampled_from([bytes, gzip.compress, lambda data: pa.Codec("zstd").compress(data, asbytes=True)])
 
 

@@ -22,7 +22,7 @@ import structlog
 from aiosql.adapters.asyncpg import AsyncPGAdapter
 
 from interlock.clock import Clock, SystemClock
-from interlock.errors import BadRequest, ConfigurationError, Unavailable
+from interlock.errors import ConfigurationError, Unavailable, UnstorableText
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -284,7 +284,7 @@ class Database:
         except _AWAY as error:
             raise Unavailable(f"The state database is away, try again: {_reason(error)}") from error
         except _NOT_TEXT as error:
-            raise BadRequest("A text in the request holds a character that cannot be stored, such as NUL.") from error
+            raise UnstorableText("A text holds a character that cannot be stored, such as NUL.") from error
         except asyncpg.PostgresError as error:
             # Postgres quotes whole rows there, payloads included; the error goes to the log.
             error.detail = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -21,11 +22,13 @@ from interlock.api.problems import WITH_A_BODY
 from interlock.bus import telling
 from interlock.bus.decision import Decision, Outcome
 from interlock.errors import BadRequest, Forbidden, TooLarge
+from interlock.strict_json import NotStrict, require_unique_keys
 from interlock.wire.bus_commands import CommandVerdict, CommandVerdicts
 from interlock.wiring import Kernel
 
 Http = Request[Any, Any, State]
 PATH: Final = "/v1/commands"
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 class _Sent(Struct, forbid_unknown_fields=True):
@@ -116,8 +119,42 @@ async def _accept(kernel: Kernel, principal: Principal, body: bytes) -> CommandV
     return await kernel.ingress.accept(principal.org_id, source, messages, answer)
 
 
-def _messages(body: bytes, *, most: int) -> tuple[bool, list[Raw]]:
-    sent: _Sent = decode(body, _Sent)
+def _messages(body: bytes, *, most: int) -> tuple[bool, Sequence[Raw | bytes]]:
+    """Whether one command was sent by itself, and the commands as they came."""
+    if body.count(b'"commands"') > 1:
+        _require_one_batch(body)
+    try:
+        return _split(body, most=most)
+    except BadRequest:
+        # msgspec refuses a whole batch for half of a surrogate pair in one command. Without any surrogates, in a text
+        # of the same length, it finds where each command is.
+        harmless = _SURROGATE.sub(rb"\\u0000", body)
+        if harmless == body:
+            raise
+        single, found = _split(harmless, most=most)
+    return single, _slices(body, harmless, found)
+
+
+def _require_one_batch(body: bytes) -> None:
+    """Each command is judged by itself, whatever it repeats; the batch may not be there twice."""
+    try:
+        require_unique_keys(body, top_only=True)
+    except NotStrict as error:
+        raise BadRequest(f"The request body is not valid: {error}.", code="invalid_request") from None
+
+
+def _slices(body: bytes, harmless: bytes, found: Sequence[Raw]) -> list[bytes]:
+    """Returns what is in `body` where these are in `harmless`, in order."""
+    slices, at = [], 0
+    for raw in found:
+        start = harmless.index(bytes(raw), at)
+        at = start + len(raw)
+        slices.append(body[start:at])
+    return slices
+
+
+def _split(body: bytes, *, most: int) -> tuple[bool, Sequence[Raw]]:
+    sent: _Sent = decode(body, _Sent, repeated_keys=True)
     if isinstance(sent.commands, UnsetType):
         if isinstance(sent.metadata, UnsetType) and isinstance(sent.command, UnsetType):
             raise BadRequest(

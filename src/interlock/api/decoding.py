@@ -15,6 +15,7 @@ from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
 from interlock.errors import BadRequest, UnsupportedMediaType
+from interlock.strict_json import NotStrict, require_unique_keys
 
 T = TypeVar("T")
 
@@ -24,12 +25,19 @@ def _decoder(model: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(model)
 
 
-def decode(body: bytes, model: Any) -> Any:
-    """The struct, or a sentence that names the field that is wrong."""
+def decode(body: bytes, model: Any, *, repeated_keys: bool = False) -> Any:
+    """Returns the struct, or raises with a sentence that names the field that is wrong.
+
+    A key that an object has twice is refused, at any depth, unless the caller judges the parts by themselves: a proxy
+    in front of us may have read its first value and we would read its last.
+    """
     try:
-        return _decoder(model).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        decoded = _decoder(model).decode(body)
+        if not repeated_keys:
+            require_unique_keys(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, NotStrict) as error:
         raise BadRequest(f"The request body is not valid: {error}.", code="invalid_request") from None
+    return decoded
 
 
 def require_json(media_types: Sequence[str]) -> None:

@@ -35,9 +35,10 @@ from interlock.bulk.sources import Batch, Place, ScopesSource, Source, StagedSou
 from interlock.bulk.staged import StagedList
 from interlock.errors import InterlockError
 from interlock.failpoints import failpoint
+from interlock.kernel.isolation import UNSTORABLE
 from interlock.kernel.shards import SMALL_SHARD
-from interlock.kernel.submission import UNSTORABLE
 from interlock.settings import INGEST_QUEUE, Settings
+from interlock.strict_json import first_not_strict
 from interlock.telemetry import INGEST_ROWS, INGESTS, TASKS_CREATED
 
 log = structlog.get_logger()
@@ -352,14 +353,13 @@ async def _read_ahead(batches: AsyncIterator[Batch]) -> AsyncGenerator[Batch]:
 
 
 def _unstorable(table: pa.Table) -> BadList:
-    """Which line it is, as far as it can be told: what only Postgres refuses is named by the list."""
-    decode = msgspec.json.decode
-    for index, payload in zip(table.column("task_index").to_pylist(), table.column("payload").to_pylist(), strict=True):
-        try:
-            decode(payload)
-        except (msgspec.DecodeError, RecursionError):
-            return not_json(index)
-    return BadList("bad_json", "A line is nested too deep, or has text that cannot be stored.")
+    """Names the line, as far as it can be told: what only PostgreSQL refuses is named by the list."""
+    payloads = [payload.encode() for payload in table.column("payload").to_pylist()]
+    found = first_not_strict(payloads)
+    if found is None:
+        return BadList("bad_json", "A line is not JSON, or has text that cannot be stored.")
+    place, _ = found
+    return not_json(table.column("task_index")[place].as_py())
 
 
 def _handle(message: Received) -> Handle:

@@ -18,12 +18,14 @@ import pyarrow.csv as pa_csv
 
 from interlock.bulk.lists import BadList, Chunk
 from interlock.pointers import pointed
+from interlock.strict_json import MOST_DEPTH, first_not_strict, is_plain, opened
 from interlock.wire import ListFormat
 
 _LINE_FEED: Final = 10
 _CARRIAGE_RETURN: Final = 13
 _ESCAPED: Final = r'["\\\x00-\x1f]'
 _MOST_COLUMNS: Final = 1000
+_DECODED_AT_ONCE: Final = 500
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def rows_of(chunk: Chunk, shape: Shape, run_id: UUID) -> Rows:
         texts, lines = _lines(chunk, shape.line_limit)
         indexes, texts = _without_blanks(texts, _counted(chunk.first_line, lines))
         payloads = texts if shape.format is ListFormat.JSONL else json_strings(texts)
+    _require_strict(indexes, payloads, shape.format)
     return Rows(table_of(run_id, indexes, payloads, shape.slot_pointer), lines)
 
 
@@ -67,6 +70,7 @@ def rows_of_lines(lines: pa.Array, ids: pa.Array, indexes: np.ndarray[Any, Any],
     kept = np.asarray(pc.greater(pc.binary_length(texts), 0))
     indexes, texts, ids = indexes[kept], texts.filter(pa.array(kept)), ids.filter(pa.array(kept))
     payloads = texts if shape.format is ListFormat.JSONL else json_strings(texts)
+    _require_strict(indexes, payloads, shape.format)
     columns = {"task_id": ids, "task_index": pa.array(indexes), "payload": payloads}
     if shape.slot_pointer is not None:
         columns["slot_key"] = pa.array(_slot_keys(indexes, payloads, shape.slot_pointer), pa.string())
@@ -212,6 +216,31 @@ def _objects(columns: Sequence[str], table: pa.Table) -> pa.Array:
         values = json_strings(table.column(number).combine_chunks())
         pieces += [f"{',' if number else '{'}{name}:", values]
     return pc.binary_join_element_wise(*pieces, "}", "")
+
+
+def _require_strict(indexes: np.ndarray[Any, Any], payloads: pa.Array, kind: ListFormat) -> None:
+    """Raises BadList for the first line that a later reader could not read. Texts that we wrote can only have NULs."""
+    if kind is ListFormat.JSONL:
+        suspects = None if _is_plain(payloads) else np.arange(len(payloads))
+    else:
+        suspects = np.flatnonzero(np.asarray(pc.match_substring(payloads, "\\u0000")))
+    if suspects is None or not len(suspects):
+        return
+    found = first_not_strict([text.encode() for text in payloads.take(pa.array(suspects)).to_pylist()])
+    if found is not None:
+        place, reason = found
+        raise BadList("bad_json", f"Line {indexes[suspects[place]] + 1} cannot be stored: {reason}.")
+
+
+def _is_plain(payloads: pa.Array) -> bool:
+    """As one JSON list of all lines; whether each is JSON by itself is for PostgreSQL to say."""
+    long = pc.greater(pc.binary_length(payloads), MOST_DEPTH)
+    if any(opened(text.encode()) > MOST_DEPTH for text in payloads.filter(long).to_pylist()):
+        return False
+    # In pieces: what is decoded is gone before the garbage collector walks it again and again.
+    starts = pa.array([*range(0, len(payloads), _DECODED_AT_ONCE), len(payloads)], pa.int32())
+    joined = pc.binary_join(pa.ListArray.from_arrays(starts, payloads), ",")
+    return all(is_plain(b"[%b]" % piece.as_buffer()) for piece in joined)
 
 
 def _slot_keys(indexes: np.ndarray[Any, Any], payloads: pa.Array, pointer: str) -> list[str | None]:

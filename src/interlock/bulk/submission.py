@@ -16,8 +16,9 @@ from interlock.bulk.uploads import Uploads
 from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
 from interlock.failpoints import failpoint
 from interlock.kernel.idempotency import Repeat, once
+from interlock.kernel.isolation import UNSTORABLE
 from interlock.kernel.reads import Reads, run_view
-from interlock.kernel.submission import UNSTORABLE, RunSettings, Submissions, items_of
+from interlock.kernel.submission import RunSettings, Submissions, items_of
 from interlock.settings import Settings
 from interlock.telemetry import TASKS_CREATED
 from interlock.wire import JobAccepted, JobRequest, RunState, RunView, TasksAdded, TasksRequest
@@ -188,7 +189,7 @@ class BulkSubmissions:
         most = self._settings.batch_limit
         if len(tasks) > most:
             raise TooLarge(f"{len(tasks)} tasks in one call; at most {most} are taken.", code="too_many_tasks")
-        self._submissions.check_payload_sizes(tasks)
+        self._submissions.check_tasks(tasks)
 
     async def close(self, job: str, org_id: UUID, repeat: Repeat) -> RunView:
         """No more tasks will come: the run ends with the last one. Twice is as good as once."""

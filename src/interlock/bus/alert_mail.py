@@ -15,6 +15,7 @@ import structlog
 from interlock.adapters.postgres import Database, Row, queries
 from interlock.bus.alerts import alert_view
 from interlock.failpoints import failpoint
+from interlock.kernel.isolation import CONTENT_ERRORS
 from interlock.kernel.loop import Periodic
 from interlock.settings import Settings
 
@@ -49,8 +50,7 @@ class AlertMail(Periodic):
                 return len(old)
             rows: list[Row] = await _sql.take_emails(connection, hold_seconds=_HOLD_SECONDS, most=_BATCH)
         if rows:
-            messages = [_message(row, self._sender) for row in rows]
-            outcomes = await asyncio.to_thread(_send, self._url, messages)
+            outcomes = await asyncio.to_thread(_send, self._url, self._sender, rows)
             await failpoint("alert_mail.sent")
             await self._settle(rows, outcomes)
         return len(rows) + len(old)
@@ -78,19 +78,20 @@ def _message(row: Row, sender: str) -> EmailMessage:
     return message
 
 
-def _send(url: str, messages: list[EmailMessage]) -> list[str | None]:
-    """What is wrong with each; None for what was taken."""
+def _send(url: str, sender: str, rows: list[Row]) -> list[str | None]:
+    """Returns what is wrong with each; None for what was taken."""
     try:
         with _connected(url) as server:
-            return [_sent(server, message) for message in messages]
+            return [_sent(server, sender, row) for row in rows]
     except (OSError, smtplib.SMTPException) as error:
-        return [_reason(error)] * len(messages)
+        return [_reason(error)] * len(rows)
 
 
-def _sent(server: smtplib.SMTP, message: EmailMessage) -> str | None:
+def _sent(server: smtplib.SMTP, sender: str, row: Row) -> str | None:
+    """A message that cannot be written fails alone, like one that the server refuses."""
     try:
-        server.send_message(message)
-    except (OSError, smtplib.SMTPException) as error:
+        server.send_message(_message(row, sender))
+    except (OSError, smtplib.SMTPException, *CONTENT_ERRORS) as error:
         return _reason(error)
     return None
 

@@ -17,9 +17,11 @@ from interlock.access.tokens import write_prefix
 from interlock.adapters.objects import Objects
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.bus.archive_file import SCHEMA, parquet
+from interlock.errors import BadRequest, Conflict, Forbidden
 from interlock.failpoints import failpoint
 from interlock.kernel import changes
 from interlock.kernel.changes import Change
+from interlock.kernel.isolation import CONTENT_ERRORS, set_aside
 from interlock.kernel.loop import Periodic
 from interlock.schemas import Marker, hash_of
 from interlock.settings import Settings
@@ -60,7 +62,11 @@ class Archive(Periodic):
         self._after = found[-1]["org_id"] if len(found) == _TENANTS else _FIRST
         written = 0
         for row in found:
-            written += await self.flush(row["org_id"])
+            try:
+                written += await self.flush(row["org_id"])
+            except (*CONTENT_ERRORS, BadRequest, Conflict, Forbidden) as error:
+                # What one org has sent keeps no other org's commands from their archive.
+                set_aside(self.name, error, org_id=str(row["org_id"]))
         return written
 
     async def complete(self, org_id: UUID, moment: datetime) -> bool:

@@ -15,6 +15,8 @@ from typing import Any, Final
 import msgspec
 import rfc8785
 
+from interlock.strict_json import MOST_DEPTH, NotStrict, opened, require_depth
+
 _ASTRAL: Final = re.compile(rb"[\xf0-\xf4]")
 """RFC 8785 sorts by UTF-16, where characters beyond the basic plane come before some within it."""
 _ZEROS: Final = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
@@ -42,6 +44,8 @@ def canonical(raw: bytes | msgspec.Raw) -> bytes:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise NotCanonical(_sentence(error)) from None
     text = bytes(raw)
+    if _may_be_deep(text):
+        _require_depth(text)
     # A text that is its own form has no key twice: the form has none.
     if form != text:
         if b"\\" in text:
@@ -63,9 +67,21 @@ def all_canonical(raws: Sequence[msgspec.Raw]) -> list[bytes] | None:
         whole = _encoder.encode(values)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    if _needs_care(whole):
+    if _needs_care(whole) or any(map(_may_be_deep, raws)):
         return None
     return [bytes(raw) for raw in raws] if whole == text else [_encoder.encode(value) for value in values]
+
+
+def _may_be_deep(raw: bytes | msgspec.Raw) -> bool:
+    return len(raw) > MOST_DEPTH and opened(bytes(raw)) > MOST_DEPTH
+
+
+def _require_depth(text: bytes) -> None:
+    """What is accepted here is read again by others, with less of Python's stack left."""
+    try:
+        require_depth(text)
+    except NotStrict as error:
+        raise NotCanonical(str(error)) from None
 
 
 def _needs_care(form: bytes) -> bool:

@@ -5,21 +5,12 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
-import asyncpg
-
 from interlock.adapters.postgres import Connection, queries
+from interlock.kernel.isolation import UNSTORABLE
 
 _sql = queries("sources")
 
 _COMMAND: Final = "command"
-# JSON that our parser takes and Postgres does not: nested too deep, a number or a text that it has no form for.
-_UNSTORABLE: Final = (
-    asyncpg.StatementTooComplexError,
-    asyncpg.InvalidTextRepresentationError,
-    asyncpg.UntranslatableCharacterError,
-    asyncpg.CharacterNotInRepertoireError,
-    asyncpg.NumericValueOutOfRangeError,
-)
 
 
 async def trigger(
@@ -38,6 +29,6 @@ async def trigger(
                 dedupe_keys=[f"command:{source}:{command_id}"] * len(jobs),
                 payloads=[body] * len(jobs),
             )
-    except _UNSTORABLE:
+    except UNSTORABLE:
         return False
     return True

@@ -1,4 +1,7 @@
-"""Looks at the queue of every route now and then, and says which are not drained: nobody has to report anything."""
+"""Looks at the queue of every route now and then, and reports which are not drained; nobody has to ask.
+
+Reports dead letters of the task queues to the orgs whose tasks they are, too.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from interlock.errors import BadRequest
 from interlock.failpoints import failpoint
 from interlock.kernel.loop import Periodic
 from interlock.settings import Settings
-from interlock.wire.bus_alerts import ROUTE_UNHEALTHY
+from interlock.wire.bus_alerts import DEAD_LETTERS, ROUTE_UNHEALTHY
 from interlock.wire.bus_health import RouteHealth, RouteHealthPage, RouteStatus
 
 _sql = queries("bus_monitor")
@@ -39,6 +42,7 @@ class Monitor(Periodic):
         self.seconds = settings.monitor_seconds
         self._database = database
         self._alert_seconds = settings.alert_seconds
+        self._queues = settings.queues
 
     async def run_once(self) -> int:
         """0: it has always seen everything there is."""
@@ -54,7 +58,16 @@ class Monitor(Periodic):
                 ROUTES.labels(status=status.value).set(found[status.value])
         async with self._database.connection() as connection:
             await _sql.forget(connection, age_seconds=_KEPT_SECONDS, most=_PAGE)
+        await self._report_dead_letters()
         return 0
+
+    async def _report_dead_letters(self) -> None:
+        """Opens an alert for each org with wake-ups that died since the last look; looks a little further back, since
+        a message may die while this goes on, and an alert that is open only counts on."""
+        async with self._database.transaction() as connection:
+            rows = await _sql.dead_letters(connection, queues=self._queues, seconds=2 * self.seconds, most=_BOUND)
+            raised = {(row["org_id"], DEAD_LETTERS): Raised(row["dead_letters"], _dead_sample(row)) for row in rows}
+            await raise_alerts(connection, raised, seconds=self._alert_seconds, now=self._database.clock.now())
 
     async def _look(self, after: tuple[UUID, str, str]) -> list[Row]:
         async with self._database.transaction() as connection:
@@ -95,6 +108,11 @@ def _sample(row: Row) -> str:
         "oldest_age_seconds": row["oldest_age"],
         "expected_drain_seconds": row["expected_drain_seconds"],
     }
+    return msgspec.json.encode(told).decode()
+
+
+def _dead_sample(row: Row) -> str:
+    told = {"event": DEAD_LETTERS, "queues": row["queues"], "dead_letters": row["dead_letters"]}
     return msgspec.json.encode(told).decode()
 
 

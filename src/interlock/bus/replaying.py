@@ -10,14 +10,16 @@ decides about it: whoever dies, and however many processes think that the replay
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
+from uuid import UUID
 
 import structlog
 
 from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.bus.decision import Decision, Outcome
+from interlock.bus.delivered import Delivered, delivered
 from interlock.bus.envelope import compose
 from interlock.bus.ingress import Ingress
 from interlock.bus.model import Key, Registry
@@ -25,9 +27,10 @@ from interlock.bus.queues import target_queue
 from interlock.bus.replays import filters_of
 from interlock.bus.selecting import ArchiveSelection, DidNotComplete, NotYet, Result, source_of
 from interlock.failpoints import failpoint
+from interlock.kernel.isolation import CONTENT_ERRORS, set_aside
 from interlock.kernel.loop import Periodic
 from interlock.settings import Settings
-from interlock.wire.bus_replays import MOST_COMMANDS, ReplayOrigin
+from interlock.wire.bus_replays import MOST_COMMANDS, ReplayFilters, ReplayOrigin
 
 log = structlog.get_logger()
 _sql = queries("bus_replays")
@@ -35,6 +38,8 @@ _sql = queries("bus_replays")
 _LEASE_SECONDS: Final = 120.0
 _LOOK_SECONDS: Final = 2.0
 _BATCH: Final = 200
+_PAGE: Final = 1000
+"""Dead letters that are read at once."""
 _GOOD: Final = frozenset({Outcome.DELIVERED, Outcome.ESCALATED, Outcome.DUPLICATE})
 
 
@@ -80,22 +85,39 @@ class Replaying(Periodic):
     async def _select_dead(self, row: Row) -> None:
         filters = filters_of(row)
         async with self._database.transaction() as connection:
-            selected = await _sql.select_dead(
-                connection,
-                replay_id=row["replay_id"],
-                queue=target_queue(row["org_id"], filters.queue or ""),
-                source=await source_of(connection, row["org_id"], filters),
-                target=filters.target,
-                name=filters.name,
-                since=filters.since,
-                until=filters.until,
-                command_ids=filters.command_ids,
-                examined=MOST_COMMANDS,
-                most=row["most"],
-                dry_run=row["dry_run"],
-            )
+            source = await source_of(connection, row["org_id"], filters)
+            await _sql.clear_items(connection, replay_id=row["replay_id"])
+            selected = await self._keep_dead(connection, row, lambda letter: _matches(letter, filters, source))
             await _sql.set_selected(connection, replay_id=row["replay_id"], selected=selected)
             await failpoint("replay.selected")
+
+    async def _keep_dead(self, connection: Connection, row: Row, wanted: Callable[[Delivered], bool]) -> int:
+        """Writes down the dead letters to be sent, oldest first, and returns how many. No more are looked at than could
+        ever be sent. One that cannot be read stays a dead letter."""
+        queue = target_queue(row["org_id"], filters_of(row).queue or "")
+        selected, examined, after = 0, 0, 0
+        while selected < row["most"] and examined < MOST_COMMANDS:
+            rows = await _sql.dead_letters(connection, queue=queue, after=after, most=_PAGE)
+            if not rows:
+                break
+            examined, after = examined + len(rows), rows[-1]["message_id"]
+            letters = [(each["message_id"], self._read(each)) for each in rows]
+            kept = [(n, letter) for n, letter in letters if letter is not None and wanted(letter)]
+            kept = kept[: row["most"] - selected]
+            selected += len(kept)
+            if kept and not row["dry_run"]:
+                await _sql.insert_letters(connection, replay_id=row["replay_id"], **_columns(kept))
+        return selected
+
+    def _read(self, letter: Row) -> Delivered | None:
+        try:
+            found = delivered(letter["body"])
+            UUID(found.metadata.id)
+            datetime.fromisoformat(found.metadata.timestamp)
+        except CONTENT_ERRORS as error:
+            set_aside(self.name, error, message_id=str(letter["message_id"]))
+            return None
+        return found
 
     async def _ask_archive(self, row: Row) -> None:
         try:
@@ -153,16 +175,30 @@ class Replaying(Periodic):
                     await self._settle(connection, row, of_source, [])
                 continue
             now = self._database.clock.now()
-            messages = [_signed(item, keys[source], row, now) for item in of_source]
+            signed = [(item, self._signed(item, keys[source], row, now)) for item in of_source]
+            messages = [message for _, message in signed if message is not None]
+            unfit = [item for item, message in signed if message is None]
+            if unfit:
+                async with self._database.transaction() as connection:
+                    await self._settle(connection, row, unfit, [])
+            if not messages:
+                continue
+            fit = [item for item, message in signed if message is not None]
 
-            async def settled(
-                connection: Connection, decisions: Sequence[Decision], sent: Sequence[Row] = of_source
-            ) -> None:
+            async def settled(connection: Connection, decisions: Sequence[Decision], sent: Sequence[Row] = fit) -> None:
                 taken = [item for item, each in zip(sent, decisions, strict=True) if each.outcome in _GOOD]
                 await self._settle(connection, row, sent, taken)
                 await failpoint("replay.sent")
 
             await self._ingress.accept(row["org_id"], source, messages, len, replays=settled)
+
+    def _signed(self, item: Row, key: Key, row: Row, now: datetime) -> bytes | None:
+        """None for one that cannot be signed any more: it counts as failed, and the others are sent."""
+        try:
+            return _signed(item, key, row, now)
+        except CONTENT_ERRORS as error:
+            set_aside(self.name, error, replay_id=str(row["replay_id"]))
+            return None
 
     async def _settle(self, connection: Connection, row: Row, items: Sequence[Row], taken: Sequence[Row]) -> None:
         """In the transaction that sends them: each is sent and off the list, or neither."""
@@ -206,3 +242,28 @@ def _signed(item: Row, key: Key, row: Row, now: datetime) -> bytes:
         payload=item["payload"].encode(),
         replay=(str(row["replay_id"]), row["reason"]),
     )
+
+
+def _matches(letter: Delivered, filters: ReplayFilters, source: str | None) -> bool:
+    command, metadata = letter.command, letter.metadata
+    asked = ((source, command.source), (filters.target, command.target), (filters.name, command.name))
+    if any(wanted is not None and wanted != found for wanted, found in asked):
+        return False
+    if filters.since is not None or filters.until is not None:
+        moment = datetime.fromisoformat(metadata.timestamp)
+        if filters.since is not None and moment < filters.since:
+            return False
+        if filters.until is not None and moment >= filters.until:
+            return False
+    return filters.command_ids is None or UUID(metadata.id) in filters.command_ids
+
+
+def _columns(letters: Sequence[tuple[int, Delivered]]) -> dict[str, Any]:
+    return {
+        "message_ids": [message_id for message_id, _ in letters],
+        "command_ids": [UUID(letter.metadata.id) for _, letter in letters],
+        "sources": [letter.command.source for _, letter in letters],
+        "targets": [letter.command.target for _, letter in letters],
+        "names": [letter.command.name for _, letter in letters],
+        "payloads": [bytes(letter.command.payload).decode() for _, letter in letters],
+    }

@@ -26,6 +26,7 @@ from interlock.bus.limits import Ask, WindowKey
 from interlock.bus.model import Ban, BanKind, Escalation, Limit
 from interlock.errors import Unavailable
 from interlock.failpoints import failpoint
+from interlock.kernel.isolation import CONTENT_ERRORS, set_aside
 from interlock.settings import Settings
 from interlock.wire.bus_events import FailureReason
 from interlock.wire.bus_registry import DedupeMode, Enforcement
@@ -194,7 +195,11 @@ class SlowStage:
             )
             effects = Effects(self._database.clock.now())
             for row in worn:
-                case = Case(row, delivered(row["body"]), Facts())
+                try:
+                    case = Case(row, delivered(row["body"]), Facts())
+                except CONTENT_ERRORS as error:
+                    set_aside(self.name, error, org_id=str(row["org_id"]))
+                    continue
                 case.fail(FailureReason.DELIVERY_FAILURE)
                 _note(effects, case, self._database.clock.now())
             if worn:

@@ -25,6 +25,7 @@ from interlock.bus.metrics import TELEMETRY_DROPPED, TELEMETRY_EVENTS, TELEMETRY
 from interlock.bus.monitor import count_misroutes
 from interlock.bus.queues import telemetry_queue
 from interlock.failpoints import failpoint
+from interlock.kernel.isolation import CONTENT_ERRORS, set_aside
 from interlock.kernel.loop import Gathering, Periodic
 from interlock.settings import Settings
 from interlock.wire.bus_events import CommandFailed, FailureReason, TelemetryDropped, name_of
@@ -82,13 +83,20 @@ class TelemetryBatches(Gathering):
             rows = await _sql.take(connection, org_ids=[row["org_id"] for row in found], each=_EACH)
             more = max(Counter(row["org_id"] for row in rows).values(), default=0) == _EACH
             self.breath = 0.0 if more or len(found) == _TENANTS else self._wait / 10
-            told = [_Told(row) for row in sorted(rows, key=lambda row: row["batch_id"])]
+            told = [*filter(None, map(self._told, sorted(rows, key=lambda row: row["batch_id"])))]
             await self._raise(connection, told)
             await self._hand_over(connection, told)
             await failpoint("telemetry.before_commit")
         for kind, count in sum((each.counts for each in told), Counter[str]()).items():
             TELEMETRY_EVENTS.labels(event=kind).inc(count)
         return len(rows)
+
+    def _told(self, row: Row) -> _Told | None:
+        try:
+            return _Told(row)
+        except CONTENT_ERRORS as error:
+            set_aside(self.name, error, org_id=str(row["org_id"]))
+            return None
 
     async def _raise(self, connection: Connection, told: Sequence[_Told]) -> None:
         raised: dict[tuple[UUID, str], Raised] = {}

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,6 +46,7 @@ GOOD_SKEW_SECONDS: Final = 2.0
 LONG_WAIT_SECONDS: Final = 300.0
 """For a published batch."""
 _CONNECT_SECONDS: Final = 5.0
+_COUNTED: Final = 100_000
 
 
 class Result(StrEnum):
@@ -262,8 +264,8 @@ async def _health(name: str, url: str, pid: str) -> Finding:
 async def stores(settings: Settings) -> list[Finding]:
     urls = store_urls(settings)
     checks: dict[str, Callable[[str, str], Awaitable[list[Finding]]]] = {
-        "state": _postgres,
-        "data": _postgres,
+        "state": partial(_postgres, settings),
+        "data": partial(_postgres, settings),
         "valkey": _valkey,
     }
     absent = "embedded, not running: `interlock up` starts it"
@@ -278,7 +280,7 @@ def _label(name: str) -> str:
     return "valkey" if name == "valkey" else f"{name} database"
 
 
-async def _postgres(name: str, url: str) -> list[Finding]:
+async def _postgres(settings: Settings, name: str, url: str) -> list[Finding]:
     label = _label(name)
     try:
         connection: Any = await asyncpg.connect(url, timeout=_CONNECT_SECONDS)
@@ -289,7 +291,7 @@ async def _postgres(name: str, url: str) -> list[Finding]:
         findings = [await _server_version(label, connection), await _clock(label, connection)]
     finally:
         await connection.close()
-    return [*findings, *await _state(label, url)] if name == "state" else findings
+    return [*findings, *await _state(settings, label, url)] if name == "state" else findings
 
 
 async def _server_version(label: str, connection: Any) -> Finding:
@@ -311,13 +313,13 @@ async def _clock(label: str, connection: Any) -> Finding:
     return Finding(f"{label} clock", Result.WARN, detail, "set both by NTP: tokens and leases compare times")
 
 
-async def _state(label: str, url: str) -> list[Finding]:
+async def _state(settings: Settings, label: str, url: str) -> list[Finding]:
     try:
         await require_schema(url)
     except InterlockError as error:
         return [Finding(f"{label} schema", Result.FAIL, error.detail)]
     known = Finding(f"{label} schema", Result.OK, f"version {migrations()[-1].version}, as this build needs it")
-    return [known, await _batches(url)]
+    return [known, await _batches(url), await _dead_letters(settings, url)]
 
 
 async def _batches(url: str) -> Finding:
@@ -331,6 +333,21 @@ async def _batches(url: str) -> Finding:
         return Finding("sink", Result.OK, "no published batch waits for long")
     detail = f"{waiting if waiting < 1000 else 'at least 1000'} published batches wait for minutes"
     return Finding("sink", Result.WARN, detail, "see that `interlock sink` runs, and what its log says")
+
+
+async def _dead_letters(settings: Settings, url: str) -> Finding:
+    """Wake-ups that were received too often without being settled, by queue."""
+    connection: Any = await asyncpg.connect(url, timeout=_CONNECT_SECONDS)
+    try:
+        rows = await queries("queue").dead_by_queue(connection, queues=settings.queues, most=_COUNTED)
+    finally:
+        await connection.close()
+    if not rows:
+        return Finding("dead letters", Result.OK, "none in the task queues")
+    counts = ", ".join(f"{row['dead_letters']} in {row['queue']!r}" for row in rows)
+    first = rows[0]["queue"]
+    advice = f"look: interlock queue dead-letters {first}; when the cause is gone: interlock queue redrive {first}"
+    return Finding("dead letters", Result.WARN, counts, advice)
 
 
 async def _valkey(name: str, url: str) -> list[Finding]:

@@ -80,7 +80,7 @@ def _step(row: Row) -> _Step:
     try:
         cron = cron_of(source_of(msgspec.json.decode(row["source"])))
         starts, following = cron.due(row["last_at"], row["now"]), cron.schedule.after(now)
-    except (ZoneInfoNotFoundError, CroniterError, ValueError) as error:
+    except (ZoneInfoNotFoundError, CroniterError, ValueError, OverflowError) as error:
         log.warning("cron.unusable", job_id=str(row["job_id"]), reason=str(error), effect="tried again in an hour")
         return _Step(row["job_id"], [], row["last_at"], now + timedelta(seconds=_UNUSABLE_SECONDS))
     return _Step(row["job_id"], starts, now, following)

@@ -20,7 +20,9 @@ from interlock.adapters.notifications import Wakeups
 from interlock.adapters.postgres import Connection, Database, queries
 from interlock.errors import BadRequest, TooLarge
 from interlock.failpoints import failpoint
+from interlock.kernel.isolation import UNSTORABLE
 from interlock.settings import Settings
+from interlock.strict_json import NotStrict, require_strict
 from interlock.telemetry import TASKS_ROUTED
 
 _sql = queries("sources")
@@ -34,15 +36,6 @@ _MOST: Final = 1000
 _EACH: Final = 200
 """Of one job in one pass, so that none waits for the long list of another."""
 _FIRST: Final = UUID(int=0)
-
-# JSON that our parser takes and Postgres does not: nested too deep, a number or a text that it has no form for.
-_UNSTORABLE: Final = (
-    asyncpg.StatementTooComplexError,
-    asyncpg.InvalidTextRepresentationError,
-    asyncpg.UntranslatableCharacterError,
-    asyncpg.CharacterNotInRepertoireError,
-    asyncpg.NumericValueOutOfRangeError,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,7 @@ async def accept(connection: Connection, job_ids: Sequence[UUID], triggers: Sequ
             dedupe_keys=[trigger.dedupe_key for _, trigger in pairs],
             payloads=[trigger.payload.decode() for _, trigger in pairs],
         )
-    except (*_UNSTORABLE, UnicodeDecodeError) as error:
+    except (*UNSTORABLE, UnicodeDecodeError) as error:
         raise BadRequest(f"A payload cannot be stored: {str(error).splitlines()[0]}.", code="bad_payload") from None
     await failpoint("trigger.before_commit")
     return int(row["accepted"])
@@ -74,9 +67,9 @@ def check_payload(payload: bytes, settings: Settings) -> None:
     if len(payload) > limit:
         raise TooLarge(f"The payload has {len(payload)} bytes; it may have {limit}.", code="payload_too_large")
     try:
-        msgspec.json.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise BadRequest("The payload is not valid JSON in UTF-8.", code="bad_payload") from None
+        require_strict(payload)
+    except NotStrict as error:
+        raise BadRequest(f"The payload cannot be stored: {error}.", code="bad_payload") from None
 
 
 class _Note(Struct):

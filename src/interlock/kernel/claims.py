@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 from typing import Any, Literal
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from interlock.adapters.queue import Handle, Queue
 from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import armed, failpoint
 from interlock.kernel.inputs import Inputs
+from interlock.kernel.isolation import isolated
 from interlock.kernel.rates import Rates
 from interlock.kernel.shards import SMALL_SHARD, Shards, find_task
 from interlock.kernel.tasks import clean, outputs_of, run_task_id
@@ -86,7 +88,7 @@ class _Job:
     def inputs_for(self, payload: Raw) -> list[TaskInput]:
         try:
             scope = _scope.decode(payload)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return self.inputs
         return [
             msgspec.structs.replace(each, **scope.fields())
@@ -174,8 +176,9 @@ class Claims:
         wanted, limited = await self._with_limits(wanted)
         remaining = 0
         for span in limited:
-            claimed_now, left_over = await self._claim_in_turn(span, wanted.most, who)
-            groups, remaining = groups + claimed_now, remaining + left_over
+            done, _ = await isolated("claim", [span], lambda only: self._claim_in_turn(only[0], wanted.most, who))
+            for claimed, left_over in done:
+                groups, remaining = groups + claimed, remaining + left_over
         for shard, part in (await self._by_shard(wanted)).items():
             claimed, left = await self._claim_in(shard, part, who)
             groups, states = groups + claimed, states + left
@@ -330,13 +333,17 @@ class Claims:
         return groups, states
 
     async def _claim_capped(self, ids: list[UUID], jobs: list[UUID], how: dict[str, Any]) -> list[_Group]:
-        async def work(connection: Connection) -> list[_Group]:
+        async def claim(connection: Connection, some: Sequence[UUID]) -> list[_Group]:
             await _sql.lock_capped_jobs(connection, job_ids=jobs)
-            rows = await _sql.claim_capped(connection, task_ids=ids, job_ids=jobs, **how)
+            rows = await _sql.claim_capped(connection, task_ids=list(some), job_ids=jobs, **how)
             await failpoint("claim.before_commit")
             return _grouped(rows)
 
-        return await self._database.run(work)
+        done, aside = await isolated("claim", ids, lambda some: self._database.run(lambda c: claim(c, some)))
+        if aside:  # a key that no index takes
+            unfit = {"shard": how["shard"], "task_ids": [task_id for task_id, _ in aside]}
+            await self._database.run(lambda c: _sql.fail_unclaimable(c, **unfit))
+        return [*chain.from_iterable(done)]
 
     async def _settle(self, wanted: _Wanted, groups: list[_Group], who: dict[str, Any]) -> int:
         """After the claim has committed: a message that a crash leaves behind finds nothing to claim next time."""

@@ -125,7 +125,7 @@ def _message_dead(row: Row) -> tuple[str, str] | None:
     if not row["message_dead"]:
         return None
     what = f"Its wake-up was received {row['receives']} times without being settled and is a dead letter"
-    return "message_dead", f"{what}; see the workers' logs, then: interlock queue redrive {row['queue']}."
+    return "message_dead", f"{what}; the reconciler sends a new one within its next passes. The workers' logs say why."
 
 
 def _message_lost(row: Row) -> tuple[str, str] | None:

@@ -73,7 +73,7 @@ class Markers:
             )
         try:
             marker = _marker.decode(raw)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest(f"{MARKER} beside {output.location} is no marker: {error}.", code="bad_marker") from None
         _check_agreement(output, marker, output.location[len(prefix) :])
         return marker

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -21,11 +22,12 @@ import msgspec
 from interlock.adapters.valkey import Coordination
 from interlock.clock import Clock
 from interlock.kernel.shards import Rate
-from interlock.pointers import pointed
+from interlock.pointers import as_key, resolved
 from interlock.telemetry import LIMITS_UNAVAILABLE
 
 HOST: Final = "host"
 """Of the URL that is the payload, or its `url`."""
+_UNREADABLE: Final = "\x00"
 _KEPT_MS: Final = 3_600_000
 _ASKED_PER_SECOND: Final = 50
 """Messages of one run that may ask in vain: the others come later, or they would go round in circles."""
@@ -53,7 +55,8 @@ if denied then
   if asked == 1 then redis.call('PEXPIRE', KEYS[1], 1000) end
   wait = math.max(wait, asked / tonumber(ARGV[#ARGV]))
 end
-return {tostring(wait or 0), unpack(answers)}
+table.insert(answers, 1, tostring(wait or 0))
+return answers
 """
 
 
@@ -93,7 +96,7 @@ class Rates:
 
     async def admit(self, run_id: UUID, rate: Rate, payloads: Sequence[str]) -> Admitted:
         keys = [_key(rate.key, payload) for payload in payloads]
-        counts = {key: keys.count(key) for key in dict.fromkeys(keys) if key is not None}
+        counts = Counter(key for key in keys if key is not None)
         if not counts:
             return Admitted(range(len(payloads)))
         answer = await self._ask(run_id, rate, counts)
@@ -108,7 +111,7 @@ class Rates:
                 left |= {} if key is None else {key: left[key] - 1}
         return Admitted(places, float(answer[0]))
 
-    async def _ask(self, run_id: UUID, rate: Rate, counts: dict[str, int]) -> Any:
+    async def _ask(self, run_id: UUID, rate: Rate, counts: Mapping[str, int]) -> Any:
         if self._coordination is None:
             return None
         buckets = [f"interlock:bucket:{run_id}:{hashlib.sha256(key.encode()).hexdigest()}" for key in counts]
@@ -120,13 +123,20 @@ class Rates:
         )
 
 
-def _key(pointer: str, payload: str) -> str | None:
-    """None: the task has no such key, and no limit."""
-    value = msgspec.json.decode(payload)
+def rate_key(pointer: str, value: Any) -> str | None:
+    """Returns the key of a payload, None when it has none and so no limit. ValueError says why there can be none."""
+    if pointer != HOST:
+        return as_key(resolved(value, pointer))
     url = value.get("url") if isinstance(value, dict) else value
     try:
-        if pointer != HOST:
-            return pointed(value, pointer)
         return urlsplit(url).hostname if isinstance(url, str) else None
-    except ValueError:
+    except ValueError:  # no URL, and so no host
         return None
+
+
+def _key(pointer: str, payload: str) -> str | None:
+    """Payloads that cannot be read share one key: a payload must neither escape its rate nor fail the claim."""
+    try:
+        return rate_key(pointer, msgspec.json.decode(payload))
+    except (ValueError, RecursionError):
+        return _UNREADABLE

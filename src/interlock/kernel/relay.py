@@ -13,6 +13,7 @@ from interlock.adapters.notifications import Wakeups
 from interlock.adapters.postgres import Database, Row, queries
 from interlock.adapters.queue import Outgoing, Queue
 from interlock.failpoints import failpoint
+from interlock.kernel.isolation import CONTENT_ERRORS, set_aside
 from interlock.settings import Settings
 from interlock.wire import ClaimRequest
 
@@ -88,7 +89,15 @@ class Relay:
         return [row["outbox_id"] for row in rows]
 
     async def _invoke_all(self, rows: list[Row]) -> list[int]:
-        return [row["outbox_id"] for row in rows if await self._invoke(row["target"], _ref.decode(row["body"]))]
+        """Each by itself: a task that cannot be started is tried again later, and holds nobody else up."""
+        done = []
+        for row in rows:
+            try:
+                if await self._invoke(row["target"], _ref.decode(row["body"])):
+                    done.append(row["outbox_id"])
+            except CONTENT_ERRORS as error:
+                set_aside(self.name, error)
+        return done
 
 
 def _message(row: Row) -> Outgoing:

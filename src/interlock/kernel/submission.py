@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import msgspec
 from msgspec import Raw
 
@@ -16,24 +15,20 @@ from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
 from interlock.failpoints import failpoint
 from interlock.kernel.bundles import pin
 from interlock.kernel.idempotency import answered_before, remember
+from interlock.kernel.isolation import UNSTORABLE
 from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
+from interlock.kernel.rates import rate_key
 from interlock.kernel.tasks import enqueue, run_task_id
 from interlock.kernel.udf import UDF
 from interlock.kernel.webhook_events import tell_of_runs
 from interlock.pointers import pointed
 from interlock.settings import RuntimeKind, Settings
+from interlock.strict_json import NotStrict, first_not_strict, require_strict
 from interlock.telemetry import TASKS_CREATED
 from interlock.wire import JobAccepted, JobRequest, RunLimits, RunState
 
 _sql = queries("jobs")
 _ENDPOINT = "POST /v1/jobs"
-# JSON that our parser takes and Postgres does not: nested too deep, or text it has no encoding for.
-UNSTORABLE = (
-    asyncpg.StatementTooComplexError,
-    asyncpg.InvalidTextRepresentationError,
-    asyncpg.UntranslatableCharacterError,
-    asyncpg.CharacterNotInRepertoireError,
-)
 
 
 @dataclass(frozen=True)
@@ -134,11 +129,15 @@ class Submissions:
         self.check_payloads(request)
 
     def check_payloads(self, request: JobRequest) -> None:
-        """What is refused before anything is written."""
+        """Raises for what is refused before anything is written."""
         _check_name(request.name)
-        self.check_payload_sizes(request.listed)
+        _check_config(request.config)
+        self.check_tasks(request.listed)
+        if request.limits.rate is not None:
+            _check_rate_keys(request.listed, request.limits.rate.key)
 
-    def check_payload_sizes(self, tasks: list[Raw]) -> None:
+    def check_tasks(self, tasks: list[Raw]) -> None:
+        """Raises for the first payload that is too large, or that a later reader could not read."""
         limit = self._settings.payload_limit_bytes
         for index, task in enumerate(tasks):
             if len(task) > limit:
@@ -146,6 +145,9 @@ class Submissions:
                     f"tasks[{index}] has {len(task)} bytes; a payload may have {limit}.",
                     code="payload_too_large",
                 )
+        if found := first_not_strict(tasks):
+            place, reason = found
+            raise BadRequest(f"tasks[{place}] cannot be stored: {reason}.", code="bad_payload")
 
     async def _write(self, connection: Connection, request: JobRequest, org_id: UUID) -> tuple[JobAccepted, str]:
         job = await self.job(connection, request, org_id)
@@ -293,6 +295,22 @@ def _check_name(name: str | None) -> None:
     except ValueError:
         return
     raise BadRequest("A job's name must not look like an id: paths take either.", code="bad_job_name")
+
+
+def _check_config(config: dict[str, Any]) -> None:
+    try:
+        require_strict(msgspec.json.encode(config))
+    except NotStrict as error:
+        raise BadRequest(f"`config` cannot be stored: {error}.", code="bad_config") from None
+
+
+def _check_rate_keys(tasks: list[Raw], pointer: str) -> None:
+    """A key that is missing means no limit; one that is a list, an object or too long is an error."""
+    for index, task in enumerate(tasks):
+        try:
+            rate_key(pointer, msgspec.json.decode(task))
+        except ValueError as error:
+            raise BadRequest(f"tasks[{index}]: the rate key at {pointer!r} {error}.", code="bad_pointer") from None
 
 
 def items_of(tasks: list[Raw], dedupe_by: str | None, slot_by: str | None) -> Items:

@@ -71,7 +71,7 @@ class Sweeper(Periodic):
         try:
             raw = await self._objects.read(marker, MOST_MARKER_BYTES)
             return None if raw is None else _marker.decode(raw).file
-        except (TooLarge, msgspec.MsgspecError, UnicodeDecodeError):
+        except (TooLarge, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
     async def _condemn(self, connection: Connection) -> list[Row]:

@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from interlock.failpoints import armed, failpoint
 from interlock.kernel import changes
 from interlock.kernel.changes import Admitted, Change
 from interlock.kernel.inputs import Inputs
+from interlock.kernel.isolation import CONTENT_ERRORS, isolated
 from interlock.kernel.markers import Found, Markers
 from interlock.kernel.operator_state import OperatorState, keep_state
 from interlock.kernel.packs import Packs, Place
@@ -96,7 +98,9 @@ class Tasks:
         items = _first_of_each(items)
         rows: dict[UUID, Row] = {}
         for shard, part in by_shard(items, _lease).items():
-            rows |= await self._extend(shard, part)
+            extended, _ = await isolated("heartbeat", part, partial(self._extend, shard))
+            for found in extended:
+                rows |= found
         kid = await self.active_kid() if any(i.token for i in items) else ""
         held = [i for i in items if i.task_id in rows]
         if kid and await self._tokens.signs_elsewhere(kid):
@@ -189,7 +193,10 @@ class Tasks:
             await failpoint("complete.before_commit")
             return count
 
-        done = await self._database.run(work, transaction=armed("complete.before_commit"))
+        try:
+            done = await self._database.run(work, transaction=armed("complete.before_commit"))
+        except CONTENT_ERRORS:
+            return 0, _one_by_one(groups)
         await failpoint("complete.committed")
         if done:
             await self._turns.ended(_ended_of(groups, done))
@@ -242,7 +249,11 @@ class Tasks:
     async def _complete(self, items: Sequence[Completion], state: OperatorState | None = None) -> _Outcome:
         outcome = _Outcome()
         for shard, part in by_shard(_first_of_each(items), _lease).items():
-            outcome.add(await self._complete_in(shard, part, state))
+            done, aside = await isolated("complete", part, partial(self._complete_in, shard, state=state))
+            for each in done:
+                outcome.add(each)
+            for item, _ in aside:
+                outcome.refused[item.task_id] = BadRequest("The report cannot be stored.", code="bad_result")
         return outcome
 
     async def _complete_in(self, shard: int, items: Sequence[Completion], state: OperatorState | None) -> _Outcome:
@@ -373,7 +384,11 @@ class Tasks:
 
     async def release(self, items: Sequence[Release]) -> int:
         parts = by_shard(_first_of_each(items), _lease)
-        return sum([await self._release_in(shard, part) for shard, part in parts.items()])
+        released = 0
+        for shard, part in parts.items():
+            done, _ = await isolated("release", part, partial(self._release_in, shard))
+            released += sum(done)
+        return released
 
     async def _release_in(self, shard: int, items: Sequence[Release]) -> int:
         async def work(connection: Connection) -> list[Row]:

@@ -22,7 +22,9 @@ import structlog
 from interlock.adapters.notifications import Wakeups
 from interlock.adapters.postgres import Database, Row, queries
 from interlock.failpoints import failpoint
+from interlock.kernel.isolation import CONTENT_ERRORS, set_aside
 from interlock.kernel.loop import Periodic
+from interlock.kernel.tasks import clean
 from interlock.outbound.failures import OutboundFailed
 from interlock.outbound.guard import Guard
 from interlock.settings import Settings
@@ -152,7 +154,11 @@ class WebhookDeliveries:
         try:
             return _outcome(await self._sender.send(_request(Request, row, self._database.clock.now()), bounds))
         except OutboundFailed as error:
-            return _Outcome(reason=str(error)[:_REASON], final=not error.retryable)
+            return _Outcome(reason=clean(str(error)[:_REASON]), final=not error.retryable)
+        except CONTENT_ERRORS as error:
+            # A call that cannot even be made must not end those of others.
+            set_aside(self.name, error, delivery_id=str(row["delivery_id"]))
+            return _Outcome(reason=f"The call cannot be made: {type(error).__name__}.", final=True)
 
     async def _settle(self, row: Row, outcome: _Outcome) -> None:
         which = {"delivery_id": row["delivery_id"], "org_id": row["org_id"], "tries": row["tries"]}

@@ -22,6 +22,8 @@ from interlock.wire.bus_events import (
 
 ROUTE_UNHEALTHY: Final = "snavio.route.unhealthy"
 """A route's queue is not drained, or by nobody."""
+DEAD_LETTERS: Final = "interlock.queue.dead_letters"
+"""Wake-ups of the org's tasks were received too often without being settled."""
 CRITICAL: Final = frozenset(name_of(kind) for kind in (CommandInvalid, TelemetryDropped, KeyExpiryImminent))
 """These are always told somewhere."""
 ALERTED: Final = (
@@ -30,6 +32,7 @@ ALERTED: Final = (
     name_of(WarmPathBan),
     name_of(AbuseDetected),
     ROUTE_UNHEALTHY,
+    DEAD_LETTERS,
 )
 
 

@@ -80,3 +80,13 @@ where org_id = :org_id and (target, name) > (:target::text, :name::text) order b
 select * from interlock.bus_route_health
 where org_id = :org_id and status <> 'healthy' and (target, name) > (:target::text, :name::text)
 order by target, name limit :most;
+
+-- name: dead_letters
+-- Of the task queues, by org: those that died within the last seconds, among the newest `most` of each queue.
+select d.org_id, array_agg(distinct d.queue) as queues, count(*) as dead_letters
+from unnest(:queues::text[]) as q(queue)
+cross join lateral (select m.org_id, m.queue, m.dead_at from interlock.queue_messages m
+                    where m.queue = q.queue and m.dead_at is not null and m.org_id is not null
+                    order by m.queue, m.message_id desc limit :most) d
+where d.dead_at > interlock.clock() - make_interval(secs => :seconds::float8)
+group by d.org_id;

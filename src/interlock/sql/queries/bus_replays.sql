@@ -46,30 +46,18 @@ where replay_id = :replay_id and ended_at is null;
 update interlock.bus_replays set due_at = interlock.clock() + make_interval(secs => :pause::float8)
 where replay_id = :replay_id and ended_at is null;
 
--- name: select_dead$
--- Oldest first; no more are looked at than could ever be sent.
-with seen as materialized (
-    select m.message_id, m.body from interlock.queue_messages m
-    where m.queue between :queue::text and :queue::text and m.dead_at is not null
-    order by m.queue, m.message_id limit :examined
-), wanted as (
-    select m.message_id, (m.body #>> '{metadata,id}')::uuid as command_id, m.body #>> '{command,source}' as source,
-           m.body #>> '{command,target}' as target, m.body #>> '{command,name}' as name,
-           m.body #> '{command,payload}' as payload
-    from seen m
-    where (:source::text is null or m.body #>> '{command,source}' = :source)
-      and (:target::text is null or m.body #>> '{command,target}' = :target)
-      and (:name::text is null or m.body #>> '{command,name}' = :name)
-      and (:since::timestamptz is null or (m.body #>> '{metadata,timestamp}')::timestamptz >= :since)
-      and (:until::timestamptz is null or (m.body #>> '{metadata,timestamp}')::timestamptz < :until)
-      and (:command_ids::uuid[] is null or (m.body #>> '{metadata,id}')::uuid = any(:command_ids::uuid[]))
-    order by m.message_id limit :most
-), kept as (
-    insert into interlock.bus_replay_items (replay_id, position, command_id, source, target, name, payload, message_id)
-    select :replay_id, w.message_id, w.command_id, w.source, w.target, w.name, w.payload::text, w.message_id
-    from wanted w where not :dry_run::boolean
-)
-select count(*) from wanted;
+-- name: dead_letters
+-- Of a queue, oldest first, a page at a time. Bodies are read by the caller: what a target was sent may have anything
+-- in it that `json` operators refuse.
+select m.message_id, m.body from interlock.queue_messages m
+where m.queue between :queue::text and :queue::text and m.dead_at is not null and m.message_id > :after
+order by m.queue, m.message_id limit :most;
+
+-- name: insert_letters!
+insert into interlock.bus_replay_items (replay_id, position, command_id, source, target, name, payload, message_id)
+select :replay_id, i.message_id, i.command_id, i.source, i.target, i.name, i.payload, i.message_id
+from unnest(:message_ids::bigint[], :command_ids::uuid[], :sources::text[], :targets::text[], :names::text[],
+            :payloads::text[]) as i(message_id, command_id, source, target, name, payload);
 
 -- name: clear_items!
 -- Of a selection that was broken off.

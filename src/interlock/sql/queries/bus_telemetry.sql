@@ -46,7 +46,8 @@ from (select distinct m.queue from unnest(:queues::text[]) as m(queue)) q;
 
 -- name: age_out
 -- What nobody has taken for so long goes: live messages by how long they have been there for the taking, dead letters
--- by their age. Of a page of tenants, and a bounded number of each.
+-- by their age. Of a page of tenants, and a bounded number of each. An operator on `json` reads all of it, and refuses an
+-- escaped NUL anywhere: what is counted is a text without one, and a text that is no JSON even then counts as one event.
 with tenants as materialized (
     select o.org_id, o.name, q.last_received_at, 'telemetry:' || o.org_id as queue
     from (select org_id, name from interlock.orgs where org_id > :after order by org_id limit :tenants) o
@@ -64,8 +65,15 @@ with tenants as materialized (
                           and d.enqueued_at <= interlock.clock() - make_interval(secs => :age_seconds::float8)
                         order by d.queue, d.message_id limit :most for update skip locked) m
 ), old as materialized (
-    select m.org_id, m.message_id, m.enqueued_at, coalesce((m.body ->> 'events_in')::int, json_array_length(m.body -> 'events')) as events_in
+    select m.org_id, m.message_id, m.enqueued_at,
+           case when pg_input_is_valid(b.body, 'jsonb') and json_typeof(b.body::json) = 'object'
+                then coalesce(case when pg_input_is_valid(b.body::json ->> 'events_in', 'int')
+                                   then (b.body::json ->> 'events_in')::int end,
+                              case json_typeof(b.body::json -> 'events')
+                                   when 'array' then json_array_length(b.body::json -> 'events') end, 1)
+                else 1 end as events_in
     from (select * from live union all select * from dead) m
+    cross join lateral (select replace(m.body::text, '\u0000', '\ufffd') as body) b
 ), gone as (
     delete from interlock.queue_messages
     where message_id = any(array(select message_id from old))

@@ -54,7 +54,7 @@ with events as materialized (
     select w.task_id, coalesce(
         (select max(m.input_commit) from interlock.materialisations m where m.task_id = w.task_id),
         (select (t.payload ->> 'commit')::bigint from interlock.tasks t
-         join interlock.jobs j on j.job_id = t.job_id and j.dag_name is not null
+         join interlock.jobs j on j.job_id = t.job_id and j.dag_name is not null and j.source is null
          where t.shard = :shard and t.task_id = w.task_id and json_typeof(t.payload) = 'object'), 0) as input_commit
     from (select distinct task_id from scopes) w
 ), before as materialized (

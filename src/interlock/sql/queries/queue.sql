@@ -198,6 +198,14 @@ select (select count(*) from (select 1 from interlock.queue_messages
 select message_id, body, receives, enqueued_at, dead_at from interlock.queue_messages
 where queue = :queue and dead_at is not null order by message_id limit :most;
 
+-- name: dead_by_queue
+-- Queues that have any, counted up to `most`.
+select q.queue, d.dead_letters
+from unnest(:queues::text[]) as q(queue)
+cross join lateral (select count(*) as dead_letters from (
+    select 1 from interlock.queue_messages m where m.queue = q.queue and m.dead_at is not null limit :most) m) d
+where d.dead_letters > 0 order by q.queue;
+
 -- name: redrive_messages
 update interlock.queue_messages
 set dead_at = null, receives = 0, receipt = null, visible_at = interlock.clock()

@@ -270,8 +270,8 @@ where ended_at is null and not paused and not delete_requested and run_id >= coa
 order by run_id limit :most;
 
 -- name: lost_run_tasks
--- Queued, old enough, not parked, and neither its own message nor its range's still stands for it. Tasks of a range with
--- a message are not read, unless a part of it was claimed already. Subqueries with a limit or an offset stay what they
+-- Queued, old enough, not parked, and neither its own message nor its range's still stands for it; a dead letter wakes
+-- nobody, and so stands for nothing. Tasks of a range with a message are not read, unless a part of it was claimed already. Subqueries with a limit or an offset stay what they
 -- are; as joins they would be planned for the tables' size of the moment.
 with ranges as materialized (
     select s.run_id, j.queue, k.key, m.start, greatest(s.first, c.chunk * r.range_size) as first,
@@ -282,7 +282,7 @@ with ranges as materialized (
     cross join lateral generate_series(s.first / r.range_size, s.last / r.range_size) as c(chunk)
     cross join lateral (select s.run_id || ':' || c.chunk as key) k
     left join lateral (select (m.body ->> 'start')::bigint as start from interlock.queue_messages m
-                       where m.queue = j.queue and m.dedupe_key = k.key limit 1) m on true
+                       where m.queue = j.queue and m.dedupe_key = k.key and m.dead_at is null limit 1) m on true
 )
 select t.task_id, r.run_id from ranges r
 cross join lateral (
@@ -294,7 +294,7 @@ cross join lateral (
 ) t
 where (r.start is null or r.start > r.first)
   and (select true from interlock.queue_messages m
-       where m.queue = r.queue and m.dedupe_key = t.task_id::text limit 1) is null
+       where m.queue = r.queue and m.dedupe_key = t.task_id::text and m.dead_at is null limit 1) is null
   and (select true from interlock.outbox o where o.dedupe_key = t.task_id::text limit 1) is null
   and (select true from interlock.outbox o where o.dedupe_key = r.key limit 1) is null;
 
@@ -304,10 +304,10 @@ where job_id > coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
 order by job_id limit :most;
 
 -- name: lost_job_tasks
--- Tasks of no run, from a place on. `lost` tells those that no message stands for.
+-- Tasks of no run, from a place on. `lost` tells those that no message stands for; a dead letter stands for nothing.
 select t.job_id, t.task_id, t.queued_at < interlock.clock() - make_interval(secs => :grace::float8) and not t.parked
        and (select true from interlock.queue_messages m
-            where m.queue = j.queue and m.dedupe_key = t.task_id::text limit 1) is null
+            where m.queue = j.queue and m.dedupe_key = t.task_id::text and m.dead_at is null limit 1) is null
        and (select true from interlock.outbox o where o.dedupe_key = t.task_id::text limit 1) is null as lost
 from (select job_id, task_id, parked, queued_at from interlock.tasks
       where shard = 0 and run_id is null and listed_status = 'Queued'

@@ -72,7 +72,7 @@ with ready as materialized (
     insert into interlock.tasks (task_id, org_id, job_id, max_attempts, priority, dedupe_key, slot_key, payload)
     select uuidv7(), j.org_id, j.job_id, j.max_attempts, j.priority, r.dedupe_key,
            case when j.concurrency_key is not null
-                then left(r.payload::jsonb #>> string_to_array(substr(j.concurrency_key, 2), '/'), 1000) end,
+                then left(r.payload::jsonb #>> string_to_array(substr(j.concurrency_key, 2), '/'), 500) end,
            r.payload
     from ready r join interlock.jobs j on j.job_id = r.job_id
     order by r.trigger_id

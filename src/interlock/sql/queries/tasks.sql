@@ -208,6 +208,25 @@ from interlock.tasks t
 join interlock.jobs j on j.job_id = t.job_id
 where t.shard = :shard and t.task_id = any(:task_ids::uuid[]);
 
+-- name: fail_unclaimable
+-- Queued tasks that no claim can take, such as one with a concurrency key too long for an index, become dead letters.
+with ended as (
+    update interlock.tasks t
+    set status = 'Failed', dead = true, ended_at = interlock.clock(), late_reply = false
+    where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.status = 'Queued'
+    returning t.task_id, t.run_id, t.attempt
+), history as (
+    insert into interlock.attempts (shard, task_id, attempt, lease_token, outcome, started_at, ended_at, error_class,
+                                    error_message)
+    select :shard, task_id, attempt, interlock.lease_token(:shard), 'Failed', interlock.clock(), interlock.clock(),
+           'Unclaimable', 'the task cannot be claimed because of its payload or its concurrency key'
+    from ended
+), counted as (
+    insert into interlock.run_deltas (run_id, queued, failed, dead)
+    select run_id, -count(*), count(*), count(*) from ended where run_id is not null group by run_id
+)
+select task_id from ended;
+
 -- name: claimed_jobs
 select job_id, xmin::text as version, dag_name, name, operator, config, outputs, wait_for_all,
        jsonb_array_length(inputs) as inputs
