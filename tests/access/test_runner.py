@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from interlock.api.listener import require_loopback
+from interlock.connections.limits import ConnectionLimits
 from interlock.errors import ConfigurationError
 from interlock.runner.confinement import Interpreter
 from interlock.runner.invoking import find_machine
@@ -99,7 +100,7 @@ def left_behind(folder: Path) -> list[Path]:
 
 
 async def test_a_runner_without_walls_refuses_every_invocation_and_says_why(tmp_path: Path) -> None:
-    rules = Rules(TOKEN, tmp_path, 1, "auto", None, None, 61_000, 1000, 1000, 1000, 0)
+    rules = Rules(TOKEN, tmp_path, 1, "auto", None, None, 61_000, 1000, 1000, 1000, 0, ConnectionLimits())
     app = Application(ConfigurationError("This machine cannot confine users' code."), rules)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://runner") as client:
