@@ -28,6 +28,8 @@ class TaskRef(msgspec.Struct, frozen=True):
     run_id: UUID | None = None
     start: int | None = None
     end: int | None = None
+    org_id: UUID | None = None
+    """Of the outbox row, not of its body."""
 
     def claim(self, worker_id: str, *, tokens: bool = True) -> ClaimRequest:
         return ClaimRequest(
@@ -88,7 +90,11 @@ class Relay:
         return [row["outbox_id"] for row in rows]
 
     async def _invoke_all(self, rows: list[Row]) -> list[int]:
-        return [row["outbox_id"] for row in rows if await self._invoke(row["target"], _ref.decode(row["body"]))]
+        return [row["outbox_id"] for row in rows if await self._invoke(row["target"], _task_of(row))]
+
+
+def _task_of(row: Row) -> TaskRef:
+    return msgspec.structs.replace(_ref.decode(row["body"]), org_id=row["org_id"])
 
 
 def _message(row: Row) -> Outgoing:
