@@ -36,7 +36,7 @@ async def runner() -> AsyncIterator[Runner]:
 
 
 def hanging(runner: Runner, nonce: str) -> dict[str, Any]:
-    payload = {"nonce": nonce, "tell": f"{runner.files.url}/tell/{nonce}"}
+    payload = {"nonce": nonce, "tell": f"{runner.files.url}/v1/task/tell/{nonce}"}
     return runner.invocation(HOSTILE, "main.hang_with_children", payload=payload)
 
 
@@ -183,13 +183,13 @@ def handler(event, task):
         time.sleep(0.01)
     sys.exit(5)
 """
-        payload = {"tell": f"{runner.files.url}/tell/{nonce}", "ask": f"{runner.files.url}/tell/ask"}
+        payload = {"tell": f"{runner.files.url}/v1/task/tell/{nonce}", "ask": f"{runner.files.url}/v1/task/tell/ask"}
         body = runner.invocation(packed({"main.py": code}), "main.handler", payload=payload)
         call = asyncio.create_task(runner.post(body))
         await heard(runner, nonce)
         runner.process.send_signal(signal.SIGTERM)
         await _refusing(runner)
-        runner.files.bundles["/tell/ask"] = b"go"
+        runner.files.bundles["/v1/task/tell/ask"] = b"go"
         assert (await call).json()["exit_code"] == 5
         assert await runner.ended() == 0
 
