@@ -180,7 +180,8 @@ def _jobs(draw: st.DrawFn, name: str, before: list[dict[str, Any]]) -> dict[str,
     settings = draw(st.fixed_dictionaries({}, optional=_settings))
     outputs = draw(st.lists(names, max_size=3, unique=True))
     own = "sql" if settings.get("runtime") == "spark" else "echo"
-    job = {"name": name, "operator": draw(st.sampled_from([own, "my.module:function"])), **settings}
+    operators = [own] if settings.get("runtime") == "dispatcher" else [own, "my.module:function"]
+    job = {"name": name, "operator": draw(st.sampled_from(operators)), **settings}
     job["outputs"] = [draw(st.sampled_from([output, {"name": output, "storage": "postgres"}])) for output in outputs]
     offered = [(earlier["name"], _output_name(output)) for earlier in before for output in earlier["outputs"]]
     edges = draw(st.lists(st.sampled_from(offered), max_size=3)) if offered else []

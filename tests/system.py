@@ -137,6 +137,8 @@ def fence(claim: dict[str, Any]) -> dict[str, Any]:
 async def running(
     state_url: str, directory: Path, clock: Clock | None = None, **overrides: Any
 ) -> AsyncIterator[System]:
+    # Tests forge credentials by the hundred, all from one address.
+    overrides = {"auth_failures_per_second": 0.0} | overrides
     settings = Settings(dir=directory, state_url=state_url, gateway="127.0.0.1:0", internal="127.0.0.1:0", **overrides)
     with (
         bind(settings.gateway, setting="gateway") as door,

@@ -10,6 +10,7 @@
     ├── Forbidden 403         a good credential that does not reach this far
     ├── NotFound 404
     ├── MethodNotAllowed 405  carries Allow
+    ├── RequestTimeout 408    the client did not send its request in time
     ├── Conflict 409
     │   └── Fenced 409        a stale attempt or lease; says which part is stale
     ├── PreconditionFailed 412
@@ -129,6 +130,12 @@ class MethodNotAllowed(InterlockError):
         return {"Allow": self.extra.get("allow", "")}
 
 
+class RequestTimeout(InterlockError):
+    status = 408
+    title = "Request timeout"
+    default_code = "request_timeout"
+
+
 class Conflict(InterlockError):
     status = 409
     title = "Conflict"
@@ -241,6 +248,7 @@ HTTP_ERRORS: tuple[type[InterlockError], ...] = (
     Forbidden,
     NotFound,
     MethodNotAllowed,
+    RequestTimeout,
     Conflict,
     PreconditionFailed,
     TooLarge,

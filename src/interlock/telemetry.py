@@ -64,6 +64,12 @@ REQUEST_SECONDS = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30),
     registry=REGISTRY,
 )
+CONNECTIONS_REFUSED = Counter(
+    "interlock_connections_refused",
+    "HTTP connections closed because the client exceeded a limit.",
+    ["reason"],
+    registry=REGISTRY,
+)
 QUEUE_DEPTH = Gauge("interlock_queue_depth", "Visible messages, counted up to 100,000.", ["queue"], registry=REGISTRY)
 QUEUE_IN_FLIGHT = Gauge("interlock_queue_in_flight", "Received, not settled.", ["queue"], registry=REGISTRY)
 QUEUE_OLDEST = Gauge(

@@ -12,6 +12,7 @@ import structlog
 from interlock.access.development import SharedSecret
 from interlock.access.jwks import PublishedKeys
 from interlock.access.keyring import Keyring
+from interlock.access.lockout import Lockout
 from interlock.access.members import Members
 from interlock.access.object_tokens import ObjectTokens
 from interlock.access.oidc import Issuer
@@ -132,6 +133,7 @@ class Kernel:
     capabilities: CapabilityVerifier
     """What lets attempts in: the tokens themselves, or a verifier that has nothing but public keys."""
     principals: Principals
+    lockout: Lockout
     members: Members
     claims: Claims
     tasks: Tasks
@@ -278,6 +280,7 @@ def assemble(
         tokens=tokens,
         capabilities=tokens,
         principals=Principals(database, clock),
+        lockout=Lockout(settings.auth_failures_per_second),
         members=Members(database, identity_provider(settings, clock)),
         claims=claims,
         tasks=tasks,

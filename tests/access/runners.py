@@ -59,7 +59,7 @@ def packed(files: Mapping[str, str]) -> bytes:
 
 
 class Served(http.server.ThreadingHTTPServer):
-    """Bundles by their SHA-256, and a bell: whoever asks for /tell/… is heard."""
+    """Bundles by their SHA-256, and a bell: whoever asks for /v1/task/tell/… is heard."""
 
     daemon_threads = True
 
@@ -84,8 +84,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
-        if self.path.startswith("/tell/"):
-            self.server.heard.add(self.path.removeprefix("/tell/"))
+        if self.path.startswith("/v1/task/tell/"):
+            self.server.heard.add(self.path.removeprefix("/v1/task/tell/"))
         data = self.server.bundles.get(self.path, b"")
         self.send_response(200 if data or "/tell/" in self.path else 404)
         self.send_header("Content-Length", str(len(data)))

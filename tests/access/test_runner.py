@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from interlock.api.listener import require_loopback
+from interlock.connections.limits import ConnectionLimits
 from interlock.errors import ConfigurationError
 from interlock.runner.confinement import Interpreter
 from interlock.runner.invoking import find_machine
@@ -35,7 +36,7 @@ async def runner() -> AsyncIterator[Runner]:
 
 
 def hanging(runner: Runner, nonce: str) -> dict[str, Any]:
-    payload = {"nonce": nonce, "tell": f"{runner.files.url}/tell/{nonce}"}
+    payload = {"nonce": nonce, "tell": f"{runner.files.url}/v1/task/tell/{nonce}"}
     return runner.invocation(HOSTILE, "main.hang_with_children", payload=payload)
 
 
@@ -99,7 +100,7 @@ def left_behind(folder: Path) -> list[Path]:
 
 
 async def test_a_runner_without_walls_refuses_every_invocation_and_says_why(tmp_path: Path) -> None:
-    rules = Rules(TOKEN, tmp_path, 1, "auto", None, None, 61_000, 1000, 1000, 1000, 0)
+    rules = Rules(TOKEN, tmp_path, 1, "auto", None, None, 61_000, 1000, 1000, 1000, 0, ConnectionLimits())
     app = Application(ConfigurationError("This machine cannot confine users' code."), rules)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://runner") as client:
@@ -182,13 +183,13 @@ def handler(event, task):
         time.sleep(0.01)
     sys.exit(5)
 """
-        payload = {"tell": f"{runner.files.url}/tell/{nonce}", "ask": f"{runner.files.url}/tell/ask"}
+        payload = {"tell": f"{runner.files.url}/v1/task/tell/{nonce}", "ask": f"{runner.files.url}/v1/task/tell/ask"}
         body = runner.invocation(packed({"main.py": code}), "main.handler", payload=payload)
         call = asyncio.create_task(runner.post(body))
         await heard(runner, nonce)
         runner.process.send_signal(signal.SIGTERM)
         await _refusing(runner)
-        runner.files.bundles["/tell/ask"] = b"go"
+        runner.files.bundles["/v1/task/tell/ask"] = b"go"
         assert (await call).json()["exit_code"] == 5
         assert await runner.ended() == 0
 

@@ -195,6 +195,7 @@ async def test_hostile_code_gets_nowhere(runner: Runner, shared: System) -> None
             "shm_key": key,
             "other": {name: victim[name] for name in ("task_id", "attempt", "lease_token")},
             "old_token": first["capability_token"],
+            "forwarded": runner.walls.own_network,
         }
         names = ("task_id", "attempt", "lease_token", "capability_token")
         report = await runner.invoke(HOSTILE, "main.handler", payload=payload, **{name: claim[name] for name in names})
@@ -236,7 +237,7 @@ async def test_daemons_end_with_the_code_that_started_them(runner: Runner, share
 
 async def test_a_dispatcher_that_hangs_up_has_the_code_and_all_its_children_killed(runner: Runner) -> None:
     nonce = str(uuid4().int % 10**9)
-    payload = {"nonce": nonce, "tell": f"{runner.files.url}/tell/{nonce}"}
+    payload = {"nonce": nonce, "tell": f"{runner.files.url}/v1/task/tell/{nonce}"}
     call = asyncio.create_task(runner.invoke(HOSTILE, "main.hang_with_children", payload=payload))
     await heard(runner, nonce)
     await eventually(lambda: len(with_word(nonce)) == 3)

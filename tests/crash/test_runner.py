@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are L
 async def test_a_runner_that_is_killed_leaves_no_process(confinement: str) -> None:
     nonce = str(uuid4().int % 10**9)
     async with running(confinement, "http://127.0.0.1:9") as runner:
-        payload = {"nonce": nonce, "tell": f"{runner.files.url}/tell/{nonce}"}
+        payload = {"nonce": nonce, "tell": f"{runner.files.url}/v1/task/tell/{nonce}"}
         call = asyncio.create_task(runner.invoke(zipped("hostile"), "main.hang_with_children", payload=payload))
         await heard(runner, nonce)
         await eventually(lambda: len(with_word(nonce)) == 3)

@@ -128,6 +128,7 @@ async def _start(site: Site, process: str, address: str, settings: Settings) -> 
         "INTERLOCK_STATE_URL": site.state_url,
         "INTERLOCK_LOG_FORMAT": "json",
         "INTERLOCK_TOKEN_TTL_SECONDS": "3600",
+        "INTERLOCK_AUTH_FAILURES_PER_SECOND": "0",  # forgeries by the thousand, all from one address
         "INTERLOCK_RECONCILE_SECONDS": "1",
         "INTERLOCK_RECONCILE_GRACE_SECONDS": "2",
     }

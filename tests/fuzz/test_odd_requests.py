@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import httpx
 import msgspec
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -261,6 +262,50 @@ async def test_a_head_that_never_ends_is_cut_off(site: Site) -> None:
             break
     assert sent < 5_000_000
     writer.close()
+
+
+CHUNKED = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+TRAILERS = {"many trailers": (b"0\r\n", b"X-Late: 1\r\n" * 6000), "one trailer": (b"0\r\nX-Late: ", b"x" * 65_536)}
+
+
+@pytest.mark.parametrize("listener", ["gateway", "dispatcher", "query"])
+@pytest.mark.parametrize("form", TRAILERS)
+async def test_endless_trailers_cost_no_memory(site: Site, listener: str, form: str) -> None:
+    """Unauthenticated: the reply is a 401 or a 404, and the trailers go on after it."""
+    opening, piece = TRAILERS[form]
+    host, port = site.urls[listener].removeprefix("http://").split(":")
+    process = psutil.Process(site.processes[listener].pid)
+    before, sent = process.memory_info().rss, 0
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(CHUNKED + opening)
+        while sent < 200_000_000 and not reader.at_eof():
+            writer.write(piece)
+            sent += len(piece)
+            await writer.drain()
+    except ConnectionError:
+        pass  # the server has hung up, as it should
+    finally:
+        writer.transport.abort()
+    assert sent < 30_000_000
+    assert process.memory_info().rss - before < 30_000_000
+    assert (await exchanged(site.urls[listener], request(site, "GET", b"/healthz")))[0].status_code == 200
+
+
+async def test_requests_pass_while_a_thousand_others_are_half_open(site: Site) -> None:
+    host, port = site.gateway_url.removeprefix("http://").split(":")
+    held = []
+    try:
+        for number in range(1000):
+            source = (f"127.0.0.{2 + number % 4}", 0)
+            _, writer = await asyncio.open_connection(host, int(port), local_addr=source)
+            writer.write(b"GET /healthz HT" if number % 2 else CHUNKED)
+            held.append(writer)
+        for target in (b"/healthz", b"/v1/jobs", b"/v1/tasks"):
+            assert [a.status_code for a in await exchanged(site.gateway_url, request(site, "GET", target))] == [200]
+    finally:
+        for writer in held:
+            writer.transport.abort()
 
 
 # Noise

@@ -19,12 +19,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from interlock.access.principals import ROLE_SCOPES
 from interlock.adapters.embedded import EmbeddedValkey
 from interlock.api import dispatcher as dispatcher_module
 from interlock.api import gateway as gateway_module
 from interlock.api.listener import bind, require_safe
 from interlock.errors import ConfigurationError
 from interlock.settings import Settings
+from interlock.wire import KeyRequest, Role
 from tests.system import System, fence, running, until
 
 Operation = tuple[str, str]
@@ -380,6 +382,12 @@ def samples(text: str) -> dict[str, float]:
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
+async def metrics(system: System, key: str | None = None) -> httpx.Response:
+    """Of the dispatcher."""
+    headers = {"Authorization": f"Bearer {key or system.admin_key}"}
+    return await system.http.get(system.internal_url + "/metrics", headers=headers)
+
+
 @pytest.fixture
 def _unthrottled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher_module, "_GAUGE_SECONDS", 0.0)
@@ -388,7 +396,7 @@ def _unthrottled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_unthrottled")
 async def test_metrics_move_with_the_work(still: System) -> None:
     async def read() -> dict[str, float]:
-        reply = await still.http.get(still.internal_url + "/metrics")
+        reply = await metrics(still)
         assert reply.headers["content-type"].startswith("text/plain")
         return samples(reply.text)
 
@@ -418,7 +426,7 @@ async def test_no_metric_carries_an_id(shared: System) -> None:
     await shared.user("GET", f"/v1/nowhere/{task_id}")
     await shared.user("GET", "/v1/jobs/some-name")
     texts = [
-        (await shared.http.get(shared.internal_url + "/metrics")).text,
+        (await metrics(shared)).text,
         (await shared.user("GET", "/metrics")).text,
     ]
     for text in texts:
@@ -429,8 +437,16 @@ async def test_no_metric_carries_an_id(shared: System) -> None:
         assert shared.worker_token[:20] not in text
 
 
-async def test_the_gateways_metrics_need_a_key(shared: System) -> None:
-    assert_problem(await shared.http.get(shared.gateway_url + "/metrics"), 401, "unauthenticated")
+@pytest.mark.parametrize("role", list(Role))
+async def test_metrics_need_the_platform_scope(shared: System, role: Role) -> None:
+    """They name operators, targets and commands of every org: no role of one org is enough."""
+    request = KeyRequest(user="curious", role=role, scopes=sorted(ROLE_SCOPES[role]))
+    principal = await shared.kernel.principals.authenticate(shared.admin_key)
+    key = (await shared.kernel.principals.create_key(request, shared.org_id, granted_by=principal)).key
+    for reply in (await shared.user("GET", "/metrics", key=key), await metrics(shared, key)):
+        assert_problem(reply, 403, "forbidden")
+    for url in (shared.gateway_url, shared.internal_url):
+        assert_problem(await shared.http.get(f"{url}/metrics"), 401, "unauthenticated")
 
 
 async def test_health_is_open_on_both_listeners(shared: System) -> None:

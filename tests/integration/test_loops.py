@@ -6,16 +6,22 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from interlock import failpoints
 from interlock.clock import ManualClock
+from interlock.dags.operators import RANGES
 from interlock.errors import Unavailable
 from interlock.kernel import actions, deletion, reconcile
+from interlock.kernel.inline import OPERATORS, Call, InlineLimits, InlineOperator, InlineRunner, Reaction
+from interlock.kernel.jobs import INLINE_OPERATORS
+from interlock.kernel.relay import TaskRef
+from interlock.wire import KeyRequest, Role
 from interlock.wiring import Kernel, kernel
 from tests.system import System, fence, running, until
 
@@ -122,18 +128,12 @@ async def test_an_inline_echo_answers_with_its_payload(still: System) -> None:
     assert task["worker_id"].startswith("dispatcher:")
 
 
-async def test_an_inline_sleep_says_how_long_it_slept(still: System) -> None:
-    assert (await inline(still, "sleep", {"seconds": 0}))["result"] == {"slept": 0}
-
-
 @pytest.mark.parametrize(
     ("operator", "payload", "error_class"),
     [
         ("fail", {"error_class": "Boom", "message": "as told"}, "Boom"),
         ("fail", None, "Failed"),
-        ("none_such", None, "OperatorNotFound"),
-        ("sleep", {"seconds": "long"}, "ValueError"),
-        ("sleep", {"seconds": []}, "TypeError"),
+        ("fail", {"message": "no class"}, "Failed"),
     ],
 )
 async def test_an_inline_operator_that_fails_is_a_failed_attempt(
@@ -167,32 +167,101 @@ async def test_an_inline_task_is_retried_like_any_other(still: System) -> None:
     assert (task["attempt"], task["dead"]) == (2, True)
 
 
-async def begun(system: System, seconds: float, **policy: Any) -> str:
-    """An inline sleep that is running."""
-    accepted = await system.submit(
-        [{"seconds": seconds}], operator="sleep", runtime="dispatcher", policy={"max_attempts": 1} | policy
-    )
-    assert await system.pass_of("relay") == 1
-    return (await system.task_ids(accepted["run_id"]))[0]
+@dataclass
+class Held:
+    """A runner of this process whose `echo` lasts until it is let go."""
+
+    runner: InlineRunner
+    go: asyncio.Event
+
+    async def begin(self, system: System, key: str | None = None, **policy: Any) -> str | None:
+        """The id of a task that runs now; None when there was no place for it."""
+        body = {"operator": "echo", "runtime": "dispatcher", "policy": {"max_attempts": 1} | policy, "tasks": [1]}
+        accepted = (await system.user("POST", "/v1/jobs", json=body, key=key)).json()
+        tasks = (await system.user("GET", f"/v1/tasks?run={accepted['run_id']}", key=key)).json()["tasks"]
+        task_id: str = tasks[0]["task_id"]
+        org_id = await system.value("select org_id from interlock.tasks where task_id = $1", UUID(task_id))
+        taken = await self.runner.invoke("dispatcher", TaskRef(UUID(task_id), org_id=org_id))
+        return task_id if taken else None
+
+
+def held(system: System, limits: InlineLimits | None = None) -> Held:
+    go = asyncio.Event()
+
+    async def wait(call: Call) -> Reaction:
+        await go.wait()
+        return Reaction(call.payload)
+
+    parts, operators = system.kernel, {"echo": InlineOperator(wait)}
+    runner = InlineRunner(parts.database, parts.claims, parts.tasks, parts.effects, operators, limits=limits)
+    return Held(runner, go)
 
 
 async def test_an_inline_task_that_is_canceled_stops(system: System) -> None:
-    task_id = await begun(system, 60, lease_seconds=0.3)
+    running = held(system)
+    task_id = await running.begin(system, lease_seconds=0.3)
+    assert task_id
     await system.user("POST", f"/v1/tasks/{task_id}/cancel")
-    await system.kernel.inline.drain(20)
+    await running.runner.drain(20)
     assert (await system.task(task_id))["status"] == "Canceled"
 
 
 async def test_an_inline_task_outlives_a_heartbeat_that_the_database_missed(system: System) -> None:
     breaking("heartbeat.before_commit", Unavailable("gone for a moment"))
-    task_id = await begun(system, 0.8, lease_seconds=1.2)
-    await system.kernel.inline.drain(20)
+    running = held(system)
+    task_id = await running.begin(system, lease_seconds=1.2)
+    assert task_id
+    asyncio.get_running_loop().call_later(0.8, running.go.set)
+    await running.runner.drain(20)
     assert (await system.task(task_id))["status"] == "Completed"
 
 
+@pytest.mark.parametrize("operator", ["sleep", "python", "http_fetch", "none_such", "module:function"])
+async def test_what_may_take_long_is_refused_for_the_dispatcher_runtime(still: System, operator: str) -> None:
+    body = {"operator": operator, "runtime": "dispatcher", "tasks": [{"seconds": 60}]}
+    reply = await still.user("POST", "/v1/jobs", json=body)
+    assert (reply.status_code, reply.json()["code"]) == (400, "operator_not_inline"), reply.text
+    job = f"name: a, operator: '{operator}', runtime: dispatcher, activation: source, source: {{kind: manual}}"
+    dag = f"name: slow\njobs: [{{{job}}}]"
+    reply = await still.user("POST", "/v1/dags", json={"yaml": dag})
+    assert reply.status_code == 400
+    assert ("does not run inside the dispatcher" in reply.text) == (operator != "none_such")
+
+
+async def test_a_task_of_an_operator_that_is_not_inline_never_runs_there(still: System) -> None:
+    """One that an earlier release accepted, for example."""
+    accepted = await still.submit([{"seconds": 60}], runtime="dispatcher", policy={"max_attempts": 1})
+    await still.value("update interlock.jobs set operator = 'sleep' where job_id = $1", UUID(accepted["job_id"]))
+    await still.settle()
+    await still.kernel.inline.drain(20)
+    task = await still.task((await still.task_ids(accepted["run_id"]))[0])
+    assert (task["status"], task["error_class"]) == ("Failed", "OperatorNotFound")
+
+
+async def test_one_org_cannot_take_all_inline_places(system: System) -> None:
+    other = await system.kernel.principals.create_org("other")
+    request = KeyRequest(user="root", role=Role.ADMIN)
+    key = (await system.kernel.principals.create_key(request, other.org_id, granted_by=None)).key
+    running = held(system, InlineLimits(most=8, of_an_operator=6, of_an_org=4))
+    taken = [await running.begin(system) is not None for _ in range(10)]
+    assert taken == [True] * 4 + [False] * 6
+    taken = [await running.begin(system, key) is not None for _ in range(4)]
+    assert taken == [True] * 2 + [False] * 2  # of the operator
+    running.go.set()
+    await running.runner.drain(20)
+    assert await running.begin(system) is not None
+    await running.runner.drain(20)
+
+
+async def test_the_names_of_inline_operators_are_those_that_are_wired(shared: System) -> None:
+    assert set(OPERATORS) | RANGES == INLINE_OPERATORS
+
+
 async def test_an_inline_task_that_is_drained_is_given_back(system: System) -> None:
-    task_id = await begun(system, 60)
-    await system.kernel.inline.drain(0)
+    running = held(system)
+    task_id = await running.begin(system)
+    assert task_id
+    await running.runner.drain(0)
     task = await system.task(task_id)
     assert (task["status"], task["attempt"]) == ("Queued", 1)
     attempts = (await system.user("GET", f"/v1/tasks/{task_id}/attempts")).json()["attempts"]

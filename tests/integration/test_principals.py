@@ -240,12 +240,11 @@ PLATFORM: list[Route] = [
     ("POST", "/v1/signing-keys/rotate"),
     ("GET", "/v1/operations/alerts"),
     ("POST", "/v1/operations/alerts/{alert_id}/resolve"),
+    ("GET", "/metrics"),
 ]
 """Beyond any org: the platform scope alone reaches them."""
 
-OF_ALL: list[Route] = [
-    *(("GET", path) for path in ("/v1/queues", "/v1/workers", "/v1/receipt-keys", "/metrics", "/healthz"))
-]
+OF_ALL: list[Route] = [*(("GET", path) for path in ("/v1/queues", "/v1/workers", "/v1/receipt-keys", "/healthz"))]
 """The machinery that orgs share: numbers, names of workers and public keys, nothing of anybody's work."""
 
 OWN: list[Route] = [

@@ -28,7 +28,7 @@ from interlock.clock import ManualClock
 from interlock.failpoints import arm, disarm
 from interlock.kernel.queries import Asker, QueryRetention
 from interlock.supervisor.query_role import as_role, make_query_role
-from interlock.wire import QueryMode
+from interlock.wire import KeyRequest, QueryMode, Role
 from interlock.wiring import with_published_keys
 from tests.conftest import copied
 from tests.datasets import deploy, stranger
@@ -622,6 +622,11 @@ async def test_metrics_count_queries_by_outcome(site: Site) -> None:
     assert 'interlock_queries_total{outcome="Completed"}' in text
     assert "interlock_queries_running 0.0" in text
     assert (await site.system.http.get(f"{site.url}/metrics")).status_code == 401
+    reader = KeyRequest(user="reader", role=Role.READER)
+    granted_by = await site.system.kernel.principals.authenticate(site.system.admin_key)
+    made = await site.system.kernel.principals.create_key(reader, site.system.org_id, granted_by=granted_by)
+    headers = {"Authorization": f"Bearer {made.key}"}
+    assert (await site.system.http.get(f"{site.url}/metrics", headers=headers)).status_code == 403
     assert (await site.system.http.get(f"{site.url}/healthz")).json()["status"] == "ok"
 
 

@@ -105,6 +105,10 @@ TASKS: dict[str, list[Expectation]] = {
     "claimed_jobs": [Bounded(4, {"job_ids": "seed.job_ids(4)"})],
     "readers_among": [Bounded(100, _SMALL | {"task_ids": "seed.tasks('running', 100)"})],
     "fetch_task": [Bounded(1, _SMALL | {"runtimes": "null", "task_id": "seed.task('queued', 0)"})],
+    "operator_of": [
+        Bounded(1, _ORG | {"task_id": "seed.task('queued', 0)", "run_id": "null"}),
+        Bounded(1, _ORG | {"task_id": "null", "run_id": "seed.id('run queued')"}),
+    ],
     "heartbeat": [
         Bounded(100, _FENCES | {"progresses": "array_fill(0.5, array[100])", "texts": _nulls(100)}, pages=25)
     ],

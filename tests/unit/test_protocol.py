@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from interlock.api.protocol import MOST_GATHERED, Gathered
+from interlock.connections.protocol import MOST_GATHERED, Gathered
 
 
 class Wire:

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -46,6 +47,8 @@ ROLE_SCOPES: Final[dict[Role, frozenset[str]]] = {
 
 _KEY = re.compile(r"ilk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _WORKER = re.compile(r"ilw_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_REFUSED_FOR: Final = timedelta(seconds=10)
+_MOST_REFUSED: Final = 10_000
 _NOBODY: Final = hashlib.sha256(b"").digest()
 
 
@@ -84,6 +87,9 @@ class Principals:
         self._workers: dict[str, tuple[datetime, WorkerIdentity]] = {}
         self._warm: dict[bytes, tuple[datetime, Principal]] = {}
         self._asked: dict[bytes, asyncio.Future[Principal]] = {}
+        self._refused: OrderedDict[bytes, datetime] = OrderedDict()
+        """Hashes of whole credentials that did not verify a moment ago. A key that is made later is never among them:
+        its secret did not exist."""
 
     async def authenticate_warm(self, key: str) -> Principal:
         """For what may touch no store once it is warm: believed for a moment, and revoking takes as long elsewhere."""
@@ -109,13 +115,23 @@ class Principals:
         self._warm[digest] = (now + self._cache_for, principal)
         return principal
 
+    def _was_refused(self, credential: str) -> bool:
+        until = self._refused.get(_hash(credential))
+        return until is not None and until > self._clock.now()
+
+    def _refuse(self, credential: str) -> None:
+        self._refused[_hash(credential)] = self._clock.now() + _REFUSED_FOR
+        if len(self._refused) > _MOST_REFUSED:
+            self._refused.popitem(last=False)
+
     async def authenticate(self, key: str) -> Principal:
         match = _KEY.fullmatch(key)
         row: Any = None
-        if match:
+        if match and not self._was_refused(key):
             async with self._database.connection() as connection:
                 row = await _sql.find_key(connection, key_id=match[1])
         if not _proves(row, match and match[2]):
+            self._refuse(key)
             raise Unauthenticated("The API key is not valid; make one with `interlock users create`.")
         return Principal(
             key_id=row["key_id"],
@@ -142,10 +158,11 @@ class Principals:
     async def _find_worker(self, token: str) -> WorkerIdentity:
         match = _WORKER.fullmatch(token)
         row: Any = None
-        if match:
+        if match and not self._was_refused(token):
             async with self._database.connection() as connection:
                 row = await _sql.find_worker_token(connection, token_id=match[1])
         if not _proves(row, match and match[2]):
+            self._refuse(token)
             raise Unauthenticated("The worker token is not valid; make one with `interlock users worker-token`.")
         runtimes = row["runtimes"]
         return WorkerIdentity(row["token_id"], row["name"], tuple(runtimes) if runtimes is not None else None)

@@ -60,10 +60,12 @@ async def user_guard(connection: Connection, handler: BaseRouteHandler) -> None:
 
 async def user_of(kernel: Kernel, headers: Headers, *, scope: str, warm: bool) -> Principal:
     """Who is calling, if they may do what `scope` says, and not too often."""
-    scheme, _, key = _only(headers("authorization"), "authorization").partition(" ")
+    presented = _only(headers("authorization"), "authorization")
+    scheme, _, key = presented.partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise Unauthenticated("Send an API key: `Authorization: Bearer ilk_…`.")
     principal = await _user(kernel, key.lstrip(" "), _only(headers(ORG_HEADER), ORG_HEADER), warm=warm)
+    kernel.lockout.proved(presented)
     principal.require(scope)
     most = kernel.settings.requests_per_second
     if most:
@@ -88,6 +90,7 @@ async def worker_guard(connection: Connection, _handler: BaseRouteHandler) -> No
     if not token:
         raise Unauthenticated("Send a worker token: `X-Trace-Worker-Token: ilw_…`.")
     connection.scope[_KEY] = await kernel_of(connection).principals.authenticate_worker(token)  # type: ignore[literal-required]
+    kernel_of(connection).lockout.proved(token)
 
 
 async def capability_guard(connection: Connection, _handler: BaseRouteHandler) -> None:
@@ -95,6 +98,7 @@ async def capability_guard(connection: Connection, _handler: BaseRouteHandler) -
     if not token:
         raise Unauthenticated("Send the attempt's capability token: `X-Trace-Task-Capability`.")
     connection.scope[_KEY] = await kernel_of(connection).capabilities.verify(token)  # type: ignore[literal-required]
+    kernel_of(connection).lockout.proved(token)
 
 
 async def object_guard(connection: Connection, _handler: BaseRouteHandler) -> None:
@@ -108,6 +112,7 @@ async def object_guard(connection: Connection, _handler: BaseRouteHandler) -> No
         await kernel.signed_urls.verify(asked.method, asked.key, query)
     else:
         grant = await _object_grant(kernel, presented)
+        kernel.lockout.proved(presented)
         asked = asked_object(connection, kernel, query)
         if not await grant.allows(asked.method, asked.uri):
             raise Forbidden("The object token does not reach this object.", code="outside_grant")

@@ -15,10 +15,11 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import FromQuery, JSONBody
 from msgspec import Raw
 
+from interlock.access.principals import PLATFORM
 from interlock.access.tokens import require_binding
 from interlock.adapters.queue import Handle, Received
 from interlock.api.application import application
-from interlock.api.auth import capability_guard, claims_of, kernel_of, worker_guard, worker_of
+from interlock.api.auth import capability_guard, claims_of, kernel_of, user_guard, worker_guard, worker_of
 from interlock.api.gateway import DEGRADED, health_response, queue_view
 from interlock.errors import Forbidden
 from interlock.settings import RuntimeKind
@@ -230,7 +231,13 @@ async def health(request: Http) -> Response[Health]:
     return await health_response(kernel_of(request))
 
 
-@get("/metrics", media_type=MediaType.TEXT, summary="Prometheus metrics of this process and of the queues")
+@get(
+    "/metrics",
+    guards=[user_guard],
+    opt={"scope": PLATFORM},
+    media_type=MediaType.TEXT,
+    summary="Prometheus metrics of this process and of the queues",
+)
 async def metrics(request: Http) -> bytes:
     await _refresh_gauges(kernel_of(request))
     return metrics_text()
@@ -305,6 +312,7 @@ def dispatcher(kernel: Kernel) -> Litestar:
     schemes: dict[str, Any] = {
         "workerToken": SecurityScheme(type="apiKey", name="X-Trace-Worker-Token", security_scheme_in="header"),
         "capability": SecurityScheme(type="apiKey", name="X-Trace-Task-Capability", security_scheme_in="header"),
+        "apiKey": SecurityScheme(type="http", scheme="bearer", description="An API key of scope `platform`: `ilk_…`."),
     }
     return application(
         kernel,

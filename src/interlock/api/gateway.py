@@ -400,7 +400,7 @@ async def health_response(kernel: Kernel) -> Response[Health]:
 @get(
     "/metrics",
     guards=[user_guard],
-    opt={"scope": "queues:read"},
+    opt={"scope": PLATFORM},
     media_type=MediaType.TEXT,
     summary="Prometheus metrics of this process",
 )

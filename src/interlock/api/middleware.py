@@ -13,8 +13,13 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from prometheus_client import Counter, Histogram
 
+from interlock.access.lockout import Lockout
+from interlock.api.problems import PROBLEM_JSON, problem_document
+from interlock.connections.guard import peer_of
+from interlock.errors import TooManyRequests
 from interlock.telemetry import REQUEST_SECONDS, REQUESTS
 
+_CREDENTIALS = frozenset({b"authorization", b"x-trace-worker-token", b"x-trace-task-capability"})
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -38,14 +43,44 @@ def observed(listener: str) -> Callable[[ASGIApp], ASGIApp]:
                     message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
                 await send(message)
 
+            lockout: Lockout = scope["litestar_app"].state.kernel.lockout
+            peer, credentials = _peer(scope), _credentials(scope)
+            wait = lockout.wait(peer, credentials) if credentials else None
             try:
-                await app(scope, receive, send_with_id)
+                if wait is None:
+                    await app(scope, receive, send_with_id)
+                else:
+                    await _turn_away(send_with_id, request_id, wait)
             finally:
+                if status == 401 and credentials:
+                    lockout.failed(peer)
                 _count(listener, _route(scope), status, time.perf_counter() - started)
 
         return middleware
 
     return wrap
+
+
+def _peer(scope: Scope) -> str:
+    client = scope.get("client")
+    return peer_of(client[0]) if client else ""
+
+
+def _credentials(scope: Scope) -> list[str]:
+    return [value.decode("latin-1").strip(" \t") for name, value in scope["headers"] if name in _CREDENTIALS]
+
+
+async def _turn_away(send: Send, request_id: str, wait: float) -> None:
+    error = TooManyRequests(
+        "Too many credentials from this address did not verify; send a good one, later.",
+        retry_after=wait,
+        code="too_many_failures",
+    )
+    body = problem_document(error, request_id)
+    headers = [(b"content-type", PROBLEM_JSON.encode()), (b"content-length", str(len(body)).encode())]
+    headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _count(listener: str, route: str, status: int, seconds: float) -> None:

@@ -13,6 +13,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import JSONBody
 from litestar.response import Stream as Streamed
 
+from interlock.access.principals import PLATFORM
 from interlock.api.application import application
 from interlock.api.auth import capability_guard, claims_of, kernel_of, principal_of, user_guard
 from interlock.api.gateway import DEGRADED, health_response
@@ -103,7 +104,7 @@ async def health(request: Http) -> Response[Health]:
 @get(
     "/metrics",
     guards=[user_guard],
-    opt={"scope": "queues:read"},
+    opt={"scope": PLATFORM},
     media_type=MediaType.TEXT,
     summary="Prometheus metrics of this process",
 )

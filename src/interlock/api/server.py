@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import structlog
-import uvicorn
 from litestar import Litestar
 
-from interlock.api.protocol import Protocol
+from interlock.connections.server import Server, config_of
 from interlock.settings import Settings
 
 log = structlog.get_logger()
 _GRACE_SECONDS = 10
-
-
-class _Server(uvicorn.Server):
-    """Signals belong to the process, not to the server: a dispatcher drains more than its connections."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 async def serve(
@@ -37,22 +27,14 @@ async def serve(
     on_stop: Callable[[], None],
 ) -> None:
     """`on_stop` runs when draining begins, before open requests are waited for."""
-    config = uvicorn.Config(
+    config = config_of(
         app,
-        loop="none",
-        http=Protocol,
-        ws="none",
+        grace_seconds=_GRACE_SECONDS,
         lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # nothing here asks where a request came from
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-        timeout_keep_alive=75,
         ssl_certfile=str(settings.tls_cert) if settings.tls_cert else None,
         ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
     )
-    server = _Server(config)
+    server = Server(config, settings.connection_limits)
     # What is loaded by now stays: a collector that walks all of it holds every request up for a tenth of a second.
     gc.freeze()
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -63,6 +63,7 @@ def _rules(settings: Settings) -> Rules:
         unpacked_bytes=settings.bundle_unpacked_bytes,
         body_bytes=settings.body_limit_bytes,
         drain_seconds=settings.drain_seconds,
+        connections=settings.connection_limits,
     )
 
 

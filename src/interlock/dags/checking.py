@@ -11,6 +11,7 @@ from interlock.dags.fields import EXAMPLES
 from interlock.dags.lineage import cycles, producer
 from interlock.dags.operators import AGGREGATOR, NOT_ON_SPARK, ON_SPARK, RANGES, SPLITTER, range_problem
 from interlock.dags.problems import Place, Report, listing, quoted
+from interlock.kernel.jobs import inline_problem
 from interlock.kernel.udf import UDF, Bundle, bundle_problem, config_problem
 
 _SHOWN_OF_A_CYCLE: Final = 100
@@ -186,6 +187,8 @@ def _check_runtime(found: ReadJob, report: Report, spark: frozenset[str]) -> Non
         report.add(found.at("runtime"), f"{named} runs on Spark only", "write runtime: spark")
     elif job.operator in NOT_ON_SPARK and job.runtime in spark:
         report.add(found.at("runtime"), f"{named} does not run on Spark", "write runtime: platform")
+    elif job.runtime == "dispatcher" and (wrong := inline_problem(job.operator)):
+        report.add(found.at("runtime"), f"{wrong} (job {quoted(job.name)})", "write runtime: platform")
 
 
 def _check_udf(found: ReadJob, report: Report, code: UserCode) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias
 
 import uvicorn
 
+from interlock.connections.limits import ConnectionLimits
+from interlock.connections.server import Server, config_of
 from interlock.devchain.chain import KEPT_BLOCKS, MOST_BLOCKS, Chain
 from interlock.devchain.methods import Methods, Serving
 from interlock.devchain.rpc import Endpoint, Limits
@@ -106,14 +107,6 @@ async def _reply(send: _Send, status: int, body: bytes, *headers: tuple[bytes, b
     await send({"type": "http.response.body", "body": body})
 
 
-class _Server(uvicorn.Server):
-    """Signals are the caller's: uvicorn would raise them again after the drain, and a clean stop would not be one."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def serve(
     chain: Chain,
     listener: socket.socket,
@@ -126,7 +119,8 @@ async def serve(
     """Until SIGTERM or Ctrl-C. `seconds` between blocks, 0 to mine only when asked."""
     miner = Miner(chain, seconds)
     endpoint = Endpoint(Methods(chain, miner.set_pace, serving).table(), limits)
-    server = _Server(_config(Application(endpoint)))
+    config = config_of(Application(endpoint), grace_seconds=_GRACE_SECONDS, lifespan="off")
+    server = Server(config, ConnectionLimits())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _stop, server)
     gc.freeze()  # a long chain is a million small objects that stay: the collector need not walk them
@@ -155,17 +149,3 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 
 def _stop(server: uvicorn.Server) -> None:
     server.should_exit = True
-
-
-def _config(app: Application) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        loop="none",
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-    )

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from interlock.access.principals import WorkerIdentity
-from interlock.adapters.postgres import Database
+from interlock.adapters.postgres import Database, queries
 from interlock.errors import BadRequest, Conflict, Fenced, Forbidden, InterlockError, TooLarge
 from interlock.kernel.claims import Claims
 from interlock.kernel.effects import Effects
@@ -87,12 +87,6 @@ async def _echo(call: Call) -> Reaction:
     return Reaction(call.payload)
 
 
-async def _sleep(call: Call) -> Reaction:
-    seconds = call.payload.get("seconds", 0) if isinstance(call.payload, dict) else 0
-    await asyncio.sleep(min(float(seconds), 60.0))
-    return Reaction({"slept": seconds})
-
-
 async def _fail(call: Call) -> Reaction:
     told = call.payload if isinstance(call.payload, dict) else {}
     raise OperatorFailed(str(told.get("error_class", "Failed")), str(told.get("message", "asked to fail")))
@@ -100,10 +94,21 @@ async def _fail(call: Call) -> Reaction:
 
 OPERATORS: Final[dict[str, InlineOperator]] = {
     "echo": InlineOperator(_echo),
-    "sleep": InlineOperator(_sleep),
     "fail": InlineOperator(_fail),
 }
-"""Those that need nothing of DAGs; the others are given to the runner by whoever puts it together."""
+"""Those that need nothing of DAGs; wiring adds the others. Their names are in jobs.py: INLINE_OPERATORS."""
+
+_sql = queries("tasks")
+
+
+@dataclass(frozen=True, slots=True)
+class InlineLimits:
+    """Places for tasks that run at once. An org has fewer than an operator, and that fewer than all: neither one org
+    nor one operator that waits can keep the others out."""
+
+    most: int = 128
+    of_an_operator: int = 96
+    of_an_org: int = 48
 
 
 class InlineRunner:
@@ -117,21 +122,29 @@ class InlineRunner:
         effects: Effects,
         operators: Mapping[str, InlineOperator] = OPERATORS,
         *,
-        most: int = 64,
+        limits: InlineLimits | None = None,
     ) -> None:
         self._database = database
         self._claims = claims
         self._tasks = tasks
         self._effects = effects
         self._operators = operators
-        self._most = most
+        self._limits = limits or InlineLimits()
         self._running: dict[asyncio.Task[None], ClaimReply] = {}
+        self._places: dict[asyncio.Task[None], tuple[UUID | None, str | None]] = {}
+        """By task, its org and operator."""
         self._turns: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
         self._worker_id = f"dispatcher:{socket.gethostname()}:{os.getpid()}"
         self._identity = WorkerIdentity("dispatcher", "dispatcher", None)
 
     async def invoke(self, _runtime: str, ref: TaskRef) -> bool:
-        if len(self._running) >= self._most:
+        """False while its org, its operator or all have no place left: the relay offers the task again later."""
+        places = list(self._places.values())
+        limits = self._limits
+        if len(places) >= limits.most or sum(org == ref.org_id for org, _ in places) >= limits.of_an_org:
+            return False
+        operator = await self._operator_of(ref)
+        if sum(held == operator for _, held in self._places.values()) >= limits.of_an_operator:
             return False
         request = ref.claim(self._worker_id, tokens=False)
         answer = await self._claims.claim(request, self._identity)
@@ -140,9 +153,18 @@ class InlineRunner:
                 continue
             task = asyncio.create_task(self._run(reply))
             self._running[task] = reply
+            self._places[task] = (ref.org_id, operator)
             task.add_done_callback(self._running.pop)
+            task.add_done_callback(self._places.pop)
         # A wake-up for a task that is not claimable has done its work; one for a task that waits for its turn has not.
         return not answer.remaining
+
+    async def _operator_of(self, ref: TaskRef) -> str | None:
+        async with self._database.connection() as connection:
+            found: str | None = await _sql.operator_of(
+                connection, org_id=ref.org_id, task_id=ref.task_id, run_id=ref.run_id
+            )
+        return found
 
     async def drain(self, seconds: float) -> None:
         """What does not end in time is given back: no attempt is used up."""

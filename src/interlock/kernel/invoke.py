@@ -322,6 +322,7 @@ class Invoker:
             dispatcher_url=settings.dispatcher_base_url,
             query_url=settings.query_base_url,
             objects_url=settings.bucket_base_url if in_a_bucket else settings.objects_base_url,
+            objects_in_bucket=in_a_bucket,
         )
 
     def _limits(self, runtime: str, seconds: float) -> InvocationLimits:

@@ -25,6 +25,18 @@ NEVER_RETRIED: Final = {
 """By operator, error classes that another attempt would only repeat. They are added to those of the job's policy."""
 
 
+INLINE_OPERATORS: Final = frozenset({"echo", "fail", "range_aggregator", "range_splitter"})
+"""Those of a runtime inside the dispatcher. Each ends within moments: all orgs share its few places."""
+
+
+def inline_problem(operator: str | None) -> str | None:
+    """What is wrong with an operator for such a runtime, as a clause."""
+    if operator in INLINE_OPERATORS:
+        return None
+    known = ", ".join(sorted(INLINE_OPERATORS))
+    return f"operator {str(operator)[:60]!r} does not run inside the dispatcher, which runs only {known}"
+
+
 def runtime_of(settings: Settings, name: str) -> Runtime:
     """Refuses one that nobody here could run a task in."""
     try:
@@ -42,6 +54,10 @@ def runtime_of(settings: Settings, name: str) -> Runtime:
 
 def work_columns(runtime: Runtime, *, name: str, operator: str | None, config: dict[str, Any]) -> dict[str, Any]:
     """What is done, and where. Any: columns of a row."""
+    if runtime.kind is RuntimeKind.INLINE and (wrong := inline_problem(operator)):
+        raise BadRequest(
+            f"In runtime {name!r}, {wrong}; choose another runtime, such as 'platform'.", code="operator_not_inline"
+        )
     return {
         "operator": operator,
         "runtime": name,

@@ -29,6 +29,8 @@ class TaskRef(msgspec.Struct, frozen=True):
     run_id: UUID | None = None
     start: int | None = None
     end: int | None = None
+    org_id: UUID | None = None
+    """Of the outbox row, not of its body."""
 
     def claim(self, worker_id: str, *, tokens: bool = True) -> ClaimRequest:
         return ClaimRequest(
@@ -93,11 +95,15 @@ class Relay:
         done = []
         for row in rows:
             try:
-                if await self._invoke(row["target"], _ref.decode(row["body"])):
+                if await self._invoke(row["target"], _task_of(row)):
                     done.append(row["outbox_id"])
             except CONTENT_ERRORS as error:
                 set_aside(self.name, error)
         return done
+
+
+def _task_of(row: Row) -> TaskRef:
+    return msgspec.structs.replace(_ref.decode(row["body"]), org_id=row["org_id"])
 
 
 def _message(row: Row) -> Outgoing:

@@ -8,6 +8,7 @@
     confinement.py   which walls this machine has, and what stands inside of them
     sandbox.py       one confined process: start it, tell it its job, hear of its end, end it
     forward.py       connections from inside to the platform, and to nowhere else
+    proxy.py         the requests on them: task paths and objects, written anew
     groups.py        control groups, where they can be had: limits over all processes of an invocation
     verdict.py       how it ended, in words
     inside/          what runs on the far side of the wall

@@ -23,7 +23,7 @@ from typing import Final
 from interlock import landlock
 from interlock.errors import ConfigurationError
 from interlock.runner.contract import Invocation
-from interlock.runner.forward import Target
+from interlock.runner.forward import Target, targets_of
 from interlock.runner.inside import network, syscalls
 from interlock.runner.inside.job import BUNDLE, PROGRAMS, SANDBOX, WORK, Job, Place
 
@@ -145,9 +145,7 @@ class Machine:
 
     def targets(self, invocation: Invocation) -> list[Target]:
         """The platform's addresses, each once, in the order of the sockets inside."""
-        endpoints = invocation.endpoints
-        urls = (endpoints.dispatcher_url, endpoints.query_url, endpoints.objects_url)
-        return list(dict.fromkeys(Target.of(url) for url in urls if url is not None))
+        return targets_of(invocation.endpoints)
 
     def _addresses(self, invocation: Invocation) -> tuple[list[Place], dict[str, str]]:
         """Where each target is found inside, under the very URL that it has outside: names get loopback addresses."""

@@ -31,6 +31,8 @@ class Endpoints(Struct, frozen=True):
     dispatcher_url: Url
     query_url: Url | None = None
     objects_url: Url | None = None
+    objects_in_bucket: bool = False
+    """Whether objects_url is a store of objects, and not the gateway."""
 
 
 class Invocation(Struct, frozen=True):

@@ -16,9 +16,10 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 import structlog
-import uvicorn
 
 from interlock import telemetry
+from interlock.connections.limits import ConnectionLimits
+from interlock.connections.server import Server, config_of
 from interlock.errors import (
     ConfigurationError,
     InterlockError,
@@ -68,6 +69,7 @@ class Rules:
     unpacked_bytes: int
     body_bytes: int
     drain_seconds: float
+    connections: ConnectionLimits
 
 
 class Application:
@@ -204,14 +206,6 @@ def _problem(error: InterlockError) -> bytes:
     return msgspec.json.encode(about | {"detail": error.detail, "code": error.code} | error.extra)
 
 
-class _Server(uvicorn.Server):
-    """Signals are the process's: it drains more than its connections."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @asynccontextmanager
 async def application(rules: Rules) -> AsyncIterator[Application]:
     """Everything behind the door: users for the places, walls that held a trial, a process in stock."""
@@ -244,7 +238,7 @@ async def application(rules: Rules) -> AsyncIterator[Application]:
 async def serve(rules: Rules, listener: socket.socket, stop: asyncio.Event) -> None:
     hide()
     async with application(rules) as app:
-        server = _Server(_config(app))
+        server = Server(config_of(app, grace_seconds=_GRACE_SECONDS, lifespan="off"), rules.connections)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -266,18 +260,3 @@ def require_token(token: str | None) -> str:
             "A runner answers only those who know its secret: set INTERLOCK_RUNNER_TOKEN, here and at the dispatchers."
         )
     return token
-
-
-def _config(app: Application) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        loop="none",
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-        timeout_keep_alive=75,
-    )

@@ -15,6 +15,13 @@ from interlock.settings.area import Area, HttpUrl
 class Access(Area):
     """Tokens that Interlock makes, and those that it believes."""
 
+    auth_failures_per_second: float = Field(
+        10.0,
+        ge=0,
+        description="Credentials that do not verify which one client address may send, after a burst of 20 times as "
+        "many; then 429 for all but credentials that were good before. 0: no limit.",
+    )
+
     # Capability tokens
     keys_dir: Path | None = Field(
         None, description="PEM signing keys, shared by all gateways and dispatchers; unset: {dir}/keys."

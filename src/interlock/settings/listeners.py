@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from interlock.connections.limits import ConnectionLimits
 from interlock.settings.area import Area, HostAndPort, HttpUrl
 
 
@@ -28,6 +29,35 @@ class Listeners(Area):
         description="Let a listener that is not loopback start without TLS, for a TLS-terminating proxy in front.",
     )
     body_limit_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Larger request bodies get 413.")
+    request_head_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="Seconds a client has to send the headers of a request, or to finish a TLS handshake; then 408.",
+    )
+    request_body_bytes_per_second: int = Field(
+        256,
+        ge=0,
+        description="Least rate of a request body while the server reads it, over request_body_window_seconds; below "
+        "it: 408. 0: no limit.",
+    )
+    request_body_window_seconds: float = Field(
+        20.0, gt=0, description="Seconds over which the rate of a request body is measured."
+    )
+    reply_stall_seconds: float = Field(
+        120.0, ge=0, description="A client that reads no byte of a reply for so many seconds is cut off; 0: never."
+    )
+    max_connections: int = Field(
+        4096,
+        ge=0,
+        description="Open connections of one listener. At the limit the longest idle and half-sent ones are closed "
+        "for new ones; with none of these, new ones get 503. 0: no limit.",
+    )
+    max_connections_per_peer: int = Field(
+        1024,
+        ge=0,
+        description="Open connections of one client address (of IPv6, one /64 network) to a listener; more get 429. "
+        "0: no limit, for a listener behind a proxy.",
+    )
     requests_per_second: int = Field(
         0,
         ge=0,
@@ -61,6 +91,17 @@ class Listeners(Area):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together: set both or none")
         return self
+
+    @property
+    def connection_limits(self) -> ConnectionLimits:
+        return ConnectionLimits(
+            head_seconds=self.request_head_seconds,
+            body_bytes_per_second=self.request_body_bytes_per_second,
+            body_window_seconds=self.request_body_window_seconds,
+            reply_stall_seconds=self.reply_stall_seconds,
+            most=self.max_connections,
+            most_per_peer=self.max_connections_per_peer,
+        )
 
     @property
     def dispatcher_base_url(self) -> str:

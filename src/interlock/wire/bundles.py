@@ -37,6 +37,8 @@ class Endpoints(Struct, frozen=True, kw_only=True):
     dispatcher_url: str
     query_url: str | None
     objects_url: str | None
+    objects_in_bucket: bool = False
+    """Whether `objects_url` is an object store; otherwise it is the gateway."""
 
 
 class InvocationLimits(Struct, frozen=True, kw_only=True):

@@ -647,3 +647,10 @@ update interlock.tasks t set parked = false
 from woken w
 where t.shard = :shard and t.task_id = w.task_id and t.status = 'Queued'
 returning t.task_id;
+
+-- name: operator_of$
+-- Of a task of shard 0 by its id, or of a run: a task of a run with limits is named by its place in the run.
+select j.operator from interlock.jobs j
+where j.org_id = :org_id and j.job_id = coalesce(
+    (select t.job_id from interlock.tasks t where t.shard = 0 and t.task_id = :task_id and t.org_id = :org_id),
+    (select r.job_id from interlock.runs r where r.run_id = :run_id and r.org_id = :org_id));

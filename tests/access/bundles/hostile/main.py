@@ -256,6 +256,18 @@ def platform(event: dict[str, Any], targets: dict[str, Any]) -> Attempts:
     yield "use the token as a user's key", lambda: ask(f"{os.environ['TRACE_OBJECTS_URL']}/v1/tasks", token)
     yield "list objects", lambda: ask(f"{os.environ['TRACE_OBJECTS_URL']}/v1/objects?prefix=", token)
 
+    if targets["forwarded"]:
+        yield from beyond_tasks(url, os.environ["TRACE_OBJECTS_URL"])
+
+
+def beyond_tasks(dispatcher: str, gateway: str) -> Attempts:
+    """What the platform serves to everybody is not served in here."""
+    for base in (dispatcher, gateway):
+        for path in ("/metrics", "/healthz", "/openapi.json", "/internal/jwks/task", "/v1/task/../../healthz"):
+            yield f"read {base}{path}", lambda url=base + path: answer(urllib.request.Request(url))
+        for path in ("//healthz", "/v1/task/%2e%2e/%2e%2e/healthz", "/v1/objects/..%2f..%2fhealthz"):
+            yield f"read {base}{path}", lambda url=base + path: answer(urllib.request.Request(url))
+
 
 def post(url: str, token: str, body: Any, worker: str = "") -> str:
     headers = {"X-Trace-Task-Capability": token, "Content-Type": "application/json"}
