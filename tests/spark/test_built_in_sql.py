@@ -115,6 +115,13 @@ def test_escape_reads_no_file_and_sends_no_request(spark: SparkSession, tmp_path
         spark.catalog.dropGlobalTempView("secret_of_all")
 
 
+def test_spark_connect_is_refused_before_the_server_is_asked() -> None:
+    """A session that was never connected: any call to a server would fail otherwise."""
+    remote: Any = object.__new__(pytest.importorskip("pyspark.sql.connect.session").SparkSession)
+    with pytest.raises(BadConfig, match="Spark Connect.*spark_master"):
+        selected(remote, "SELECT 1", {})
+
+
 def test_input_named_like_a_view_of_the_session_is_the_input(spark: SparkSession) -> None:
     spark.range(3).createOrReplaceTempView("logs")
     try:
