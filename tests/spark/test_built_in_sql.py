@@ -118,7 +118,7 @@ def test_escape_reads_no_file_and_sends_no_request(spark: SparkSession, tmp_path
 def test_spark_connect_is_refused_before_the_server_is_asked() -> None:
     """A session that was never connected: any call to a server would fail otherwise."""
     remote: Any = object.__new__(pytest.importorskip("pyspark.sql.connect.session").SparkSession)
-    with pytest.raises(BadConfig, match="Spark Connect.*spark_master"):
+    with pytest.raises(BadConfig, match=r"Spark Connect.*spark_master"):
         selected(remote, "SELECT 1", {})
 
 
