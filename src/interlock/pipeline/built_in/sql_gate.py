@@ -28,6 +28,7 @@ MAX_LENGTH: Final = 100_000
 MAX_EXPANDED: Final = 200_000
 """Nodes of the plan once every CTE stands in each place that names it."""
 MAX_LAMBDAS: Final = 3
+_TOO_COMPLEX: Final = "The query is too long or nested too deeply: take it apart."
 _SEE: Final = "See docs/built-in-operators.md#sql."
 
 
@@ -41,11 +42,14 @@ def checked(spark: SparkSession, query: str, inputs: Collection[str]) -> Any:
     try:
         plan, root = parse(spark, query)
     except TooComplex:
-        raise UnsafeQuery("The query is too long or nested too deeply: take it apart.") from None
+        raise UnsafeQuery(_TOO_COMPLEX) from None
     except ParseException as error:
         raise BadConfig(f"The query cannot be read: {first_sentence(error)}") from None
     gate = _Gate(is_exact=spark.conf.get("spark.sql.caseSensitive") == "true")
-    gate.plan(root, {gate.name(name): _Size(1, 1) for name in inputs})
+    try:
+        gate.plan(root, {gate.name(name): _Size(1, 1) for name in inputs})
+    except RecursionError:
+        raise UnsafeQuery(_TOO_COMPLEX) from None
     return plan
 
 
@@ -121,7 +125,7 @@ _KEEPING: Final = _classes(
 _PATTERNS: Final = {"expressions.Like": "like", "expressions.ILike": "ilike", "expressions.RLike": "rlike"}
 _PATTERN_LISTS: Final = _classes("expressions.", "LikeAll LikeAny NotLikeAll NotLikeAny")
 _HIDDEN_COLUMN: Final = "_metadata"
-"""Of files: their paths, sizes and times."""
+"""Paths, sizes and times of the files of an input, as a column that Spark does not list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,8 @@ class _Gate:
         """Checks a node of any class: a plan, an expression, or a part of one."""
         if node.kind not in _ALLOWED:
             raise self._refused(node, f"{_shown(node.kind)} has no place in a query")
+        if node.kind == "java.lang.String" and _folded(node.text or "") == _HIDDEN_COLUMN:
+            raise self._refused(node, f"the name {_HIDDEN_COLUMN} is refused: it tells about files")
         match node.kind:
             case "plans.logical.UnresolvedWith":
                 return self._with(node, scope)
@@ -162,9 +168,8 @@ class _Gate:
                 | "analysis.UnresolvedGenerator"
             ):
                 return self._call(node, scope)
-            case "analysis.UnresolvedAttribute" | "analysis.UnresolvedStar":
-                self._check_column(node)
-                return _Size(self._growth_of(node), 1)
+            case "analysis.UnresolvedAttribute":
+                return self._column(node, scope)
         self._check_pattern(node)
         return self._plan(node, scope) if node.kind in _PLANS else self._expression(node, scope)
 
@@ -240,16 +245,12 @@ class _Gate:
             self.aliases[-1][_folded(node.fields[1].text or "")] = growth
         return self._bounded(node, growth, 1 + sum(one.nodes for one in sizes))
 
-    def _growth_of(self, node: Node) -> int:
-        names = node.fields[0].names() if node.kind == "analysis.UnresolvedAttribute" else []
-        return self.aliases[-1].get(_folded(names[-1]), 1) if names else 1
-
-    def _check_column(self, node: Node) -> None:
-        names = [_folded(one.text) for one in _all(node) if one.text is not None]
-        if _HIDDEN_COLUMN in names:
-            raise self._refused(node, f"{_HIDDEN_COLUMN} is refused: it tells about files")
+    def _column(self, node: Node, scope: _Scope) -> _Size:
+        names = [_folded(one) for one in node.fields[0].names()]
         if len(names) == 1 and names[0] in VALUES_WITHOUT_PARENTHESES:
             raise self._refused(node, f"{names[0]} is a function; write the relation in front of a column of that name")
+        self._expression(node, scope)
+        return _Size(self.aliases[-1].get(names[-1], 1), 1)
 
     def _check_pattern(self, node: Node) -> None:
         problem = None
@@ -258,8 +259,6 @@ class _Gate:
         elif node.kind in _PATTERN_LISTS:
             found = (like_problem(one.text or "") for one in node.fields[1].fields)
             problem = next((one for one in found if one is not None), None)
-        elif node.kind == "analysis.UnresolvedExtractValue":
-            problem = _extraction_problem(node)
         if problem is not None:
             raise self._refused(node, problem)
 
@@ -329,7 +328,7 @@ def _calls(node: Node, name: str) -> bool:
 
 
 def _multiplies(function: Node) -> bool:
-    """Whether a lambda may double its first variable: with each element, its value would double again."""
+    """Tells if a lambda may double its first variable: with each element, its value would double again."""
     if function.kind != "expressions.LambdaFunction":
         return False
     everything = _all(function.fields[0])
@@ -341,12 +340,6 @@ def _multiplies(function: Node) -> bool:
     named = [one for one in everything if one.kind.endswith(("UnresolvedAttribute", "LambdaVariable"))]
     uses = sum(_folded(one.fields[0].names()[0]) == name for one in named)
     return bool(called & HIGHER_ORDER) or (bool(grows) and uses > 1) or bool(grows & (FACTORS.keys() | {"repeat"}))
-
-
-def _extraction_problem(node: Node) -> str | None:
-    field_name = sql_sizes.literal(node.fields[1])
-    hidden = field_name is not None and _folded(field_name) == _HIDDEN_COLUMN
-    return f"{_HIDDEN_COLUMN} is refused: it tells about files" if hidden else None
 
 
 def _shown(kind: str) -> str:

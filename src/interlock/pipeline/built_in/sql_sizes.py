@@ -119,9 +119,9 @@ def _counted(name: str, arguments: Sequence[Node]) -> str | None:
 def _sequence(name: str, arguments: Sequence[Node]) -> str | None:
     ends = [_place(one) for one in arguments[:2]]
     advice = f"{name} takes numbers or dates that are written out, at most {MAX_COUNT} apart: use range(…) for more"
-    if len(ends) != len(arguments[:2]) or any(one is None for one in ends):
-        return advice
     places = [one for one in ends if one is not None]
+    if len(places) < len(ends):
+        return advice
     return advice if places and max(places) - min(places) > MAX_COUNT else None
 
 
