@@ -6,6 +6,7 @@ import re
 
 import msgspec
 import pytest
+from pyspark.sql import SparkSession
 
 from interlock.pipeline.built_in.block_ingest import IngestConfig
 from interlock.pipeline.built_in.dedupe import DedupeConfig
@@ -46,9 +47,9 @@ def test_its_settings_are_documented_and_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_its_example_can_be_deployed_and_its_config_is_taken(name: str) -> None:
+def test_its_example_can_be_deployed_and_its_config_is_taken(spark: SparkSession, name: str) -> None:
     (example,) = blocks(SECTIONS[name], "yaml")
     (job,) = [job for job in valid(example).jobs if job.operator == name]
     config = msgspec.convert(job.config, CONFIGS[name])
     if isinstance(config, SqlConfig):
-        assert checked(config.query, ["transfers", "blocks"])
+        assert checked(spark, config.query, ["transfers", "blocks"]) is not None

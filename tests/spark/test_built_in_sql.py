@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from interlock.pipeline import TaskContext
 from interlock.pipeline.attempt import call
-from interlock.pipeline.built_in import sql as module
-from interlock.pipeline.built_in.sql import sql
+from interlock.pipeline.built_in.sql import selected, sql
 from interlock.pipeline.built_in.sql_gate import UnsafeQuery
 from interlock.pipeline.failures import BadConfig
 from interlock.pipeline.operators import declared
@@ -56,7 +58,7 @@ def test_names_of_inputs_are_quoted_and_braces_stay_what_they_are() -> None:
         ({}, BadConfig, "query"),
         ({"query": "SELECT 1", "catalog": "x"}, BadConfig, "unknown field `catalog`"),
         ({"query": "SELECT nothing FROM logs"}, BadConfig, "`nothing`"),
-        ({"query": "SELECT FROM WHERE logs"}, BadConfig, "WHERE is neither"),
+        ({"query": "SELECT * FROM logs JOIN ON logs"}, BadConfig, "ON is neither|[Ss]yntax error"),
         ({"query": "SELECT a b c FROM logs"}, BadConfig, "[Ss]yntax error"),
         ({"query": "SELECT * FROM secret"}, UnsafeQuery, "secret is neither an input"),
     ],
@@ -71,32 +73,62 @@ def test_a_query_that_cannot_be_run_says_why(config: dict[str, Any], error: type
 ESCAPES = [
     "SELECT * FROM secret",
     "SELECT * FROM logs, global_temp.secret_of_all",
-    "SELECT (SELECT max(id) FROM secret) FROM logs",
-    "SELECT * FROM logs WHERE block_number IN (SELECT id FROM secret)",
     "WITH secret AS (SELECT * FROM secret) SELECT * FROM secret",
-    "SELECT * FROM logs AS where, secret",
-    "SELECT * FROM logs where (a, b, c), secret",
-    "SELECT * FROM logs select, secret",
-    "SELECT * FROM VALUES (1) AS t, secret",
-    "FROM secret SELECT *",
-    "TABLE secret",
-    "SELECT TRANSFORM(block_number) USING 'cat' FROM logs",
+    "SELECT is DISTINCT FROM secret",
+    "SELECT is DISTINCT FROM text.`{path}`",
+    "SELECT 1 UNION FROM text.`{path}`",
+    "SELECT * FROM (SELECT 1 UNION FROM csv.`{path}`)",
+    "SELECT (SELECT max(value) FROM text.`{path}`) FROM logs",
+    "SELECT nothing FROM csv.`{path}`",
+    "SELECT * FROM csv.`{path}.missing`",
+    "SELECT * FROM json.`webhdfs://127.0.0.1:{port}/a`",
+    "SELECT is DISTINCT FROM parquet.`webhdfs://127.0.0.1:{port}/a`",
+    "SELECT * FROM text.`http://127.0.0.1:{port}/a`",
 ]
 
 
-def test_what_slips_through_the_gate_is_found_in_the_plan(spark: SparkSession, tmp_path: Path) -> None:
-    spark.range(3).createOrReplaceTempView("secret")
+@contextmanager
+def listener() -> Iterator[socket.socket]:
+    """Whoever is reached through Hadoop's file systems shows up here."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+def test_escape_reads_no_file_and_sends_no_request(spark: SparkSession, tmp_path: Path) -> None:
+    spark.range(3).selectExpr("id AS hidden_column").createOrReplaceTempView("secret")
     spark.range(3).createOrReplaceGlobalTempView("secret_of_all")
-    path = tmp_path / "file"
-    spark.range(3).write.parquet(str(path))
-    frame = spark.createDataFrame(LOGS)
+    path = tmp_path / "secret.csv"
+    path.write_text("hidden_column\nhidden value\n")
     try:
-        for query in [*ESCAPES, f"SELECT * FROM parquet.`{path}`", f"SELECT * FROM logs JOIN parquet.`{path}`"]:
-            with pytest.raises(UnsafeQuery):
-                assert module._local(spark, query, {"logs": frame}) is None, query
+        with listener() as server:
+            for query in ESCAPES:
+                text = query.format(path=path, port=server.getsockname()[1])
+                with pytest.raises(UnsafeQuery) as refused:
+                    selected(spark, text, {"logs": spark.createDataFrame(LOGS)})
+                assert "hidden" not in str(refused.value)
+                assert "exist" not in str(refused.value)
+            with pytest.raises(BlockingIOError):
+                server.accept()
     finally:
         spark.catalog.dropTempView("secret")
         spark.catalog.dropGlobalTempView("secret_of_all")
+
+
+def test_spark_connect_is_refused_before_the_server_is_asked() -> None:
+    """A session that was never connected: any call to a server would fail otherwise."""
+    remote: Any = object.__new__(pytest.importorskip("pyspark.sql.connect.session").SparkSession)
+    with pytest.raises(BadConfig, match=r"Spark Connect.*spark_master"):
+        selected(remote, "SELECT 1", {})
+
+
+def test_input_named_like_a_view_of_the_session_is_the_input(spark: SparkSession) -> None:
+    spark.range(3).createOrReplaceTempView("logs")
+    try:
+        frame = selected(spark, "SELECT count(*) AS n FROM (SELECT * FROM Logs)", {"logs": spark.createDataFrame(LOGS)})
+        assert frame.collect() == [(len(LOGS),)]
+    finally:
+        spark.catalog.dropTempView("logs")
 
 
 def analysed(spark: SparkSession, store: Store, query: str) -> DataFrame:

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from interlock.dags.conditions import sql
 from interlock.dags.where import parse
 from interlock.pipeline.conditions import columns, spark_text
+from interlock.pipeline.failures import BadConfig
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,17 @@ from interlock.pipeline.conditions import columns, spark_text
 )
 def test_what_spark_spells_in_its_own_way(where: str, text: str) -> None:
     assert spark_text(sql(parse(where))) == text
+
+
+def test_where_cannot_read_the_environment_of_the_driver(spark: SparkSession) -> None:
+    """Each session of a driver has substitution off; a worker's own spark_conf may turn it on again."""
+    assert spark.conf.get("spark.sql.variable.substitute") == "false"
+    session = spark.newSession()
+    session.conf.set("spark.sql.variable.substitute", "true")
+    frame = session.createDataFrame([("${env:PATH}",)], "a string")
+    assert frame.filter(spark_text(sql(parse("a = '${env:PATH}'")))).count() == 1
+    with pytest.raises(BadConfig, match="rename the column"):
+        spark_text(sql(parse('"${env:PATH}" = 1')))
 
 
 def test_columns_are_named_once_and_texts_are_none() -> None:

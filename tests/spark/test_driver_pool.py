@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import psutil
 import pytest
 from msgspec import Raw
 
@@ -25,16 +26,21 @@ from interlock.wire import (
     Event,
     GroupedTask,
     JobRef,
+    ListLoad,
     Refusal,
+    TaskData,
 )
+from interlock.workers import driver_pool
 from interlock.workers.driver_pool import DriverPool
-from interlock.workers.driver_process import DriverLaunch
+from interlock.workers.driver_process import PLATFORM, DriverLaunch
 from interlock.workers.held import Held
 from interlock.workers.pace import Pace
 from interlock.workers.protocol import SparkOptions
 from interlock.workers.scratch import PREFIX, Scratch, sweep
 
 Ask = Callable[[DataRequest], Awaitable[DataReply]]
+
+STATE_URL = "postgresql://state-database"
 
 
 class Told:
@@ -69,11 +75,12 @@ class Crew:
         self.told = Told()
         self.pools: list[DriverPool] = []
 
-    def pool(self, ask: Ask, *modules: str) -> DriverPool:
-        options = SparkOptions("local[1]", None, "512m", {}, 2, "file:///nowhere")
-        launch = DriverLaunch(options=options, modules=modules)
-        self.pools.append(DriverPool(launch, Pace(1), self.told, 60, ask))
-        return self.pools[-1]
+    def pool(self, ask: Ask, *modules: str, tasks: int = 2, per_org: bool = False, most_drivers: int = 4) -> DriverPool:
+        options = SparkOptions("local[1]", None, "512m", {}, tasks, "file:///nowhere")
+        launch = DriverLaunch(options=options, modules=modules, environment=("OF_USERS",), state_url=STATE_URL)
+        pool = DriverPool(launch, Pace(1), self.told, 60, ask, per_org=per_org, most_drivers=most_drivers)
+        self.pools.append(pool)
+        return pool
 
 
 @pytest.fixture
@@ -84,7 +91,7 @@ async def crew() -> AsyncIterator[Crew]:
         await pool.abandon()
 
 
-def claimed(tasks: int = 1) -> ClaimBatchReply:
+def claimed(tasks: int = 1, *, org: UUID | None = None, operator: str = "nobody:nothing") -> ClaimBatchReply:
     group = ClaimGroup(
         run_id=uuid4(),
         attempt=1,
@@ -93,9 +100,9 @@ def claimed(tasks: int = 1) -> ClaimBatchReply:
         timeout_at=datetime.now(UTC) + timedelta(hours=1),
         job_id=uuid4(),
         job=JobRef(dag_name=None, name=None),
-        operator="nobody:nothing",
+        operator=operator,
         config=Raw(b"{}"),
-        org_id=uuid4(),
+        org_id=org or uuid4(),
         tasks=[GroupedTask(uuid4(), number, Raw(b"1")) for number in range(tasks)],
     )
     return ClaimBatchReply(claims=[], groups=[group])
@@ -168,6 +175,97 @@ async def test_drivers_that_end_before_they_are_ready_end_the_worker_with_a_sent
     error = await asyncio.wait_for(crew.told.failure, 100)
     assert isinstance(error, ConfigurationError)
     assert "before they are ready" in error.detail
+
+
+class Dispatcher:
+    """Holds every question until the test answers it, which leaves the driver idle again."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[tuple[DataRequest, asyncio.Future[None]]] = asyncio.Queue()
+
+    async def ask(self, request: DataRequest) -> DataReply:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.asked.put_nowait((request, answer))
+        await answer
+        return DataReply(
+            items=[], refused=[Refusal(task_id=one.task_id, code="gone", detail="Gone.") for one in request.items]
+        )
+
+    async def next(self) -> asyncio.Future[None]:
+        _, answer = await asyncio.wait_for(self.asked.get(), 60)
+        return answer
+
+
+async def test_orgs_share_a_driver_unless_each_has_its_own(crew: Crew) -> None:
+    for per_org, drivers in ((False, 1), (True, 2)):
+        dispatcher = Dispatcher()
+        pool = crew.pool(dispatcher.ask, tasks=4, per_org=per_org)
+        first, second = uuid4(), uuid4()
+        for org in (first, second, first):
+            pool.take(claimed(org=org))
+        while len(pool._asking) < 3:
+            await dispatcher.next()
+        assert len({driver.pid for driver in pool.drivers}) == len(pool.drivers) == drivers
+        assert {driver.key for driver in pool.drivers} == ({str(first), str(second)} if per_org else {""})
+
+
+async def test_driver_idle_for_longest_makes_room_for_another_org(crew: Crew) -> None:
+    dispatcher = Dispatcher()
+    pool = crew.pool(dispatcher.ask, tasks=4, per_org=True, most_drivers=2)
+    orgs = [uuid4() for _ in range(3)]
+    for org in orgs[:2]:
+        pool.take(claimed(org=org))
+        (await dispatcher.next()).set_result(None)
+        await asyncio.wait_for(crew.told.completions.get(), 60)
+    pool.drivers[0].used_at, pool.drivers[1].used_at = 2.0, 1.0
+    kept, oldest = pool.drivers
+    pool.take(claimed(org=orgs[2]))
+    assert len(pool.drivers) == 2
+    await dispatcher.next()
+    assert oldest not in pool.drivers
+    assert [driver.key for driver in pool.drivers] == [kept.key, str(orgs[2])]
+
+
+async def test_tasks_without_a_driver_are_given_back_when_all_drivers_are_at_work(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_pool, "HOARD_SECONDS", 0.0)
+    dispatcher = Dispatcher()
+    pool = crew.pool(dispatcher.ask, tasks=8, per_org=True, most_drivers=2)
+    for _ in range(2):
+        pool.take(claimed())
+        await dispatcher.next()
+    waiting = claimed()
+    pool.take(waiting)
+    assert len(pool.drivers) == 2
+    pool.look(1)
+    pool.look(1)
+    assert crew.told.released == [waiting.groups[0].tasks[0].task_id]
+
+
+def load_of() -> ListLoad:
+    return ListLoad(run_id=uuid4(), shard=0, format="jsonl", parts=[], line_limit=1)
+
+
+async def test_only_the_driver_of_the_platform_is_told_the_state_url(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_USERS", "1")
+    dispatcher = Dispatcher()
+    pool = crew.pool(dispatcher.ask, "json", tasks=4)
+    pool.take(claimed())
+    pool.take(claimed(operator="list_load"))
+    for _ in range(2):
+        await dispatcher.next()
+    by_key = {driver.key: driver for driver in pool.drivers}
+    assert by_key.keys() == {"", PLATFORM}
+    started = {key: psutil.Process(driver.pid) for key, driver in by_key.items()}
+    assert {key: process.cmdline()[-1] == "json" for key, process in started.items()} == {"": True, PLATFORM: False}
+    assert {key: "OF_USERS" in process.environ() for key, process in started.items()} == {"": True, PLATFORM: False}
+    held = next(one for one in pool.held.values() if one.kind[0] == "list_load")
+    load = TaskData(task_id=held.task_id, inputs=[], outputs=[], list_load=load_of())
+    told = {key: driver._launch.work_of(held, load, key).state_url for key, driver in by_key.items()}
+    assert told == {"": None, PLATFORM: STATE_URL}
 
 
 def test_what_a_killed_worker_left_on_disk_is_removed_by_the_next(

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Final
 
+from interlock.pipeline.failures import BadConfig
+
 _TOKEN: Final = re.compile(
     r"""(?P<name>"(?:[^"]|"")*")
       | (?P<string>'(?:[^']|'')*')
@@ -34,11 +36,15 @@ def spark_text(where: str) -> str:
 
 
 def _name(text: str) -> str:
-    return "`" + _unquoted(text).replace("`", "``") + "`"
+    """A name has no escape for `$`, and Spark's parser may replace `${…}` by settings and environment variables."""
+    name = _unquoted(text)
+    if "${" in name:
+        raise BadConfig(f"The where names the column {name!r}, and ${{ is refused in it: rename the column.")
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _string(text: str) -> str:
-    return "'" + _unquoted(text).replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return "'" + _unquoted(text).replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\u0024{") + "'"
 
 
 def _number(text: str) -> str:

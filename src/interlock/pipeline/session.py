@@ -55,6 +55,8 @@ DEFAULTS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    # Or the parser would put settings and environment variables of its process for `${…}`, in any user's text.
+    "spark.sql.variable.substitute": "false",
     "spark.sql.parquet.compression.codec": "zstd",
 }
 FEW_PARTITIONS: Final = 16

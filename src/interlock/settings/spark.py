@@ -11,7 +11,7 @@ from interlock.settings.area import Area
 
 
 class Spark(Area):
-    """One session per Spark worker."""
+    """Drivers and sessions of a Spark worker."""
 
     spark_master: str = Field("local[*]", min_length=1, description="Master URL of the session of a Spark worker.")
     spark_remote: SecretStr | None = Field(
@@ -24,6 +24,18 @@ class Spark(Area):
     )
     spark_tasks: int = Field(
         0, ge=0, le=1000, description="Tasks that a Spark worker runs at once in its session; 0: two per core."
+    )
+    spark_driver_per_org: bool = Field(
+        False,
+        description="Whether tasks of different orgs run in different driver processes, each with a session and heap "
+        "of its own. With a master, every driver is an application of its own.",
+    )
+    spark_drivers: int = Field(
+        4,
+        ge=2,
+        le=100,
+        description="Driver processes of a Spark worker at most: one for all tasks or one per org, and one for tasks "
+        "of the platform. Where another is needed, the one that has been idle longest is stopped.",
     )
     spark_conf: dict[str, SecretStr] = Field(
         default_factory=dict,

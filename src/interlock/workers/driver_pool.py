@@ -1,10 +1,14 @@
-"""Tasks on Spark: one driver process with one session, in which they run at once.
+"""Tasks on Spark: driver processes with one session each, in which tasks run at once.
 
     queue ─► ask the dispatcher what they read and write ─► driver ─► answers
 
 A driver is started with the first task, and another when it is gone. One whose session has ended, or in which a thread
 would not stop, is spent: it gets nothing new, the next driver is started beside it, and it is ended when the rest of
 its tasks have. So what one task does costs the others nothing, short of killing the process that they share.
+
+Every task has a key, and tasks of different keys never share a driver: tasks of the platform that are told the state
+database's URL have a key of their own, and with `spark_driver_per_org` every org has. The number of drivers is bounded;
+where another key needs one, the driver that has been idle for the longest time is stopped.
 """
 
 from __future__ import annotations
@@ -22,9 +26,9 @@ import structlog
 from interlock.errors import Fenced, Forbidden, InterlockError, NotFound, Unauthenticated
 from interlock.wire import ClaimBatchReply, Crash, DataReply, DataRequest, Refusal, TaskData
 from interlock.workers import driver_process, protocol
-from interlock.workers.driver_process import DriverLaunch, DriverProcess
+from interlock.workers.driver_process import PLATFORM, DriverLaunch, DriverProcess
 from interlock.workers.held import Held
-from interlock.workers.operators import SPARK_MAP
+from interlock.workers.operators import ON_STATE, SPARK_MAP
 from interlock.workers.pace import Kind, Pace
 from interlock.workers.process import Ears
 from interlock.workers.work_pool import Desk, WorkPool
@@ -53,13 +57,26 @@ _gone = (Fenced.default_code, NotFound.default_code)
 class DriverPool(WorkPool):
     """`tasks` run at once. Nothing is claimed ahead: while one place is filled anew, the others keep Spark busy."""
 
-    def __init__(self, launch: DriverLaunch, pace: Pace, desk: Desk, usual_lease: float, ask: Ask) -> None:
+    def __init__(
+        self,
+        launch: DriverLaunch,
+        pace: Pace,
+        desk: Desk,
+        usual_lease: float,
+        ask: Ask,
+        *,
+        per_org: bool = False,
+        most_drivers: int = 4,
+    ) -> None:
         super().__init__(pace, desk, usual_lease)
         self._launch, self._ask = launch, ask
+        self._per_org, self._most_drivers = per_org, most_drivers
         self._tasks = launch.options.tasks
         self._lives: set[asyncio.Task[None]] = set()
         self._asks: set[asyncio.Task[None]] = set()
-        self._starting = False
+        self._starting: set[str] = set()
+        self._crowded = False
+        """A key waits for a driver, and all that there may be are at work for others."""
         self._pause = 0.0
         self._full_since = math.inf
         self._asking: dict[int, Held] = {}
@@ -94,24 +111,31 @@ class DriverPool(WorkPool):
     def feed(self) -> None:
         if self._draining.is_set():
             return
-        driver = self._driver()
-        if driver is None:
-            if self.queue:
-                self._start_driver()
-            return
+        self._crowded = False
         batch: list[Held] = []
+        waiting: deque[Held] = deque()
         while self.queue and self._busy() + len(batch) < self._tasks:
             held = self.queue.popleft()
             if held.ended:
                 continue
-            if held.kind[0] == SPARK_MAP:
+            driver = self._driver(self._key(held))
+            if driver is None:
+                self._start_driver(self._key(held))
+                waiting.append(held)
+            elif held.kind[0] == SPARK_MAP:
                 driver.assign_together([held, *self._claimed_with(held)])
             else:
                 batch.append(held)
+        self.queue.extendleft(reversed(waiting))
         for at in range(0, len(batch), MOST_PER_CALL):
             some = batch[at : at + MOST_PER_CALL]
             self._asking |= {held.slot: held for held in some}
             self._begin(self._asks, self._ask_and_assign(some))
+
+    def _key(self, held: Held) -> str:
+        if held.kind[0] in ON_STATE:
+            return PLATFORM
+        return str(held.lease.org_id) if self._per_org else ""
 
     def _claimed_with(self, first: Held) -> list[Held]:
         """Those that wait here. They read and write nothing that the dispatcher would have to tell."""
@@ -122,9 +146,12 @@ class DriverPool(WorkPool):
     def _busy(self) -> int:
         return len(self._asking) + sum(_places(driver.assigned.values()) for driver in self.drivers)
 
-    def _driver(self) -> DriverProcess | None:
-        """The one that takes new work."""
-        return next((one for one in self.drivers if one.ready and not one.spent and one.stopping is None), None)
+    def _driver(self, key: str) -> DriverProcess | None:
+        """The one that takes new work of a key."""
+        return next((one for one in self._lively() if one.ready and one.key == key), None)
+
+    def _lively(self) -> list[DriverProcess]:
+        return [one for one in self.drivers if not one.spent and one.stopping is None]
 
     async def _ask_and_assign(self, batch: list[Held]) -> None:
         found: dict[object, TaskData | Refusal] = {}
@@ -144,7 +171,7 @@ class DriverPool(WorkPool):
         self.room_made.set()
 
     def _go_on(self, held: Held, data: TaskData | Refusal | None) -> None:
-        driver = self._driver()
+        driver = self._driver(self._key(held))
         if data is None or (isinstance(data, Refusal) and data.code in _gone):
             self.lose(held)
         elif isinstance(data, Refusal):
@@ -219,11 +246,30 @@ class DriverPool(WorkPool):
 
     # Drivers come and go
 
-    def _start_driver(self) -> None:
-        waiting = any(not one.ready and not one.spent and one.stopping is None for one in self.drivers)
-        if not self._starting and not waiting:
-            self._starting = True
-            self._begin(self._lives, self._live_through_one())
+    def _start_driver(self, key: str) -> None:
+        if key in self._starting or any(one.key == key for one in self._lively()):
+            return
+        # A spent driver that still works for others is left out: the next one has always been started beside it.
+        alive = sum(1 for one in self.drivers if not (one.spent and one.assigned))
+        if alive + len(self._starting) >= self._most_drivers:
+            self._stop_idle()
+            return
+        self._starting.add(key)
+        self._begin(self._lives, self._live_through_one(key))
+
+    def _stop_idle(self) -> None:
+        """Stop the driver that was used least recently. The one that waits is started when it has ended."""
+        if any(one.spent and not one.assigned for one in self.drivers):
+            return
+        asking = {self._key(held) for held in self._asking.values()}
+        idle = [one for one in self._lively() if one.ready and not one.assigned and one.key not in asking]
+        if not idle:
+            self._crowded = True
+            return
+        oldest = min(idle, key=lambda one: one.used_at)
+        log.info("worker.driver_idle_stopped", pid=oldest.pid)
+        oldest.spend()
+        oldest.retire()
 
     def _begin(self, works: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -235,15 +281,15 @@ class DriverPool(WorkPool):
         works.add(task)
         task.add_done_callback(ended)
 
-    async def _live_through_one(self) -> None:
+    async def _live_through_one(self, key: str) -> None:
         try:
             await self._drained_within(self._pause)
             if self._draining.is_set():
                 return
             began = time.monotonic()
-            driver = await driver_process.start(self._launch, Ears(self.heard, self.printed))
+            driver = await driver_process.start(self._launch, Ears(self.heard, self.printed), key)
         finally:
-            self._starting = False
+            self._starting.discard(key)
         log.info("worker.driver_started", pid=driver.pid)
         self.drivers.append(driver)
         self.feed()  # it may have reported that it is ready before it was in the list
@@ -328,7 +374,7 @@ class DriverPool(WorkPool):
 
     def _give_back_hoard(self) -> None:
         now = time.monotonic()
-        if not self.queue or self._busy() < self._tasks:
+        if not self.queue or (self._busy() < self._tasks and not self._crowded):
             self._full_since = math.inf
         else:
             self._full_since = min(self._full_since, now)

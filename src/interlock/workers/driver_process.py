@@ -31,6 +31,9 @@ OF_SPARK: Final = (
 """Variables that Spark's own programs go by."""
 SPARK_OUT_OF_MEMORY: Final = 52
 """Spark's own exit code for it."""
+PLATFORM: Final = "platform"
+"""The key of the driver for operators that are told the state database's URL. It runs nobody else's code: neither
+operators nor modules nor variables of users come into it."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +51,18 @@ class DriverLaunch:
     """Told with a task that loads a staged list."""
     kernel_kills: crash.KernelKills = field(default_factory=crash.KernelKills)
 
-    def command(self, work: int, reports: int, scratch: Path) -> list[str]:
+    def command(self, work: int, reports: int, scratch: Path, key: str = "") -> list[str]:
         numbers = {"--work": work, "--reports": reports, "--parent": os.getpid(), "--result-limit": self.result_limit}
         flags = [part for name, number in numbers.items() for part in (name, str(number))]
         driver = [sys.executable, "-m", "interlock.pipeline.driver"]
-        return [*driver, *flags, "--scratch", str(scratch), *self.modules]
+        modules = () if key == PLATFORM else self.modules
+        return [*driver, *flags, "--scratch", str(scratch), *modules]
 
-    def work_of(self, held: Held, data: TaskData) -> protocol.Work:
+    def work_of(self, held: Held, data: TaskData, key: str = "") -> protocol.Work:
         work = held.lease.work
         by_table = any(one.table is not None for one in data.inputs)
         told = self.data_url if by_table or ":" not in work.operator else None
-        state_url = self.state_url if data.list_load is not None else None
+        state_url = self.state_url if data.list_load is not None and key == PLATFORM else None
         return msgspec.structs.replace(work, data=msgspec.json.encode(data), data_url=told, state_url=state_url)
 
 
@@ -70,9 +74,13 @@ class DriverProcess(OperatorProcess):
         reports: Reports,
         launch: DriverLaunch,
         scratch: Scratch,
+        key: str = "",
     ) -> None:
         super().__init__(process, work, reports)
         self._launch, self._scratch = launch, scratch
+        self.key = key
+        """Only tasks of this key run in it."""
+        self.used_at = time.monotonic()
         self.assigned: dict[int, Held] = {}
         """What it has and has not answered, by slot."""
         self.zombies = 0
@@ -94,11 +102,13 @@ class DriverProcess(OperatorProcess):
 
     def assign(self, held: Held, data: TaskData) -> None:
         self.assigned[held.slot] = held
-        self._send(protocol.Assign(self._launch.work_of(held, data), [held.assignment()]))
+        self.used_at = time.monotonic()
+        self._send(protocol.Assign(self._launch.work_of(held, data, self.key), [held.assignment()]))
 
     def assign_together(self, tasks: list[Held]) -> None:
         """Of one lease: the operator takes them at once, and each is answered by itself."""
         self.assigned |= {held.slot: held for held in tasks}
+        self.used_at = time.monotonic()
         self._send(protocol.Assign(tasks[0].lease.work, [held.assignment() for held in tasks]))
 
     def stop(self, held: Held) -> None:
@@ -132,16 +142,20 @@ class DriverProcess(OperatorProcess):
         return cause, crash.sentence(cause, "The Spark JVM that ran this task")
 
 
-async def start(launch: DriverLaunch, ears: Ears[DriverProcess]) -> DriverProcess:
+async def start(launch: DriverLaunch, ears: Ears[DriverProcess], key: str = "") -> DriverProcess:
     """Start a driver. Its session starts with its first task."""
     scratch = await asyncio.to_thread(Scratch)
-    environment = scrubbed(os.environ, (*OF_SPARK, *launch.environment)) | {"TMPDIR": str(scratch.path)}
+    passed = () if key == PLATFORM else launch.environment
+    environment = scrubbed(os.environ, (*OF_SPARK, *passed)) | {"TMPDIR": str(scratch.path)}
 
     def made(process: asyncio.subprocess.Process, work: asyncio.WriteTransport, reports: Reports) -> DriverProcess:
-        return DriverProcess(process, work, reports, launch, scratch)
+        return DriverProcess(process, work, reports, launch, scratch, key)
+
+    def command(work: int, reports: int) -> list[str]:
+        return launch.command(work, reports, scratch.path, key)
 
     try:
-        return await spawn(lambda work, reports: launch.command(work, reports, scratch.path), environment, made, ears)
+        return await spawn(command, environment, made, ears)
     except BaseException:
         scratch.remove()
         raise

@@ -33,6 +33,7 @@ class Lease:
     expires_at: datetime
     timeout_at: datetime | None
     job_id: UUID
+    org_id: UUID
     work: Work
 
     @property
@@ -44,7 +45,9 @@ def lease_of(group: ClaimGroup, outbound: Outbound | None = None) -> Lease:
     job = (group.job.dag_name, group.job.name)
     reached = outbound if group.operator in ON_SERVERS else None
     work = Work(group.operator, job, group.run_id, group.attempt, bytes(group.config), [], [], outbound=reached)
-    return Lease(group.attempt, group.lease_token, group.lease_expires_at, group.timeout_at, group.job_id, work)
+    return Lease(
+        group.attempt, group.lease_token, group.lease_expires_at, group.timeout_at, group.job_id, group.org_id, work
+    )
 
 
 def lease_alone(
@@ -61,7 +64,7 @@ def lease_alone(
     reached = outbound if task.operator in ON_SERVERS else None
     config = bytes(task.config)
     work = Work(task.operator, job, task.run_id, task.attempt, config, inputs, task.outputs, told, outbound=reached)
-    return Lease(task.attempt, token, expires_at, task.timeout_at, task.job_id, work)
+    return Lease(task.attempt, token, expires_at, task.timeout_at, task.job_id, task.org_id, work)
 
 
 @dataclass(slots=True, eq=False)

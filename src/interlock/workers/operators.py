@@ -30,6 +30,8 @@ ON_DATA: Final = frozenset({"block_follower"})
 """Those that are told where the data database is."""
 ON_SERVERS: Final = frozenset({"http_fetch"})
 """Those that ask other servers, and are told which they may."""
+ON_STATE: Final = frozenset({"list_load"})
+"""Those that are told where the state database is, on Spark. They have a driver of their own."""
 
 _registered: dict[str, Operator] = {}
 _imported: dict[str, Operator] = {}

@@ -130,7 +130,7 @@ class Worker:
     def _spark_pool(
         self, client: WorkerClient, pace: Pace, reporter: Reporter
     ) -> tuple[WorkPool, Coroutine[Any, Any, None]]:
-        """One process with one session for all tasks, started with the first."""
+        """Driver processes, each with one session for its tasks."""
         settings = self._settings
         options = SparkOptions(
             master=settings.spark_master,
@@ -148,7 +148,15 @@ class Worker:
             data_url=_data_url(settings, self._runtime),
             state_url=_state_url(settings, self._runtime),
         )
-        pool = DriverPool(launch, pace, reporter, self._runtime.lease_seconds, client.task_data)
+        pool = DriverPool(
+            launch,
+            pace,
+            reporter,
+            self._runtime.lease_seconds,
+            client.task_data,
+            per_org=settings.spark_driver_per_org,
+            most_drivers=settings.spark_drivers,
+        )
         return pool, pool.watch(self._cancel_grace)
 
     async def _drained(self, pool: WorkPool, reporter: Reporter, pullers: list[asyncio.Task[None]]) -> None:

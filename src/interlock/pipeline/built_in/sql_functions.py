@@ -11,7 +11,8 @@ from typing import Final
 
 _CONDITIONS: Final = """
     coalesce if ifnull nanvl nullif nullifzero nvl nvl2 zeroifnull equal_null ilike isnan isnotnull isnull like
-    regexp regexp_like rlike cast try_cast typeof assert_true greatest least
+    regexp regexp_like rlike between
+    cast try_cast typeof assert_true greatest least
 """
 _NUMBERS: Final = """
     abs acos acosh asin asinh atan atan2 atanh bigint bin boolean bround cbrt ceil ceiling conv cos cosh cot csc
@@ -68,3 +69,21 @@ TABLE_FUNCTIONS: Final = frozenset([*_GENERATORS.split(), "range"])
 FUNCTIONS: Final = frozenset(
     " ".join([_CONDITIONS, _NUMBERS, _STRINGS, _TIMES, _COLLECTIONS, _AGGREGATES, _WINDOWS, _GENERATORS]).split()
 )
+
+VALUES_WITHOUT_PARENTHESES: Final = frozenset(
+    [
+        "current_catalog",
+        "current_database",
+        "current_date",
+        "current_path",
+        "current_schema",
+        "current_time",
+        "current_timestamp",
+        "current_user",
+        "localtimestamp",
+        "session_user",
+        "user",
+        "grouping__id",
+    ]
+)
+"""Functions that Spark calls for a bare name when there is no such column."""

@@ -1,26 +1,34 @@
-"""What a query of the operator `sql` may say: one SELECT over the inputs, and nothing that reaches further.
+"""The gate of the operator `sql`: one SELECT over the inputs, and nothing that reaches further.
 
-The text is read with the rules of Spark's own lexer, as far as they are let in, and written anew without comments, so
-that both see the same tokens. Then every name in the place of a relation must be an input or a query that `WITH` has
-named before, and every name in front of a parenthesis a function on the list. What has no place in that is refused:
-other tables, files, catalogs, scripts, settings, functions with effects, a second statement.
+Spark's own parser reads the text, and the gate walks the unresolved plan before anything is analysed: analysis alone
+would open files, ask catalogs and send requests. Every class in the plan must be on a list, every relation an input or
+a CTE in scope, every function on the list of `sql_functions`. A class that a later Spark adds is refused.
 
-`${…}` is refused even within strings: Spark replaces it by settings and by the environment of its process before it
-reads the text at all.
+`${…}` is refused in the text, even within strings: Spark's parser replaces it by settings and by the environment of
+its process.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
-from interlock.pipeline.built_in.sql_functions import FUNCTIONS, TABLE_FUNCTIONS
+from pyspark.errors import ParseException
+from pyspark.sql import SparkSession
+
+from interlock.pipeline.built_in import sql_sizes
+from interlock.pipeline.built_in.plan_listing import Node, TooComplex, parse
+from interlock.pipeline.built_in.sql_functions import FUNCTIONS, TABLE_FUNCTIONS, VALUES_WITHOUT_PARENTHESES
+from interlock.pipeline.built_in.sql_patterns import like_problem
+from interlock.pipeline.built_in.sql_sizes import FACTORS, HIGHER_ORDER, MAX_GROWTH, SUMMED
 from interlock.pipeline.failures import BadConfig
 
 MAX_LENGTH: Final = 100_000
+MAX_EXPANDED: Final = 200_000
+"""Nodes of the plan once every CTE stands in each place that names it."""
+MAX_LAMBDAS: Final = 3
+_TOO_COMPLEX: Final = "The query is too long or nested too deeply: take it apart."
 _SEE: Final = "See docs/built-in-operators.md#sql."
 
 
@@ -28,317 +36,311 @@ class UnsafeQuery(BadConfig):
     """The query says more than a query may."""
 
 
-class _Kind(StrEnum):
-    WORD = "word"
-    NAME = "quoted name"
-    STRING = "string"
-    NUMBER = "number"
-    SYMBOL = "symbol"
-    END = "end"
+def checked(spark: SparkSession, query: str, inputs: Collection[str]) -> Any:
+    """Returns the unresolved plan, in the JVM. Raises UnsafeQuery, and BadConfig for a text that is no statement."""
+    _check_text(query)
+    try:
+        plan, root = parse(spark, query)
+    except TooComplex:
+        raise UnsafeQuery(_TOO_COMPLEX) from None
+    except ParseException as error:
+        raise BadConfig(f"The query cannot be read: {first_sentence(error)}") from None
+    gate = _Gate(is_exact=spark.conf.get("spark.sql.caseSensitive") == "true")
+    try:
+        gate.plan(root, {gate.name(name): _Size(1, 1) for name in inputs})
+    except RecursionError:
+        raise UnsafeQuery(_TOO_COMPLEX) from None
+    return plan
+
+
+def _check_text(query: str) -> None:
+    if len(query) > MAX_LENGTH:
+        raise UnsafeQuery(f"The query is longer than {MAX_LENGTH} characters: write a shorter one.")
+    if "${" in query:
+        raise UnsafeQuery(f"Spark would replace ${{…}} by its own settings: write concat('$', '{{'). {_SEE}")
+    if not query.isprintable() and any(not (one.isprintable() or one in " \t\r\n") for one in query):
+        raise UnsafeQuery(f"The query has a character that cannot be printed: leave it out, or write chr(…). {_SEE}")
+
+
+def first_sentence(error: Exception) -> str:
+    """The first line of Spark's message, without its number, its plan and its copy of the text."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line.split("] ", 1)[-1].split(" SQLSTATE: ", 1)[0].split("; line ", 1)[0]
+
+
+def _folded(name: str) -> str:
+    """Names that differ in ASCII case alone are one name; Spark folds at least these."""
+    return "".join(one.lower() if one.isascii() else one for one in name)
+
+
+def _classes(package: str, names: str) -> frozenset[str]:
+    return frozenset(f"{package}{name}" for name in names.split())
+
+
+_PLANS: Final = _classes(
+    "plans.logical.",
+    """Aggregate Distinct Except Filter Generate GlobalLimit Intersect Join LateralJoin LocalLimit LocalRelation
+    Offset OneRowRelation Pivot Project RepartitionByExpression Sort SubqueryAlias Union UnresolvedWith
+    Unpivot Window WithWindowDefinition""",
+) | _classes(
+    "analysis.",
+    """UnresolvedHaving UnresolvedInlineTable UnresolvedQualify UnresolvedRelation UnresolvedSubqueryColumnAliases
+    UnresolvedTVFAliases UnresolvedTableValuedFunction""",
+)
+_EXPRESSIONS: Final = _classes(
+    "expressions.",
+    """Add Alias And Ascending$ AttributeReference BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CaseWhen Cast Coalesce
+    Concat CreateNamedStruct Cube CurrentRow$ Descending$ Divide EqualNullSafe EqualTo Exists ExprId
+    GreaterThan GreaterThanOrEqual GroupingSets ILike If In InSubquery IntegralDivide IsNotNull IsNull
+    LambdaFunction LateralSubquery LessThan LessThanOrEqual Like LikeAll LikeAny ListQuery Literal MultiAlias
+    Multiply NamePlaceholder$ Not NotLikeAll NotLikeAny NullsFirst$ NumericEvalContext NullsLast$ Or Overlay
+    RLike RangeFrame$ Remainder Rollup RowFrame$ ScalarSubquery ShiftLeft ShiftRight ShiftRightUnsigned
+    SortOrder SpecifiedWindowFrame StringLocate StringTrim StringTrimLeft StringTrimRight Substring Subtract
+    TimestampAdd TimestampDiff UnaryMinus UnaryPositive UnboundedFollowing$ UnboundedPreceding$
+    UnresolvedNamedLambdaVariable UnspecifiedFrame$ WindowExpression WindowSpecDefinition
+    UnresolvedWindowExpression WindowSpecReference IsUnknown$$anon$1 IsNotUnknown$$anon$2
+    aggregate.AggregateExpression aggregate.AnyValue aggregate.Complete$ aggregate.First aggregate.Last""",
+) | _classes(
+    "analysis.",
+    """UnresolvedAlias UnresolvedAttribute UnresolvedExtractValue UnresolvedFunction UnresolvedGenerator
+    UnresolvedOrdinal UnresolvedStar UnresolvedStarExceptOrReplace UnresolvedWithinGroup""",
+)
+_PARTS: Final = _classes(
+    "plans.",
+    """Cross$ FullOuter$ Inner$ LeftAnti$ LeftOuter$ LeftSemi$ NaturalJoin RightOuter$ UsingJoin logical.JoinHint""",
+) | _classes(
+    "", "AliasIdentifier FunctionIdentifier seq map type null scala.None$ scala.Some scala.Tuple2 scala.Tuple3"
+)
+_VALUES: Final = _classes("java.lang.", "Boolean Byte Character Double Float Integer Long Short String") | _classes(
+    "",
+    """java.math.BigDecimal java.util.UUID scala.Enumeration$Val org.apache.spark.sql.types.Decimal
+    org.apache.spark.sql.types.Metadata org.apache.spark.unsafe.types.CalendarInterval
+    org.apache.spark.unsafe.types.UTF8String expressions.GenericInternalRow [B""",
+)
+_ALLOWED: Final = _PLANS | _EXPRESSIONS | _PARTS | _VALUES
+_KEEPING: Final = _classes(
+    "plans.logical.", "Except Filter GlobalLimit Intersect Join LocalLimit Offset RepartitionByExpression Sort Union"
+) | {"analysis.UnresolvedHaving", "analysis.UnresolvedQualify"}
+"""Plans that hand on the columns below them: what they compute themselves is not part of their rows."""
+_PATTERNS: Final = {"expressions.Like": "like", "expressions.ILike": "ilike", "expressions.RLike": "rlike"}
+_PATTERN_LISTS: Final = _classes("expressions.", "LikeAll LikeAny NotLikeAll NotLikeAny")
+_HIDDEN_COLUMN: Final = "_metadata"
+"""Paths, sizes and times of the files of an input, as a column that Spark does not list."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
-    kind: _Kind
-    text: str
-    position: int
-
-    @property
-    def word(self) -> str:
-        """Upper case of what may be a keyword; empty for everything else."""
-        return self.text.upper() if self.kind is _Kind.WORD else ""
-
-    @property
-    def name(self) -> str | None:
-        """Lower case of what may be an identifier, as Spark compares them."""
-        if self.kind is _Kind.NAME:
-            return self.text[1:-1].replace("``", "`").lower()
-        return self.text.lower() if self.kind is _Kind.WORD else None
+class _Size:
+    growth: int
+    """How many times larger than a value of the inputs a value may be."""
+    nodes: int
 
 
-_TOKEN: Final = re.compile(
-    r"""(?P<space>[ \t\r\n]+)
-      | (?P<comment>--[^\r\n]*|/\*(?!\+)(?:(?!/\*|\*/).)*+\*/)
-      | (?P<WORD>[A-Za-z_][A-Za-z0-9_]*)
-      | (?P<NUMBER>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?:BD|[LSYFDlsyfd])?(?![A-Za-z0-9_]))
-      | (?P<STRING>'(?:[^'\\]|\\.|'')*+')
-      | (?P<NAME>`(?:[^`]|``)+`)
-      | (?P<SYMBOL><=>|<=|>=|<>|!=|==|\|\||->|::|<<|>>|\|(?!>)|/(?!\*)|[=<>(),.*%+\-\[\]&^~!])""",
-    re.VERBOSE | re.DOTALL,
-)
-
-_ADVICE: Final = {
-    ";": "a second statement is refused: write one SELECT",
-    '"': "write strings in '…' and names in `…`: what \"…\" means depends on a setting of Spark",
-    "'": "this string has no end: close it with '",
-    "`": "this quoted name has no end: close it with `",
-    "{": "braces are refused",
-    "}": "braces are refused",
-    "?": "parameters are refused: write the value itself",
-    ":": "parameters and paths are refused: write the value itself, or get_json_object, variant_get",
-    "@": "versions of tables are refused: the inputs are what the task was granted",
-    "/": "a hint is refused, and so is a comment within a comment, or without an end",
-    "|": "the pipe |> is refused: write SELECT … FROM …",
-}
-
-_REFUSED_WORDS: Final = """
-    ALTER ANALYZE BEGIN CACHE CALL CLEAR COPY CREATE DECLARE DELETE DESCRIBE DROP EXECUTE EXPLAIN IDENTIFIER
-    INSERT LOAD MERGE MSCK OVERWRITE REFRESH REPAIR RESET REVOKE SET SHOW STREAM TABLE TABLESAMPLE TRUNCATE
-    UNCACHE UPDATE USE CURRENT_USER SESSION_USER USER CURRENT_CATALOG CURRENT_DATABASE CURRENT_SCHEMA CURRENT_DATE
-    CURRENT_TIME CURRENT_TIMESTAMP LOCALTIMESTAMP
-"""
-_REFUSED: Final = frozenset(_REFUSED_WORDS.split())
-"""Words that begin something else, or that call a function without a parenthesis. A column of such a name is quoted."""
-
-_GROUPING_WORDS: Final = """
-    ALL AND ANTI ANY AS BETWEEN BY CASE CROSS CUBE DISTINCT DIV ELSE EXCEPT EXISTS FILTER FOR FROM FULL GROUP
-    HAVING IN INNER INTERSECT IS JOIN LATERAL LEFT LIKE LIMIT MINUS NATURAL NOT OFFSET ON OR OUTER OVER PIVOT
-    RIGHT RLIKE ROLLUP SELECT SEMI SETS SOME THEN UNION UNPIVOT USING VALUES WHEN WHERE
-"""
-_BEFORE_PARENTHESIS: Final = frozenset(_GROUPING_WORDS.split())
-"""Keywords after which a parenthesis groups. LEFT and RIGHT are functions, too, and harmless."""
-
-_TYPES: Final = frozenset(
-    {"decimal", "dec", "numeric", "char", "varchar", "array", "map", "struct", "timestamp", "time"}
-)
-
-_BEFORE_SELECT: Final = frozenset({"UNION", "INTERSECT", "EXCEPT", "MINUS", "ALL", "DISTINCT"})
-
-
-def checked(query: str, inputs: Collection[str]) -> str:
-    """The query as Spark may see it: without comments. Raises UnsafeQuery, which knows line and column."""
-    if len(query) > MAX_LENGTH:
-        raise UnsafeQuery(f"The query is longer than {MAX_LENGTH} characters: write a shorter one.")
-    query = query.rstrip().removesuffix(";")
-    tokens = _tokens(query)
-    _Gate(query, tokens, {name.lower() for name in inputs}).pass_through()
-    return _written(tokens)
-
-
-def _refuse(query: str, position: int, sentence: str) -> UnsafeQuery:
-    line = query.count("\n", 0, position) + 1
-    column = position - (query.rfind("\n", 0, position) + 1) + 1
-    return UnsafeQuery(f"The query is refused at line {line}, column {column}: {sentence}. {_SEE}")
-
-
-def _tokens(query: str) -> list[_Token]:
-    if "${" in query:
-        raise _refuse(query, query.index("${"), "Spark would replace ${…} by its own settings: write concat('$', '{')")
-    tokens: list[_Token] = []
-    position = 0
-    while position < len(query):
-        found = _TOKEN.match(query, position)
-        if found is None:
-            raise _refuse(query, position, _advice(query[position]))
-        kind = found.lastgroup or ""
-        if kind == "STRING" and tokens and tokens[-1].word == "R" and query[position - 1] in "rR":
-            raise _refuse(query, position, "raw strings are refused: write '…' with doubled backslashes")
-        if kind not in ("space", "comment"):
-            tokens.append(_Token(_Kind[kind], found[0], position))
-        position = found.end()
-    tokens.append(_Token(_Kind.END, "", len(query)))
-    return tokens
-
-
-def _advice(character: str) -> str:
-    shown = repr(character) if character.isprintable() else f"the character U+{ord(character):04X}"
-    return _ADVICE.get(character, f"{shown} has no place in a query")
-
-
-def _written(tokens: list[_Token]) -> str:
-    """Tokens that stood together stand together again: `decimal(38,0)`, `x'ff'`, `a.b`."""
-    parts: list[str] = []
-    end = 0
-    for token in tokens:
-        if parts and token.position > end:
-            parts.append(" ")
-        parts.append(token.text)
-        end = token.position + len(token.text)
-    return "".join(parts).strip()
-
-
-@dataclass(slots=True)
-class _Frame:
-    """One level of parentheses."""
-
-    names_relation: bool = False
-    """The next token is in the place of a relation."""
-    in_from: bool = False
-    """A comma is followed by a relation."""
-    selects: bool = False
-    is_empty: bool = True
-    defines: str | None = None
-    """The name that WITH gives to what stands in these parentheses."""
+_Scope = Mapping[str, _Size]
 
 
 @dataclass(slots=True)
 class _Gate:
-    query: str
-    tokens: list[_Token]
-    relations: set[str]
-    at: int = 0
-    frames: list[_Frame] = field(default_factory=lambda: [_Frame()])
+    """Walks a plan and measures it on the way."""
 
-    def pass_through(self) -> None:
-        self._start()
-        while self._token.kind is not _Kind.END:
-            self._step()
-            self.at += 1
-        if len(self.frames) > 1:
-            raise self._refused("a parenthesis has no end: close it with )")
+    is_exact: bool
+    """Relations are told apart by case: a setting of the session."""
+    lambdas: int = 0
+    aliases: list[dict[str, int]] = field(default_factory=lambda: [{}])
+    """Growth of the columns that the SELECT lists around this place have named so far, innermost last."""
 
-    # Tokens around
+    def name(self, text: str | None) -> str:
+        return (text or "") if self.is_exact else _folded(text or "")
 
-    @property
-    def _token(self) -> _Token:
-        return self.tokens[self.at]
+    def plan(self, node: Node, scope: _Scope) -> _Size:
+        """Checks a node of any class: a plan, an expression, or a part of one."""
+        if node.kind not in _ALLOWED:
+            raise self._refused(node, f"{_shown(node.kind)} has no place in a query")
+        if node.kind == "java.lang.String" and _folded(node.text or "") == _HIDDEN_COLUMN:
+            raise self._refused(node, f"the name {_HIDDEN_COLUMN} is refused: it tells about files")
+        match node.kind:
+            case "plans.logical.UnresolvedWith":
+                return self._with(node, scope)
+            case "analysis.UnresolvedRelation":
+                return self._relation(node, scope)
+            case (
+                "analysis.UnresolvedFunction"
+                | "analysis.UnresolvedTableValuedFunction"
+                | "analysis.UnresolvedGenerator"
+            ):
+                return self._call(node, scope)
+            case "analysis.UnresolvedAttribute":
+                return self._column(node, scope)
+        self._check_pattern(node)
+        return self._plan(node, scope) if node.kind in _PLANS else self._expression(node, scope)
 
-    def _near(self, offset: int) -> _Token:
-        place = self.at + offset
-        return self.tokens[place] if 0 <= place < len(self.tokens) else self.tokens[-1]
+    def _refused(self, node: Node, sentence: str) -> UnsafeQuery:
+        place = f" at {node.place}" if node.place else ""
+        return UnsafeQuery(f"The query is refused{place}: {sentence}. {_SEE}")
 
-    def _refused(self, sentence: str) -> UnsafeQuery:
-        return _refuse(self.query, self._token.position, sentence)
-
-    # Rules
-
-    def _start(self) -> None:
-        if self._token.word == "WITH":
-            self.at = 1
-            self._definition()
-        elif self._token.word != "SELECT":
-            raise self._refused("a query begins with SELECT, or with WITH and then SELECT")
-
-    def _definition(self) -> None:
-        """`name AS (`, the cursor on the name; leaves it on the parenthesis."""
-        name = self._token.name
-        if self._token.word == "RECURSIVE":
-            raise self._refused("recursion is refused")
-        if name is None or self._near(1).word != "AS" or self._near(2).text != "(":
-            raise self._refused("WITH is followed by `name AS (SELECT …)`; columns are named in that SELECT")
-        self.at += 2
-        self._open(_Frame(defines=name))
-        self.at += 1
-
-    def _step(self) -> None:
-        token, frame = self._token, self.frames[-1]
-        if token.word in _REFUSED and self._near(-1).text != ".":
+    def _bounded(self, node: Node, growth: int, nodes: int) -> _Size:
+        if growth > MAX_GROWTH:
             raise self._refused(
-                f"{token.text} has no place in a query; a column of that name is written `{token.text}`"
+                node, f"a value may become more than {MAX_GROWTH} times as large as those of the inputs"
             )
-        if token.word == "WITH":
-            raise self._refused("WITH stands at the beginning of the whole query, and nowhere else")
-        if token.word == "FROM" and frame.is_empty:
-            raise self._refused("a subquery begins with SELECT")
-        was_empty, frame.is_empty = frame.is_empty, False
-        if token.kind is _Kind.SYMBOL and token.text == "(":
-            self._open_checked(frame)
-        elif token.kind is _Kind.SYMBOL and token.text == ")":
-            self._close()
-        elif token.word == "SELECT":
-            self._select(frame, at_start=was_empty)
-        elif frame.names_relation:
-            self._relation(frame)
+        if nodes > MAX_EXPANDED:
+            raise self._refused(node, "the query is too large where names of WITH are replaced by what they stand for")
+        return _Size(growth, nodes)
+
+    # Relations
+
+    def _with(self, node: Node, scope: _Scope) -> _Size:
+        body, definitions, recursive = node.fields
+        if recursive.text != "false":
+            raise self._refused(node, "recursion is refused")
+        inner = dict(scope)
+        nodes = 0
+        for definition in definitions.fields:
+            name, defined, levels = definition.fields
+            if levels.kind != "scala.None$":
+                raise self._refused(node, "recursion is refused")
+            size = self.plan(defined, inner)
+            # From here on, and not within itself: there the name would be a table of the catalog.
+            inner[self.name(name.text)] = size
+            nodes += size.nodes
+        size = self.plan(body, inner)
+        return self._bounded(node, size.growth, size.nodes + nodes)
+
+    def _relation(self, node: Node, scope: _Scope) -> _Size:
+        parts, options, streaming = node.fields
+        names = parts.names()
+        size = scope.get(self.name(names[0])) if len(names) == 1 else None
+        if size is None:
+            known = ", ".join(sorted(scope)) or "none"
+            shown = ".".join(names)[:100]
+            raise self._refused(
+                node, f"{shown} is neither an input nor named by WITH before this place; there are {known}"
+            )
+        if options.text != "0" or streaming.text != "false":
+            raise self._refused(node, "a relation has no options and is no stream")
+        return size
+
+    # Plans and expressions
+
+    def _plan(self, node: Node, scope: _Scope) -> _Size:
+        """Columns of a plan are made of those of the plans below it."""
+        self.aliases.append({})
+        below, made, nodes = 1, 1, 1
+        for one in _inside(node):
+            size = self.plan(one, scope)
+            nodes += size.nodes
+            if one.kind in _PLANS:
+                below = max(below, size.growth)
+            else:
+                made = max(made, size.growth)
+        self.aliases.pop()
+        size = self._bounded(node, below * made, nodes)
+        return _Size(below, nodes) if node.kind in _KEEPING else size
+
+    def _expression(self, node: Node, scope: _Scope) -> _Size:
+        sizes = [self.plan(one, scope) for one in node.fields]
+        together = sum if node.kind in ("expressions.Concat", "expressions.Overlay") else max
+        growth = together([1, *(one.growth for one in sizes)])
+        if node.kind == "expressions.Alias":
+            # A later column of the same SELECT may name it.
+            self.aliases[-1][_folded(node.fields[1].text or "")] = growth
+        return self._bounded(node, growth, 1 + sum(one.nodes for one in sizes))
+
+    def _column(self, node: Node, scope: _Scope) -> _Size:
+        names = [_folded(one) for one in node.fields[0].names()]
+        if len(names) == 1 and names[0] in VALUES_WITHOUT_PARENTHESES:
+            raise self._refused(node, f"{names[0]} is a function; write the relation in front of a column of that name")
+        self._expression(node, scope)
+        return _Size(self.aliases[-1].get(names[-1], 1), 1)
+
+    def _check_pattern(self, node: Node) -> None:
+        problem = None
+        if node.kind in _PATTERNS:
+            problem = sql_sizes.pattern_problem(_PATTERNS[node.kind], node.fields[1])
+        elif node.kind in _PATTERN_LISTS:
+            found = (like_problem(one.text or "") for one in node.fields[1].fields)
+            problem = next((one for one in found if one is not None), None)
+        if problem is not None:
+            raise self._refused(node, problem)
+
+    # Functions
+
+    def _call(self, node: Node, scope: _Scope) -> _Size:
+        name = self._function(node)
+        arguments = node.fields[1].fields
+        if problem := sql_sizes.call_problem(name, arguments):
+            raise self._refused(node, problem)
+        if name in HIGHER_ORDER:
+            self._check_lambdas(node, name, arguments)
+        self.lambdas += name in HIGHER_ORDER
+        sizes = [self.plan(one, scope) for one in arguments]
+        others = [self.plan(one, scope) for one in node.fields[2:]]
+        self.lambdas -= name in HIGHER_ORDER
+        growth = self._grown(name, arguments, [one.growth for one in sizes])
+        return self._bounded(node, growth, 1 + sum(one.nodes for one in [*sizes, *others]))
+
+    def _function(self, node: Node) -> str:
+        known = FUNCTIONS if node.kind == "analysis.UnresolvedFunction" else TABLE_FUNCTIONS
+        named = node.fields[0]
+        if named.kind == "FunctionIdentifier":
+            parts = [named.fields[0].text or ""]
+            qualified = any(one.kind != "scala.None$" for one in named.fields[1:])
         else:
-            self._plain(token, frame)
+            parts, qualified = named.names(), len(named.fields) != 1
+        if qualified:
+            raise self._refused(node, "a function has no catalog in front of it")
+        name = _folded(parts[0])
+        if name not in known:
+            raise self._refused(node, f"{parts[0][:100]}(…) is no function that a query may call here")
+        return name
 
-    def _select(self, frame: _Frame, *, at_start: bool) -> None:
-        """Spark takes almost every keyword for a name where it can: as an alias, SELECT would hide what follows."""
-        if not at_start and self._near(-1).word not in _BEFORE_SELECT:
-            raise self._refused("SELECT has no place here; a column of that name is written `select`")
-        frame.selects, frame.in_from, frame.names_relation = True, False, False
+    @staticmethod
+    def _grown(name: str, arguments: list[Node], sizes: list[int]) -> int:
+        own = sum(sizes) if name in SUMMED else max([1, *sizes])
+        if name in HIGHER_ORDER:
+            own = 1
+            for size in sizes:
+                own *= size
+        if name in TABLE_FUNCTIONS and arguments and _calls(arguments[0], "sequence"):
+            return 1  # one number per row
+        return max(own, 1) * sql_sizes.count_of(name, arguments)
 
-    def _plain(self, token: _Token, frame: _Frame) -> None:
-        """Where a comma after FROM parts relations and where something else, is decided on the safe side: after WHERE,
-        HAVING or LIMIT there is none that is not in parentheses, unless the word is an alias."""
-        is_comma = token.kind is _Kind.SYMBOL and token.text == ","
-        if token.word == "FROM" and frame.selects and not self._compares:
-            frame.names_relation = frame.in_from = True
-        elif token.word == "JOIN" or (is_comma and frame.in_from):
-            frame.names_relation = True
-        elif self._begins_clause_with_commas:
-            frame.in_from = False
-        elif token.word == "USING" and self._near(1).kind is _Kind.STRING:
-            raise self._refused("scripts are refused")
+    def _check_lambdas(self, node: Node, name: str, arguments: list[Node]) -> None:
+        if self.lambdas >= MAX_LAMBDAS:
+            raise self._refused(node, f"functions over arrays are nested at most {MAX_LAMBDAS} deep")
+        if name in ("aggregate", "reduce") and len(arguments) > 2 and _multiplies(arguments[2]):
+            raise self._refused(node, f"{name} may name what it has so far only once beside a function that adds to it")
 
-    @property
-    def _begins_clause_with_commas(self) -> bool:
-        match self._token.word:
-            case "GROUP" | "ORDER" | "SORT" | "CLUSTER" | "DISTRIBUTE":
-                return self._near(1).word == "BY"
-            case "LATERAL":
-                return self._near(1).word == "VIEW"
-            case "WINDOW":
-                return self._near(2).word == "AS" and self._near(3).text == "("
-            case _:
-                return False
 
-    @property
-    def _compares(self) -> bool:
-        """`a IS DISTINCT FROM b`."""
-        return self._near(-1).word == "DISTINCT" and (
-            self._near(-2).word == "IS" or (self._near(-2).word == "NOT" and self._near(-3).word == "IS")
-        )
+def _inside(node: Node) -> list[Node]:
+    """The plans and expressions of a plan, out of the sequences and options that hold them."""
+    found: list[Node] = []
+    for one in node.fields:
+        found.extend(_inside(one) if one.kind in _PARTS and one.fields else [one])
+    return found
 
-    def _relation(self, frame: _Frame) -> None:
-        token = self._token
-        if token.word == "LATERAL":
-            return
-        frame.names_relation = False
-        if token.word == "VALUES":
-            # Rows are parted by commas, and relations too: only the parenthesis around it tells where it ends.
-            if self._near(-1).text != "(":
-                raise self._refused("VALUES stands in parentheses: (VALUES (1, 'a')) AS t(number, text)")
-            frame.in_from = False
-            return
-        name = token.name
-        if name is None:
-            raise self._refused("the name of an input is expected here")
-        if self._near(1).text == "(":
-            if name not in TABLE_FUNCTIONS:
-                raise self._refused(f"{token.text} is no relation that a query may use: it reads its inputs only")
-            return
-        if self._near(1).text == "." or name not in self.relations:
-            known = ", ".join(sorted(self.relations)) or "none"
-            raise self._refused(
-                f"{token.text} is neither an input nor named by WITH before this place; there are {known}"
-            )
 
-    # Parentheses
+def _all(node: Node) -> list[Node]:
+    return [node, *(below for one in node.fields for below in _all(one))]
 
-    def _open_checked(self, frame: _Frame) -> None:
-        before = self._near(-1)
-        is_relation = frame.names_relation
-        if not is_relation and before.name is not None and before.word not in _BEFORE_PARENTHESIS:
-            self._check_function(before)
-        frame.names_relation = False
-        self._open(_Frame(names_relation=is_relation, in_from=is_relation))
 
-    def _check_function(self, before: _Token) -> None:
-        name = before.name or ""
-        if self._near(-2).word == "AS":
-            return  # names of columns: `AS t(a, b)`; or a type: `AS decimal(38, 0)`
-        if self._near(-2).text == ".":
-            raise self._refused("a function has no catalog in front of it")
-        if name not in FUNCTIONS and name not in TABLE_FUNCTIONS and name not in _TYPES:
-            raise self._refused(f"{before.text}(…) is no function that a query may call")
+def _calls(node: Node, name: str) -> bool:
+    return node.kind == "analysis.UnresolvedFunction" and [_folded(one) for one in node.fields[0].names()] == [name]
 
-    def _open(self, frame: _Frame) -> None:
-        self.frames.append(frame)
 
-    def _close(self) -> None:
-        if len(self.frames) == 1:
-            raise self._refused("this parenthesis closes nothing")
-        closed = self.frames.pop()
-        if closed.defines is None:
-            return
-        # From here on, and not within itself: there the name would be a table of the catalog.
-        self.relations.add(closed.defines)
-        following = self._near(1)
-        if following.text == "," and following.kind is _Kind.SYMBOL:
-            self.at += 2
-            self._definition()
-            self.at -= 1
-        elif following.word != "SELECT":
-            self.at += 1
-            raise self._refused("what WITH names is followed by SELECT")
+def _multiplies(function: Node) -> bool:
+    """Tells if a lambda may double its first variable: with each element, its value would double again."""
+    if function.kind != "expressions.LambdaFunction":
+        return False
+    everything = _all(function.fields[0])
+    called = {_folded(one.fields[0].names()[-1]) for one in everything if one.kind == "analysis.UnresolvedFunction"}
+    grows = called & (SUMMED | FACTORS.keys() | {"repeat", "lpad", "rpad", "replace", "regexp_replace", "array_repeat"})
+    grows |= {one.kind for one in everything if one.kind == "expressions.Concat"}
+    variables = function.fields[1].fields
+    name = _folded(variables[0].fields[0].names()[-1]) if variables else ""
+    named = [one for one in everything if one.kind.endswith(("UnresolvedAttribute", "LambdaVariable"))]
+    uses = sum(_folded(one.fields[0].names()[0]) == name for one in named)
+    return bool(called & HIGHER_ORDER) or (bool(grows) and uses > 1) or bool(grows & (FACTORS.keys() | {"repeat"}))
+
+
+def _shown(kind: str) -> str:
+    return kind.rsplit(".", 1)[-1].removesuffix("$").removeprefix("Unresolved")
