@@ -97,6 +97,7 @@ from interlock.kernel.retention import Retention
 from interlock.kernel.retries import Retries
 from interlock.kernel.run_control import Deadlines, RunControl, RunWakes
 from interlock.kernel.runs import RunCancels, RunCounters
+from interlock.kernel.secrets import Secrets
 from interlock.kernel.shards import Shards
 from interlock.kernel.submission import Submissions
 from interlock.kernel.sweeper import Sweeper
@@ -131,6 +132,7 @@ class Kernel:
     """What lets attempts in: the tokens themselves, or a verifier that has nothing but public keys."""
     principals: Principals
     members: Members
+    secrets: Secrets
     claims: Claims
     tasks: Tasks
     effects: Effects
@@ -239,7 +241,8 @@ def assemble(
     inputs = Inputs(settings.objects_root, RANGES)
     shards = Shards(database)
     turns = Turns(database, settings, coordination, queue, shards)
-    claims = Claims(database, settings, queue, tokens, inputs, shards, turns, Rates(coordination, clock))
+    secrets = Secrets(database, Seal(settings.signing_keys_dir))
+    claims = Claims(database, settings, queue, tokens, inputs, shards, turns, Rates(coordination, clock), secrets)
     signed_urls = SignedUrls(keyring, clock, base_url=settings.objects_base_url)
     objects = open_objects(
         settings.objects_root,
@@ -276,6 +279,7 @@ def assemble(
         capabilities=tokens,
         principals=Principals(database, clock),
         members=Members(database, identity_provider(settings, clock)),
+        secrets=secrets,
         claims=claims,
         tasks=tasks,
         effects=effects,

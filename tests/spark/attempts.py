@@ -19,7 +19,7 @@ from interlock.pipeline.context import TaskContext
 from interlock.pipeline.operators import declared
 from interlock.schemas import MARKER, Column, DatasetSchema, Marker
 from interlock.wire import Event, InputData, Output, OutputData, TaskData, TaskFile
-from interlock.workers.protocol import Assignment, Work
+from interlock.workers.protocol import Assignment, Outbound, Work
 
 
 def schema(text: str, range_column: str | None = "block_number") -> DatasetSchema:
@@ -105,6 +105,7 @@ def context(
     config: Mapping[str, Any] | None = None,
     payload: object = None,
     data_url: str | None = None,
+    outbound: Outbound | None = None,
 ) -> TaskContext:
     encode = msgspec.json.encode
     work = Work(
@@ -116,6 +117,7 @@ def context(
         inputs=[],
         outputs=[],
         data_url=data_url,
+        outbound=Outbound(["127.0.0.1"]) if outbound is None else outbound,
     )
     return TaskContext(work, Assignment(1, data.task_id, None, encode(payload)), Link(), spark, data)
 

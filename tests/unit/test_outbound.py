@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from interlock.errors import ConfigurationError
 from interlock.outbound import Exceptions, Guard
-from interlock.outbound.addresses import why_refused
+from interlock.outbound.addresses import Address, why_refused
 from interlock.outbound.failures import (
     AddressRefused,
     BadReply,
@@ -146,9 +146,10 @@ async def test_exceptions_are_networks_names_and_all_names_under_one() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"outbound_allow": ["http://a.test"]}, "without scheme and port"),
+        ({"outbound_allow": ["http://a.test"]}, "without scheme"),
         ({"outbound_allow": ["10.0.0.1/8"]}, "neither an address"),
-        ({"outbound_allow": ["a.test:80"]}, "neither an address"),
+        ({"outbound_allow": ["a.test:0"]}, "neither an address"),
+        ({"outbound_allow": ["10.0.0.0/8:80"]}, "neither an address"),
         ({"outbound_ports": [0]}, "1 to 65535"),
         ({"outbound_proxy": "https://proxy:3128"}, "http://host:port"),
     ],
@@ -177,7 +178,12 @@ async def test_a_name_that_leads_elsewhere_a_moment_later_gains_nothing(there: S
 
 async def test_a_client_that_asks_for_another_name_or_socket_than_was_checked_gets_none() -> None:
     """Whatever the client library does between the check and the connection."""
-    route = _Route("hooks.example", [ip_address(PUBLIC)])
+
+    async def found() -> list[Address]:
+        return [ip_address(PUBLIC)]
+
+    route = _Route("hooks.example", found)
+    await route.find()
     assert [each["host"] for each in await route.resolve("Hooks.Example", 443)] == [PUBLIC]
     with pytest.raises(AddressRefused):
         await route.resolve("elsewhere.example", 443)

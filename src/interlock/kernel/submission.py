@@ -17,6 +17,7 @@ from interlock.failpoints import failpoint
 from interlock.kernel.bundles import pin
 from interlock.kernel.idempotency import answered_before, remember
 from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
+from interlock.kernel.secrets import check_references
 from interlock.kernel.tasks import enqueue, run_task_id
 from interlock.kernel.udf import UDF
 from interlock.kernel.webhook_events import tell_of_runs
@@ -250,6 +251,7 @@ class Submissions:
                 f"Operator {UDF!r} runs in a runtime for untrusted code, such as 'lambda', and no other one does.",
                 code="bad_udf",
             )
+        await check_references(connection, org_id, [(runtime.kind, request.config)])
         return await pin(connection, request.config, org_id) if request.operator == UDF else request.config
 
     def _definition(self, request: JobRequest, config: dict[str, Any], org_id: UUID) -> dict[str, Any]:
@@ -257,7 +259,9 @@ class Submissions:
         definition = {
             "name": request.name,
             **work_columns(runtime, name=request.runtime, operator=request.operator, config=config),
-            **policy_columns(runtime, request.policy, request.scaling, request.priority, operator=request.operator),
+            **policy_columns(
+                runtime, request.policy, request.scaling, request.priority, operator=request.operator, config=config
+            ),
             "outputs": msgspec.json.encode(request.outputs).decode(),
         }
         digest = hashlib.sha256(msgspec.json.encode(definition, order="sorted")).digest()

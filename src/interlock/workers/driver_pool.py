@@ -54,7 +54,7 @@ class DriverPool(WorkPool):
     """`tasks` run at once. Nothing is claimed ahead: while one place is filled anew, the others keep Spark busy."""
 
     def __init__(self, launch: DriverLaunch, pace: Pace, desk: Desk, usual_lease: float, ask: Ask) -> None:
-        super().__init__(pace, desk, usual_lease)
+        super().__init__(pace, desk, usual_lease, outbound=launch.outbound, variables=launch.variables)
         self._launch, self._ask = launch, ask
         self._tasks = launch.options.tasks
         self._lives: set[asyncio.Task[None]] = set()
