@@ -480,11 +480,11 @@ async def test_a_bound_secret_is_not_shown_to_a_proxy_of_the_job(there: Stranger
     """Without TLS, the proxy reads the headers."""
     async with stranger() as proxy:
         bound = TaskSecret("KEY", LOCKED, [f"127.0.0.1:{there.port}"])
-        asked = {"headers": {"x-key": "${secret:KEY}"}, "proxy": proxy.url("").rstrip("/")}
+        asked: dict[str, Any] = {"headers": {"x-key": "${secret:KEY}"}, "proxy": proxy.url("").rstrip("/")}
         error = await failed(there.url("/"), secrets=[bound], **asked)
         assert error.error_class == "HostNotBound"
         assert proxy.asked == []
-        password = {"proxy": f"http://user:${{secret:KEY}}@127.0.0.1:{proxy.port}"}
+        password: dict[str, Any] = {"proxy": f"http://user:${{secret:KEY}}@127.0.0.1:{proxy.port}"}
         error = await failed(there.url("/"), secrets=[bound], **password)
         assert error.error_class == "HostNotBound"
         assert proxy.asked == []

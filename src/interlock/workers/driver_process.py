@@ -14,7 +14,7 @@ import msgspec
 
 from interlock.wire import Crash, TaskData
 from interlock.workers import crash, protocol
-from interlock.workers.held import NONE, Held, Variables
+from interlock.workers.held import Held, Variables
 from interlock.workers.process import Ears, OperatorProcess, Reports, scrubbed, spawn
 from interlock.workers.scratch import Scratch
 
@@ -48,7 +48,7 @@ class DriverLaunch:
     """Told with a task that loads a staged list."""
     outbound: protocol.Outbound | None = field(default=None, repr=False)
     """Told with a task of an operator that asks other servers."""
-    variables: Variables = field(default=NONE, repr=False)
+    variables: Variables = field(default_factory=dict, repr=False)
     """Told with tasks of their org, and never through the environment."""
     kernel_kills: crash.KernelKills = field(default_factory=crash.KernelKills)
 

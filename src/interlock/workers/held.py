@@ -66,7 +66,7 @@ def lease_alone(
     task: TaskPayload,
     token: UUID,
     expires_at: datetime,
-    secrets: list[TaskSecret],
+    secrets: Sequence[TaskSecret] = (),
     data_url: str | None = None,
     outbound: Outbound | None = None,
     variables: Variables = NONE,
@@ -82,7 +82,7 @@ def lease_alone(
         task.outputs,
         data_url if task.operator in ON_DATA else None,
         outbound=outbound if task.operator in ON_SERVERS else None,
-        secrets=secrets,
+        secrets=list(secrets),
         environment=dict(variables.get(task.org_id, {})),
     )
     return Lease(task.attempt, token, expires_at, task.timeout_at, task.job_id, work)

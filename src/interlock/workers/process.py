@@ -20,7 +20,7 @@ import structlog
 
 from interlock.wire import Crash
 from interlock.workers import crash, protocol
-from interlock.workers.held import NONE, Held, Variables
+from interlock.workers.held import Held, Variables
 from interlock.workers.redaction import Redaction
 
 log = structlog.get_logger()
@@ -75,7 +75,7 @@ class Launch:
     """Told with a task of an operator of the platform's own, and never through the environment."""
     outbound: protocol.Outbound | None = field(default=None, repr=False)
     """Told in the same way to operators that ask other servers."""
-    variables: Variables = field(default=NONE, repr=False)
+    variables: Variables = field(default_factory=dict, repr=False)
     """Told with tasks of their org, and never through the environment."""
     kernel_kills: crash.KernelKills = field(default_factory=crash.KernelKills)
     """Of all children together: the kernel counts them in one."""
