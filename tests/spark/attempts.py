@@ -18,7 +18,7 @@ from interlock.pipeline.attempt import run_operator
 from interlock.pipeline.context import TaskContext
 from interlock.pipeline.operators import declared
 from interlock.schemas import MARKER, Column, DatasetSchema, Marker
-from interlock.wire import Event, InputData, Output, OutputData, TaskData, TaskFile
+from interlock.wire import Event, InputData, Output, OutputData, TaskData, TaskFile, TaskSecret
 from interlock.workers.protocol import Assignment, Outbound, Work
 
 
@@ -106,6 +106,7 @@ def context(
     payload: object = None,
     data_url: str | None = None,
     outbound: Outbound | None = None,
+    secrets: Sequence[TaskSecret] = (),
 ) -> TaskContext:
     encode = msgspec.json.encode
     work = Work(
@@ -118,6 +119,7 @@ def context(
         outputs=[],
         data_url=data_url,
         outbound=Outbound(["127.0.0.1"]) if outbound is None else outbound,
+        secrets=list(secrets),
     )
     return TaskContext(work, Assignment(1, data.task_id, None, encode(payload)), Link(), spark, data)
 
