@@ -32,7 +32,7 @@ from interlock.outbound.failures import (
     TooSlow,
     Unreachable,
 )
-from interlock.outbound.sending import Bounds, Proxy, Reply, Request, Sender, _Route
+from interlock.outbound.sending import Bounds, KeptSender, Proxy, Reply, Request, Sender, _Route
 from interlock.settings import load
 from tests.strangers import NAME, SILENCE, Stranger, answer, chunked, identity, stranger
 
@@ -199,6 +199,30 @@ async def test_every_hop_of_a_redirect_is_checked_again(there: Stranger) -> None
     with pytest.raises(AddressRefused):
         await ask(there.url("/", "moves.test"), guard=Guard(HERE, resolve=names))
     assert there.targets() == ["/"]
+
+
+async def test_a_kept_sender_checks_the_name_again_for_each_connection(there: Stranger) -> None:
+    """The server of this test closes each connection, so that the second exchange needs a new one."""
+    names = Names(moves_test=[["127.0.0.1"], ["127.0.0.1"], ["127.0.0.2"]])
+    there.says("/", answer(b"first"))
+    sender = KeptSender(Guard(HERE, resolve=names))
+    try:
+        assert (await sender.send(Request(there.url("/", "moves.test")), FOLLOW)).body == b"first"
+        with pytest.raises(AddressRefused):
+            await sender.send(Request(there.url("/", "moves.test")), FOLLOW)
+    finally:
+        await sender.close()
+    assert there.targets() == ["/"]
+
+
+async def test_an_exception_with_a_port_allows_that_port_alone() -> None:
+    guard = Guard(
+        Exceptions.read(["10.0.0.1:8545", "[fd00::1]:8545", "node.test:8545"]), resolve=Names(node_test=[["10.9.9.9"]])
+    )
+    for host in ("10.0.0.1", "fd00::1", "node.test"):
+        assert await guard.addresses(host, 8545)
+        with pytest.raises(AddressRefused):
+            await guard.addresses(host, 5432)
 
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:{port}/secret", "http://169.254.169.254/latest", "//10.0.0.1/"])
