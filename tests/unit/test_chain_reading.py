@@ -39,7 +39,7 @@ async def test_an_executor_checks_what_it_connects_to(allow: list[str], host: st
             batch=5,
             parallel=1,
         )
-        sent: Reading = cloudpickle.loads(cloudpickle.dumps(Reading(source, Scope(0, 9), whole_blocks(["blocks"]))))
+        sent: Reading = cloudpickle.loads(cloudpickle.dumps(Reading(source, Scope(0, 9), whole_blocks(["blocks"]))))  # type: ignore[no-untyped-call]
         rows = await asyncio.to_thread(_read, sent)
         assert {row["problem_class"] for row in rows} == {problem}
         assert (node.requests == 0) == (problem is not None)
