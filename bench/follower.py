@@ -29,6 +29,8 @@ import msgspec
 from bench.harness import machine
 from interlock.adapters.embedded import EmbeddedPostgres
 from interlock.client._http import Http
+from interlock.outbound import Exceptions, Guard
+from interlock.outbound.sending import KeptSender, Request
 from interlock.pipeline.follower.chain import Chain
 from interlock.pipeline.follower.config import KINDS, Kind
 from interlock.pipeline.follower.operator import block_follower
@@ -36,7 +38,7 @@ from interlock.pipeline.follower.rows import COLUMNS, Record, records
 from interlock.pipeline.follower.rpc import Endpoint
 from interlock.wire import Event, WriteGrant
 from interlock.workers.context import TaskContext
-from interlock.workers.protocol import Assignment, Work
+from interlock.workers.protocol import Assignment, Outbound, Work
 
 BATCH = 50
 RESULTS = Path(__file__).parent / "results" / "follower.json"
@@ -93,13 +95,14 @@ async def fetch(url: str, blocks: int) -> float:
 
 
 async def read(url: str, blocks: int) -> list[dict[Kind, list[Record]]]:
-    endpoint = Endpoint(url, headers={}, timeout=60, patience=10, most_calls=BATCH + 1)
+    sender = KeptSender(Guard(Exceptions.read(["127.0.0.1"])))
+    endpoint = Endpoint(Request(url), sender, timeout=60, patience=10, most_calls=BATCH + 1)
     reader = Chain(endpoint, in_full=True, with_logs=True, span=BATCH)
     batches = []
     for first in range(0, blocks + 1, BATCH):
         found = await reader.blocks(first, min(first + BATCH - 1, blocks))
         batches.append({kind: records(kind, found) for kind in KINDS})
-    endpoint.close()
+    await endpoint.close()
     return batches
 
 
@@ -120,7 +123,8 @@ async def copy(data_url: str, batches: list[dict[Kind, list[Record]]]) -> float:
 async def follow(url: str, data_url: str, blocks: int) -> float:
     grants = [WriteGrant(index, uuid4(), uuid4(), write_prefix="", buffer_prefix="") for index in range(3)]
     config = msgspec.json.encode({"rpc_url": url, "end_block": blocks, "batch_size": BATCH})
-    work = Work("block_follower", ("bench", "follow"), None, 1, config, [], grants, data_url)
+    here = Outbound(["127.0.0.1"])
+    work = Work("block_follower", ("bench", "follow"), None, 1, config, [], grants, data_url, outbound=here)
     context = TaskContext(work, Assignment(1, uuid4(), None, b"null"), Counting())
     started = time.perf_counter()
     await asyncio.to_thread(block_follower, None, context)

@@ -18,10 +18,12 @@ from interlock.pipeline.follower.operator import block_follower
 from interlock.pipeline.follower.store import table_of
 from interlock.wire import Event, WriteGrant
 from interlock.workers import TaskCanceled, TaskContext
-from interlock.workers.protocol import Assignment, Work
+from interlock.workers.protocol import Assignment, Outbound, Work
 from tests.chains import expected_rows
 
 KINDS = ("blocks", "transactions", "logs")
+HERE = Outbound(["127.0.0.1"])
+"""Nodes of tests are on this machine."""
 FAST = {"poll_seconds": 0.02, "rpc_patience_seconds": 20}
 KEYS = {
     "blocks": ("block_number",),
@@ -51,6 +53,7 @@ class Site:
         self.events: list[Event] = []
         self.progress: list[str] = []
         self.paused = False
+        self.outbound = HERE
         self.before_emit: Callable[[list[Event]], None] = lambda _: None
         self._copies: dict[str, dict[int, list[dict[str, Any]]]] = {kind: {} for kind in kinds}
         self._heard = asyncio.Condition()
@@ -70,7 +73,8 @@ class Site:
             for index, kind in enumerate(self.kinds)
         ]
         body = msgspec.json.encode(FAST | named | config)
-        work = Work("block_follower", ("dag", "follow"), None, attempt, body, [], grants, self.data_url)
+        names = ("dag", "follow")
+        work = Work("block_follower", names, None, attempt, body, [], grants, self.data_url, outbound=self.outbound)
         return TaskContext(work, Assignment(1, self.task_id, None, b"null"), _Wire(self))
 
     async def follow(self, url: str, attempt: int = 1, **config: Any) -> dict[str, Any]:
@@ -205,7 +209,7 @@ import os, pathlib, signal, sys
 import msgspec
 from interlock.pipeline.follower.operator import block_follower
 from interlock.workers.context import TaskContext, TaskFailed
-from interlock.workers.protocol import Assignment, Work
+from interlock.workers.protocol import Assignment, Outbound, Work
 
 work, task, journal, lives, holder = sys.argv[1:]
 

@@ -99,6 +99,7 @@ from interlock.kernel.retention import Retention
 from interlock.kernel.retries import Retries
 from interlock.kernel.run_control import Deadlines, RunControl, RunWakes
 from interlock.kernel.runs import RunCancels, RunCounters
+from interlock.kernel.secrets import Secrets
 from interlock.kernel.shards import Shards
 from interlock.kernel.submission import Submissions
 from interlock.kernel.sweeper import Sweeper
@@ -135,6 +136,7 @@ class Kernel:
     principals: Principals
     lockout: Lockout
     members: Members
+    secrets: Secrets
     claims: Claims
     tasks: Tasks
     effects: Effects
@@ -243,7 +245,8 @@ def assemble(
     inputs = Inputs(settings.objects_root, RANGES)
     shards = Shards(database)
     turns = Turns(database, settings, coordination, queue, shards)
-    claims = Claims(database, settings, queue, tokens, inputs, shards, turns, Rates(coordination, clock))
+    secrets = Secrets(database, Seal(settings.signing_keys_dir))
+    claims = Claims(database, settings, queue, tokens, inputs, shards, turns, Rates(coordination, clock), secrets)
     signed_urls = SignedUrls(keyring, clock, base_url=settings.objects_base_url)
     objects = open_objects(
         settings.objects_root,
@@ -282,6 +285,7 @@ def assemble(
         principals=Principals(database, clock),
         lockout=Lockout(settings.auth_failures_per_second),
         members=Members(database, identity_provider(settings, clock)),
+        secrets=secrets,
         claims=claims,
         tasks=tasks,
         effects=effects,

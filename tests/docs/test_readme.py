@@ -75,17 +75,19 @@ def terminal() -> Iterator[Terminal]:
     with tempfile.TemporaryDirectory(prefix="interlock-readme-") as name:
         folder = Path(name)
         shutil.copytree(ROOT / "examples", folder / "examples")
-        chain = _devchain()
+        chain, url = _devchain()
         command = [sys.executable, "-m", "interlock.cli", "up", "--json", "--gateway", "127.0.0.1:0"]
         with (folder / "up.log").open("wb") as log:
             process = subprocess.Popen(
                 [*command, "--internal", "127.0.0.1:0", "--query", "127.0.0.1:0"],
                 cwd=folder,
+                env=os.environ | {"INTERLOCK_OUTBOUND_ALLOW": json.dumps([url.removeprefix("http://")])},
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
         assert process.stdout is not None
-        _point_at(chain, folder / "examples" / "dags" / "tokens.yaml")
+        dag = folder / "examples" / "dags" / "tokens.yaml"
+        dag.write_text(dag.read_text().replace(CHAIN, url))
         line = process.stdout.readline()
         assert line, (folder / "up.log").read_text()[-3000:]
         yield Terminal(folder, json.loads(line)["gateway"].removeprefix("http://"))
@@ -96,16 +98,19 @@ def terminal() -> Iterator[Terminal]:
             chain.terminate()
 
 
-def _devchain() -> subprocess.Popen[str]:
-    """The chain of the tour, with too few blocks for a range."""
+def _devchain() -> tuple[subprocess.Popen[str], str]:
+    """The chain of the tour, with too few blocks for a range, and its URL."""
     options = ["--listen", "127.0.0.1:0", "--manual", "--blocks", str(BLOCKS), "-o", "json"]
     command = [sys.executable, "-m", "interlock.cli", "devchain", *options, "--parent", str(os.getpid())]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def _point_at(chain: subprocess.Popen[str], dag: Path) -> None:
+    chain = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert chain.stdout is not None
-    dag.write_text(dag.read_text().replace(CHAIN, json.loads(chain.stdout.readline())["url"]))
+    return chain, json.loads(chain.stdout.readline())["url"]
+
+
+def test_make_up_lets_jobs_reach_the_development_chain() -> None:
+    recipe = read("Makefile").partition("\nup:")[2].splitlines()[1]
+    assert CHAIN.removeprefix("http://") in recipe
+    assert "INTERLOCK_OUTBOUND_ALLOW" in recipe
 
 
 async def test_the_commands_of_the_tour_do_what_it_says(terminal: Terminal) -> None:

@@ -48,6 +48,7 @@ EXPORT = _id(45)
 DONE_RUN = _id(46)
 OBJECTS = "objects-of-an-attempt/"
 BUNDLE = "a-bundle"
+SECRET = "A_SECRET"
 WEBHOOK, DELIVERY = "a-webhook", _id(44)
 FREE_SERVICE, COMMAND, CHANGE = "a-free-service", "a-command-of-a-target", "a-change"
 LIMITED = "a-service-with-a-limit"
@@ -128,6 +129,7 @@ class State:
             DONE_RUN: lambda: [self._completed()["run_id"] for _ in range(_FEW)],
             OPEN_JOB: lambda: [self._open_job() for _ in range(_FEW)],
             BUNDLE: lambda: [self._bundle() for _ in range(_FEW)],
+            SECRET: lambda: [self._secret() for _ in range(_FEW)],
             WEBHOOK: lambda: self._webhooks([f"w{uuid4().hex}" for _ in range(_FEW)]),
             DELIVERY: lambda: self._dead_deliveries(_FEW),
             FREE_SERVICE: lambda: [self._service() for _ in range(_FEW)],
@@ -303,6 +305,17 @@ class State:
                 [self._done["job_id"], self._done["run_id"], exports, ORG],
             ).fetchall()
         return [row[0] for row in rows]
+
+    def _secret(self) -> str:
+        """Not asked for, as below."""
+        name = f"S{uuid4().hex}"
+        with psycopg.connect(self._site.state_url) as connection:
+            connection.execute(
+                "insert into interlock.org_secrets (org_id, name, sealed, hosts, set_by)"
+                " select org_id, %s, '', '{}', 'ada' from interlock.orgs where name = %s",
+                [name, ORG],
+            )
+        return name
 
     def _webhooks(self, names: list[str]) -> list[str]:
         """Not asked for: an org has so many and no more, and requests that are made up may have filled it."""

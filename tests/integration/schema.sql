@@ -963,6 +963,15 @@ CREATE TABLE interlock.operator_state (
     updated_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     version bigint DEFAULT 1 NOT NULL
 );
+CREATE TABLE interlock.org_secrets (
+    org_id uuid NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    sealed bytea NOT NULL,
+    hosts text[] NOT NULL,
+    version integer DEFAULT 1 NOT NULL,
+    set_by text NOT NULL,
+    set_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
 CREATE TABLE interlock.orgs (
     org_id uuid DEFAULT uuidv7() NOT NULL,
     name text NOT NULL,
@@ -1430,6 +1439,8 @@ ALTER TABLE ONLY interlock.members
     ADD CONSTRAINT members_pkey PRIMARY KEY (issuer, subject, org_id);
 ALTER TABLE ONLY interlock.operator_state
     ADD CONSTRAINT operator_state_pkey PRIMARY KEY (job_id, name);
+ALTER TABLE ONLY interlock.org_secrets
+    ADD CONSTRAINT org_secrets_pkey PRIMARY KEY (org_id, name);
 ALTER TABLE ONLY interlock.orgs
     ADD CONSTRAINT orgs_name_key UNIQUE (name);
 ALTER TABLE ONLY interlock.orgs
@@ -1683,6 +1694,8 @@ ALTER TABLE ONLY interlock.jobs
     ADD CONSTRAINT jobs_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.members
     ADD CONSTRAINT members_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.org_secrets
+    ADD CONSTRAINT org_secrets_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.publications
     ADD CONSTRAINT publications_dag_id_fkey FOREIGN KEY (dag_id) REFERENCES interlock.dags(dag_id);
 ALTER TABLE ONLY interlock.publications

@@ -130,7 +130,9 @@ WORKER = """
 import asyncio, sys
 from interlock.settings import Settings
 from interlock.workers import main
-settings = Settings(internal_url=sys.argv[1], worker_token=sys.argv[2], data_url=sys.argv[3])
+settings = Settings(
+    internal_url=sys.argv[1], worker_token=sys.argv[2], data_url=sys.argv[3], outbound_allow=["127.0.0.1"]
+)
 asyncio.run(main(settings, concurrency=1))
 """
 
@@ -138,7 +140,12 @@ asyncio.run(main(settings, concurrency=1))
 @asynccontextmanager
 async def working(system: System, data_url: str | None, children: int = 1) -> AsyncIterator[Client]:
     loops = [asyncio.create_task(forever(service)) for service in system.kernel.services()]
-    settings = Settings(internal_url=system.internal_url, worker_token=system.worker_token, data_url=data_url)
+    settings = Settings(
+        internal_url=system.internal_url,
+        worker_token=system.worker_token,
+        data_url=data_url,
+        outbound_allow=["127.0.0.1"],
+    )
     worker = Worker(settings, concurrency=children, cancel_grace=5)
     running = asyncio.create_task(worker.run())
     async with Client(system.gateway_url, system.admin_key) as client:

@@ -18,8 +18,8 @@ from interlock.pipeline.attempt import run_operator
 from interlock.pipeline.context import TaskContext
 from interlock.pipeline.operators import declared
 from interlock.schemas import MARKER, Column, DatasetSchema, Marker
-from interlock.wire import Event, InputData, Output, OutputData, TaskData, TaskFile
-from interlock.workers.protocol import Assignment, Work
+from interlock.wire import Event, InputData, Output, OutputData, TaskData, TaskFile, TaskSecret
+from interlock.workers.protocol import Assignment, Outbound, Work
 
 
 def schema(text: str, range_column: str | None = "block_number") -> DatasetSchema:
@@ -105,6 +105,8 @@ def context(
     config: Mapping[str, Any] | None = None,
     payload: object = None,
     data_url: str | None = None,
+    outbound: Outbound | None = None,
+    secrets: Sequence[TaskSecret] = (),
 ) -> TaskContext:
     encode = msgspec.json.encode
     work = Work(
@@ -116,6 +118,8 @@ def context(
         inputs=[],
         outputs=[],
         data_url=data_url,
+        outbound=Outbound(["127.0.0.1"]) if outbound is None else outbound,
+        secrets=list(secrets),
     )
     return TaskContext(work, Assignment(1, data.task_id, None, encode(payload)), Link(), spark, data)
 

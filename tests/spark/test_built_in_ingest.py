@@ -14,8 +14,9 @@ from pyspark.sql import SparkSession
 from interlock.devchain.chain import Chain, Shape
 from interlock.pipeline.built_in.block_ingest import block_ingest
 from interlock.pipeline.built_in.integrity_check import IntegrityFindings, integrity_check
-from interlock.wire import InputData
+from interlock.wire import InputData, TaskSecret
 from interlock.workers.context import TaskFailed
+from interlock.workers.protocol import Outbound
 from tests.chains import Answer, Node, expected_rows, served
 from tests.followers import KEYS, KINDS
 from tests.spark.attempts import Store, attempt, output, parquet_input, rows_of
@@ -74,6 +75,33 @@ async def test_a_reorg_between_two_batches_fails_the_attempt_and_the_next_one_su
         assert failed.value.error_class == "ChainMoved"
         read = await ingest(spark, tmp_path, {"start": 0, "end": 19}, "blocks", **settings)
         assert read["blocks"] == expected_rows(node.chain, 0, 19)["blocks"]
+
+
+async def test_executors_refuse_a_node_that_is_not_public(spark: SparkSession, tmp_path: Path) -> None:
+    async with served(blocks=20) as node:
+        outputs = [output(Store(tmp_path), "blocks", 0)]
+        asked = {"operator": "block_ingest", "payload": {"start": 0, "end": 9}, "config": QUICK | {"rpc_url": node.url}}
+        with pytest.raises(TaskFailed, match="outbound_allow") as refused:
+            await asyncio.to_thread(attempt, spark, block_ingest, [], outputs, outbound=Outbound(), **asked)
+        assert refused.value.error_class == "AddressRefused"
+        assert node.requests == 0
+
+
+async def test_executors_hold_a_bound_secret_to_its_host(spark: SparkSession, tmp_path: Path) -> None:
+    async with served(blocks=20) as node:
+        config = QUICK | {"rpc_url": node.url, "headers": {"x-key": "${secret:KEY}"}}
+        asked: dict[str, Any] = {"operator": "block_ingest", "payload": {"start": 0, "end": 9}, "config": config}
+        for hosts, error_class in ((["rpc.test"], "HostNotBound"), ([node.url.removeprefix("http://")], None)):
+            asked["secrets"] = [TaskSecret("KEY", "a-bound-value", hosts)]
+            outputs = [output(Store(tmp_path / hosts[0]), "blocks", 0)]
+            if error_class is None:
+                await asyncio.to_thread(attempt, spark, block_ingest, [], outputs, **asked)
+                assert node.requests > 0
+                continue
+            with pytest.raises(TaskFailed) as refused:
+                await asyncio.to_thread(attempt, spark, block_ingest, [], outputs, **asked)
+            assert refused.value.error_class == error_class
+            assert node.requests == 0
 
 
 async def test_a_node_that_has_not_all_of_it_is_told_of(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import typer
@@ -16,6 +17,7 @@ import typer
 from interlock import __version__
 from interlock.cli.app import app, execute
 from interlock.cli.checks import Result, objects
+from interlock.cli.processes import _passed_on
 from interlock.settings import Settings
 
 
@@ -246,3 +248,31 @@ def test_the_doctor_tells_of_a_place_of_objects_that_cannot_be_granted(tmp_path:
     odd, plain = (objects(Settings(dir=tmp_path / name)) for name in ("it's here", "here"))
     assert (odd.result, plain.result) == (Result.WARN, Result.OK)
     assert "objects_url" in (odd.advice or "")
+
+
+def test_a_variable_without_an_org_is_refused_with_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = _run(capsys, "worker", "--pass-env", "RPC_KEY")
+    assert code == 2
+    assert "--pass-env ORG:RPC_KEY" in err
+    assert "--process-env RPC_KEY" in err
+
+
+@pytest.mark.parametrize("name", ["NO_SUCH_VARIABLE", "INTERLOCK_WORKER_TOKEN"])
+def test_a_variable_that_cannot_be_passed_on_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("INTERLOCK_WORKER_TOKEN", "ilw_x")
+    code, _, err = _run(capsys, "worker", "--pass-env", f"{UUID(int=7)}:{name}")
+    assert code == 2
+    assert f"no variable '{name}' to pass on" in err
+
+
+def test_variables_are_read_by_org() -> None:
+    ours, theirs = UUID(int=1), UUID(int=2)
+    found = _passed_on([f"{ours}:A", f"{ours}:B", f"{theirs}:A"], {"A": "1", "B": "2", "C": "3"})
+    assert found == {ours: {"A": "1", "B": "2"}, theirs: {"A": "1"}}
+
+
+def test_the_value_of_a_secret_is_no_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, _ = _run(capsys, "secret", "set", "KEY", "the-value")
+    assert code == 2

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,12 +21,15 @@ from hypothesis import strategies as st
 
 from interlock.kernel.jobs import NEVER_RETRIED
 from interlock.outbound import failures
-from interlock.outbound.failures import OutboundFailed
+from interlock.outbound.bindings import Binding
+from interlock.outbound.failures import HostNotBound, OutboundFailed
 from interlock.pipeline.http_fetch.config import FetchConfig, read_config
 from interlock.pipeline.http_fetch.fetching import retry_after
 from interlock.pipeline.http_fetch.operator import http_fetch
 from interlock.pipeline.http_fetch.politeness import HostBusy, Hosts, Patience, hosts_of_this_machine
 from interlock.pipeline.http_fetch.template import rendered
+from interlock.pipeline.placeholders import Placeholders
+from interlock.wire import TaskSecret
 from interlock.workers import TaskContext, TaskFailed
 from interlock.workers.protocol import Assignment, Outbound, Work
 from tests.dags import valid
@@ -55,21 +57,25 @@ async def there() -> AsyncIterator[Stranger]:
         yield started
 
 
-def context(outbound: Outbound, **config: Any) -> TaskContext:
+def context(outbound: Outbound, secrets: list[TaskSecret], **config: Any) -> TaskContext:
     body = msgspec.json.encode(config)
-    work = Work("http_fetch", (None, None), uuid4(), 1, body, [], [], outbound=outbound)
+    work = Work("http_fetch", (None, None), uuid4(), 1, body, [], [], outbound=outbound, secrets=secrets)
     return TaskContext(work, Assignment(1, uuid4(), 0, b"null"), Recorded())
 
 
-async def fetched(payload: Any, outbound: Outbound | None = None, **config: Any) -> dict[str, Any]:
+async def fetched(
+    payload: Any, outbound: Outbound | None = None, secrets: Sequence[TaskSecret] = (), **config: Any
+) -> dict[str, Any]:
     """As a worker's child runs it: in a thread, with a loop of its own."""
     told = Outbound(HERE) if outbound is None else outbound
-    return await asyncio.to_thread(http_fetch, payload, context(told, **config))
+    return await asyncio.to_thread(http_fetch, payload, context(told, list(secrets), **config))
 
 
-async def failed(payload: Any, outbound: Outbound | None = None, **config: Any) -> TaskFailed:
+async def failed(
+    payload: Any, outbound: Outbound | None = None, secrets: Sequence[TaskSecret] = (), **config: Any
+) -> TaskFailed:
     with pytest.raises(TaskFailed) as raised:
-        await fetched(payload, outbound, **config)
+        await fetched(payload, outbound, secrets, **config)
     return raised.value
 
 
@@ -139,14 +145,14 @@ async def test_method_headers_and_body_are_those_of_the_config(there: Stranger) 
     there.says("/api", answer(b"{}"))
     config: dict[str, Any] = {
         "method": "POST",
-        "headers": {"Authorization": "Bearer ${FETCH_KEY}"},
+        "headers": {"Authorization": "Bearer ${secret:FETCH_KEY}"},
         "body": {"query": "{{query}}", "title": "No. {{ n }}: {{tags.0}}", "all": "{{tags}}"},
     }
-    os.environ["FETCH_KEY"] = "k3y"
-    try:
-        await fetched({"url": there.url("/api"), "query": 'say "hi"', "n": 7, "tags": ["a", "b"]}, **config)
-    finally:
-        del os.environ["FETCH_KEY"]
+    await fetched(
+        {"url": there.url("/api"), "query": 'say "hi"', "n": 7, "tags": ["a", "b"]},
+        secrets=[TaskSecret("FETCH_KEY", "k3y", [])],
+        **config,
+    )
     (asked,) = there.asked
     assert (asked.method, asked.headers["authorization"]) == ("POST", "Bearer k3y")
     assert asked.headers["content-type"] == "application/json"
@@ -188,7 +194,7 @@ def test_a_string_that_is_nothing_but_a_field_becomes_its_value(value: Any) -> N
 
 
 async def test_a_body_may_be_written_as_text_that_is_json() -> None:
-    config = read_config({"method": "POST", "body": '{"q": "{{q}}"}'})
+    config = read_config({"method": "POST", "body": '{"q": "{{q}}"}'}, Placeholders())
     assert rendered(config.body, {"q": [1]}) == b'{"q":[1]}'
 
 
@@ -203,7 +209,7 @@ async def test_a_body_may_be_written_as_text_that_is_json() -> None:
         ({"headers": {"Host": "other.test"}}, "not for a job to set"),
         ({"headers": {"Transfer-Encoding": "chunked"}}, "not for a job to set"),
         ({"headers": {"X-A": "a\r\nX-B: b"}}, "cannot be sent"),
-        ({"headers": {"X-A": "${INTERLOCK_API_KEY}"}}, "cannot see"),
+        ({"headers": {"X-A": "${INTERLOCK_API_KEY}"}}, "no worker passes on"),
         ({"proxy": "socks5://a.test"}, "http://host:port"),
         ({"max_bytes": 1 << 40}, "max_bytes"),
     ],
@@ -432,6 +438,98 @@ def test_every_class_of_failure_is_documented() -> None:
 def test_its_examples_can_be_used() -> None:
     (dag,) = blocks(PAGE, "yaml")
     (job,) = valid(dag).jobs
-    assert read_config(job.config, {"SEARCH_KEY": "x"}).body == {"q": "{{query}}", "limit": 10}
+    assert read_config(job.config, Placeholders([TaskSecret("SEARCH_KEY", "x", [])])).body == {
+        "q": "{{query}}",
+        "limit": 10,
+    }
     (submission,) = blocks(PAGE, "json")
-    assert read_config(msgspec.json.decode(submission)["config"]).max_per_host == 2
+    assert read_config(msgspec.json.decode(submission)["config"], Placeholders()).max_per_host == 2
+
+
+# Secrets that are bound to hosts
+
+LOCKED = "locked-to-its-hosts"
+
+
+@pytest.mark.parametrize("hosts", [["127.0.0.1"], ["rpc.test", "127.0.0.1:{port}"]])
+async def test_a_bound_secret_is_sent_to_its_hosts(there: Stranger, hosts: list[str]) -> None:
+    there.says("/", answer(b"{}"))
+    bound = TaskSecret("KEY", LOCKED, [host.format(port=there.port) for host in hosts])
+    await fetched(there.url("/"), secrets=[bound], headers={"x-key": "${secret:KEY}"})
+    assert there.asked[0].headers["x-key"] == LOCKED
+
+
+@pytest.mark.parametrize("hosts", [["rpc.test"], ["127.0.0.1:1"], ["127.0.0.11"], ["::ffff:127.0.0.1"]])
+async def test_a_bound_secret_to_another_host_fails_the_task_unsent(there: Stranger, hosts: list[str]) -> None:
+    error = await failed(there.url("/"), secrets=[TaskSecret("KEY", LOCKED, hosts)], headers={"x-key": "${secret:KEY}"})
+    assert error.error_class == "HostNotBound"
+    assert LOCKED not in str(error)
+    assert there.asked == []
+
+
+async def test_a_redirect_to_another_host_or_port_fails_a_task_with_a_bound_secret(there: Stranger) -> None:
+    async with stranger() as other:
+        there.says("/", answer(status=302, location=other.url("/")))
+        bound = TaskSecret("KEY", LOCKED, [f"127.0.0.1:{there.port}"])
+        error = await failed(there.url("/"), secrets=[bound], headers={"x-key": "${secret:KEY}"})
+        assert error.error_class == "HostNotBound"
+        assert other.asked == []
+
+
+async def test_a_bound_secret_is_not_shown_to_a_proxy_of_the_job(there: Stranger) -> None:
+    """Without TLS, the proxy reads the headers."""
+    async with stranger() as proxy:
+        bound = TaskSecret("KEY", LOCKED, [f"127.0.0.1:{there.port}"])
+        asked: dict[str, Any] = {"headers": {"x-key": "${secret:KEY}"}, "proxy": proxy.url("").rstrip("/")}
+        error = await failed(there.url("/"), secrets=[bound], **asked)
+        assert error.error_class == "HostNotBound"
+        assert proxy.asked == []
+        password: dict[str, Any] = {"proxy": f"http://user:${{secret:KEY}}@127.0.0.1:{proxy.port}"}
+        error = await failed(there.url("/"), secrets=[bound], **password)
+        assert error.error_class == "HostNotBound"
+        assert proxy.asked == []
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked", "allowed"),
+    [
+        ("rpc.example.com", "RPC.Example.COM", True),
+        ("RPC.example.com.", "rpc.example.com", True),
+        ("rpc.example.com", "rpc.example.com.", True),
+        ("rpc.example.com", "rpc.example.com.evil.test", False),
+        ("rpc.example.com", "evil-rpc.example.com", False),
+        ("rpc.example.com", "a.rpc.example.com", False),
+        ("2001:DB8::1", "2001:db8:0:0::1", True),
+        ("[2001:db8::1]", "2001:db8::1", True),
+        ("[2001:db8::1]:443", "2001:db8:0::1", True),
+        ("[2001:db8::1]:8545", "2001:db8::1", False),
+        ("rpc.example.com:443", "rpc.example.com", True),
+        ("rpc.example.com:8545", "rpc.example.com", False),
+        ("10.0.0.1", "::ffff:10.0.0.1", False),
+        ("127.0.0.1", "2130706433", False),
+    ],
+)
+def test_a_host_is_the_same_in_all_its_spellings(bound: str, asked: str, allowed: bool) -> None:
+    binding = Binding.read("KEY", [bound])
+    if allowed:
+        binding.check(asked, 443)
+    else:
+        with pytest.raises(HostNotBound):
+            binding.check(asked, 443)
+
+
+@pytest.mark.parametrize(
+    "entry", ["https://rpc.test", "rpc.test/path", "*.test", "", "a b", "rpc.test:x", "2130706433"]
+)
+def test_a_host_that_is_none_is_refused(entry: str) -> None:
+    with pytest.raises(ValueError, match="is no host"):
+        Binding.read("KEY", [entry])
+
+
+async def test_a_secret_that_the_task_was_not_given_fails_it(there: Stranger) -> None:
+    error = await failed(there.url("/"), headers={"x-key": "${secret:OTHER}"})
+    assert error.error_class == "SecretMissing"
+    gone = TaskSecret("KEY", None, [], "There is no secret 'KEY'.", missing=True)
+    error = await failed(there.url("/"), secrets=[gone])
+    assert (error.error_class, str(error)) == ("SecretMissing", "There is no secret 'KEY'.")
+    assert there.asked == []

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from interlock.errors import ConfigurationError
 from interlock.outbound import Exceptions, Guard
-from interlock.outbound.addresses import why_refused
+from interlock.outbound.addresses import Address, why_refused
 from interlock.outbound.failures import (
     AddressRefused,
     BadReply,
@@ -32,7 +32,7 @@ from interlock.outbound.failures import (
     TooSlow,
     Unreachable,
 )
-from interlock.outbound.sending import Bounds, Proxy, Reply, Request, Sender, _Route
+from interlock.outbound.sending import Bounds, KeptSender, Proxy, Reply, Request, Sender, _Route
 from interlock.settings import load
 from tests.strangers import NAME, SILENCE, Stranger, answer, chunked, identity, stranger
 
@@ -146,9 +146,10 @@ async def test_exceptions_are_networks_names_and_all_names_under_one() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"outbound_allow": ["http://a.test"]}, "without scheme and port"),
+        ({"outbound_allow": ["http://a.test"]}, "without scheme"),
         ({"outbound_allow": ["10.0.0.1/8"]}, "neither an address"),
-        ({"outbound_allow": ["a.test:80"]}, "neither an address"),
+        ({"outbound_allow": ["a.test:0"]}, "neither an address"),
+        ({"outbound_allow": ["10.0.0.0/8:80"]}, "neither an address"),
         ({"outbound_ports": [0]}, "1 to 65535"),
         ({"outbound_proxy": "https://proxy:3128"}, "http://host:port"),
     ],
@@ -177,7 +178,12 @@ async def test_a_name_that_leads_elsewhere_a_moment_later_gains_nothing(there: S
 
 async def test_a_client_that_asks_for_another_name_or_socket_than_was_checked_gets_none() -> None:
     """Whatever the client library does between the check and the connection."""
-    route = _Route("hooks.example", [ip_address(PUBLIC)])
+
+    async def found() -> list[Address]:
+        return [ip_address(PUBLIC)]
+
+    route = _Route("hooks.example", found)
+    await route.find()
     assert [each["host"] for each in await route.resolve("Hooks.Example", 443)] == [PUBLIC]
     with pytest.raises(AddressRefused):
         await route.resolve("elsewhere.example", 443)
@@ -193,6 +199,30 @@ async def test_every_hop_of_a_redirect_is_checked_again(there: Stranger) -> None
     with pytest.raises(AddressRefused):
         await ask(there.url("/", "moves.test"), guard=Guard(HERE, resolve=names))
     assert there.targets() == ["/"]
+
+
+async def test_a_kept_sender_checks_the_name_again_for_each_connection(there: Stranger) -> None:
+    """The server of this test closes each connection, so that the second exchange needs a new one."""
+    names = Names(moves_test=[["127.0.0.1"], ["127.0.0.1"], ["127.0.0.2"]])
+    there.says("/", answer(b"first"))
+    sender = KeptSender(Guard(HERE, resolve=names))
+    try:
+        assert (await sender.send(Request(there.url("/", "moves.test")), FOLLOW)).body == b"first"
+        with pytest.raises(AddressRefused):
+            await sender.send(Request(there.url("/", "moves.test")), FOLLOW)
+    finally:
+        await sender.close()
+    assert there.targets() == ["/"]
+
+
+async def test_an_exception_with_a_port_allows_that_port_alone() -> None:
+    guard = Guard(
+        Exceptions.read(["10.0.0.1:8545", "[fd00::1]:8545", "node.test:8545"]), resolve=Names(node_test=[["10.9.9.9"]])
+    )
+    for host in ("10.0.0.1", "fd00::1", "node.test"):
+        assert await guard.addresses(host, 8545)
+        with pytest.raises(AddressRefused):
+            await guard.addresses(host, 5432)
 
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:{port}/secret", "http://169.254.169.254/latest", "//10.0.0.1/"])

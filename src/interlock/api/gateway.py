@@ -31,6 +31,7 @@ from interlock.api import (
     queries,
     results,
     run_control,
+    secrets,
     sources,
     webhooks,
 )
@@ -449,6 +450,7 @@ HANDLERS = [
     *queries.HANDLERS,
     *objects.HANDLERS,
     *webhooks.HANDLERS,
+    *secrets.HANDLERS,
     *commands.HANDLERS,
     *results.HANDLERS,
     *bus_inbox.HANDLERS,

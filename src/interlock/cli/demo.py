@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -127,6 +128,8 @@ async def _chain(rpc: str | None) -> AsyncIterator[Play]:
 
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(example("operators")), os.environ.get("PYTHONPATH")]))
     async with development_chain() if rpc is None else foreign_chain(rpc) as chain:
+        # Chains on this machine or in its network are reached by name only: see outbound_allow.
+        os.environ["INTERLOCK_OUTBOUND_ALLOW"] = json.dumps([chain.place])
 
         async def perform(_: Supervisor, started: Started) -> bool:
             # From a multiple of all ranges on, with as many blocks as the development chain has.

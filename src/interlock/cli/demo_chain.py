@@ -11,11 +11,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Raw
 
 from interlock.errors import InterlockError
+from interlock.outbound import Exceptions, Guard
+from interlock.outbound.sending import KeptSender, Request
 from interlock.pipeline.follower.chain import Block, Chain
 from interlock.pipeline.follower.rpc import Call, Endpoint, Refused
 
@@ -57,11 +60,14 @@ class FollowedChain:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._endpoint = Endpoint(url, headers={}, timeout=30, patience=30, most_calls=100)
+        self.place = _place(url)
+        """Its host and port, as `outbound_allow` names them."""
+        sender = KeptSender(Guard(Exceptions.read([self.place])))
+        self._endpoint = Endpoint(Request(url), sender, timeout=30, patience=30, most_calls=100)
         self._chain = Chain(self._endpoint, in_full=False, with_logs=True, span=_SPAN)
 
-    def close(self) -> None:
-        self._endpoint.close()
+    async def close(self) -> None:
+        await self._endpoint.close()
 
     async def call(self, method: str, *parameters: Any) -> Any:
         (answer,) = await self._endpoint.ask([Call(method, list(parameters))])
@@ -82,6 +88,16 @@ class FollowedChain:
                 logs.update(log.address for log in block.logs)
             found.busy_logs += sum(count for count in logs.values() if count > 1)
         return found
+
+
+def _place(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        raise ChainFailed(f"{url!r} is no URL of an endpoint; write one such as https://rpc.example.org.") from None
+    host = parts.hostname or ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _count(block: Block, found: Answer) -> None:
@@ -113,7 +129,7 @@ async def development_chain() -> AsyncIterator[FollowedChain]:
         try:
             yield chain
         finally:
-            chain.close()
+            await chain.close()
     finally:
         if process.returncode is None:
             process.terminate()
@@ -137,4 +153,4 @@ async def foreign_chain(url: str) -> AsyncIterator[FollowedChain]:
     try:
         yield chain
     finally:
-        chain.close()
+        await chain.close()

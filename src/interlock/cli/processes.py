@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 
-from interlock.cli.conventions import FolderOption, Output, OutputOption, Panel, command
+from interlock.cli.conventions import FolderOption, Output, OutputOption, Panel, command, usage
 from interlock.cli.output import present
 
 if TYPE_CHECKING:
@@ -86,8 +87,23 @@ def worker(
     modules: Annotated[
         list[str] | None, typer.Option("--import", help="Module to load in each child, for its @operator functions.")
     ] = None,
-    environment: Annotated[
-        list[str] | None, typer.Option("--pass-env", help="Variable of the environment that operators may see.")
+    pass_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pass-env",
+            metavar="ORG:NAME",
+            help="Let configs of one org, named by its id, use a variable as ${NAME}; may be repeated. Secrets of an "
+            "org need no such option: see interlock secret.",
+        ),
+    ] = None,
+    process_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--process-env",
+            metavar="NAME",
+            help="Keep a variable in the environment of the worker's processes, for Spark and for installed code that "
+            "reads it. Configs cannot use it.",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--id", help="Worker id. Default: host/pid/random", show_default=False)
@@ -106,8 +122,38 @@ def worker(
     from interlock.workers import main
 
     take_over(handover)
+    variables = _passed_on(pass_env or (), os.environ)
     settings = configured(f"worker-{runtime}", log_file, dir=folder)
-    run_process(main(settings, runtime, name, concurrency, modules=modules or (), environment=environment or ()))
+    run_process(
+        main(
+            settings,
+            runtime,
+            name,
+            concurrency,
+            modules=modules or (),
+            environment=process_env or (),
+            variables=variables,
+        )
+    )
+
+
+def _passed_on(entries: Iterable[str], environment: Mapping[str, str]) -> dict[UUID, dict[str, str]]:
+    """By org: the values of the variables that --pass-env names."""
+    found: dict[UUID, dict[str, str]] = {}
+    for entry in entries:
+        org, _, name = entry.rpartition(":")
+        try:
+            org_id = UUID(org)
+        except ValueError:
+            raise usage(
+                f"--pass-env {entry} names no org, and a variable is no longer open to all of them: write --pass-env "
+                f"ORG:{name} with the id of the org whose configs may use it, or --process-env {name} if Spark or "
+                "installed code reads it from the environment."
+            ) from None
+        if name.upper().startswith("INTERLOCK_") or name not in environment:
+            raise usage(f"--pass-env {entry}: this worker's environment has no variable {name!r} to pass on.")
+        found.setdefault(org_id, {})[name] = environment[name]
+    return found
 
 
 def join(parent: int | None) -> None:

@@ -24,6 +24,7 @@ from interlock.client._lists import ListCalls
 from interlock.client._queries import QueryCalls
 from interlock.client._replays import ReplayCalls
 from interlock.client._results import ResultCalls
+from interlock.client._secrets import SecretCalls
 from interlock.client._sources import SourceCalls
 from interlock.client._webhooks import WebhookCalls
 from interlock.wire import (
@@ -138,6 +139,7 @@ class Client:
         self.bundles = BundleCalls(self._caller)
         self.lists = ListCalls(self._caller, verify)
         self.webhooks = WebhookCalls(self._caller)
+        self.secrets = SecretCalls(self._caller)
         self.registry = RegistryCalls(self._caller)
         self.datasets = DatasetCalls(self._caller)
         self.backfills = BackfillCalls(self._caller)

@@ -20,6 +20,7 @@ from interlock.dags.versions import version_view
 from interlock.errors import BadRequest, Conflict, InvalidDag, NotFound, TooLarge
 from interlock.failpoints import failpoint
 from interlock.kernel.bundles import bundles_named, hold
+from interlock.kernel.secrets import check_references
 from interlock.kernel.udf import Bundle
 from interlock.settings import Settings
 from interlock.wire import DagDeployed, DagState, DagVersionView, PlannedJob
@@ -97,6 +98,8 @@ class Deployments:
             planned = await plan(connection, org_id, dag, change, build=not _is_there(standing.same))
             await _check_publications(connection, standing, dag)
             await hold(connection, udf_configs(dag), org_id)
+            kinds = [(self._settings.runtime(job.runtime).kind, dict(job.config)) for job in dag.jobs]
+            await check_references(connection, org_id, kinds)
             version = None if dry_run else await self._deploy(connection, standing, dag, change, org_id, by)
             await failpoint("deploy.before_commit")
             return _deployed(dag, version, planned)

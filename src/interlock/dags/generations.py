@@ -50,7 +50,9 @@ def tuning(settings: Settings, job: Job) -> dict[str, Any]:
     """The columns that change in place. Any: columns of a row."""
     return {
         "name": job.name,
-        **policy_columns(_runtime(settings, job), job.policy, job.scaling, job.priority, operator=job.operator),
+        **policy_columns(
+            _runtime(settings, job), job.policy, job.scaling, job.priority, operator=job.operator, config=job.config
+        ),
         "max_queue_depth": job.max_queue_depth,
         "max_queue_age": job.max_queue_age,
         "source": source_document(job.source) if job.source else None,

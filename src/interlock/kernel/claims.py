@@ -22,6 +22,7 @@ from interlock.failpoints import armed, failpoint
 from interlock.kernel.inputs import Inputs
 from interlock.kernel.isolation import isolated
 from interlock.kernel.rates import Rates
+from interlock.kernel.secrets import Secrets
 from interlock.kernel.shards import SMALL_SHARD, Shards, find_task
 from interlock.kernel.tasks import clean, outputs_of, run_task_id
 from interlock.kernel.turns import Turns
@@ -40,7 +41,9 @@ from interlock.wire import (
     Receipt,
     TaskInput,
     TaskPayload,
+    TaskSecret,
     TaskStatus,
+    secret_names,
 )
 
 _sql = queries("tasks")
@@ -84,6 +87,8 @@ class _Job:
     inputs: list[TaskInput]
     together: bool
     """A task is about the same scope of all inputs, not of one of them."""
+    secrets: tuple[str, ...]
+    """Names that the config refers to."""
 
     def inputs_for(self, payload: Raw) -> list[TaskInput]:
         try:
@@ -145,7 +150,7 @@ _lease = msgspec.json.Decoder(_Lease)
 
 
 class Claims:
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - a part of the object graph, built in one place
         self,
         database: Database,
         settings: Settings,
@@ -155,6 +160,7 @@ class Claims:
         shards: Shards,
         turns: Turns,
         rates: Rates,
+        secrets: Secrets,
     ) -> None:
         self._database = database
         self._settings = settings
@@ -162,6 +168,7 @@ class Claims:
         self._shards = shards
         self._turns = turns
         self._rates = rates
+        self._secrets = secrets
         self._tokens = tokens
         self._inputs = inputs
         self._objects_root = settings.objects_root
@@ -192,10 +199,11 @@ class Claims:
         together, claims = [], []
         for group in groups:
             job = jobs[group.lease.job_id]
+            secrets = await self._secrets.opened(group.lease.org_id, job.secrets) if job.secrets else []
             if request.grouped and not request.tokens and not job.outputs and not job.inputs:
-                together.append(_claim_group(group, job))
+                together.append(_claim_group(group, job, secrets))
             else:
-                claims += await self._claims(group, job, tokens=request.tokens)
+                claims += await self._claims(group, job, secrets, tokens=request.tokens)
         claims += _not_claimed(wanted, groups, states)
         return ClaimBatchReply(claims=claims, groups=together, remaining=remaining)
 
@@ -391,7 +399,7 @@ class Claims:
         rest = {"job_id": jobs[span.run_id], "run_id": span.run_id, "start": start, "end": span.end}
         await self._queue.replace(queue, handle, msgspec.json.encode(rest).decode(), delay_seconds=delay)
 
-    async def _claims(self, group: _Group, job: _Job, *, tokens: bool) -> list[ClaimReply]:
+    async def _claims(self, group: _Group, job: _Job, secrets: list[TaskSecret], *, tokens: bool) -> list[ClaimReply]:
         lease, attempt = group.lease, group.attempt
         tasks = [self._payload(one, attempt, lease, job) for one in group.tasks]
         issued: Sequence[str | None] = [None] * len(tasks)
@@ -407,6 +415,7 @@ class Claims:
                 lease_expires_at=lease.lease_expires_at,
                 capability_token=token,
                 task=task,
+                secrets=secrets,
             )
             for task, token in zip(tasks, issued, strict=True)
         ]
@@ -512,7 +521,8 @@ def _job(row: Row, inputs: dict[UUID, list[TaskInput]]) -> _Job:
     ref = JobRef(dag_name=row["dag_name"], name=row["name"])
     read = inputs.get(row["job_id"], [])
     together = row["wait_for_all"] or len(read) == 1
-    return _Job(ref, row["operator"], Raw(row["config"]), outputs_of(row), read, together)
+    names = tuple(secret_names(row["config"]))
+    return _Job(ref, row["operator"], Raw(row["config"]), outputs_of(row), read, together, names)
 
 
 def _by_range(rows: list[Row]) -> list[_Group]:
@@ -540,7 +550,7 @@ def _lease_of(row: Row) -> _Lease:
     return _Lease(**{name: row[name] for name in _Lease.__struct_fields__})
 
 
-def _claim_group(group: _Group, job: _Job) -> ClaimGroup:
+def _claim_group(group: _Group, job: _Job, secrets: list[TaskSecret]) -> ClaimGroup:
     lease = group.lease
     return ClaimGroup(
         job_id=lease.job_id,
@@ -554,6 +564,7 @@ def _claim_group(group: _Group, job: _Job) -> ClaimGroup:
         lease_expires_at=lease.lease_expires_at,
         timeout_at=lease.timeout_at,
         tasks=group.tasks,
+        secrets=secrets,
     )
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from interlock.errors import BadRequest
 from interlock.settings import Runtime, RuntimeKind, Settings
-from interlock.wire import Policy, Priority, Scaling
+from interlock.wire import Policy, Priority, Scaling, secret_names
 
+_ON_CHAINS: Final = ("AddressRefused", "BadUrl", "HostNotBound")
 NEVER_RETRIED: Final = {
+    "block_follower": _ON_CHAINS,
+    "block_ingest": _ON_CHAINS,
+    "integrity_check": _ON_CHAINS,
     "http_fetch": (
         "AddressRefused",
         "BadConfig",
         "BadPayload",
         "BadUrl",
         "BodyTooLarge",
+        "HostNotBound",
         "HttpRefused",
         "ReplyTooLarge",
         "TooManyRedirects",
@@ -67,12 +73,19 @@ def work_columns(runtime: Runtime, *, name: str, operator: str | None, config: d
 
 
 def policy_columns(
-    runtime: Runtime, policy: Policy, scaling: Scaling, priority: Priority, *, operator: str | None
+    runtime: Runtime,
+    policy: Policy,
+    scaling: Scaling,
+    priority: Priority,
+    *,
+    operator: str | None,
+    config: Mapping[str, Any],
 ) -> dict[str, Any]:
     """How: priority, retries, time limits and caps, which may change without changing what is made."""
     if scaling.max_concurrency_per_key is not None and scaling.key is None:
         raise BadRequest("scaling.max_concurrency_per_key needs scaling.key, a pointer into the payload.")
     timeout = policy.timeout_seconds or runtime.timeout_seconds
+    final = [*NEVER_RETRIED.get(operator or "", ()), *_of_secrets(config)]
     return {
         "priority": 1 if priority is Priority.BULK else 0,
         "max_attempts": policy.max_attempts,
@@ -80,10 +93,15 @@ def policy_columns(
         "backoff_factor": policy.backoff_factor,
         "backoff_cap_seconds": policy.backoff_cap_seconds,
         "jitter": policy.jitter,
-        "non_retryable": list(dict.fromkeys([*policy.non_retryable, *NEVER_RETRIED.get(operator or "", ())])),
+        "non_retryable": list(dict.fromkeys([*policy.non_retryable, *final])),
         "lease_seconds": min(policy.lease_seconds or runtime.lease_seconds, timeout),
         "timeout_seconds": timeout,
         "max_concurrency": scaling.max_concurrency,
         "concurrency_key": scaling.key,
         "max_concurrency_per_key": scaling.max_concurrency_per_key,
     }
+
+
+def _of_secrets(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """A secret that is missing now is so for the next attempt, too."""
+    return ("SecretMissing", "SecretBound") if secret_names(msgspec.json.encode(config).decode()) else ()

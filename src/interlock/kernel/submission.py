@@ -18,6 +18,7 @@ from interlock.kernel.idempotency import answered_before, remember
 from interlock.kernel.isolation import UNSTORABLE
 from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
 from interlock.kernel.rates import rate_key
+from interlock.kernel.secrets import check_references
 from interlock.kernel.tasks import enqueue, run_task_id
 from interlock.kernel.udf import UDF
 from interlock.kernel.webhook_events import tell_of_runs
@@ -275,6 +276,7 @@ class Submissions:
                 f"Operator {UDF!r} runs in a runtime for untrusted code, such as 'lambda', and no other one does.",
                 code="bad_udf",
             )
+        await check_references(connection, org_id, [(runtime.kind, request.config)])
         return await pin(connection, request.config, org_id) if request.operator == UDF else request.config
 
     def _definition(self, request: JobRequest, config: dict[str, Any], org_id: UUID) -> dict[str, Any]:
@@ -282,7 +284,9 @@ class Submissions:
         definition = {
             "name": request.name,
             **work_columns(runtime, name=request.runtime, operator=request.operator, config=config),
-            **policy_columns(runtime, request.policy, request.scaling, request.priority, operator=request.operator),
+            **policy_columns(
+                runtime, request.policy, request.scaling, request.priority, operator=request.operator, config=config
+            ),
             "outputs": msgspec.json.encode(request.outputs).decode(),
         }
         digest = hashlib.sha256(msgspec.json.encode(definition, order="sorted")).digest()

@@ -49,6 +49,9 @@ _GLOBAL_V6: Final = IPv6Network("2000::/3")
 
 _NAME: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 
+_WITH_PORT: Final = re.compile(r"(?P<host>\[[^\[\]]+\]|[^:\[\]/]+):(?P<port>[0-9]{1,5})")
+_PORTS: Final = 65_536
+
 
 def why_refused(address: Address) -> str | None:
     """Why an address is none of the public internet's; None when it is."""
@@ -62,36 +65,53 @@ def why_refused(address: Address) -> str | None:
 
 @dataclass(frozen=True)
 class Exceptions:
-    """What may be reached all the same: networks, names, and `*.example.com` for every name under it."""
+    """Hosts that may be reached although they are not public, each on all ports or on one.
 
-    networks: tuple[Network, ...] = ()
-    names: frozenset[str] = frozenset()
+    Networks, names, and `*.example.com` for every name under it. The port is None for all ports.
+    """
+
+    networks: tuple[tuple[Network, int | None], ...] = ()
+    names: frozenset[tuple[str, int | None]] = frozenset()
 
     @classmethod
     def read(cls, entries: Iterable[str]) -> Exceptions:
         """Raises ValueError with what to write instead."""
-        networks: list[Network] = []
-        names: set[str] = set()
+        networks: list[tuple[Network, int | None]] = []
+        names: set[tuple[str, int | None]] = set()
         for entry in entries:
-            network = _network(entry)
+            host, port = host_and_port(entry)
+            network = _network(host)
             if network is not None:
-                networks.append(network)
-            elif _NAME.fullmatch(plain_name(entry)) and not re.fullmatch(r"[\d./:]+", entry):
-                names.add(plain_name(entry))
+                networks.append((network, port))
+            elif _NAME.fullmatch(plain_name(host)) and not re.fullmatch(r"[\d./:]+", host):
+                names.add((plain_name(host), port))
             else:
                 raise ValueError(
                     f"{entry!r} is neither an address, a network such as 10.1.0.0/16, nor a host name such as "
-                    "hooks.example or *.hooks.example; write names without scheme and port"
+                    "hooks.example or *.hooks.example; write names without scheme, and a port as in 127.0.0.1:8545"
                 )
         return cls(tuple(networks), frozenset(names))
 
-    def name(self, host: str) -> bool:
+    def name(self, host: str, port: int) -> bool:
         parts = plain_name(host).split(".")
         above = {"*." + ".".join(parts[start:]) for start in range(1, len(parts))}
-        return bool(self.names & (above | {plain_name(host)}))
+        return any((name, on) in self.names for name in above | {plain_name(host)} for on in (None, port))
 
-    def address(self, address: Address) -> bool:
-        return any(address in network for network in self.networks)
+    def address(self, address: Address, port: int) -> bool:
+        return any(address in network and on in (None, port) for network, on in self.networks)
+
+
+def host_and_port(entry: str) -> tuple[str, int | None]:
+    """An IPv6 address with a port is written in brackets; without brackets all of it is the address."""
+    found = _WITH_PORT.fullmatch(entry)
+    if found is None or not 0 < int(found["port"]) < _PORTS:
+        return entry, None
+    return found["host"].removeprefix("[").removesuffix("]"), int(found["port"])
+
+
+def is_name(host: str) -> bool:
+    """One name, in its plain form: no wildcard, and nothing made of digits alone, which some read as an address."""
+    return _NAME.fullmatch(host) is not None and "*" not in host and not re.fullmatch(r"[\d./:]+|0x[0-9a-f.x]+", host)
 
 
 def _network(text: str) -> Network | None:

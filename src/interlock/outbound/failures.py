@@ -3,6 +3,7 @@
 OutboundFailed
 ├── BadUrl             what is to be asked is no URL of http or https
 ├── AddressRefused     the address, or the port, is none that may be reached from here
+├── HostNotBound       a secret of the request is bound to other hosts
 ├── NameUnknown        the name has no address, or none for now
 ├── Unreachable        no connection, or one that broke before a reply came
 │   ├── TlsFailed      the server is not the one it should be, or speaks no TLS
@@ -33,16 +34,26 @@ class AddressRefused(OutboundFailed):
     retryable = False
 
 
+class HostNotBound(OutboundFailed):
+    retryable = False
+
+
 class NameUnknown(OutboundFailed):
     pass
 
 
 class Unreachable(OutboundFailed):
-    pass
+    def __init__(self, message: str, *, broke_off: bool = False) -> None:
+        super().__init__(message)
+        self.broke_off = broke_off
+        """There was a connection, and it ended before the reply."""
 
 
 class TlsFailed(Unreachable):
-    pass
+    def __init__(self, message: str, *, untrusted: bool = False) -> None:
+        super().__init__(message)
+        self.untrusted = untrusted
+        """The certificate was refused: another try gets the same one."""
 
 
 class ProxyFailed(Unreachable):

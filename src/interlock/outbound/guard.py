@@ -41,17 +41,18 @@ class Guard:
             shown = ", ".join(map(str, sorted(self._ports)))
             raise AddressRefused(f"Port {port} may not be connected to from here: outbound_ports has {shown}.")
         found = await self.unchecked(host, port)
-        if not self._allowed.name(host):
+        if not self._allowed.name(host, port):
             for address in found:
-                self._check(host, address)
+                self._check(host, port, address)
         return found[:_MOST_ADDRESSES]
 
-    def _check(self, host: str, address: Address) -> None:
+    def _check(self, host: str, port: int, address: Address) -> None:
         why = why_refused(address)
-        if why is not None and not self._allowed.address(address):
+        if why is not None and not self._allowed.address(address, port):
+            shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             raise AddressRefused(
                 f"{host} leads to an address that is {why}, and may not be reached from here. If it is meant to be, "
-                "name it in outbound_allow."
+                f"name it in outbound_allow, such as {shown}."
             )
 
     async def unchecked(self, host: str, port: int) -> list[Address]:

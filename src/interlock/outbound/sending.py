@@ -6,8 +6,8 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
@@ -17,6 +17,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from interlock.outbound.addresses import Address
+from interlock.outbound.bindings import Binding
 from interlock.outbound.bodies import ACCEPTED, body_of
 from interlock.outbound.failures import (
     AddressRefused,
@@ -32,6 +33,8 @@ from interlock.outbound.failures import (
 )
 from interlock.outbound.guard import Guard
 
+KEEP_SECONDS: Final = 4.0
+"""Servers commonly close a connection that was idle for five: a request must not race with that."""
 _PIECE: Final = 1 << 16
 _LONGEST_URL: Final = 8_000
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -45,6 +48,8 @@ class Request:
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: bytes | None = field(default=None, repr=False)
+    bindings: tuple[Binding, ...] = ()
+    """Of the secrets in it: each must allow the host, after a redirect, too."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,8 @@ class Proxy:
     url: str = field(repr=False)
     trusted: bool = False
     """The installation's own: it may be anywhere. One that somebody else names is checked like any address."""
+    bindings: tuple[Binding, ...] = ()
+    """Of the secrets in `url`: each must allow the proxy's host."""
 
 
 class Sender:
@@ -109,10 +116,10 @@ class Sender:
         raise TooManyRedirects(f"{url.host} still redirects after {bounds.redirects} redirects.")
 
     async def _exchange(self, request: Request, url: URL, bounds: Bounds) -> Reply:
-        route = await self._route(url)
+        self._check_bindings(request, url)
         try:
             async with (
-                self._session(route) as session,
+                self._session(url) as session,
                 session.request(
                     request.method,
                     url,
@@ -126,25 +133,39 @@ class Sender:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _failure(error, url.host) from None
 
+    def _check_bindings(self, request: Request, url: URL) -> None:
+        """Raises HostNotBound. A proxy that a job names reads what goes through it without TLS."""
+        for binding in request.bindings:
+            binding.check(str(url.raw_host), url.port or 0)
+        if self._proxy is None:
+            return
+        proxy = _web_url(self._proxy.url)
+        through = request.bindings if url.scheme == "http" and not self._proxy.trusted else ()
+        for binding in (*self._proxy.bindings, *through):
+            binding.check(str(proxy.raw_host), proxy.port or 0)
+
+    @asynccontextmanager
+    async def _session(self, url: URL) -> AsyncIterator[aiohttp.ClientSession]:
+        async with self._open(await self._route(url), keep=False) as session:
+            yield session
+
     async def _route(self, url: URL) -> _Route:
         host, port = str(url.raw_host), url.port or 0
-        if self._proxy is None:
-            return _Route(host, await self._guard.addresses(host, port))
-        with suppress(NameUnknown):  # the proxy may know it
-            await self._guard.addresses(host, port)
-        proxy = _web_url(self._proxy.url)
-        host, port = str(proxy.raw_host), proxy.port or 0
-        find = self._guard.unchecked if self._proxy.trusted else self._guard.addresses
-        return _Route(host, await find(host, port))
+        find = self._guard.addresses
+        if self._proxy is not None:
+            with suppress(NameUnknown):  # the proxy may know it
+                await self._guard.addresses(host, port)
+            proxy = _web_url(self._proxy.url)
+            host, port = str(proxy.raw_host), proxy.port or 0
+            find = self._guard.unchecked if self._proxy.trusted else self._guard.addresses
+        route = _Route(host, lambda: find(host, port))
+        await route.find()
+        return route
 
-    def _session(self, route: _Route) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(
-            resolver=route,
-            use_dns_cache=False,
-            socket_factory=route.open,
-            force_close=True,
-            ssl=self._tls or _system_trust(),
-        )
+    def _open(self, route: _Route, *, keep: bool) -> aiohttp.ClientSession:
+        tls = self._tls or _system_trust()
+        how: dict[str, Any] = {"keepalive_timeout": KEEP_SECONDS, "limit": 0} if keep else {"force_close": True}
+        connector = aiohttp.TCPConnector(resolver=route, use_dns_cache=False, socket_factory=route.open, ssl=tls, **how)
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -154,11 +175,47 @@ class Sender:
         )
 
 
-class _Route(AbstractResolver):
-    """Where one exchange may connect to, asked at both places where a client could go astray: name and socket."""
+class KeptSender(Sender):
+    """Keeps connections open between exchanges, for those who ask one server often. Used by one event loop.
 
-    def __init__(self, host: str, addresses: list[Address]) -> None:
-        self._host, self._addresses = host, addresses
+    Names are resolved, and addresses checked, for each connection that is opened: a kept one stays at the address that
+    was checked.
+    """
+
+    def __init__(self, guard: Guard, *, proxy: Proxy | None = None, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(guard, proxy=proxy, tls=tls)
+        self._kept: dict[URL, aiohttp.ClientSession] = {}
+        self._opening = asyncio.Lock()
+
+    @asynccontextmanager
+    async def _session(self, url: URL) -> AsyncIterator[aiohttp.ClientSession]:
+        async with self._opening:
+            if url.origin() not in self._kept:
+                self._kept[url.origin()] = self._open(await self._fresh_route(url), keep=True)
+        yield self._kept[url.origin()]
+
+    async def _fresh_route(self, url: URL) -> _Route:
+        route = await self._route(url)
+        route.find_again = True
+        return route
+
+    async def close(self) -> None:
+        while self._kept:
+            await self._kept.popitem()[1].close()
+
+
+class _Route(AbstractResolver):
+    """Where connections of one session may go, asked at both places where a client could go astray: name and socket."""
+
+    def __init__(self, host: str, find: Callable[[], Awaitable[list[Address]]]) -> None:
+        self._host, self._find = host, find
+        self._addresses: list[Address] = []
+        self.find_again = False
+        """For each connection, since the name may lead elsewhere by then."""
+
+    async def find(self) -> None:
+        """Raises AddressRefused, NameUnknown."""
+        self._addresses = await self._find()
 
     async def resolve(
         self,
@@ -168,6 +225,8 @@ class _Route(AbstractResolver):
     ) -> list[ResolveResult]:
         if host.lower() != self._host.lower():
             raise AddressRefused(f"{host} was not checked.")
+        if self.find_again:
+            await self.find()
         return [
             ResolveResult(
                 hostname=host,
@@ -260,13 +319,15 @@ def _failure(error: Exception, host: str | None) -> OutboundFailed:
         case aiohttp.ClientProxyConnectionError():
             return ProxyFailed(f"There is no connection to the proxy ({_reason(error.os_error)}).")
         case aiohttp.ClientConnectorCertificateError():
-            return TlsFailed(f"The certificate of {host} is not trusted ({_reason(error.certificate_error)}).")
+            return TlsFailed(
+                f"The certificate of {host} is not trusted ({_reason(error.certificate_error)}).", untrusted=True
+            )
         case aiohttp.ClientSSLError() | ssl.SSLError():
             return TlsFailed(f"{host} speaks no TLS that is understood here.")
         case aiohttp.ClientConnectorError():
             return Unreachable(f"There is no connection to {host} ({_reason(error.os_error)}).")
         case aiohttp.ClientConnectionError() | OSError():
-            return Unreachable(f"{host} broke the connection off before it answered.")
+            return Unreachable(f"{host} broke the connection off before it answered.", broke_off=True)
     return _bad(error, host)
 
 

@@ -13,15 +13,17 @@ from interlock.settings.area import Area
 class Outbound(Area):
     """Calls that leave the platform."""
 
-    # What URLs that users choose may lead to: those of http_fetch and of webhooks
+    # What URLs that users choose may lead to: those of http_fetch, of chains and of webhooks
     outbound_allow: list[str] = Field(
         default_factory=list,
         description="Addresses, networks (`10.1.0.0/16`) and hosts (`hooks.example`, `*.example`) that may be reached "
-        "although they are not public.",
+        "although they are not public; an address or a host may have a port (`127.0.0.1:8545`).",
     )
     outbound_ports: list[int] = Field(default_factory=list, description="Ports that may be reached; empty: all.")
     outbound_proxy: SecretStr | None = Field(
-        None, description="http:// URL of a forward proxy for http_fetch, with user and password if it wants them."
+        None,
+        description="http:// URL of a forward proxy for http_fetch and for chains, with user and password if it wants "
+        "them.",
     )
 
     # Webhooks that are called when runs end

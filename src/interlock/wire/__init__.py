@@ -280,6 +280,7 @@ from interlock.wire.results import (
     RerunRequest,
     RunReceipt,
 )
+from interlock.wire.secrets import OrgSecretPage, OrgSecretRequest, OrgSecretView, TaskSecret, secret_names
 from interlock.wire.sources import (
     HookAccepted,
     HookSecret,
@@ -476,6 +477,9 @@ __all__ = [
     "ObjectView",
     "OperatorName",
     "OrgRequest",
+    "OrgSecretPage",
+    "OrgSecretRequest",
+    "OrgSecretView",
     "OrgView",
     "Outcome",
     "Output",
@@ -576,6 +580,7 @@ __all__ = [
     "TaskPage",
     "TaskPayload",
     "TaskQuery",
+    "TaskSecret",
     "TaskStatus",
     "TaskView",
     "TasksAdded",
@@ -603,4 +608,5 @@ __all__ = [
     "WorkerTokenView",
     "WorkerView",
     "WriteGrant",
+    "secret_names",
 ]

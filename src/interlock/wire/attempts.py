@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from interlock.schemas import DatasetSchema
 from interlock.wire.base import Attempt, Index, Internal, Position, TaskStatus, Text, WorkerId
+from interlock.wire.secrets import TaskSecret
 from interlock.wire.tasks import Crash, JobRef
 
 
@@ -108,6 +109,8 @@ class ClaimReply(Internal, frozen=True, kw_only=True):
     lease_expires_at: datetime | None = None
     capability_token: str | None = None
     task: TaskPayload | None = None
+    secrets: list[TaskSecret] = field(default_factory=list)
+    """Those that the task's config names, of the task's org."""
 
 
 class GroupedTask(Struct, frozen=True, array_like=True):
@@ -130,6 +133,8 @@ class ClaimGroup(Struct, frozen=True, kw_only=True):
     lease_expires_at: datetime
     timeout_at: datetime
     tasks: list[GroupedTask]
+    secrets: list[TaskSecret] = field(default_factory=list)
+    """As in `ClaimReply`."""
 
 
 class ClaimBatchReply(Internal, frozen=True, kw_only=True):

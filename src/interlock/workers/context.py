@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
 
-from interlock.wire import Event, Output, WriteGrant
+from interlock.wire import Event, Output, TaskSecret, WriteGrant
 from interlock.workers.protocol import Assignment, Outbound, Work
 
 PROGRESS_TEXT = 500
@@ -53,6 +53,10 @@ class TaskContext:
         self._link = link
         self._final_events: list[Event] = []
         self._final_outputs: list[Output] = []
+        for one in work.secrets:
+            if one.value is None:
+                wrong = "SecretMissing" if one.missing else "SecretUnavailable"
+                raise TaskFailed(one.problem or f"There is no secret {one.name!r}.", wrong)
 
     @property
     def task_id(self) -> UUID:
@@ -104,6 +108,35 @@ class TaskContext:
     def outbound(self) -> Outbound:
         """Which servers an operator of the platform may ask: others are told of no exception and no proxy."""
         return self._work.outbound or Outbound()
+
+    @property
+    def secrets(self) -> list[TaskSecret]:
+        """Those that the config names, for operators of the platform, which hold them to their hosts."""
+        return self._work.secrets
+
+    def secret(self, name: str) -> str:
+        """The value of a secret of the task's org that the config names as `${secret:NAME}`.
+
+        One that is bound to hosts is not given out: only operators of the platform can hold it to them.
+        """
+        found = next((one for one in self._work.secrets if one.name == name), None)
+        if found is None or found.value is None:
+            raise TaskFailed(
+                f"The job's config does not name the secret {name!r}: write ${{secret:{name}}} into it.",
+                "SecretMissing",
+            )
+        if found.hosts:
+            raise TaskFailed(
+                f"The secret {name!r} is bound to {', '.join(found.hosts)}, and only http_fetch and the operators of "
+                "chains can hold it to that. Set it without --host if this operator may have it.",
+                "SecretBound",
+            )
+        return found.value
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables that the worker was started with `--pass-env ORG:NAME` for, of the task's org."""
+        return self._work.environment
 
     @cached_property
     def config(self) -> dict[str, Any]:

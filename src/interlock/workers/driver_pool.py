@@ -68,7 +68,7 @@ class DriverPool(WorkPool):
         per_org: bool = False,
         most_drivers: int = 4,
     ) -> None:
-        super().__init__(pace, desk, usual_lease)
+        super().__init__(pace, desk, usual_lease, outbound=launch.outbound, variables=launch.variables)
         self._launch, self._ask = launch, ask
         self._per_org, self._most_drivers = per_org, most_drivers
         self._tasks = launch.options.tasks

@@ -14,7 +14,7 @@ import msgspec
 
 from interlock.wire import Crash, TaskData
 from interlock.workers import crash, protocol
-from interlock.workers.held import Held
+from interlock.workers.held import Held, Variables
 from interlock.workers.process import Ears, OperatorProcess, Reports, scrubbed, spawn
 from interlock.workers.scratch import Scratch
 
@@ -44,11 +44,15 @@ class DriverLaunch:
     result_limit: int = 65_536
     modules: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
-    """Names of further variables that operators may see."""
+    """Names of further variables for the environment of the process itself."""
     data_url: str | None = field(default=None, repr=False)
     """Told with a task that reads a table of it, or whose operator is built in."""
     state_url: str | None = field(default=None, repr=False)
     """Told with a task that loads a staged list."""
+    outbound: protocol.Outbound | None = field(default=None, repr=False)
+    """Told with a task of an operator that asks other servers."""
+    variables: Variables = field(default_factory=dict, repr=False)
+    """Told with tasks of their org, and never through the environment."""
     kernel_kills: crash.KernelKills = field(default_factory=crash.KernelKills)
 
     def command(self, work: int, reports: int, scratch: Path, key: str = "") -> list[str]:

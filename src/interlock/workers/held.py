@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
+from types import MappingProxyType
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from interlock.client import Fence, TaskClient
-from interlock.wire import ClaimGroup, Completion, Crash, Event, Heartbeat, Output, Release, TaskPayload
+from interlock.wire import ClaimGroup, Completion, Crash, Event, Heartbeat, Output, Release, TaskPayload, TaskSecret
 from interlock.workers.operators import ON_DATA, ON_SERVERS
 from interlock.workers.pace import Kind
 from interlock.workers.protocol import Assignment, Outbound, Progressed, Work
+
+Variables = Mapping[UUID, Mapping[str, str]]
+"""By org: variables of the worker's environment that its tasks may use."""
+NONE: Variables = MappingProxyType({})
 
 LONGEST_BEAT_SECONDS = 5.0
 """Heartbeats also bring the news of a cancel: a long lease is no reason to hear of it late."""
@@ -41,10 +46,20 @@ class Lease:
         return self.work.operator, self.work.config
 
 
-def lease_of(group: ClaimGroup, outbound: Outbound | None = None) -> Lease:
+def lease_of(group: ClaimGroup, outbound: Outbound | None = None, variables: Variables = NONE) -> Lease:
     job = (group.job.dag_name, group.job.name)
-    reached = outbound if group.operator in ON_SERVERS else None
-    work = Work(group.operator, job, group.run_id, group.attempt, bytes(group.config), [], [], outbound=reached)
+    work = Work(
+        group.operator,
+        job,
+        group.run_id,
+        group.attempt,
+        bytes(group.config),
+        [],
+        [],
+        outbound=outbound if group.operator in ON_SERVERS else None,
+        secrets=group.secrets,
+        environment=dict(variables.get(group.org_id, {})),
+    )
     return Lease(
         group.attempt, group.lease_token, group.lease_expires_at, group.timeout_at, group.job_id, group.org_id, work
     )
@@ -54,16 +69,25 @@ def lease_alone(
     task: TaskPayload,
     token: UUID,
     expires_at: datetime,
+    secrets: Sequence[TaskSecret] = (),
     data_url: str | None = None,
     outbound: Outbound | None = None,
+    variables: Variables = NONE,
 ) -> Lease:
     """Of a task that shares nothing: what it may write names the task itself."""
-    job = (task.job.dag_name, task.job.name)
-    inputs = [msgspec.json.encode(one) for one in task.inputs]
-    told = data_url if task.operator in ON_DATA else None
-    reached = outbound if task.operator in ON_SERVERS else None
-    config = bytes(task.config)
-    work = Work(task.operator, job, task.run_id, task.attempt, config, inputs, task.outputs, told, outbound=reached)
+    work = Work(
+        task.operator,
+        (task.job.dag_name, task.job.name),
+        task.run_id,
+        task.attempt,
+        bytes(task.config),
+        [msgspec.json.encode(one) for one in task.inputs],
+        task.outputs,
+        data_url if task.operator in ON_DATA else None,
+        outbound=outbound if task.operator in ON_SERVERS else None,
+        secrets=list(secrets),
+        environment=dict(variables.get(task.org_id, {})),
+    )
     return Lease(task.attempt, token, expires_at, task.timeout_at, task.job_id, task.org_id, work)
 
 

@@ -28,7 +28,7 @@ SPARK_MAP: Final = "spark_map"
 """Takes all tasks of a claim at once, on Spark."""
 ON_DATA: Final = frozenset({"block_follower"})
 """Those that are told where the data database is."""
-ON_SERVERS: Final = frozenset({"http_fetch"})
+ON_SERVERS: Final = frozenset({"block_follower", "block_ingest", "http_fetch", "integrity_check"})
 """Those that ask other servers, and are told which they may."""
 ON_STATE: Final = frozenset({"list_load"})
 """Those that are told where the state database is, on Spark. They have a driver of their own."""

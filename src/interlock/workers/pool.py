@@ -31,7 +31,7 @@ RESTART_CAP_SECONDS = 5.0
 
 class Pool(WorkPool):
     def __init__(self, launch: Launch, pace: Pace, desk: Desk, usual_lease: float) -> None:
-        super().__init__(pace, desk, usual_lease, launch.data_url, launch.outbound)
+        super().__init__(pace, desk, usual_lease, launch.data_url, launch.outbound, launch.variables)
         self._launch = launch
         self._supervisors: set[asyncio.Task[None]] = set()
         self.children: list[ChildProcess] = []

@@ -20,7 +20,8 @@ import structlog
 
 from interlock.wire import Crash
 from interlock.workers import crash, protocol
-from interlock.workers.held import Held
+from interlock.workers.held import Held, Variables
+from interlock.workers.redaction import Redaction
 
 log = structlog.get_logger()
 
@@ -69,11 +70,13 @@ class Launch:
     modules: tuple[str, ...] = ()
     """Imported at the start, so that they register their operators."""
     environment: tuple[str, ...] = ()
-    """Names of further variables that operators may see."""
+    """Names of further variables for the environment of the process itself."""
     data_url: str | None = field(default=None, repr=False)
     """Told with a task of an operator of the platform's own, and never through the environment."""
     outbound: protocol.Outbound | None = field(default=None, repr=False)
     """Told in the same way to operators that ask other servers."""
+    variables: Variables = field(default_factory=dict, repr=False)
+    """Told with tasks of their org, and never through the environment."""
     kernel_kills: crash.KernelKills = field(default_factory=crash.KernelKills)
     """Of all children together: the kernel counts them in one."""
 
@@ -97,6 +100,7 @@ class OperatorProcess:
         self._process, self._work, self._reports = process, work, reports
         self.pid = process.pid
         self.ready = False
+        self.redaction = Redaction()
         self.stopping: tuple[Why, int] | None = None
         """Why it was killed, and the slot that was meant."""
 
@@ -108,6 +112,8 @@ class OperatorProcess:
         self._send(answer)
 
     def _send(self, message: protocol.ToChild | protocol.ToDriver) -> None:
+        if isinstance(message, protocol.Assign):
+            self.redaction.given(message)
         if not self._work.is_closing():
             self._work.write(protocol.frame(message))
 
@@ -365,8 +371,8 @@ async def spawn(
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(work.write, "wb", 0))
     reader, output_reader = Reports(), Output()
     started = made(process, writer, reader)
-    reader.heard = lambda messages: ears.heard(started, messages)
-    output_reader.heard = lambda line: ears.printed(started, line)
+    reader.heard = lambda messages: ears.heard(started, started.redaction.cleaned(messages))
+    output_reader.heard = lambda line: ears.printed(started, started.redaction.line(line))
     await loop.connect_read_pipe(lambda: reader, os.fdopen(reports.read, "rb", 0))
     await loop.connect_read_pipe(lambda: output_reader, os.fdopen(output.read, "rb", 0))
     return started

@@ -18,7 +18,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from interlock.wire import Event, Output, WriteGrant
+from interlock.wire import Event, Output, TaskSecret, WriteGrant
 
 
 class Outbound(Struct, array_like=True, frozen=True):
@@ -51,6 +51,13 @@ class Work(Struct, array_like=True, frozen=True):
     """For operators of the platform that ask other servers."""
     state_url: str | None = None
     """Of the state database: for the operator that loads staged lists into it, and no other."""
+    secrets: list[TaskSecret] = []
+    """Of the task's org: those that the config names."""
+    environment: dict[str, str] = {}
+    """Variables that the worker passes on to tasks of this org."""
+
+    def __repr__(self) -> str:
+        return f"Work({self.operator!r}, {self.job!r}, attempt={self.attempt})"
 
 
 class Assignment(Struct, array_like=True, frozen=True):

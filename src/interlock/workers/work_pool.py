@@ -17,7 +17,7 @@ import structlog
 from interlock.errors import ConfigurationError
 from interlock.wire import ClaimBatchReply, Completion, Crash, Event, GroupedTask
 from interlock.workers import protocol
-from interlock.workers.held import Held, Lease, beat_interval, lease_alone, lease_of
+from interlock.workers.held import NONE, Held, Lease, Variables, beat_interval, lease_alone, lease_of
 from interlock.workers.pace import Kind, Pace
 from interlock.workers.process import OperatorProcess
 
@@ -50,9 +50,11 @@ class WorkPool(ABC):
         usual_lease: float,
         data_url: str | None = None,
         outbound: protocol.Outbound | None = None,
+        variables: Variables = NONE,
     ) -> None:
         self._pace, self._desk, self._usual_lease, self._data_url = pace, desk, usual_lease, data_url
         self._outbound = outbound
+        self._variables = variables
         self._slots = itertools.count(1)
         self._draining = asyncio.Event()
         self._failed_starts = 0
@@ -113,12 +115,13 @@ class WorkPool(ABC):
     def _claimed(self, reply: ClaimBatchReply) -> list[Held]:
         taken: list[Held] = []
         for group in reply.groups:
-            taken += self._hold(lease_of(group, self._outbound), group.tasks)
+            taken += self._hold(lease_of(group, self._outbound, self._variables), group.tasks)
         for claim in reply.claims:
             task, token, expires_at = claim.task, claim.lease_token, claim.lease_expires_at
             if task is not None and token is not None and expires_at is not None:
                 alone = GroupedTask(task.task_id, task.index, task.payload)
-                lease = lease_alone(task, token, expires_at, self._data_url, self._outbound)
+                given = (self._data_url, self._outbound, self._variables)
+                lease = lease_alone(task, token, expires_at, claim.secrets, *given)
                 taken += self._hold(lease, [alone])
         return taken
 

@@ -28,6 +28,7 @@ from interlock.errors import ConfigurationError, InterlockError
 from interlock.settings import Runtime, RuntimeKind, Settings
 from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import DriverLaunch
+from interlock.workers.held import NONE, Variables
 from interlock.workers.leases import Leases
 from interlock.workers.pace import Pace
 from interlock.workers.pool import Pool
@@ -50,7 +51,7 @@ class Worker:
     """Runs tasks of one runtime until it is drained.
 
     `modules` are imported in each child, to register operators with `@operator`; `environment` names variables that
-    operators may see beside the few that are always passed on.
+    its processes have beside the few that are always passed on; `variables` go with tasks of their org alone.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Worker:
         *,
         modules: Sequence[str] = (),
         environment: Sequence[str] = (),
+        variables: Variables = NONE,
         cancel_grace: float = CANCEL_GRACE_SECONDS,
     ) -> None:
         self._settings = settings
@@ -72,7 +74,7 @@ class Worker:
         self.concurrency = concurrency or (
             settings.spark_tasks or 2 * cores if self._on_spark else settings.worker_concurrency or cores
         )
-        self._modules, self._environment = tuple(modules), tuple(environment)
+        self._modules, self._environment, self._variables = tuple(modules), tuple(environment), variables
         self._cancel_grace = cancel_grace
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -120,6 +122,7 @@ class Worker:
             result_limit=settings.result_limit_bytes,
             modules=self._modules,
             environment=self._environment,
+            variables=self._variables,
             data_url=_data_url(settings, self._runtime),
             outbound=_outbound(settings, self._runtime),
         )
@@ -145,8 +148,10 @@ class Worker:
             result_limit=settings.result_limit_bytes,
             modules=self._modules,
             environment=self._environment,
+            variables=self._variables,
             data_url=_data_url(settings, self._runtime),
             state_url=_state_url(settings, self._runtime),
+            outbound=_outbound(settings, self._runtime),
         )
         pool = DriverPool(
             launch,
@@ -263,10 +268,13 @@ async def main(
     *,
     modules: Sequence[str] = (),
     environment: Sequence[str] = (),
+    variables: Variables = NONE,
 ) -> None:
     """A worker as a process of its own: SIGTERM and SIGINT drain it, a second one hurries."""
     hide_memory()
-    worker = Worker(settings, runtime, worker_id, concurrency, modules=modules, environment=environment)
+    worker = Worker(
+        settings, runtime, worker_id, concurrency, modules=modules, environment=environment, variables=variables
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.request_drain)

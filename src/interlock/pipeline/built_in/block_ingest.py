@@ -36,7 +36,7 @@ def block_ingest(ctx: TaskContext) -> dict[str, DataFrame]:
             "Nothing says which blocks are wanted: give the job an input of ranges, or trigger it with a payload like "
             '{"start": 0, "end": 99}.'
         )
-    source = source_of(config, config.rpc_url)
+    source = source_of(config, config.rpc_url, ctx)
     read = answered(ctx.spark, source, ctx.scope, whole_blocks(list(kinds.values())))
     _check_links(read, source, ctx.scope)
     return {name: read.select(F.inline(kind)) for name, kind in kinds.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
@@ -18,12 +18,15 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from interlock.outbound.sending import Request
+from interlock.pipeline.asking import kept_sender
 from interlock.pipeline.context import Scope
 from interlock.pipeline.follower.chain import Block, Chain, Moved
 from interlock.pipeline.follower.config import Kind
 from interlock.pipeline.follower.rows import records
 from interlock.pipeline.follower.rpc import Endpoint, RpcFailed
 from interlock.workers.context import TaskFailed
+from interlock.workers.protocol import Outbound
 
 TRIES: Final = 5
 """Looks at a batch whose blocks do not fit together, because the chain is just changing."""
@@ -63,10 +66,10 @@ _ARROW: Final = {
 
 @dataclass(frozen=True)
 class Source:
-    """Whom to ask, and how. Sent to executors."""
+    """Whom to ask, and how. Sent to executors, each of which checks the addresses that it connects to."""
 
-    url: str
-    headers: dict[str, str]
+    asked: Request
+    outbound: Outbound = field(repr=False)
     timeout: float
     patience: float
     batch: int
@@ -133,8 +136,7 @@ class Reading:
             try:
                 yield from self._answers(numbers, lambda first, last: runner.run(self._ask(chain, first, last)))
             finally:
-                endpoint.close()
-                runner.run(asyncio.sleep(0))  # connections close in the loop's next turn
+                runner.run(endpoint.close())
 
     def _answers(
         self, numbers: Iterable[int], answer: Callable[[int, int], pa.RecordBatch]
@@ -177,8 +179,8 @@ class Reading:
 
 def _endpoint(source: Source) -> Endpoint:
     return Endpoint(
-        source.url,
-        headers=source.headers,
+        source.asked,
+        kept_sender(source.outbound),
         timeout=source.timeout,
         patience=source.patience,
         most_calls=source.batch + 1,

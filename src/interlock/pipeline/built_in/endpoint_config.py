@@ -6,9 +6,12 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from interlock.outbound.sending import Request
 from interlock.pipeline.built_in.chain_rows import Source
+from interlock.pipeline.context import TaskContext
 from interlock.pipeline.follower.config import Seconds
 from interlock.pipeline.follower.config import read_config as read_follower_config
+from interlock.pipeline.placeholders import Placeholders
 
 
 class EndpointConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,12 +25,13 @@ class EndpointConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rpc_patience_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 120.0
 
 
-def source_of(config: EndpointConfig, rpc_url: str) -> Source:
-    """With the variables of the environment filled in, as for the follower. Raises BadConfig."""
-    filled = read_follower_config({"rpc_url": rpc_url, "headers": config.headers, "outputs": ["blocks"]}, 1)
+def source_of(config: EndpointConfig, rpc_url: str, ctx: TaskContext) -> Source:
+    """With its keys filled in, as for the follower. Raises BadConfig."""
+    keys = Placeholders.of(ctx)
+    filled = read_follower_config({"rpc_url": rpc_url, "headers": config.headers, "outputs": ["blocks"]}, 1, keys)
     return Source(
-        url=filled.rpc_url,
-        headers=filled.headers,
+        asked=Request(filled.rpc_url, headers=filled.headers, bindings=keys.bindings("rpc_url", "headers")),
+        outbound=ctx.outbound,
         timeout=config.rpc_timeout_seconds,
         patience=config.rpc_patience_seconds,
         batch=config.batch_size,

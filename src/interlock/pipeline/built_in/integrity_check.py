@@ -201,7 +201,7 @@ def _source(stored: list[Stored], config: CheckConfig, ctx: TaskContext) -> list
     hashed = [one for one in stored if one.has(NUMBER, HASH)]
     if config.rpc_url is None or not hashed:
         return []
-    source = source_of(config, config.rpc_url)
+    source = source_of(config, config.rpc_url, ctx)
     reach = _reach(hashed)
     if reach is None:
         return [_differing(one, one.hashes()) for one in hashed]

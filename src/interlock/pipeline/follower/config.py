@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
@@ -11,12 +10,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from interlock.pipeline.failures import BadConfig
+from interlock.pipeline.placeholders import Placeholders
 
 Kind = Literal["blocks", "transactions", "logs"]
 KINDS: Final[tuple[Kind, ...]] = ("blocks", "transactions", "logs")
 
-_placeholder = re.compile(r"\$\{([^}]*)\}")
-_OURS: Final = "INTERLOCK_"
+_OF_THE_EXCHANGE: Final = frozenset(
+    {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization"}
+    | {"proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+"""Headers that say how the exchange goes, which is not the job's to say."""
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 BlockNumber = Annotated[int, Meta(ge=0, le=2**53)]
@@ -24,9 +27,9 @@ BlockNumber = Annotated[int, Meta(ge=0, le=2**53)]
 
 class FollowerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rpc_url: str
-    """http:// or https://. `${NAME}` stands for a variable of the worker's environment."""
+    """http:// or https://, with `${secret:NAME}` for a secret of the org."""
     headers: dict[str, str] = {}
-    """Sent with every request; with `${NAME}` as above."""
+    """Sent with every request; with `${secret:NAME}` as above."""
     outputs: list[Kind] | None = None
     """What each output of the job holds, in their order; unset: blocks, transactions, logs."""
     start_block: BlockNumber = 0
@@ -48,8 +51,8 @@ class FollowerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How long an endpoint that does not answer is asked again before the attempt fails."""
 
 
-def read_config(given: Mapping[str, Any], outputs: int, environment: Mapping[str, str] = os.environ) -> FollowerConfig:
-    """The config with its variables filled in, and with the kind of each of the job's outputs."""
+def read_config(given: Mapping[str, Any], outputs: int, keys: Placeholders) -> FollowerConfig:
+    """The config with its keys filled in, and with the kind of each of the job's outputs."""
     try:
         config = msgspec.convert(dict(given), FollowerConfig)
     except msgspec.ValidationError as error:
@@ -57,14 +60,21 @@ def read_config(given: Mapping[str, Any], outputs: int, environment: Mapping[str
     if config.end_block is not None and config.end_block < config.start_block:
         raise BadConfig(f"end_block {config.end_block} is before start_block {config.start_block}.")
     kinds = _kinds(config, outputs)
-    url = filled(config.rpc_url, "rpc_url", environment)
+    url = keys.fill(config.rpc_url, "rpc_url")
     if not re.match(r"https?://[^/?#@\s]+([/?][^\s#]*)?$", url):
         raise BadConfig("rpc_url must look like http://host:port/path or https://host/path; credentials go to headers.")
-    headers = {name: filled(value, f"headers.{name}", environment) for name, value in config.headers.items()}
+    headers = {name: keys.fill(value, f"headers.{name}") for name, value in config.headers.items()}
     for name, value in headers.items():
-        if not re.fullmatch(r"[A-Za-z0-9-]+", name) or not value.isascii() or not value.isprintable():
-            raise BadConfig(f"Header {name!r} cannot be sent: a name has letters, digits and -, a value plain text.")
+        check_header(name, value)
     return msgspec.structs.replace(config, rpc_url=url, headers=headers, outputs=kinds)
+
+
+def check_header(name: str, value: str) -> None:
+    """Raises BadConfig."""
+    if not re.fullmatch(r"[A-Za-z0-9-]+", name) or not value.isascii() or not value.isprintable():
+        raise BadConfig(f"Header {name!r} cannot be sent: a name has letters, digits and -, a value plain text.")
+    if name.lower() in _OF_THE_EXCHANGE:
+        raise BadConfig(f"Header {name!r} is not for a job to set: leave it out.")
 
 
 def _kinds(config: FollowerConfig, outputs: int) -> list[Kind]:
@@ -75,18 +85,3 @@ def _kinds(config: FollowerConfig, outputs: int) -> list[Kind]:
             "each once and in their order, such as `outputs: [blocks, logs]` in the config."
         )
     return kinds
-
-
-def filled(text: str, field: str, environment: Mapping[str, str]) -> str:
-    """So that a key stands in the worker's environment and not in a DAG's file."""
-
-    def value(found: re.Match[str]) -> str:
-        name = found[1]
-        if name.upper().startswith(_OURS) or name not in environment:
-            raise BadConfig(
-                f"{field} wants the variable {name!r}, which the worker's operators cannot see: set it for the "
-                f"worker and start that with --pass-env {name}."
-            )
-        return environment[name]
-
-    return _placeholder.sub(value, text)

@@ -13,33 +13,39 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from interlock.outbound.sending import Request
+from interlock.pipeline.asking import kept_sender
 from interlock.pipeline.follower.chain import Chain
 from interlock.pipeline.follower.config import FollowerConfig, read_config
 from interlock.pipeline.follower.following import Follower
 from interlock.pipeline.follower.rpc import Endpoint
 from interlock.pipeline.follower.store import Producer, Store, Target, location_of
+from interlock.pipeline.placeholders import Placeholders
 from interlock.wire import Event
 from interlock.workers.context import TaskContext
+from interlock.workers.protocol import Outbound
 
 _Request = tuple[list[Event], "Future[None]"]
 
 
 def block_follower(payload: Any, ctx: TaskContext) -> dict[str, Any]:  # noqa: ARG001 - an operator takes both
     """Follows a chain into blocks, transactions and logs, for ever or up to `end_block`."""
-    config = read_config(ctx.config, len(ctx.outputs))
+    keys = Placeholders.of(ctx)
+    config = read_config(ctx.config, len(ctx.outputs), keys)
+    asked = Request(config.rpc_url, headers=config.headers, bindings=keys.bindings("rpc_url", "headers"))
     targets = [
         Target(kind, output.dataset_uuid, output.dataset_version)
         for kind, output in zip(config.outputs or (), ctx.outputs, strict=True)
     ]
-    last = _Bridge(ctx).run(config, targets, ctx.data_url)
+    last = _Bridge(ctx, asked).run(config, targets, ctx.data_url)
     return {"last_block": last, "locations": [location_of(target.dataset_version) for target in targets]}
 
 
 class _Bridge:
     """The platform as the loop sees it. Events go through the operator's own thread, as the context asks for."""
 
-    def __init__(self, ctx: TaskContext) -> None:
-        self._ctx = ctx
+    def __init__(self, ctx: TaskContext, asked: Request) -> None:
+        self._ctx, self._asked = ctx, asked
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._outcome: Future[int] = Future()
         self._stop = threading.Event()
@@ -107,20 +113,19 @@ class _Bridge:
         if self._stop.is_set():
             raise asyncio.CancelledError
         async with Store.open(data_url, targets, producer) as store:
-            endpoint = _endpoint(config)
+            endpoint = _endpoint(config, self._asked, self._ctx.outbound)
             try:
                 follower = Follower(config, _chain(config, endpoint), store, self)
                 endpoint.on_trouble = follower.trouble
                 return await follower.run()
             finally:
-                endpoint.close()
-                await asyncio.sleep(0)  # connections close in the loop's next turn, and it may have none after this
+                await endpoint.close()
 
 
-def _endpoint(config: FollowerConfig) -> Endpoint:
+def _endpoint(config: FollowerConfig, asked: Request, outbound: Outbound) -> Endpoint:
     return Endpoint(
-        config.rpc_url,
-        headers=config.headers,
+        asked,
+        kept_sender(outbound),
         timeout=config.rpc_timeout_seconds,
         patience=config.rpc_patience_seconds,
         most_calls=config.batch_size + 1,

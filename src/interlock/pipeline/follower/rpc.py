@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Raw, Struct
 
-# The project's own lean client: nothing here needs redirects, cookies or compression.
-from interlock.client._http import BrokenExchange, Http, Reply
+from interlock.outbound.failures import BadReply, OutboundFailed, ReplyTooLarge, TlsFailed, TooSlow, Unreachable
+from interlock.outbound.sending import Bounds, KeptSender, Reply, Request
 from interlock.workers.context import TaskFailed
 
 FIRST_PAUSE_SECONDS: Final = 0.1
@@ -32,6 +31,8 @@ _NO_SUCH_METHOD: Final = -32601
 _TOO_LARGE: Final = frozenset({400, 413})
 _NOT_HERE: Final = frozenset({401, 402, 403, 404, 405, 410})
 _SHOWN: Final = 200
+REPLY_BYTES: Final = 64 << 20
+"""Of one reply, as sent and unpacked. A batch whose reply is larger is halved."""
 
 
 class RpcFailed(TaskFailed):
@@ -84,33 +85,37 @@ class _Trouble(Exception):
 
 
 class Endpoint:
-    """`on_trouble` hears why there is a pause; None when it is over."""
+    """`asked` has what all requests share, and `sender` decides which servers may be asked.
+
+    `on_trouble` hears why there is a pause; None when it is over.
+    """
 
     def __init__(
         self,
-        url: str,
+        asked: Request,
+        sender: KeptSender,
         *,
-        headers: dict[str, str],
         timeout: float,
         patience: float,
         most_calls: int,
         on_trouble: Callable[[str | None], None] = lambda _: None,
         chance: random.Random | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        self.host = parts.hostname or ""
+        self.host = urlsplit(asked.url).hostname or ""
         """What may be shown: paths of RPC endpoints often hold a key."""
-        self._http = Http(f"{parts.scheme}://{parts.netloc}", headers=headers)
-        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._timeout, self._patience = timeout, patience
+        self._sender = sender
+        headers = {"accept": "application/json"} | dict(asked.headers) | {"content-type": "application/json"}
+        self._asked = replace(asked, method="POST", headers=headers)
+        self._bounds = Bounds(timeout, REPLY_BYTES)
+        self._patience = patience
         self._ceiling = self._most_calls = most_calls
         self._went_well = 0
         self.on_trouble = on_trouble
         self._chance = chance or random.Random()  # noqa: S311 - jitter, not a secret
         self._ids = itertools.count(1)
 
-    def close(self) -> None:
-        self._http.close()
+    async def close(self) -> None:
+        await self._sender.close()
 
     async def ask(self, calls: Sequence[Call], *, trusting: bool = True) -> list[Raw | Refused]:
         """One answer per call, in their order. Not `trusting`: an answer that is no JSON-RPC ends it at once."""
@@ -176,15 +181,22 @@ class Endpoint:
         single = len(documents) == 1
         body = _encode(documents[0] if single else documents)
         try:
-            reply = await self._http.exchange("POST", self._target, body, timeout=self._timeout)
-        except ssl.SSLCertVerificationError as error:
-            raise self._failed(f"its certificate is not trusted ({error.verify_message})", "RpcUnavailable") from None
-        except (ConnectionError, OSError) as error:
-            # Too much at once shows itself as silence, or as a connection that breaks in the middle.
-            smaller = isinstance(error, BrokenExchange) and not single
-            raise _Trouble(str(error) or type(error).__name__, smaller=smaller) from None
+            reply = await self._sender.send(replace(self._asked, body=body), self._bounds)
+        except OutboundFailed as error:
+            raise self._failure(error, single=single) from None
         self._check_status(reply, single=single)
         return _decoded(reply.body, single=single)
+
+    def _failure(self, error: OutboundFailed, *, single: bool) -> Exception:
+        if isinstance(error, ReplyTooLarge) and not single:
+            return _Trouble(str(error), smaller=True, at_once=True)
+        if not error.retryable:
+            return self._failed(str(error), type(error).__name__)
+        if isinstance(error, TlsFailed) and error.untrusted:
+            return self._failed(str(error), "RpcUnavailable")
+        # Too much at once shows itself as silence, or as a connection that breaks in the middle.
+        broke_off = isinstance(error, TooSlow | BadReply) or (isinstance(error, Unreachable) and error.broke_off)
+        return _Trouble(str(error), smaller=broke_off and not single)
 
     def _check_status(self, reply: Reply, *, single: bool) -> None:
         if reply.status in _TOO_LARGE and not single:
@@ -194,7 +206,7 @@ class Endpoint:
                 f"it answers {reply.status}. Check rpc_url, and the key in it or in headers.", "NotAnRpcEndpoint"
             )
         if reply.status != 200:
-            wait = (reply.retry_after or "").strip()
+            wait = reply.headers.get("retry-after", "").strip()
             after = min(float(wait), 60.0) if wait.isdigit() else 0.0
             raise _Trouble(f"it answers {reply.status}", after=after)
 

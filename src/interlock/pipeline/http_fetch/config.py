@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from interlock.pipeline.failures import BadConfig
-from interlock.pipeline.follower.config import Seconds, filled
+from interlock.pipeline.follower.config import Seconds, check_header
 from interlock.pipeline.http_fetch.template import check
+from interlock.pipeline.placeholders import Placeholders
 
 Status = Annotated[int, Meta(ge=100, le=599)]
-
-_OURS: Final = frozenset(
-    {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization"}
-    | {"proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
-)
-"""Headers that say how the exchange goes, which is not the job's to say."""
 
 
 class FetchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "GET"
     headers: dict[str, str] = {}
-    """Sent with every request. `${NAME}` stands for a variable of the worker's environment."""
+    """Sent with every request. `${secret:NAME}` stands for a secret of the org."""
     body: Any = None
     """A JSON value, in whose strings `{{field}}` stands for a field of the payload; or such a value written as text."""
     timeout_seconds: Seconds = 30.0
@@ -49,29 +43,22 @@ class FetchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     delay_seconds: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     """Between the starts of two requests to one host."""
     proxy: str | None = None
-    """http:// URL of a forward proxy; with `${NAME}` as above."""
+    """http:// URL of a forward proxy; with `${secret:NAME}` as above."""
 
 
-def read_config(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> FetchConfig:
-    """The config with its variables filled in."""
+def read_config(given: Mapping[str, Any], keys: Placeholders) -> FetchConfig:
+    """The config with its keys filled in."""
     try:
         config = msgspec.convert(dict(given), FetchConfig)
     except msgspec.ValidationError as error:
         raise BadConfig(f"The config of http_fetch is wrong: {error}. See docs/http-fetch.md.") from None
-    headers = {name: filled(value, f"headers.{name}", environment) for name, value in config.headers.items()}
+    headers = {name: keys.fill(value, f"headers.{name}") for name, value in config.headers.items()}
     for name, value in headers.items():
-        _check_header(name, value)
-    proxy = None if config.proxy is None else filled(config.proxy, "proxy", environment)
+        check_header(name, value)
+    proxy = None if config.proxy is None else keys.fill(config.proxy, "proxy")
     if proxy is not None and not re.fullmatch(r"http://[^\s/?#]+/?", proxy):
         raise BadConfig("proxy must look like http://host:port or http://user:password@host:port.")
     return msgspec.structs.replace(config, headers=headers, proxy=proxy, body=_body(config))
-
-
-def _check_header(name: str, value: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9-]+", name) or not value.isascii() or not value.isprintable():
-        raise BadConfig(f"Header {name!r} cannot be sent: a name has letters, digits and -, a value plain text.")
-    if name.lower() in _OURS:
-        raise BadConfig(f"Header {name!r} is not for a job to set: leave it out.")
 
 
 def _body(config: FetchConfig) -> Any:

@@ -12,17 +12,19 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
-from interlock.outbound.addresses import Exceptions
-from interlock.outbound.guard import Guard
+from interlock.outbound.bindings import Binding
 from interlock.outbound.sending import Proxy, Reply, Request, Sender
+from interlock.pipeline.asking import guard_of, proxy_of
 from interlock.pipeline.failures import BadConfig
 from interlock.pipeline.http_fetch.config import FetchConfig, read_config
 from interlock.pipeline.http_fetch.fetching import fetch
 from interlock.pipeline.http_fetch.politeness import hosts_of_this_machine
 from interlock.pipeline.http_fetch.reporting import result_of
 from interlock.pipeline.http_fetch.template import rendered
+from interlock.pipeline.placeholders import Placeholders
 from interlock.workers.context import TaskContext, TaskFailed
 from interlock.workers.protocol import Outbound
 
@@ -32,9 +34,10 @@ _JOIN_SECONDS: Final = 1.0
 
 def http_fetch(payload: Any, ctx: TaskContext) -> dict[str, Any]:
     """Asks the URL of the payload, politely, and returns what the server answers."""
-    config = read_config(ctx.config)
-    request = request_of(payload, config)
-    sender, hosts = sender_of(config, ctx.outbound), hosts_of_this_machine()
+    keys = Placeholders.of(ctx)
+    config = read_config(ctx.config, keys)
+    request = replace(request_of(payload, config), bindings=keys.bindings("headers"))
+    sender, hosts = sender_of(config, ctx.outbound, keys.bindings("proxy")), hosts_of_this_machine()
     began = time.monotonic()
     reply = _Aside().run(lambda: fetch(request, config, sender, hosts))
     return result_of(reply, config, time.monotonic() - began, ctx.outbound.result_limit)
@@ -53,13 +56,14 @@ def request_of(payload: Any, config: FetchConfig) -> Request:
     return Request(url, config.method, typed, rendered(config.body, fields))
 
 
-def sender_of(config: FetchConfig, outbound: Outbound) -> Sender:
-    guard = Guard(Exceptions.read(outbound.allow), ports=outbound.ports)
+def sender_of(config: FetchConfig, outbound: Outbound, bindings: tuple[Binding, ...] = ()) -> Sender:
+    """`bindings`: of the secrets in the job's own proxy."""
+    guard = guard_of(outbound)
     if outbound.proxy is None:
-        return Sender(guard, proxy=None if config.proxy is None else Proxy(config.proxy))
+        return Sender(guard, proxy=None if config.proxy is None else Proxy(config.proxy, bindings=bindings))
     if config.proxy is not None:
         raise BadConfig("This installation sends all requests through a proxy of its own: leave `proxy` out.")
-    return Sender(guard, proxy=Proxy(outbound.proxy, trusted=True))
+    return Sender(guard, proxy=proxy_of(outbound))
 
 
 class _Aside:

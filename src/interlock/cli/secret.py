@@ -1,0 +1,115 @@
+"""`interlock secret`: values that configs name and nobody reads back."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from interlock.cli.asking import confirm
+from interlock.cli.connection import ask, collect
+from interlock.cli.conventions import (
+    CursorOption,
+    FolderOption,
+    LimitOption,
+    Output,
+    OutputOption,
+    YesOption,
+    command,
+    group,
+    usage,
+)
+from interlock.cli.output import present, sheet, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from interlock.client import Client
+    from interlock.wire import OrgSecretPage, OrgSecretView
+
+app = group("Secrets of your org: keys that jobs send to other servers, named in configs as ${secret:NAME}.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name.", show_default=False)]
+
+
+@command(
+    app,
+    "set",
+    example="interlock secret set RPC_KEY --host rpc.example.com\n"
+    "interlock secret set RPC_KEY --host rpc.example.com < key.txt",
+)
+def set_(
+    name: NameArgument,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            help="Send it to this host alone, such as rpc.example.com or rpc.example.com:8545; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Set a secret, or give it a new value. The value is asked for, or read from stdin.
+
+    Tasks that are claimed from now on get the new value. Hosts that are not named again are no longer allowed.
+    """
+    value = _value(name)
+    present(ask(folder, lambda client: client.secrets.set(name, value, hosts=host or ())), output, _sheet)
+
+
+@command(app, "list", example="interlock secret list")
+def list_(
+    limit: LimitOption = 100,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show the secrets of the org, without their values."""
+    from interlock.wire import OrgSecretPage
+
+    async def read(client: Client) -> OrgSecretPage:
+        found, following = await collect(client.secrets.page, lambda page: page.secrets, cursor, limit)
+        return OrgSecretPage(secrets=found, next_cursor=following)
+
+    present(ask(folder, read), output, _table)
+
+
+@command(app, "remove", example="interlock secret remove RPC_KEY --yes")
+def remove(
+    name: NameArgument, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
+) -> None:
+    """Remove a secret. Tasks whose config names it fail from then on."""
+    confirm(f"Remove the secret {name}? Tasks that name it will fail.", yes=yes)
+    present(ask(folder, lambda client: client.secrets.remove(name)), output, _sheet)
+
+
+def _value(name: str) -> str:
+    """Not an argument: those are in the shell's history and in the list of processes."""
+    if sys.stdin.isatty():
+        asked: str = typer.prompt(f"Value of {name}", hide_input=True, confirmation_prompt=True)
+        return asked
+    value = sys.stdin.read().removesuffix("\n").removesuffix("\r")
+    if not value:
+        raise usage("There is no value on stdin; write it there, or start this in a terminal to be asked for it.")
+    return value
+
+
+def _table(page: OrgSecretPage) -> RenderableType:
+    rows = [(each.name, each.hosts or "all", each.version, each.set_by, each.set_at) for each in page.secrets]
+    columns = ("name", "hosts", "version", "set by", "set at")
+    return table(columns, rows, empty="There are no secrets; set one: interlock secret set NAME")
+
+
+def _sheet(view: OrgSecretView) -> RenderableType:
+    return sheet(
+        [
+            ("name", view.name),
+            ("hosts", view.hosts or "all"),
+            ("version", view.version),
+            ("set by", view.set_by),
+            ("set at", view.set_at),
+        ]
+    )

@@ -1,0 +1,192 @@
+"""Keeps values of secrets out of everything that leaves a process that runs operators.
+
+A result, an error, a progress text or an event of a task is cleaned of the values that this task was given. What a
+process prints goes to the worker's log, and is cleaned of all values that the process was ever given.
+
+This catches accidents: an exception that quotes a URL, a result that has the headers. An operator that means to give a
+value away can encode it; binding the secret to its hosts is what stops that.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import quote, quote_plus
+
+import msgspec
+
+from interlock.wire.secrets import SHORTEST
+from interlock.workers import protocol
+
+MASK: Final = "[secret]"
+_PART: Final = 4
+"""Characters from which on a value that was cut off is masked, too."""
+
+
+class Redactor:
+    """Replaces values, in the forms that they commonly take in text."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self._values: set[str] = set()
+        self._forms: list[str] = []
+        self._heads = re.compile("(?!)")
+        self.add(values)
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def add(self, values: Iterable[str]) -> None:
+        fresh = {value for value in values if len(value) >= SHORTEST} - self._values
+        if fresh:
+            self._values |= fresh
+            self._forms = sorted({form for value in self._values for form in _forms(value)})
+            self._heads = re.compile("|".join(sorted({re.escape(_head(form)) for form in self._forms})), re.IGNORECASE)
+
+    def text(self, text: str) -> str:
+        """Masks values, and values that were cut off after their beginning."""
+        if not self._values:
+            return text
+        parts, at = [], 0
+        for found in self._heads.finditer(text):
+            if found.start() >= at:
+                parts += [text[at : found.start()], MASK]
+                at = found.start() + max(_common(form, text, found.start()) for form in self._forms)
+        masked = "".join([*parts, text[at:]])
+        body = masked.removesuffix("…")
+        cut = max(_overlap(body, form) for form in self._forms)
+        return masked if cut < _PART else body[:-cut] + MASK + masked[len(body) :]
+
+    def line(self, line: str) -> str:
+        """As `text`, for output that comes in pieces: one may begin with the end of a value."""
+        masked = self.text(line)
+        cut = max((_overlap(form, masked) for form in self._forms), default=0)
+        return masked if cut < _PART else MASK + masked[cut:]
+
+    def json(self, document: bytes) -> bytes:
+        """A document with the values masked in its strings, names and numbers; as it was when there is none."""
+        if not self._values:
+            return document
+        value = msgspec.json.decode(document)
+        masked = self.value(value)
+        return document if masked == value else msgspec.json.encode(masked)
+
+    def value(self, value: Any) -> Any:
+        """Any: a decoded JSON document."""
+        match value:
+            case str():
+                return self.text(value)
+            case dict():
+                return {self.text(name): self.value(one) for name, one in value.items()}
+            case list():
+                return [self.value(one) for one in value]
+            case bool() | None:
+                return value
+        return MASK if self._heads.search(str(value)) else value
+
+
+def _forms(value: str) -> set[str]:
+    """As it is, line by line, and as URLs, JSON, Python, base64 and hex write it."""
+    data = value.encode()
+    escaped = msgspec.json.encode(value).decode()[1:-1]
+    forms = {value, *value.splitlines(), quote(value), quote(value, safe=""), quote_plus(value), escaped}
+    forms |= {json.dumps(value)[1:-1], ascii(value)[1:-1], repr(value)[1:-1], data.hex()}
+    for coded in (base64.b64encode(data), base64.urlsafe_b64encode(data)):
+        forms.add(coded.decode().rstrip("="))
+    return {form for form in forms if len(form) >= SHORTEST}
+
+
+def _head(form: str) -> str:
+    """The beginning by which a value is known: long enough that other text hardly has it."""
+    return form[: max(SHORTEST, len(form) // 4)]
+
+
+def _common(form: str, text: str, at: int) -> int:
+    """How many characters of the text from there on are those that the form begins with."""
+    if text[at : at + len(form)].casefold() == form.casefold():
+        return len(form)
+    pairs = zip(form, text[at : at + len(form)], strict=False)
+    return next((size for size, (one, other) in enumerate(pairs) if one.casefold() != other.casefold()), len(text) - at)
+
+
+def _overlap(first: str, second: str) -> int:
+    """How many characters, short of all, at the end of one text are those that the other begins with."""
+    if len(second) < _PART:
+        return 0
+    window = first[-(len(second) - 1) :]
+    at = window.find(second[:_PART])
+    while at >= 0:
+        if second.startswith(window[at:]):
+            return len(window) - at
+        at = window.find(second[:_PART], at + 1)
+    return 0
+
+
+class Redaction:
+    """What one process was given, by the slots that it has not answered yet."""
+
+    def __init__(self) -> None:
+        self._ever = Redactor()
+        self._by_slot: dict[int, Redactor] = {}
+
+    def given(self, assign: protocol.Assign) -> None:
+        work = assign.work
+        values = [one.value for one in work.secrets if one.value is not None] + list(work.environment.values())
+        redactor = Redactor(values)
+        if redactor:
+            self._ever.add(values)
+            self._by_slot |= dict.fromkeys((task.slot for task in assign.tasks), redactor)
+
+    def line(self, line: str) -> str:
+        return self._ever.line(line)
+
+    def cleaned(self, messages: list[protocol.ToWrapper]) -> list[protocol.ToWrapper]:
+        return [self._cleaned(message) for message in messages] if self._ever else messages
+
+    def _cleaned(self, message: protocol.ToWrapper) -> protocol.ToWrapper:
+        replace = msgspec.structs.replace
+        match message:
+            case protocol.Finished():
+                own = self._by_slot.pop(message.slot, None)
+                return message if own is None else _finished(message, own)
+            case protocol.Raised():
+                own = self._by_slot.pop(message.slot, None) or Redactor()
+                return replace(message, error_class=own.text(message.error_class), message=own.text(message.message))
+            case protocol.Stopped():
+                self._by_slot.pop(message.slot, None)
+            case protocol.GivenBack():
+                for slot in message.slots:
+                    self._by_slot.pop(slot, None)
+            case protocol.Progressed():
+                own = self._by_slot.get(message.slot)
+                return message if own is None or message.text is None else replace(message, text=own.text(message.text))
+            case protocol.Emit():
+                own = self._by_slot.get(message.slot)
+                return message if own is None else replace(message, events=_structs(message.events, own))
+            case protocol.Printed():
+                return replace(message, line=self._ever.line(message.line))
+            case protocol.Spent():
+                return replace(message, reason=self._ever.text(message.reason))
+        return message
+
+
+def _finished(message: protocol.Finished, own: Redactor) -> protocol.Finished:
+    return msgspec.structs.replace(
+        message,
+        result=own.json(message.result),
+        events=_structs(message.events, own),
+        outputs=_structs(message.outputs, own),
+    )
+
+
+def _structs(items: list[Any], own: Redactor) -> list[Any]:
+    """Any: events or outputs. Their texts are cleaned; ids and positions have no room for a value."""
+    return [
+        msgspec.structs.replace(
+            item,
+            **{name: own.text(text) for name in item.__struct_fields__ if isinstance(text := getattr(item, name), str)},
+        )
+        for item in items
+    ]
