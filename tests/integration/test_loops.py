@@ -131,7 +131,7 @@ async def test_an_inline_sleep_says_how_long_it_slept(still: System) -> None:
     [
         ("fail", {"error_class": "Boom", "message": "as told"}, "Boom"),
         ("fail", None, "Failed"),
-        ("none_such", None, "OperatorNotFound"),
+        ("sql", None, "OperatorNotFound"),
         ("sleep", {"seconds": "long"}, "ValueError"),
         ("sleep", {"seconds": []}, "TypeError"),
     ],

@@ -43,8 +43,18 @@ def up(
     no_workers: Annotated[
         bool, typer.Option("--no-workers", help="Start none; run `interlock worker` yourself.")
     ] = False,
+    operators: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--operators",
+            metavar="DIR_OR_MODULE",
+            help="Folder or Python module whose @operator functions jobs may name; repeatable. Default: this folder.",
+            show_default=False,
+        ),
+    ] = None,
     modules: Annotated[
-        list[str] | None, typer.Option("--import", help="Module with operators for workers to load; repeatable.")
+        list[str] | None,
+        typer.Option("--import", help="As --operators, and load the module in workers at their start; repeatable."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="When ready, print one line of JSON and nothing else.")
@@ -64,7 +74,11 @@ def up(
     from interlock.telemetry import configure
 
     settings = load(dir=folder, gateway=gateway, internal=internal, query=query)
-    plan = Plan(workers=_chosen(workers, no_workers), modules=modules or ())
+    plan = Plan(
+        workers=_chosen(workers, no_workers),
+        operators=operators or settings.operators or [str(Path.cwd())],
+        modules=modules or (),
+    )
     state = Folder(settings.dir)
     with state.locked():
         configure(settings.log_level, settings.log_format, process="up", file=state.log_of("up"))

@@ -23,11 +23,10 @@ from typing import NoReturn
 import msgspec
 
 from interlock.wire import Event
-from interlock.workers import protocol
+from interlock.workers import catalogue, operators, protocol
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
 from interlock.workers.exits import EXIT_ORPHANED, EXIT_OUT_OF_MEMORY
 from interlock.workers.inside import Lines, die_with, encoded, raised, wait_for_the_wrapper
-from interlock.workers.operators import resolve
 
 READ = 1 << 18
 
@@ -90,7 +89,7 @@ class Child:
         start = time.perf_counter()
         try:
             context = TaskContext(work, task, self)
-            function = resolve(work.operator)
+            function = operators.resolve(work.operator)
             payload = _decode(task.payload)
             self._running = task.slot
             value = function(payload, context)
@@ -213,6 +212,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="interlock.workers.child")
     for name in ("--work", "--control", "--reports", "--parent", "--memory-mb", "--result-limit"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--operators", action="append", default=[])
     parser.add_argument("modules", nargs="*")
     return parser.parse_args()
 
@@ -228,6 +228,9 @@ def main() -> NoReturn:
     child = Child(asked.work, asked.control, asked.reports, asked.result_limit)
     sys.stdout, sys.stderr = Lines(child, "stdout"), Lines(child, "stderr")
     _limit_memory(asked.memory_mb)
+    given = catalogue.sources(asked.operators)
+    catalogue.extend_search_path(given)
+    operators.give(given)
     for module in asked.modules:
         importlib.import_module(module)
     gc.freeze()

@@ -40,6 +40,8 @@ class DriverLaunch:
     options: protocol.SparkOptions = field(repr=False)
     result_limit: int = 65_536
     modules: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    """Folders and modules whose declared operators may be run."""
     environment: tuple[str, ...] = ()
     """Names of further variables that operators may see."""
     data_url: str | None = field(default=None, repr=False)
@@ -51,6 +53,7 @@ class DriverLaunch:
     def command(self, work: int, reports: int, scratch: Path) -> list[str]:
         numbers = {"--work": work, "--reports": reports, "--parent": os.getpid(), "--result-limit": self.result_limit}
         flags = [part for name, number in numbers.items() for part in (name, str(number))]
+        flags += [part for given in self.operators for part in ("--operators", given)]
         driver = [sys.executable, "-m", "interlock.pipeline.driver"]
         return [*driver, *flags, "--scratch", str(scratch), *self.modules]
 

@@ -67,7 +67,9 @@ class Launch:
     memory_mb: int | None = None
     result_limit: int = 65_536
     modules: tuple[str, ...] = ()
-    """Imported at the start, so that they register their operators."""
+    """Imported at the start."""
+    operators: tuple[str, ...] = ()
+    """Folders and modules whose declared operators may be run."""
     environment: tuple[str, ...] = ()
     """Names of further variables that operators may see."""
     data_url: str | None = field(default=None, repr=False)
@@ -87,6 +89,7 @@ class Launch:
             "--result-limit": self.result_limit,
         }
         flags = [part for name, number in numbers.items() for part in (name, str(number))]
+        flags += [part for given in self.operators for part in ("--operators", given)]
         return [sys.executable, "-m", "interlock.workers.child", *flags, *self.modules]
 
 

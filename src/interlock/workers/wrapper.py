@@ -26,9 +26,12 @@ import structlog
 from interlock.client import WorkerClient, dispatcher_access
 from interlock.errors import ConfigurationError, InterlockError
 from interlock.settings import Runtime, RuntimeKind, Settings
+from interlock.workers import catalogue
 from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import DriverLaunch
 from interlock.workers.leases import Leases
+from interlock.workers.operator_reports import OperatorReports
+from interlock.workers.operators import catalogue_of
 from interlock.workers.pace import Pace
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch
@@ -49,8 +52,9 @@ OUTAGE_LINE_SECONDS = 10.0
 class Worker:
     """Runs tasks of one runtime until it is drained.
 
-    `modules` are imported in each child, to register operators with `@operator`; `environment` names variables that
-    operators may see beside the few that are always passed on.
+    `operators` are the folders and modules whose declared operators it runs, beside those of the setting of that name;
+    `modules` are imported in each child besides. `environment` names variables that operators may see beside the few
+    that are always passed on.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Worker:
         worker_id: str | None = None,
         concurrency: int | None = None,
         *,
+        operators: Sequence[str] = (),
         modules: Sequence[str] = (),
         environment: Sequence[str] = (),
         cancel_grace: float = CANCEL_GRACE_SECONDS,
@@ -73,6 +78,7 @@ class Worker:
             settings.spark_tasks or 2 * cores if self._on_spark else settings.worker_concurrency or cores
         )
         self._modules, self._environment = tuple(modules), tuple(environment)
+        self._sources = catalogue.sources([*settings.operators, *operators, *modules])
         self._cancel_grace = cancel_grace
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -93,13 +99,20 @@ class Worker:
         reporter = Reporter(client, self._settings.body_limit_bytes // 2)
         lease = self._runtime.lease_seconds
         pool, watch = self._spark_pool(client, pace, reporter) if self._on_spark else self._pool(pace, reporter)
+        declared = catalogue_of(self._sources, spark=self._on_spark)
+        reports = OperatorReports(client, declared, self._runtime.queue, self.worker_id)
         puller = Puller(client, pool, pace, reporter, self._runtime.queue, self.worker_id)
         log.info("worker.started", worker_id=self.worker_id, queue=self._runtime.queue, concurrency=self.concurrency)
         try:
             async with asyncio.TaskGroup() as group:
                 loops = [
                     group.create_task(work)
-                    for work in (Leases(client, pool, lease).run(), watch, _raise_from(reporter.failure))
+                    for work in (
+                        Leases(client, pool, lease).run(),
+                        watch,
+                        _raise_from(reporter.failure),
+                        reports.run(),
+                    )
                 ]
                 pullers = [group.create_task(puller.run(self._draining)) for _ in range(PULLERS)]
                 await self._drained(pool, reporter, pullers)
@@ -119,6 +132,7 @@ class Worker:
             memory_mb=self._runtime.memory_mb,
             result_limit=settings.result_limit_bytes,
             modules=self._modules,
+            operators=tuple(source.text for source in self._sources),
             environment=self._environment,
             data_url=_data_url(settings, self._runtime),
             outbound=_outbound(settings, self._runtime),
@@ -144,6 +158,7 @@ class Worker:
             options=options,
             result_limit=settings.result_limit_bytes,
             modules=self._modules,
+            operators=tuple(source.text for source in self._sources),
             environment=self._environment,
             data_url=_data_url(settings, self._runtime),
             state_url=_state_url(settings, self._runtime),
@@ -253,12 +268,15 @@ async def main(
     worker_id: str | None = None,
     concurrency: int | None = None,
     *,
+    operators: Sequence[str] = (),
     modules: Sequence[str] = (),
     environment: Sequence[str] = (),
 ) -> None:
     """A worker as a process of its own: SIGTERM and SIGINT drain it, a second one hurries."""
     hide_memory()
-    worker = Worker(settings, runtime, worker_id, concurrency, modules=modules, environment=environment)
+    worker = Worker(
+        settings, runtime, worker_id, concurrency, operators=operators, modules=modules, environment=environment
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.request_drain)
