@@ -362,8 +362,8 @@ async def test_a_stop_signal_to_the_whole_group_does_not_end_a_child(harness: Ha
 
 async def test_a_memory_limit_fails_the_task_that_exceeds_it(operators: str) -> None:
     harness = Harness()
-    await harness.start(Launch(memory_mb=512))
-    harness.child.assign([held(1, f"{operators}:hungry"), held(2, "echo", 2)])
+    await harness.start(Launch(memory_mb=512, operators=(operators,)))
+    harness.child.assign([held(1, "own_operators:hungry"), held(2, "echo", 2)])
     assert (await harness.answer(1)).error_class == "MemoryError"
     assert await harness.result(2) == 2
     harness.child.retire()
@@ -383,7 +383,7 @@ from tests.unit.test_worker_child import Harness, held
 
 async def main():
     harness = Harness()
-    await harness.start(Launch())
+    await harness.start(Launch(operators=("own_operators",)))
     harness.child.assign([held(1, "own_operators:stubborn")])
     await harness.begun(1)
     print(harness.child.pid, flush=True)

@@ -76,13 +76,19 @@ def up(
     settings = load(dir=folder, gateway=gateway, internal=internal, query=query)
     plan = Plan(
         workers=_chosen(workers, no_workers),
-        operators=operators or settings.operators or [str(Path.cwd())],
+        operators=operators or settings.operators or _project(),
         modules=modules or (),
     )
     state = Folder(settings.dir)
     with state.locked():
         configure(settings.log_level, settings.log_format, process="up", file=state.log_of("up"))
         asyncio.run(supervise(settings, state, plan, _print_json if as_json else _print_table))
+
+
+def _project() -> list[str]:
+    """The folder that it is started in; a service that is started in / has no project."""
+    here = Path.cwd()
+    return [] if here == Path(here.anchor) else [str(here)]
 
 
 def _chosen(workers: str | None, no_workers: bool) -> tuple[str, ...]:
@@ -113,9 +119,12 @@ def _print_json(started: Started) -> None:
 
 
 def _print_table(started: Started) -> None:
+    from interlock.workers.confinement import NOT_CONFINED, is_possible
 
     where = "" if Path(started.dir) == Path(".interlock").absolute() else f" --dir {started.dir}"
     console().print()
+    if not is_possible():
+        console().print(f"[bold yellow]Not confined:[/] {NOT_CONFINED}.")
     console().print("[bold green]Interlock is up.[/] Ctrl-C drains and stops it.")
     console().print(
         sheet(

@@ -28,7 +28,7 @@ from typing import Final
 
 from interlock.errors import ConfigurationError
 
-MOST_ENTRIES: Final = 50_000
+MOST_ENTRIES: Final = 20_000
 """Files and folders that one scan looks at."""
 MOST_OPERATORS: Final = 2_000
 """Operators that one worker reports."""
@@ -173,15 +173,12 @@ class Catalogue:
         return found
 
     def _scan(self) -> None:
-        entries = 0
+        budget = _Budget(MOST_ENTRIES)
         found: dict[str, Declared] = {}
         for source in self.sources:
-            for module, file in _modules(source):
-                entries += 1
-                if entries > MOST_ENTRIES:
-                    break
+            for module, file in _modules(source, budget):
                 found |= {one.name: one for one in _declared_in(file, module, *_stamp(file)) if one.kind is self._kind}
-        self.truncated = entries > MOST_ENTRIES or len(found) > MOST_OPERATORS
+        self.truncated = budget.left <= 0 or len(found) > MOST_OPERATORS
         # A short name that two functions claim is nobody's: each keeps module:function.
         claims = Counter(one.short_name for one in found.values())
         short = {
@@ -252,14 +249,24 @@ def _files_of(source: Source, module: str) -> Iterator[Path]:
             yield file.resolve()
 
 
-def _modules(source: Source) -> Iterator[tuple[str, Path]]:
-    """Modules below a source with their files, by name."""
+@dataclass
+class _Budget:
+    """Files and folders that a scan may still look at."""
+
+    left: int
+
+
+def _modules(source: Source, budget: _Budget) -> Iterator[tuple[str, Path]]:
+    """Modules below a source with their files, by name, as far as the budget reaches."""
     if source.module and source.root.name != "__init__.py":
         if _is_own_file(source.root, source.search_path):
             yield source.module, source.root
         return
     top = source.root.parent if source.module else source.root
     for folder, folders, files in os.walk(top):
+        budget.left -= 1 + len(files)
+        if budget.left <= 0:
+            return
         at = Path(folder)
         folders[:] = sorted(name for name in folders if name.isidentifier() and not _is_skipped(name))
         folders[:] = [name for name in folders if not _is_environment(at / name)]

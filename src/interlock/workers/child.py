@@ -18,12 +18,13 @@ import sys
 import threading
 import time
 from collections import deque
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
 from interlock.wire import Event
-from interlock.workers import catalogue, operators, protocol
+from interlock.workers import catalogue, confinement, operators, protocol
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
 from interlock.workers.exits import EXIT_ORPHANED, EXIT_OUT_OF_MEMORY
 from interlock.workers.inside import Lines, die_with, encoded, raised, wait_for_the_wrapper
@@ -213,6 +214,8 @@ def _arguments() -> argparse.Namespace:
     for name in ("--work", "--control", "--reports", "--parent", "--memory-mb", "--result-limit"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--operators", action="append", default=[])
+    parser.add_argument("--hidden", action="append", default=[], type=Path)
+    parser.add_argument("--kept", action="append", default=[], type=Path)
     parser.add_argument("modules", nargs="*")
     return parser.parse_args()
 
@@ -228,6 +231,7 @@ def main() -> NoReturn:
     child = Child(asked.work, asked.control, asked.reports, asked.result_limit)
     sys.stdout, sys.stderr = Lines(child, "stdout"), Lines(child, "stderr")
     _limit_memory(asked.memory_mb)
+    confinement.confine(asked.hidden, asked.kept)
     given = catalogue.sources(asked.operators)
     catalogue.extend_search_path(given)
     operators.give(given)

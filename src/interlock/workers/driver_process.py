@@ -42,6 +42,10 @@ class DriverLaunch:
     modules: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     """Folders and modules whose declared operators may be run."""
+    hidden: tuple[str, ...] = ()
+    """Files and folders that operators cannot open."""
+    kept: tuple[str, ...] = ()
+    """Of these, what they can."""
     environment: tuple[str, ...] = ()
     """Names of further variables that operators may see."""
     data_url: str | None = field(default=None, repr=False)
@@ -54,6 +58,8 @@ class DriverLaunch:
         numbers = {"--work": work, "--reports": reports, "--parent": os.getpid(), "--result-limit": self.result_limit}
         flags = [part for name, number in numbers.items() for part in (name, str(number))]
         flags += [part for given in self.operators for part in ("--operators", given)]
+        flags += [part for path in self.hidden for part in ("--hidden", path)]
+        flags += [part for path in self.kept for part in ("--kept", path)]
         driver = [sys.executable, "-m", "interlock.pipeline.driver"]
         return [*driver, *flags, "--scratch", str(scratch), *self.modules]
 

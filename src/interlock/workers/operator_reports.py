@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -21,16 +22,26 @@ REPORT_SECONDS: Final = 20.0
 
 
 class OperatorReports:
-    def __init__(self, client: WorkerClient, catalogue: Catalogue, queue: str, worker_id: str) -> None:
-        self._client, self._catalogue = client, catalogue
+    def __init__(
+        self,
+        client: WorkerClient,
+        catalogue: Catalogue,
+        queue: str,
+        worker_id: str,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called when operators have come or gone since the last report, before the next."""
+        self._client, self._catalogue, self._on_change = client, catalogue, on_change
         self._queue, self._worker_id = queue, worker_id
         self._reported: list[str] | None = None
         self._reported_at = 0.0
 
     async def run(self) -> None:
         while True:
+            began = time.monotonic()
             await self.run_once()
-            await asyncio.sleep(LOOK_SECONDS)
+            # Large folders are looked at less often: that takes a twentieth of a core at most.
+            await asyncio.sleep(max(LOOK_SECONDS, 20 * (time.monotonic() - began)))
 
     async def run_once(self) -> None:
         """Reports if there is something new, or nothing was reported for a while."""
@@ -40,6 +51,8 @@ class OperatorReports:
             return
         if names != self._reported:
             self._say(names)
+            if self._reported is not None:
+                self._on_change()
         try:
             report = OperatorsReport(queue=self._queue, worker_id=self._worker_id, operators=names)
             await self._client.report_operators(report)

@@ -25,8 +25,9 @@ import structlog
 
 from interlock.client import WorkerClient, dispatcher_access
 from interlock.errors import ConfigurationError, InterlockError
-from interlock.settings import Runtime, RuntimeKind, Settings
-from interlock.workers import catalogue
+from interlock.settings import Runtime, RuntimeKind, Settings, config_file
+from interlock.workers import catalogue, confinement
+from interlock.workers.confinement import NOT_CONFINED
 from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import DriverLaunch
 from interlock.workers.leases import Leases
@@ -100,8 +101,10 @@ class Worker:
         lease = self._runtime.lease_seconds
         pool, watch = self._spark_pool(client, pace, reporter) if self._on_spark else self._pool(pace, reporter)
         declared = catalogue_of(self._sources, spark=self._on_spark)
-        reports = OperatorReports(client, declared, self._runtime.queue, self.worker_id)
+        reports = OperatorReports(client, declared, self._runtime.queue, self.worker_id, lambda: _renew(pool))
         puller = Puller(client, pool, pace, reporter, self._runtime.queue, self.worker_id)
+        if not confinement.is_possible():
+            log.warning("worker.operators_not_confined", effect=NOT_CONFINED)
         log.info("worker.started", worker_id=self.worker_id, queue=self._runtime.queue, concurrency=self.concurrency)
         try:
             async with asyncio.TaskGroup() as group:
@@ -133,6 +136,7 @@ class Worker:
             result_limit=settings.result_limit_bytes,
             modules=self._modules,
             operators=tuple(source.text for source in self._sources),
+            hidden=_hidden(settings),
             environment=self._environment,
             data_url=_data_url(settings, self._runtime),
             outbound=_outbound(settings, self._runtime),
@@ -159,6 +163,8 @@ class Worker:
             result_limit=settings.result_limit_bytes,
             modules=self._modules,
             operators=tuple(source.text for source in self._sources),
+            hidden=_hidden(settings),
+            kept=_kept(settings),
             environment=self._environment,
             data_url=_data_url(settings, self._runtime),
             state_url=_state_url(settings, self._runtime),
@@ -211,6 +217,27 @@ def _queue_runtime(settings: Settings, name: str) -> Runtime:
     if runtime.kind is not RuntimeKind.QUEUE:
         raise ConfigurationError(f"Runtime {name!r} has no queue, so it needs no worker: {runtime.kind} runs it.")
     return runtime
+
+
+def _renew(pool: WorkPool) -> None:
+    """Lets processes that were confined before a file was there be followed by others, which can open it."""
+    if isinstance(pool, Pool):
+        pool.renew()
+    elif isinstance(pool, DriverPool):
+        for driver in pool.drivers:
+            driver.spend()
+
+
+def _hidden(settings: Settings) -> tuple[str, ...]:
+    """Files and folders of the platform that operators cannot open."""
+    own = [settings.dir, settings.signing_keys_dir, config_file(), *settings.secret_dirs]
+    return tuple(str(path.absolute()) for path in (*own, settings.tls_key) if path is not None)
+
+
+def _kept(settings: Settings) -> tuple[str, ...]:
+    """Objects, which tasks on Spark read and write by themselves."""
+    root = settings.objects_root
+    return (root.removeprefix("file://"),) if root.startswith("file://") else ()
 
 
 def _data_url(settings: Settings, runtime: Runtime) -> str | None:
