@@ -49,6 +49,8 @@ BUILT_IN: Final = frozenset(
     }
 )
 """Operators of the platform that a job of a user may name."""
+_INTERNAL: Final = frozenset({"batch_query", "buffer_load", "list_load", "run_export"})
+"""Operators of the platform for tasks that it makes itself."""
 NOT_ALLOWED: Final = "OperatorNotAllowed"
 """The error class of an attempt that the org's limit has ended."""
 
@@ -82,7 +84,7 @@ class Operators:
     # Workers
 
     async def report(self, report: OperatorsReport) -> None:
-        names = [name for name in dict.fromkeys(report.operators) if name not in BUILT_IN]
+        names = [name for name in dict.fromkeys(report.operators) if name not in BUILT_IN | _INTERNAL]
 
         async def work(connection: Connection) -> None:
             worker_id = report.worker_id.replace("\x00", "")

@@ -37,6 +37,7 @@ MOST_BYTES: Final = 1 << 20
 RESCAN_SECONDS: Final = 1.0
 """Unknown names make a process scan again, at most this often."""
 _PLATFORM: Final = Path(__file__).resolve().parents[1]
+_EXAMPLES: Final = _PLATFORM / "examples"
 _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
 _NAME: Final = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)", re.ASCII)
 _WRITABLE: Final = re.compile(r"(?=.{1,200}\Z)[A-Za-z_][\w.]*(?::[A-Za-z_]\w*)?", re.ASCII)
@@ -180,7 +181,7 @@ class Catalogue:
                 found |= {one.name: one for one in _declared_in(file, module, *_stamp(file)) if one.kind is self._kind}
         self.truncated = budget.left <= 0 or len(found) > MOST_OPERATORS
         # A short name that two functions claim is nobody's: each keeps module:function.
-        claims = Counter(one.short_name for one in found.values())
+        claims = Counter(name for name, _, _ in {(one.short_name, one.file, one.function) for one in found.values()})
         short = {
             one.short_name: one
             for one in found.values()
@@ -300,7 +301,8 @@ def _is_own_file(file: Path, search_path: Path) -> bool:
     if not file.is_file():
         return False
     real = file.resolve()
-    return real.is_relative_to(search_path) and not real.is_relative_to(_PLATFORM)
+    platform = real.is_relative_to(_PLATFORM) and not real.is_relative_to(_EXAMPLES)
+    return real.is_relative_to(search_path) and not platform
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:

@@ -50,7 +50,8 @@ def confine(hidden: Iterable[Path], kept: Iterable[Path] = ()) -> bool:
 
     Without a hidden path that exists there is nothing to keep secret, and nothing is done.
     """
-    secret = [path.resolve() for path in hidden if path.exists()]
+    # /dev/null as the configuration file is no secret, and everybody needs it.
+    secret = [path.resolve() for path in hidden if path.is_dir() or path.is_file()]
     if not secret or not is_possible():
         return not secret
     limits: dict[Path, Access | None] = dict.fromkeys(_read_only(), Access.READ)
