@@ -40,10 +40,11 @@ async def own_org(system: System) -> str:
 @pytest.mark.parametrize("runtime", ["platform", "spark", "dispatcher", "udf"])
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_name_that_no_worker_declared_is_refused(shared: System, name: str, runtime: str) -> None:
-    jobs = [{"operator": name}, {"operator": "python", "config": {"function": name}}]
+    jobs: list[dict[str, Any]] = [{"operator": name}, {"operator": "python", "config": {"function": name}}]
     jobs += [{"operator": "spark_map", "config": {"operator": name}}]
     for job in jobs:
-        for more in ({}, {"open": True, "tasks": None}, {"async": True}):
+        ways: list[dict[str, Any]] = [{}, {"open": True, "tasks": None}, {"async": True}]
+        for more in ways:
             status, problem = await post(shared, **job, runtime=runtime, **more)
             assert (status, problem["code"]) == (400, "unknown_operator"), problem
 
