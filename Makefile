@@ -27,7 +27,8 @@ demo: $(INSTALLED) ## watch a chain go through a DAG on Spark, on servers of the
 	@$(BIN)/interlock demo
 
 up: $(INSTALLED) ## start everything in the foreground, state in .interlock (UP_ARGS="--dir …")
-	@INTERLOCK_OUTBOUND_ALLOW="$${INTERLOCK_OUTBOUND_ALLOW:-[\"127.0.0.1:8545\"]}" $(BIN)/interlock up $(UP_ARGS)
+	@INTERLOCK_OUTBOUND_ALLOW="$${INTERLOCK_OUTBOUND_ALLOW:-[\"127.0.0.1:8545\"]}" $(BIN)/interlock up --operators . \
+	  --operators examples/operators $(UP_ARGS)
 
 test: $(INSTALLED) ## run every test, slow and crash ones included (PYTEST_ARGS="-k lease")
 	@$(PYTEST) $(PYTEST_ARGS)

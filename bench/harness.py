@@ -47,7 +47,7 @@ class Installation:
             "INTERLOCK_WORKER_CONCURRENCY": str(concurrency),
             "INTERLOCK_LOG_LEVEL": "warning",
         }
-        self.workers.append(await _spawn(["worker", "--runtime", runtime], environment))
+        self.workers.append(await _spawn(["worker", "--runtime", runtime, "--operators", "bench"], environment))
 
     async def settle(self, most_seconds: int = 60) -> None:
         """Until nothing is left to do of what was sent, or loaded at the start: it would be measured with the rest."""

@@ -24,6 +24,8 @@ from interlock.clock import Clock
 from interlock.settings import Settings
 from interlock.wire import KeyRequest, Role, WorkerTokenRequest
 from interlock.wiring import Kernel, kernel
+from interlock.workers.catalogue import sources
+from interlock.workers.operators import catalogue_of
 from tests.patience import PATIENCE, answered
 
 _TRUST = ssl.create_default_context()
@@ -61,6 +63,17 @@ class System:
         assert reply.status_code == 201, reply.text
         accepted: dict[str, Any] = reply.json()
         return accepted
+
+    async def declare(self, *names: str, queue: str = "platform") -> None:
+        """Reports operators as a worker does that can run them."""
+        body = {"queue": queue, "worker_id": "test", "operators": list(names)}
+        reply = await self.worker("POST", "/internal/operators", json=body)
+        assert reply.status_code == 200, reply.text
+
+    async def declare_all(self, folder: Path, *, spark: bool = False) -> None:
+        """Reports the operators of a folder, as a worker that is given it does when it starts."""
+        names = catalogue_of(sources([str(folder)]), spark=spark).names()
+        await self.declare(*names, queue="spark" if spark else "platform")
 
     async def task_ids(self, run_id: str) -> list[str]:
         reply = await self.user("GET", f"/v1/tasks?run={run_id}&limit=1000")

@@ -21,6 +21,7 @@ from bench.harness import installation, machine
 from bench.spark.bare import Bare, bare
 from bench.spark.source import DAG, Partition, Pipeline, Shape
 from bench.spark.steps import STEPS, steps
+from interlock.wire import OperatorsReport
 
 BAR: Final = 1.10
 WARM: Final = 10
@@ -120,6 +121,8 @@ async def run(large: Shape, small: Shape, pieces: Shape, rounds: int) -> dict[st
         connection = await here.connect()
         worker = await stack.enter_async_context(here.worker_client())
         pipeline = Pipeline(here, connection, worker)
+        declared = OperatorsReport(queue="spark", worker_id="bench", operators=["bench.spark.work:derive"])
+        await worker.report_operators(declared)
         async with here.client() as client:
             await client.dags.deploy(TEXT.format(window=pieces.end + 1))
         await here.start_worker(runtime="spark")

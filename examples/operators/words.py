@@ -8,8 +8,9 @@ from typing import Any
 from interlock.workers import TaskContext, TaskFailed, operator
 
 
+@operator
 def count(payload: dict[str, Any], ctx: TaskContext) -> dict[str, Any]:
-    """Counts words. Named by where it is: `--operator words:count`."""
+    """Counts words: `--operator words:count`."""
     words = payload["text"].lower().split()
     if not words:
         raise TaskFailed("there is no word in the text", "NoWords")
@@ -22,5 +23,5 @@ def count(payload: dict[str, Any], ctx: TaskContext) -> dict[str, Any]:
 
 @operator("shout")
 def shout(payload: dict[str, Any], ctx: TaskContext) -> str:
-    """Shouts. Named by its registration: `--operator shout`, in workers that were started with `--import words`."""
+    """Shouts: `--operator words:shout`, or by the name that the decorator gives, `--operator shout`."""
     return str(payload["text"]).upper() + str(ctx.config.get("mark", "!"))

@@ -75,7 +75,7 @@ from interlock.dags.versions import DagReads
 from interlock.errors import ConfigurationError
 from interlock.kernel.actions import Actions
 from interlock.kernel.bundles import Bundles, BundleSweep
-from interlock.kernel.claims import Claims
+from interlock.kernel.claims import Claims, Gates
 from interlock.kernel.credentials import Credentials
 from interlock.kernel.deletion import RunDeletions
 from interlock.kernel.effects import Effects
@@ -86,6 +86,7 @@ from interlock.kernel.inputs import Inputs
 from interlock.kernel.invoke import Invoker, by_kind
 from interlock.kernel.loop import Service
 from interlock.kernel.markers import Markers
+from interlock.kernel.operators import Operators
 from interlock.kernel.pace import HotStatus, Pace
 from interlock.kernel.packs import Packs
 from interlock.kernel.presence import Presence
@@ -160,6 +161,7 @@ class Kernel:
     bundles: Bundles
     pauses: Pauses
     backfills: Backfills
+    operators: Operators
     presence: Presence
     sources: Sources
     manual_events: ManualEvents
@@ -246,7 +248,6 @@ def assemble(
     shards = Shards(database)
     turns = Turns(database, settings, coordination, queue, shards)
     secrets = Secrets(database, Seal(settings.signing_keys_dir))
-    claims = Claims(database, settings, queue, tokens, inputs, shards, turns, Rates(coordination, clock), secrets)
     signed_urls = SignedUrls(keyring, clock, base_url=settings.objects_base_url)
     objects = open_objects(
         settings.objects_root,
@@ -256,6 +257,9 @@ def assemble(
     )
     packs = Packs(database, objects, inline_bytes=settings.result_inline_bytes)
     tasks = Tasks(database, settings, tokens, Markers(objects), inputs, packs, turns)
+    operators = Operators(database, settings)
+    gates = Gates(turns, Rates(coordination, clock), operators, tasks)
+    claims = Claims(database, settings, queue, tokens, inputs, shards, gates, secrets)
     files = Files(database, settings, tasks, inputs)
     object_tokens = ObjectTokens(database, keyring, clock, issuer=settings.token_issuer, root=settings.objects_root)
     effects = Effects(database, settings)
@@ -265,7 +269,7 @@ def assemble(
     pace = Pace(coordination, clock)
     status = HotStatus(reads, pace, coordination)
     service_keys = ServiceKeys(database, settings, Seal(settings.signing_keys_dir))
-    submissions = Submissions(database, settings)
+    submissions = Submissions(database, settings, operators)
     uploads = Uploads(database, settings, objects)
     outbound = Guard(Exceptions.read(settings.outbound_allow), ports=settings.outbound_ports)
     return Kernel(
@@ -309,11 +313,12 @@ def assemble(
         inline=InlineRunner(database, claims, tasks, effects, OPERATORS | ranges.OPERATORS),
         pauses=Pauses(database),
         backfills=Backfills(database, settings, actions),
+        operators=operators,
         presence=Presence(database),
         sources=Sources(database),
         manual_events=ManualEvents(database, settings),
         hooks=Hooks(database, settings, clock),
-        deployments=Deployments(database, settings),
+        deployments=Deployments(database, settings, operators),
         dags=DagReads(database),
         registry=registry,
         dataset_lineage=DatasetLineage(database, registry),

@@ -73,6 +73,7 @@ async def test_a_dag_that_reads_the_archive_gets_a_task_for_each_part(still: Sys
     await owe_commands(still, ["a"])
     clock.advance(300)
     await _archive(still).run_once()
+    await still.declare("audits:count")
     await deploy(
         still,
         """

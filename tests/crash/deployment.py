@@ -18,11 +18,16 @@ import asyncpg
 import psutil
 
 from interlock.adapters.embedded import EmbeddedPostgres, EmbeddedValkey
-from interlock.adapters.postgres import migrate
+from interlock.adapters.postgres import Database, migrate
 from interlock.api.listener import bind
 from interlock.client import Client, WorkerClient
+from interlock.kernel.operators import Operators
+from interlock.settings import Settings
 from interlock.supervisor.credentials import Credentials, ensure_credentials
 from interlock.supervisor.folder import Folder
+from interlock.wire import OperatorsReport
+from interlock.workers.catalogue import sources
+from interlock.workers.operators import catalogue_of
 from tests.crash.forking import Forked, fork_server
 from tests.patience import PATIENCE, answered, eventually
 
@@ -41,9 +46,8 @@ SETTINGS = {
 
 
 def clean_environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Ours without what steers Interlock, and with the operators where children find them."""
+    """Ours without what steers Interlock."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(OPERATORS), kept.get("PYTHONPATH")]))
     return kept | _variables(settings or {})
 
 
@@ -151,6 +155,17 @@ def _catches(pid: int, number: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
+async def declare_operators(state_url: str) -> None:
+    """As a worker reports them: no test waits for the first report."""
+    names = catalogue_of(sources([str(OPERATORS)]), spark=False).names()
+    database = await Database.open(state_url, size=1, name="test")
+    try:
+        report = OperatorsReport(queue="platform", worker_id="test", operators=names)
+        await Operators(database, Settings()).report(report)
+    finally:
+        await database.close()
+
+
 @dataclass
 class Deployment:
     folder: Path
@@ -201,7 +216,7 @@ class Deployment:
         return self._add("scheduler", name, [], {"state_url": self.state_url} | settings, None)
 
     def add_worker(self, name: str, dispatcher: str = "dispatcher", **settings: str) -> Process:
-        arguments = ["--import", "crash_operators", "--concurrency", "2", "--id", name]
+        arguments = ["--operators", str(OPERATORS), "--concurrency", "2", "--id", name]
         secrets = {"internal_url": self[dispatcher].url, "worker_token": self.credentials.worker_token}
         return self._add("worker", name, arguments, secrets | settings, None)
 
@@ -249,6 +264,7 @@ async def deployed(**settings: str) -> AsyncIterator[Deployment]:
         await migrate(url)
         credentials = await ensure_credentials(url, folder)
         made = Deployment(folder.path, state, url, credentials, settings, valkey_url)
+        await declare_operators(url)
         made.add_listening("gateway", "gateway")
         made.add_listening("dispatcher", "dispatcher")
         made.add_worker("worker")

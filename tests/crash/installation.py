@@ -17,7 +17,7 @@ import psutil
 from valkey.asyncio import Valkey
 
 from interlock.client import Client
-from tests.crash.deployment import clean_environment
+from tests.crash.deployment import OPERATORS, clean_environment
 from tests.patience import PATIENCE
 
 SETTINGS = {
@@ -43,7 +43,7 @@ class Installation:
         # A file: nobody reads stderr while the system runs, and a full pipe would stop it.
         with (self.folder / "up.stderr").open("ab") as errors:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "interlock.cli", "up", "--json", "--import", "crash_operators", *where),
+                *(sys.executable, "-m", "interlock.cli", "up", "--json", "--operators", str(OPERATORS), *where),
                 env=clean_environment(SETTINGS),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,

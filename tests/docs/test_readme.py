@@ -30,6 +30,12 @@ CHAIN = "http://127.0.0.1:8545"
 BLOCKS = 20
 
 
+def _make_up() -> list[str]:
+    """What `make up` runs."""
+    (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "/interlock up" in line]
+    return line.removesuffix(" $(UP_ARGS)").partition("/interlock ")[2].split()
+
+
 @dataclass
 class Terminal:
     """A second terminal beside the one in which `interlock up` runs."""
@@ -76,7 +82,7 @@ def terminal() -> Iterator[Terminal]:
         folder = Path(name)
         shutil.copytree(ROOT / "examples", folder / "examples")
         chain, url = _devchain()
-        command = [sys.executable, "-m", "interlock.cli", "up", "--json", "--gateway", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "interlock.cli", *_make_up(), "--json", "--gateway", "127.0.0.1:0"]
         with (folder / "up.log").open("wb") as log:
             process = subprocess.Popen(
                 [*command, "--internal", "127.0.0.1:0", "--query", "127.0.0.1:0"],

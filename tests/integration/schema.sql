@@ -972,10 +972,19 @@ CREATE TABLE interlock.org_secrets (
     set_by text NOT NULL,
     set_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
 );
+CREATE TABLE interlock.operators (
+    queue text NOT NULL,
+    operator text NOT NULL,
+    worker_id text NOT NULL,
+    last_seen_at timestamp with time zone NOT NULL
+);
+COMMENT ON TABLE interlock.operators IS 'Functions that workers have declared, by the queue that they work on';
+COMMENT ON COLUMN interlock.operators.worker_id IS 'The worker that reported it last';
 CREATE TABLE interlock.orgs (
     org_id uuid DEFAULT uuidv7() NOT NULL,
     name text NOT NULL,
-    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    operators text[]
 );
 CREATE TABLE interlock.outbox (
     outbox_id bigint NOT NULL,
@@ -1441,6 +1450,8 @@ ALTER TABLE ONLY interlock.operator_state
     ADD CONSTRAINT operator_state_pkey PRIMARY KEY (job_id, name);
 ALTER TABLE ONLY interlock.org_secrets
     ADD CONSTRAINT org_secrets_pkey PRIMARY KEY (org_id, name);
+ALTER TABLE ONLY interlock.operators
+    ADD CONSTRAINT operators_pkey PRIMARY KEY (queue, operator);
 ALTER TABLE ONLY interlock.orgs
     ADD CONSTRAINT orgs_name_key UNIQUE (name);
 ALTER TABLE ONLY interlock.orgs
@@ -1575,6 +1586,8 @@ CREATE INDEX lease_alarms_due ON interlock.lease_alarms USING btree (shard, due_
 CREATE INDEX materialisations_by_task ON interlock.materialisations USING btree (task_id);
 CREATE INDEX materialisations_undone ON interlock.materialisations USING btree (job_id) WHERE ((done_commit IS NULL) OR (done_commit < input_commit));
 CREATE INDEX members_by_org ON interlock.members USING btree (org_id, issuer, subject);
+CREATE INDEX operators_by_last_seen ON interlock.operators USING btree (last_seen_at);
+CREATE INDEX orgs_with_operators ON interlock.orgs USING btree (org_id) WHERE (operators IS NOT NULL);
 CREATE INDEX outbox_by_key ON interlock.outbox USING btree (dedupe_key) WHERE (dedupe_key IS NOT NULL);
 CREATE INDEX outbox_due ON interlock.outbox USING btree (due_at);
 CREATE INDEX outbox_invocations ON interlock.outbox USING btree (target, priority, outbox_id) WHERE (kind = 'invoke'::text);

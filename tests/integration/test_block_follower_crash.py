@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,9 @@ asyncio.run(main(settings, concurrency=1))
 
 
 @asynccontextmanager
-async def working(system: System, data_url: str | None, children: int = 1) -> AsyncIterator[Client]:
+async def working(
+    system: System, data_url: str | None, children: int = 1, operators: Sequence[str] = ()
+) -> AsyncIterator[Client]:
     loops = [asyncio.create_task(forever(service)) for service in system.kernel.services()]
     settings = Settings(
         internal_url=system.internal_url,
@@ -146,7 +148,7 @@ async def working(system: System, data_url: str | None, children: int = 1) -> As
         data_url=data_url,
         outbound_allow=["127.0.0.1"],
     )
-    worker = Worker(settings, concurrency=children, cancel_grace=5)
+    worker = Worker(settings, concurrency=children, cancel_grace=5, operators=operators)
     running = asyncio.create_task(worker.run())
     async with Client(system.gateway_url, system.admin_key) as client:
         yield client
@@ -266,10 +268,11 @@ async def test_a_worker_without_the_data_database_says_what_it_lacks(system: Sys
 async def test_operators_of_others_are_not_given_the_data_database(
     system: System, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in their environment, not in their context, and not by calling the platform's function by its path."""
+    """Not in their environment, not in their context, and not by naming the platform's function by its path."""
     (tmp_path / "nosy.py").write_text(
         "import os\n"
-        "from interlock.workers import TaskFailed\n"
+        "from interlock.workers import TaskFailed, operator\n"
+        "@operator\n"
         "def look(payload, ctx):\n"
         "    try:\n"
         "        found = ctx.data_url\n"
@@ -277,14 +280,14 @@ async def test_operators_of_others_are_not_given_the_data_database(
         "        found = error.error_class\n"
         "    return [found, sorted(name for name in os.environ if 'INTERLOCK' in name)]\n"
     )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("INTERLOCK_DATA_URL", site.data_url)
-    async with working(system, site.data_url) as client:
+    by_path = "interlock.pipeline.follower.operator:block_follower"
+    await system.declare("nosy:look", by_path)
+    async with working(system, site.data_url, operators=[str(tmp_path)]) as client:
         task = await _ended(client, await _submit(client, site, "nosy:look"))
         assert msgspec.json.decode(task.result) == ["DataDatabaseRefused", []]
-        by_path = "interlock.pipeline.follower.operator:block_follower"
         task = await _ended(client, await _submit(client, site, by_path, rpc_url="http://127.0.0.1:1"))
-        assert task.error_class == "DataDatabaseRefused"
+        assert task.error_class == "OperatorNotFound"
 
 
 # In a DAG

@@ -37,7 +37,7 @@ LONG_LEASE = Policy(lease_seconds=600, backoff_seconds=0)
 
 def environment(**settings: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
-    return kept | {"PYTHONPATH": str(EXAMPLES)} | {f"INTERLOCK_{name.upper()}": text for name, text in settings.items()}
+    return kept | {f"INTERLOCK_{name.upper()}": text for name, text in settings.items()}
 
 
 def interlock(*line: str, patience: float = PATIENCE, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -156,7 +156,7 @@ def fresh() -> Iterator[Up]:
 def shared() -> Iterator[Up]:
     """One for all tests that leave it as they found it."""
     with installation() as up:
-        up.start("--import", "words")
+        up.start("--operators", str(EXAMPLES))
         yield up
 
 

@@ -29,8 +29,9 @@ from tests.system import System, until
 OPERATORS = """
 import os, socket, time
 from interlock.wire import Event, Output
-from interlock.workers import TaskCanceled
+from interlock.workers import TaskCanceled, operator
 
+@operator
 def gate(payload, ctx):
     if not isinstance(payload, dict) or "gate" not in payload:
         return "through"
@@ -41,6 +42,7 @@ def gate(payload, ctx):
         door.recv(1)
     return {"attempt": ctx.attempt}
 
+@operator
 def deaf(payload, ctx):
     with socket.socket(socket.AF_UNIX) as door:
         door.connect(payload["gate"])
@@ -51,6 +53,7 @@ def deaf(payload, ctx):
             except TaskCanceled:
                 continue
 
+@operator
 def announce(payload, ctx):
     grant = ctx.outputs[0]
     dataset = {"dataset_uuid": grant.dataset_uuid, "dataset_version": grant.dataset_version}
@@ -59,6 +62,7 @@ def announce(payload, ctx):
     ctx.commit([Output(**dataset, location=grant.write_prefix + "part", row_count=3)], [Event(**dataset, cursor=3)])
     return [first, again]
 
+@operator
 def large(payload, ctx):
     return "x" * payload
 """
@@ -68,7 +72,7 @@ import asyncio, sys
 from interlock.settings import Settings
 from interlock.workers import main
 settings = Settings(internal_url=sys.argv[1], worker_token=sys.argv[2])
-asyncio.run(main(settings, concurrency=1))
+asyncio.run(main(settings, concurrency=1, operators=[sys.argv[3]]))
 """
 
 
@@ -114,13 +118,13 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 class Bench:
     """A system with running loops, a client, a gate, and workers on demand."""
 
-    def __init__(self, system: System, client: Client, gate: Gate, stack: AsyncExitStack) -> None:
-        self.system, self.client, self.gate = system, client, gate
+    def __init__(self, system: System, client: Client, gate: Gate, folder: Path, stack: AsyncExitStack) -> None:
+        self.system, self.client, self.gate, self.folder = system, client, gate, str(folder)
         self._stack = stack
 
     def settings(self, **overrides: Any) -> Settings:
         given = {"internal_url": self.system.internal_url, "worker_token": self.system.worker_token}
-        return Settings(**given | overrides)
+        return Settings(**given | {"operators": [self.folder]} | overrides)
 
     async def worker(self, concurrency: int = 1, cancel_grace: float = 5.0, **overrides: Any) -> Worker:
         """A worker for the rest of the test."""
@@ -130,7 +134,7 @@ class Bench:
 
     async def process(self) -> asyncio.subprocess.Process:
         """A worker in a process of its own, with one child."""
-        addresses = (self.system.internal_url, self.system.worker_token)
+        addresses = (self.system.internal_url, self.system.worker_token, self.folder)
         return await asyncio.create_subprocess_exec(sys.executable, "-c", PROCESS, *addresses)
 
     async def run(self, operator: str, payloads: list[Any], **options: Any) -> UUID:
@@ -169,14 +173,16 @@ async def _at_work(worker: Worker) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def bench(system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    (tmp_path / "own_operators.py").write_text(OPERATORS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+async def bench(system: System, tmp_path: Path) -> AsyncIterator[Bench]:
+    folder = tmp_path / "operators"
+    folder.mkdir()
+    (folder / "own_operators.py").write_text(OPERATORS)
+    await system.declare_all(folder)
     gate = Gate(tmp_path / "gate")
     loops = [asyncio.create_task(forever(service)) for service in system.kernel.services()]
     doors = await asyncio.start_unix_server(gate.opened, gate.path)
     async with Client(system.gateway_url, system.admin_key) as client, AsyncExitStack() as stack:
-        yield Bench(system, client, gate, stack)
+        yield Bench(system, client, gate, folder, stack)
     doors.close()
     gate.close()
     await doors.wait_closed()
@@ -210,7 +216,8 @@ async def test_a_failed_attempt_is_followed_by_one_that_may_succeed(bench: Bench
     assert (attempts[0].error_class, attempts[0].error_message) == ("Flaky", "not yet")
 
 
-async def test_an_operator_that_is_not_there_fails_with_a_sentence(bench: Bench) -> None:
+async def test_an_operator_that_another_worker_has_fails_here_with_a_sentence(bench: Bench) -> None:
+    await bench.system.declare("own_operators:nobody")
     await bench.worker()
     run_id = await bench.run("nobody", [1], policy=Policy(max_attempts=1))
     (task,) = await bench.ended(run_id)
@@ -417,8 +424,12 @@ async def test_a_wrong_token_ends_the_worker(bench: Bench) -> None:
         await worker.run()
 
 
-async def test_children_that_never_start_end_the_worker_with_a_sentence(bench: Bench) -> None:
-    worker = Worker(bench.settings(), concurrency=1, modules=["no_such_module"])
+async def test_children_that_never_start_end_the_worker_with_a_sentence(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (Path(bench.folder) / "broken_at_import.py").write_text("raise RuntimeError")
+    monkeypatch.syspath_prepend(bench.folder)
+    worker = Worker(bench.settings(), concurrency=1, modules=["broken_at_import"])
     with pytest.raises(ConfigurationError, match="before they are ready"):
         await worker.run()
 

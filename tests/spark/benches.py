@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from uuid import UUID
 
 import msgspec
 import psutil
-import pytest
 
 from interlock.client import Client
 from interlock.kernel.loop import forever
@@ -117,10 +115,12 @@ class Bench:
     system: System
     client: Client
     gate: Gate
+    folder: Path
 
     def settings(self, **overrides: Any) -> Settings:
         given = {"internal_url": self.system.internal_url, "worker_token": self.system.worker_token}
-        return Settings(**given | {"spark_master": "local[2]", "spark_memory": "1g"} | overrides)
+        own = {"operators": [str(self.folder)], "spark_master": "local[2]", "spark_memory": "1g"}
+        return Settings(**given | own | overrides)
 
     def worker(self, **overrides: Any) -> Worker:
         return Worker(self.settings(**overrides), "spark", concurrency=4, cancel_grace=1.0)
@@ -177,13 +177,12 @@ class Bench:
 @asynccontextmanager
 async def opened(system: System, folder: Path) -> AsyncIterator[Bench]:
     (folder / "spark_test_operators.py").write_text(OPERATORS)
+    await system.declare_all(folder, spark=True)
     gate = Gate(folder / "gate")
     loops = [asyncio.create_task(forever(service)) for service in system.kernel.services()]
     doors = await asyncio.start_unix_server(gate.opened, gate.path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-        async with Client(system.gateway_url, system.admin_key) as client:
-            yield Bench(system, client, gate)
+    async with Client(system.gateway_url, system.admin_key) as client:
+        yield Bench(system, client, gate, folder)
     doors.close()
     gate.close()
     await doors.wait_closed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -26,10 +27,11 @@ from interlock.pipeline.failures import (
     WrongInputs,
     WrongOutputs,
 )
+from interlock.pipeline.operators import give
 from interlock.pipeline.spark_errors import explained, raised_in
 from interlock.schemas import hash_of
 from interlock.wire import InputData, TaskFile
-from interlock.workers.operators import OperatorNotFound
+from interlock.workers.catalogue import OperatorNotFound, sources
 from tests.spark import sample_operators
 from tests.spark.attempts import (
     Store,
@@ -60,6 +62,14 @@ def logs(store: Store, blocks: range | list[int], scope: tuple[int, int] = (0, 9
         schema=pa.schema([("block_number", pa.int64()), ("address", pa.string()), ("data", pa.string())]),
     )
     return parquet_input("logs", [store.file(table, 0, 199)], scope, LOGS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def given() -> Iterator[None]:
+    """This process was given the operators of the tests."""
+    give(sources([str(Path(__file__).parents[2])]))
+    yield
+    give(())
 
 
 def test_an_attempt_writes_one_file_with_its_marker_and_reports_both(spark: SparkSession, store: Store) -> None:
@@ -350,8 +360,8 @@ def test_a_range_column_must_be_there_and_hold_whole_numbers(spark: SparkSession
 def test_operators_that_are_none_say_how_to_make_them_one(spark: SparkSession, store: Store) -> None:
     data = task([], [])
     for name, sentence in (
-        ("tests.spark.sample_operators:undecorated", "Decorate the function"),
-        ("tests.spark.sample_operators:absent", "cannot load operator"),
+        ("tests.spark.sample_operators:undecorated", "declare the function with @operator"),
+        ("tests.spark.sample_operators:absent", "no operator 'tests.spark.sample_operators:absent'"),
         ("nothing", "built in are block_ingest"),
     ):
         with pytest.raises(OperatorNotFound, match=sentence):

@@ -134,7 +134,8 @@ class Pipeline:
 
     def settings(self, **overrides: Any) -> Settings:
         given = {"internal_url": self.system.internal_url, "worker_token": self.system.worker_token}
-        return Settings(**given | {"spark_memory": "1g"} | overrides)
+        own = {"spark_memory": "1g", "operators": [str(self.operators)]}
+        return Settings(**given | own | overrides)
 
     async def trigger(self, job: str, *scopes: tuple[int, int]) -> None:
         payloads = [msgspec.Raw(msgspec.json.encode({"start": start, "end": end})) for start, end in scopes]
@@ -185,6 +186,7 @@ async def pipeline(system: System, tmp_path: Path) -> AsyncIterator[Pipeline]:
     operators = tmp_path / "operators"
     operators.mkdir()
     (operators / "cluster_operators.py").write_text(OPERATORS)
+    await system.declare_all(operators, spark=True)
     gate = Gate(tmp_path / "gate")
     changed = asyncio.Event()
 
@@ -242,6 +244,7 @@ async def test_a_pipeline_runs_on_a_cluster_and_survives_the_loss_of_a_machine(
     apart = tmp_path / "apart"
     apart.mkdir()
     (apart / "not_on_the_cluster.py").write_text(NOT_ON_THE_CLUSTER)
+    await pipeline.system.declare_all(apart, spark=True)
     on_the_cluster = python_path(pipeline.operators)
     monkeypatch.setenv("PYTHONPATH", python_path(pipeline.operators, apart))
     async with standalone(tmp_path, {"PYTHONPATH": on_the_cluster}) as master:
@@ -256,7 +259,8 @@ async def test_a_pipeline_runs_on_a_cluster_and_survives_the_loss_of_a_machine(
             # Both executors are waited for, so that both get work.
             "spark.scheduler.minRegisteredResourcesRatio": 1.0,
         }
-        async with working(pipeline.settings(spark_master=master, spark_conf=conf)):
+        given = [str(pipeline.operators), str(apart)]
+        async with working(pipeline.settings(spark_master=master, spark_conf=conf, operators=given)):
             assert len(await check_pipeline(pipeline, [(0, 119), (120, 239), (240, 359)])) == 2
             await check_missing_package(pipeline)
             await check_lost_machine(pipeline)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from interlock.dags import operators as known_to_dags
 from interlock.pipeline import operator
-from interlock.pipeline.operators import BUILT_IN, declared, resolve
-from interlock.workers.operators import OperatorNotFound
+from interlock.pipeline.operators import BUILT_IN, declared, give, resolve
+from interlock.workers.catalogue import OperatorNotFound, sources
 
 LOGS = "block_number bigint"
 
@@ -58,6 +59,15 @@ def test_every_built_in_operator_is_there_and_known_to_dags() -> None:
     assert set(BUILT_IN) <= known_to_dags.BUILT_IN
 
 
+@pytest.fixture
+def given() -> Iterator[None]:
+    """This process was given the operators of the tests."""
+    give(sources([str(Path(__file__).parents[2])]))
+    yield
+    give(())
+
+
+@pytest.mark.usefixtures("given")
 def test_an_operator_is_found_by_module_and_function() -> None:
     assert resolve("tests.spark.sample_operators:counts").declaration.inputs is not None
 
@@ -65,13 +75,14 @@ def test_an_operator_is_found_by_module_and_function() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("tests.spark.sample_operators:undecorated", "Decorate the function"),
-        ("tests.spark.sample_operators:LOGS", "Decorate the function"),
-        ("tests.spark.sample_operators:absent", "cannot load operator"),
-        ("no_such_module:function", "No module named 'no_such_module'"),
+        ("tests.spark.sample_operators:undecorated", "declare the function with @operator"),
+        ("tests.spark.sample_operators:LOGS", "declare the function with @operator"),
+        ("tests.spark.sample_operators:absent", "nearest names are tests.spark.sample_operators:"),
+        ("no_such_module:function", "no operator 'no_such_module:function'"),
         ("nothing", "built in are block_ingest"),
     ],
 )
+@pytest.mark.usefixtures("given")
 def test_what_is_no_operator_says_how_to_make_it_one(name: str, sentence: str) -> None:
     with pytest.raises(OperatorNotFound, match=sentence):
         resolve(name)

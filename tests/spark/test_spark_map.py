@@ -102,8 +102,9 @@ async def test_all_of_them_are_stopped_when_their_run_is_canceled(bench: Bench) 
 async def test_what_is_wrong_with_the_operator_is_said_to_each_task(bench: Bench) -> None:
     told = {
         "no_frame": ("WrongOutputs", "columns `index` and `result`"),
-        "unknown": ("OperatorNotFound", "cannot load operator"),
+        "unknown": ("OperatorNotFound", "no operator 'mapped_operators:unknown'"),
     }
+    await bench.system.declare("mapped_operators:unknown", queue="spark")
     for function, (error_class, sentence) in told.items():
         tasks = await bench.ended(await submitted(bench, function, [1, 2]))
         assert {task.error_class for task in tasks} == {error_class}

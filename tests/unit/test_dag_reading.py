@@ -597,6 +597,4 @@ def test_the_operators_that_workers_and_the_dispatcher_have_are_known() -> None:
     assert OPERATORS.keys() <= BUILT_IN
     assert set(spark.BUILT_IN) == ON_SPARK
     assert ON_SPARK | NOT_ON_SPARK | RANGES | {UDF} == BUILT_IN
-    assert {
-        name for name in workers._registered if workers._registered[name].__module__ == workers.__name__
-    } <= BUILT_IN
+    assert workers.reserved() <= BUILT_IN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from interlock.wire import Event
-from interlock.workers import OperatorNotFound, TaskCanceled, TaskContext, TaskFailed, operator
+from interlock.workers import OperatorNotFound, TaskCanceled, TaskContext, TaskFailed, catalogue, operator, operators
 from interlock.workers.operators import resolve
 from interlock.workers.protocol import Assignment, Work
 
@@ -51,37 +52,50 @@ def context(link: Recorded | None = None, *, attempt: int = 1, config: bytes = b
     return TaskContext(work, Assignment(slot=1, task_id=uuid4(), index=7, payload=b"null"), link or Recorded())
 
 
+OWN = """
+from interlock.workers import operator
+
+@operator
+def double(payload, ctx):
+    return payload * 2
+
+@operator("given.name")
+def other(payload, ctx):
+    return payload
+
+def undeclared(payload, ctx):
+    return payload
+"""
+
+
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of a user's, importable under the returned name."""
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of a user in a folder that this process was given, by the returned name."""
     name = f"operators_{uuid4().hex}"
-    (tmp_path / f"{name}.py").write_text(
-        "class Group:\n"
-        "    @staticmethod\n"
-        "    def double(payload, ctx):\n"
-        "        return payload * 2\n"
-        "async def later(payload, ctx): ...\n"
-        "number = 5\n"
-    )
-    (tmp_path / f"{name}_broken.py").write_text("raise RuntimeError('half written')\n")
+    (tmp_path / f"{name}.py").write_text(OWN)
+    (tmp_path / f"{name}_broken.py").write_text(f"raise RuntimeError('half written')\n{OWN}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    return name
+    operators.give(catalogue.sources([str(tmp_path)]))
+    yield name
+    operators.give(())
 
 
-def test_an_operator_is_found_by_its_function_name_or_by_the_name_it_was_given() -> None:
-    @operator
-    def named_by_itself(payload: Any, ctx: TaskContext) -> Any:
-        return payload
-
-    @operator("given.name")
-    def other(payload: Any, ctx: TaskContext) -> Any:
-        return payload
-
-    assert resolve("named_by_itself") is named_by_itself
-    assert resolve("given.name") is other
+def test_an_operator_is_found_by_its_module_or_by_the_name_it_was_given(module: str) -> None:
+    # Both modules of the folder declare the two short names, so neither is taken from here.
+    assert resolve(f"{module}:double")(21, context()) == 42
+    assert resolve(f"{module}:other")(21, context()) == 21
+    with pytest.raises(OperatorNotFound, match="no operator 'double'"):
+        resolve("double")
 
 
-def test_a_name_is_given_once() -> None:
+def test_a_short_name_is_found_while_one_function_claims_it(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}_broken.py").unlink()
+    operators.give(catalogue.sources([str(tmp_path)]))
+    assert resolve("double")(21, context()) == 42
+    assert resolve("given.name")("same", context()) == "same"
+
+
+def test_a_name_of_the_platform_is_taken() -> None:
     with pytest.raises(ValueError, match="exists already"):
         operator("echo")(lambda payload, ctx: None)
 
@@ -93,23 +107,18 @@ def test_a_coroutine_function_is_no_operator() -> None:
         operator(later)
 
 
-def test_a_function_is_found_by_module_and_name(module: str) -> None:
-    assert resolve(f"{module}:Group.double")(21, context()) == 42
-
-
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("nobody", "it knows .*echo"),
-        ("no.such.module:function", "ModuleNotFoundError"),
-        ("{module}:missing", "AttributeError"),
-        ("{module}:number", "no function but a int"),
-        ("{module}:later", "coroutine function"),
-        ("{module}_broken:function", "RuntimeError: half written"),
+        ("nobody", "no operator 'nobody'"),
+        ("no.such.module:function", "no operator"),
+        ("{module}:undeclared", "no operator .* nearest names are"),
+        ("{module}:doubl", "nearest names are {module}:double"),
+        ("{module}_broken:double", "RuntimeError: half written"),
     ],
 )
-def test_what_cannot_be_found_says_what_is_missing(name: str, why: str, module: str) -> None:
-    with pytest.raises(OperatorNotFound, match=why):
+def test_a_name_that_is_not_found_says_what_is_missing(name: str, why: str, module: str) -> None:
+    with pytest.raises(OperatorNotFound, match=why.format(module=module)):
         resolve(name.format(module=module))
 
 
@@ -158,7 +167,7 @@ def test_fail_can_end_the_process_by_exit_code_or_signal() -> None:
 
 
 def test_python_calls_the_function_of_the_config(module: str) -> None:
-    config = f'{{"function": "{module}:Group.double"}}'.encode()
+    config = f'{{"function": "{module}:double"}}'.encode()
     assert resolve("python")("ab", context(config=config)) == "abab"
 
 

@@ -32,10 +32,12 @@ from uuid import UUID
 from interlock.wire import Event
 from interlock.workers import TaskCanceled, operator
 
+@operator
 def environment(payload, ctx):
     with open("/proc/self/environ", "rb") as file:
         return {"environ": dict(os.environ), "proc": file.read().decode()}
 
+@operator
 def stubborn(payload, ctx):
     ctx.progress(0.5)
     while True:
@@ -44,6 +46,7 @@ def stubborn(payload, ctx):
         except TaskCanceled:
             pass
 
+@operator
 def source(payload, ctx):
     ctx.progress(0.1)
     for wanted in (True, False):
@@ -52,6 +55,7 @@ def source(payload, ctx):
         ctx.progress(0.5, f"paused: {wanted}")
     return "made"
 
+@operator
 def tidy(payload, ctx):
     try:
         ctx.progress(0.5)
@@ -61,33 +65,42 @@ def tidy(payload, ctx):
     finally:
         print("cleaned up")
 
+@operator
 def chatty(payload, ctx):
     print("one\\ntwo")
     print("x" * 5000, file=sys.stderr)
     print("no newline", end="")
 
+@operator
 def loud(payload, ctx):
     subprocess.run(["echo", "from a program"], check=True)
 
+@operator
 def hungry(payload, ctx):
     return len(bytearray(2 << 30))
 
+@operator
 def leave(payload, ctx):
     sys.exit(4)
 
+@operator
 def odd(payload, ctx):
     return object()
 
+@operator
 def broken(payload, ctx):
     raise ValueError("nul \\0 and \\ud800")
 
+@operator
 def large(payload, ctx):
     return "x" * payload
 
+@operator
 def announce(payload, ctx):
     number = UUID(int=1)
     return ctx.emit([Event(dataset_uuid=number, dataset_version=number, cursor=5)])
 
+@operator
 def from_a_thread(payload, ctx):
     threads = [threading.Thread(target=ctx.progress, args=(i / 50, "t" * 100)) for i in range(50)]
     for thread in threads: thread.start()
@@ -174,19 +187,20 @@ def held(slot: int, operator: str, payload: Any = None) -> Held:
 
 @pytest.fixture
 def operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder with operators, given to children."""
     (tmp_path / "own_operators.py").write_text(textwrap.dedent(OPERATORS))
     paths = filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("INTERLOCK_WORKER_TOKEN", "a-worker-token")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-cloud-secret")
     monkeypatch.setenv("WANTED", "this one")
-    return "own_operators"
+    return str(tmp_path)
 
 
 @pytest.fixture
 async def harness(operators: str) -> AsyncIterator[Harness]:
     made = Harness()
-    await made.start(Launch(environment=("WANTED", "INTERLOCK_WORKER_TOKEN"), modules=(operators,)))
+    await made.start(Launch(environment=("WANTED", "INTERLOCK_WORKER_TOKEN"), operators=(operators,)))
     yield made
     made.child.kill("drain")
     if made.child.alive:
@@ -348,8 +362,8 @@ async def test_a_stop_signal_to_the_whole_group_does_not_end_a_child(harness: Ha
 
 async def test_a_memory_limit_fails_the_task_that_exceeds_it(operators: str) -> None:
     harness = Harness()
-    await harness.start(Launch(memory_mb=512))
-    harness.child.assign([held(1, f"{operators}:hungry"), held(2, "echo", 2)])
+    await harness.start(Launch(memory_mb=512, operators=(operators,)))
+    harness.child.assign([held(1, "own_operators:hungry"), held(2, "echo", 2)])
     assert (await harness.answer(1)).error_class == "MemoryError"
     assert await harness.result(2) == 2
     harness.child.retire()
@@ -369,7 +383,7 @@ from tests.unit.test_worker_child import Harness, held
 
 async def main():
     harness = Harness()
-    await harness.start(Launch())
+    await harness.start(Launch(operators=("own_operators",)))
     harness.child.assign([held(1, "own_operators:stubborn")])
     await harness.begun(1)
     print(harness.child.pid, flush=True)

@@ -54,6 +54,8 @@ from interlock.wire import (
     HeartbeatBatch,
     HeartbeatBatchReply,
     HeartbeatReply,
+    OperatorsReport,
+    OperatorsReported,
     QueueMessage,
     ReceiveReply,
     ReceiveRequest,
@@ -110,6 +112,18 @@ async def release_batch(request: Http, data: JSONBody[ReleaseBatch]) -> ReleaseR
 )
 async def task_data(request: Http, data: JSONBody[DataRequest]) -> DataReply:
     return await kernel_of(request).files.data(data.items)
+
+
+@post(
+    "/internal/operators",
+    guards=[worker_guard],
+    status_code=200,
+    summary="Report which operators a worker can run, beside the built-in ones",
+)
+async def report_operators(request: Http, data: JSONBody[OperatorsReport]) -> OperatorsReported:
+    _require_queue(request, data.queue)
+    await kernel_of(request).operators.report(data)
+    return OperatorsReported(operators=len(data.operators))
 
 
 @post("/internal/queue/receive", guards=[worker_guard], status_code=200, summary="Wait for wake-ups of a queue")
@@ -293,6 +307,7 @@ HANDLERS = [
     complete_batch,
     release_batch,
     task_data,
+    report_operators,
     receive,
     extend,
     ack,

@@ -54,6 +54,8 @@ from interlock.wire import (
     KeyList,
     KeyRequest,
     KeyView,
+    OrgOperators,
+    OrgOperatorsRequest,
     OrgRequest,
     OrgView,
     QueueList,
@@ -356,6 +358,28 @@ async def create_org(request: Http, data: JSONBody[OrgRequest]) -> OrgView:
     return await kernel_of(request).principals.create_org(data.name)
 
 
+@get(
+    "/v1/orgs/{org:str}/operators",
+    guards=[user_guard],
+    opt={"scope": PLATFORM},
+    summary="Operators that an org may use; null for any",
+)
+async def get_org_operators(request: Http, org: FromPath[str]) -> OrgOperators:
+    return await kernel_of(request).operators.limit_of(org)
+
+
+@post(
+    "/v1/orgs/{org:str}/operators",
+    guards=[user_guard],
+    opt={"scope": PLATFORM},
+    status_code=200,
+    summary="Limit an org to some operators, or with null to none",
+    description="What is beyond the limit is refused when a job is submitted or deployed, and fails at its next claim.",
+)
+async def limit_org_operators(request: Http, org: FromPath[str], data: JSONBody[OrgOperatorsRequest]) -> OrgOperators:
+    return await kernel_of(request).operators.limit(org, data.operators)
+
+
 @get("/v1/signing-keys", guards=[user_guard], opt={"scope": PLATFORM}, summary="Keys behind capability tokens")
 async def list_signing_keys(request: Http) -> list[SigningKeyView]:
     return await kernel_of(request).keyring.keys()
@@ -436,6 +460,8 @@ HANDLERS = [
     create_worker_token,
     revoke_worker_token,
     create_org,
+    get_org_operators,
+    limit_org_operators,
     list_signing_keys,
     rotate_signing_key,
     *members.HANDLERS,

@@ -122,11 +122,9 @@ async def _chain(rpc: str | None) -> AsyncIterator[Play]:
     from interlock.cli.demo_alerts import AlertWatch
     from interlock.cli.demo_chain import BLOCKS, development_chain, foreign_chain
     from interlock.cli.demo_command import Office
-    from interlock.cli.demo_examples import example
     from interlock.cli.demo_pipeline import SPAN, Play, play
     from interlock.client import Client, QueryClient
 
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(example("operators")), os.environ.get("PYTHONPATH")]))
     async with development_chain() if rpc is None else foreign_chain(rpc) as chain:
         # Chains on this machine or in its network are reached by name only: see outbound_allow.
         os.environ["INTERLOCK_OUTBOUND_ALLOW"] = json.dumps([chain.place])
@@ -146,6 +144,7 @@ async def _chain(rpc: str | None) -> AsyncIterator[Play]:
 
 async def _on_stage(folder: Folder, workers: tuple[str, ...], play: Play) -> bool:
     """Starts everything, plays, and puts everything away, whatever happens in between."""
+    from interlock.cli.demo_examples import example
     from interlock.settings import load
     from interlock.supervisor.interrupts import Interrupted, Interrupts
     from interlock.supervisor.run import Plan, Supervisor
@@ -155,7 +154,8 @@ async def _on_stage(folder: Folder, workers: tuple[str, ...], play: Play) -> boo
     anywhere = dict.fromkeys(("gateway", "internal", "query"), "127.0.0.1:0")
     settings = load(dir=folder.path, **anywhere)
     with _logged(folder) as log:
-        supervisor = Supervisor(settings, folder, Plan(workers=workers, children_stderr=log))
+        plan = Plan(workers=workers, operators=[str(example("operators"))], children_stderr=log)
+        supervisor = Supervisor(settings, folder, plan)
         begun = time.monotonic()
         try:
             with console().status("Starting two PostgreSQL servers, Valkey, gateway, dispatcher and workers …"):

@@ -91,9 +91,9 @@ def new(
 def list_operators(output: OutputOption = Output.TABLE) -> None:
     """Show the operators that are built in, with the runtime that has them."""
     from interlock.pipeline import operators
-    from interlock.workers.operators import PLATFORM, registered
+    from interlock.workers.operators import PLATFORM, built_in
 
-    platform = {name: _first_line(function.__doc__) for name, function in registered().items()}
+    platform = {name: _first_line(function.__doc__) for name, function in built_in().items()}
     platform |= {name: _summary(path) for name, path in PLATFORM.items()}
     spark = {name: _summary(path) for name, path in operators.BUILT_IN.items()}
     found = [

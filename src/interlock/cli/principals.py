@@ -15,6 +15,7 @@ from interlock.cli.conventions import (
     OutputOption,
     command,
     group,
+    usage,
 )
 from interlock.cli.output import present, sheet, table
 from interlock.wire import Role
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         KeyView,
         MemberPage,
         MemberView,
+        OrgOperators,
         OrgView,
         SigningKeyView,
         WorkerTokenCreated,
@@ -259,6 +261,41 @@ def org(
 def _org(made: OrgView) -> RenderableType:
 
     return sheet([("org", made.name), ("id", made.org_id)])
+
+
+@command(
+    users,
+    "org-operators",
+    example="interlock users org-operators acme\n"
+    "interlock users org-operators acme --allow echo --allow http_fetch --allow 'acme.*'\n"
+    "interlock users org-operators acme --any",
+)
+def org_operators(
+    org: Annotated[str, typer.Argument(metavar="ORG", help="Name of the org.")],
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow", metavar="NAME", help="Only these operators; repeatable. `acme.*` stands for all that begin so."
+        ),
+    ] = None,
+    any_operator: Annotated[bool, typer.Option("--any", help="Any operator: no limit.")] = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show which operators an org may use, or limit it to some. Needs the platform scope."""
+    if allow and any_operator:
+        raise usage("Give --allow or --any, not both")
+
+    async def work(client: Client) -> OrgOperators:
+        if not allow and not any_operator:
+            return await client.org_operators(org)
+        return await client.limit_org_operators(org, allow)
+
+    present(ask(folder, work), output, _org_operators)
+
+
+def _org_operators(limit: OrgOperators) -> RenderableType:
+    return sheet([("org", limit.org), ("operators", "any" if limit.operators is None else limit.operators)])
 
 
 @command(keys, "list", example="interlock keys list")

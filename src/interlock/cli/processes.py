@@ -24,6 +24,15 @@ app = typer.Typer()
 Descriptor = Annotated[int | None, typer.Option("--fd", hidden=True, help="Listening socket to serve.")]
 Parent = Annotated[int | None, typer.Option("--parent", hidden=True, help="Process to end with.")]
 Handover = Annotated[int | None, typer.Option("--handover", hidden=True, help="Socket to the supervisor.")]
+OperatorsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--operators",
+        metavar="DIR_OR_MODULE",
+        help="Folder or Python module whose @operator functions jobs may name; repeatable.",
+        show_default=False,
+    ),
+]
 LogFile = Annotated[Path | None, typer.Option("--log-file", help="Log to this file, too.", show_default=False)]
 
 
@@ -75,7 +84,7 @@ def dispatcher(
     app,
     "worker",
     panel=Panel.PROCESSES,
-    example="interlock worker --runtime platform --import my_operators\n"
+    example="interlock worker --runtime platform --operators src/operators\n"
     "INTERLOCK_INTERNAL_URL=https://… INTERLOCK_WORKER_TOKEN=ilw_… interlock worker",
 )
 def worker(
@@ -84,8 +93,10 @@ def worker(
         int | None,
         typer.Option(min=1, max=1000, help="Tasks at once. Default: one per core; two for Spark.", show_default=False),
     ] = None,
+    operators: OperatorsOption = None,
     modules: Annotated[
-        list[str] | None, typer.Option("--import", help="Module to load in each child, for its @operator functions.")
+        list[str] | None,
+        typer.Option("--import", help="As --operators, and load the module when a child starts."),
     ] = None,
     pass_env: Annotated[
         list[str] | None,
@@ -115,8 +126,8 @@ def worker(
 ) -> None:
     """Run one worker: it takes tasks from the dispatcher and runs their operators in child processes.
 
-    With --runtime spark they run in one Spark session, which starts with the first task. A module is importable when it
-    is installed, in the working directory, or on PYTHONPATH.
+    With --runtime spark they run in one Spark session, which starts with the first task. Beside the built-in operators
+    it runs the functions that are declared with @operator in what --operators names, and nothing else.
     """
     join(parent)
     from interlock.workers import main
@@ -130,6 +141,7 @@ def worker(
             runtime,
             name,
             concurrency,
+            operators=operators or (),
             modules=modules or (),
             environment=process_env or (),
             variables=variables,

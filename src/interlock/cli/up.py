@@ -43,8 +43,18 @@ def up(
     no_workers: Annotated[
         bool, typer.Option("--no-workers", help="Start none; run `interlock worker` yourself.")
     ] = False,
+    operators: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--operators",
+            metavar="DIR_OR_MODULE",
+            help="Folder or Python module whose @operator functions jobs may name; repeatable. Default: this folder.",
+            show_default=False,
+        ),
+    ] = None,
     modules: Annotated[
-        list[str] | None, typer.Option("--import", help="Module with operators for workers to load; repeatable.")
+        list[str] | None,
+        typer.Option("--import", help="As --operators, and load the module in workers at their start; repeatable."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="When ready, print one line of JSON and nothing else.")
@@ -64,11 +74,21 @@ def up(
     from interlock.telemetry import configure
 
     settings = load(dir=folder, gateway=gateway, internal=internal, query=query)
-    plan = Plan(workers=_chosen(workers, no_workers), modules=modules or ())
+    plan = Plan(
+        workers=_chosen(workers, no_workers),
+        operators=operators or settings.operators or _project(),
+        modules=modules or (),
+    )
     state = Folder(settings.dir)
     with state.locked():
         configure(settings.log_level, settings.log_format, process="up", file=state.log_of("up"))
         asyncio.run(supervise(settings, state, plan, _print_json if as_json else _print_table))
+
+
+def _project() -> list[str]:
+    """The folder that it is started in; a service that is started in / has no project."""
+    here = Path.cwd()
+    return [] if here == Path(here.anchor) else [str(here)]
 
 
 def _chosen(workers: str | None, no_workers: bool) -> tuple[str, ...]:
@@ -99,9 +119,12 @@ def _print_json(started: Started) -> None:
 
 
 def _print_table(started: Started) -> None:
+    from interlock.workers.confinement import NOT_CONFINED, is_possible
 
     where = "" if Path(started.dir) == Path(".interlock").absolute() else f" --dir {started.dir}"
     console().print()
+    if not is_possible():
+        console().print(f"[bold yellow]Not confined:[/] {NOT_CONFINED}.")
     console().print("[bold green]Interlock is up.[/] Ctrl-C drains and stops it.")
     console().print(
         sheet(

@@ -46,6 +46,8 @@ from interlock.wire import (
     MemberPage,
     MemberRequest,
     MemberView,
+    OrgOperators,
+    OrgOperatorsRequest,
     OrgRequest,
     OrgView,
     PausePage,
@@ -343,6 +345,15 @@ class Client:
 
     async def revoke_worker_token(self, token_id: str) -> WorkerTokenView:
         return await self._delete(path("v1", "worker-tokens", token_id), msgspec.json.Decoder(WorkerTokenView))
+
+    async def org_operators(self, org: str) -> OrgOperators:
+        """Returns the operators that an org may use. Needs the platform scope."""
+        return await self._get(path("v1", "orgs", org, "operators"), msgspec.json.Decoder(OrgOperators))
+
+    async def limit_org_operators(self, org: str, operators: list[str] | None) -> OrgOperators:
+        """Limits an org to these operators; None for any. Needs the platform scope."""
+        request, decoder = OrgOperatorsRequest(operators=operators), msgspec.json.Decoder(OrgOperators)
+        return await self._post(path("v1", "orgs", org, "operators"), decoder, request)
 
     async def create_org(self, name: str) -> OrgView:
         decoder = msgspec.json.Decoder(OrgView)

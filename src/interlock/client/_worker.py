@@ -25,6 +25,8 @@ from interlock.wire import (
     Health,
     HeartbeatBatch,
     HeartbeatBatchReply,
+    OperatorsReport,
+    OperatorsReported,
     ReceiveReply,
     ReceiveRequest,
     ReleaseBatch,
@@ -37,6 +39,7 @@ from interlock.wire import (
 T = TypeVar("T")
 
 _received = msgspec.json.Decoder(ReceiveReply)
+_reported = msgspec.json.Decoder(OperatorsReported)
 _settled = msgspec.json.Decoder(Settled)
 _claim = msgspec.json.Decoder(ClaimReply)
 _claims = msgspec.json.Decoder(ClaimBatchReply)
@@ -90,6 +93,9 @@ class WorkerClient:
         """Waits at the server for up to `request.wait_seconds`; an empty reply is no error."""
         timeout = request.wait_seconds + TIMEOUT_SECONDS
         return await self._post("/internal/queue/receive", _received, request, timeout)
+
+    async def report_operators(self, report: OperatorsReport) -> OperatorsReported:
+        return await self._post("/internal/operators", _reported, report)
 
     async def extend(self, request: SettleRequest) -> Settled:
         return await self._post("/internal/queue/extend", _settled, request)

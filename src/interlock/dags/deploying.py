@@ -20,6 +20,7 @@ from interlock.dags.versions import version_view
 from interlock.errors import BadRequest, Conflict, InvalidDag, NotFound, TooLarge
 from interlock.failpoints import failpoint
 from interlock.kernel.bundles import bundles_named, hold
+from interlock.kernel.operators import Operators
 from interlock.kernel.secrets import check_references
 from interlock.kernel.udf import Bundle
 from interlock.settings import Settings
@@ -47,16 +48,19 @@ class _Standing:
 
 
 class Deployments:
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, operators: Operators | None = None) -> None:
         self._database = database
         self._settings = settings
+        self._operators = operators or Operators(database, settings)
         self._swaps = Swaps(settings)
 
     async def read(self, content: bytes, org_id: UUID, operators: list[str]) -> Dag:
         """The DAG of a file, checked against what this installation and the org's other DAGs offer."""
         if len(content) > MAX_BYTES:
             raise TooLarge(f"The file has {len(content)} bytes; a DAG may have {MAX_BYTES}.", code="dag_too_large")
-        vocabulary = Vocabulary.of(self._settings, *operators)
+        async with self._database.connection() as connection:
+            declared = await self._operators.short_names(connection)
+        vocabulary = Vocabulary.of(self._settings, *operators, *declared)
         dag, problems = await asyncio.to_thread(examine, content, FILE, vocabulary)
         bundles: dict[str, Bundle] = {}
         if dag is not None:
@@ -98,6 +102,8 @@ class Deployments:
             planned = await plan(connection, org_id, dag, change, build=not _is_there(standing.same))
             await _check_publications(connection, standing, dag)
             await hold(connection, udf_configs(dag), org_id)
+            for job in dag.jobs:
+                await self._operators.check(connection, org_id, job.runtime, job.operator, job.config, of=job.name)
             kinds = [(self._settings.runtime(job.runtime).kind, dict(job.config)) for job in dag.jobs]
             await check_references(connection, org_id, kinds)
             version = None if dry_run else await self._deploy(connection, standing, dag, change, org_id, by)

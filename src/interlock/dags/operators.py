@@ -5,29 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from interlock.kernel.udf import UDF
+from interlock.kernel import operators
 
-BUILT_IN: Final = frozenset(
-    {
-        "block_follower",
-        "block_ingest",
-        "dedupe",
-        "echo",
-        "erc20_transfers",
-        "fail",
-        "http_fetch",
-        "integrity_check",
-        "parquet_compact",
-        "python",
-        "range_aggregator",
-        "range_splitter",
-        "rollup",
-        "sleep",
-        "sql",
-        UDF,
-    }
-)
-"""Names of the platform itself, in every runtime."""
+BUILT_IN: Final = operators.BUILT_IN - {operators.SPARK_MAP}
+"""Names of the platform itself, in every runtime. `spark_map` is for runs."""
 
 ON_SPARK: Final = frozenset(
     {"block_ingest", "dedupe", "erc20_transfers", "integrity_check", "parquet_compact", "rollup", "sql"}

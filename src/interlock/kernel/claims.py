@@ -21,10 +21,11 @@ from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import armed, failpoint
 from interlock.kernel.inputs import Inputs
 from interlock.kernel.isolation import isolated
+from interlock.kernel.operators import NOT_ALLOWED, Operators, refusal
 from interlock.kernel.rates import Rates
 from interlock.kernel.secrets import Secrets
 from interlock.kernel.shards import SMALL_SHARD, Shards, find_task
-from interlock.kernel.tasks import clean, outputs_of, run_task_id
+from interlock.kernel.tasks import Tasks, clean, outputs_of, run_task_id
 from interlock.kernel.turns import Turns
 from interlock.settings import Settings
 from interlock.telemetry import TASKS_CLAIMED
@@ -34,6 +35,7 @@ from interlock.wire import (
     ClaimRange,
     ClaimReply,
     ClaimRequest,
+    Completion,
     DatasetRef,
     FetchReply,
     GroupedTask,
@@ -149,6 +151,16 @@ class _Group:
 _lease = msgspec.json.Decoder(_Lease)
 
 
+@dataclass(frozen=True)
+class Gates:
+    """Decide which queued tasks may begin, and end those that never may."""
+
+    turns: Turns
+    rates: Rates
+    operators: Operators
+    tasks: Tasks
+
+
 class Claims:
     def __init__(  # noqa: PLR0913, PLR0917 - a part of the object graph, built in one place
         self,
@@ -158,16 +170,15 @@ class Claims:
         tokens: CapabilityTokens,
         inputs: Inputs,
         shards: Shards,
-        turns: Turns,
-        rates: Rates,
+        gates: Gates,
         secrets: Secrets,
     ) -> None:
         self._database = database
         self._settings = settings
         self._queue = queue
         self._shards = shards
-        self._turns = turns
-        self._rates = rates
+        self._turns, self._rates = gates.turns, gates.rates
+        self._operators, self._tasks = gates.operators, gates.tasks
         self._secrets = secrets
         self._tokens = tokens
         self._inputs = inputs
@@ -196,6 +207,7 @@ class Claims:
         TASKS_CLAIMED.inc(sum(len(group.tasks) for group in groups))
         remaining += await self._settle(wanted, groups, who)
         jobs = await self._jobs({(group.lease.job_id, group.lease.job_version) for group in groups})
+        groups = await self._allowed(groups, jobs)
         together, claims = [], []
         for group in groups:
             job = jobs[group.lease.job_id]
@@ -206,6 +218,22 @@ class Claims:
                 claims += await self._claims(group, job, secrets, tokens=request.tokens)
         claims += _not_claimed(wanted, groups, states)
         return ClaimBatchReply(claims=claims, groups=together, remaining=remaining)
+
+    async def _allowed(self, groups: list[_Group], jobs: dict[UUID, _Job]) -> list[_Group]:
+        """Ends attempts of operators that their org may not use: no worker is given them. Returns the others.
+
+        A job may be older than the limit of its org, and reach here by a schedule, a rerun or an event.
+        """
+        limits = await self._operators.limits()
+        allowed = list[_Group]()
+        for group in groups:
+            job = jobs[group.lease.job_id]
+            reason = refusal(limits, group.lease.org_id, job.operator, job.config) if limits else None
+            if reason is None:
+                allowed.append(group)
+            else:
+                await self._tasks.complete([_refused(group, task.task_id, reason) for task in group.tasks])
+        return allowed
 
     async def _by_shard(self, wanted: _Wanted) -> dict[int, _Wanted]:
         """Single tasks are in shard 0, but for few: messages of others name their run, which tells the shard."""
@@ -464,6 +492,17 @@ class Claims:
         task = GroupedTask(row["task_id"], row["task_index"], Raw(row["payload"]))
         owner = _Owner(row["job_id"], row["org_id"], row["run_id"], row["timeout_at"])
         return FetchReply(status=status, task=self._payload(task, row["attempt"], owner, job))
+
+
+def _refused(group: _Group, task_id: UUID, reason: str) -> Completion:
+    return Completion(
+        task_id=task_id,
+        attempt=group.attempt,
+        lease_token=group.lease.lease_token,
+        status="Failed",
+        error_class=NOT_ALLOWED,
+        error_message=reason,
+    )
 
 
 def _wanted(request: ClaimRequest) -> _Wanted:

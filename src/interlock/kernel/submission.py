@@ -17,6 +17,7 @@ from interlock.kernel.bundles import pin
 from interlock.kernel.idempotency import answered_before, remember
 from interlock.kernel.isolation import UNSTORABLE
 from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
+from interlock.kernel.operators import Operators
 from interlock.kernel.rates import rate_key
 from interlock.kernel.secrets import check_references
 from interlock.kernel.tasks import enqueue, run_task_id
@@ -86,9 +87,10 @@ class RunSettings:
 
 
 class Submissions:
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, operators: Operators | None = None) -> None:
         self._database = database
         self._settings = settings
+        self._operators = operators or Operators(database, settings)
 
     async def submit(self, request: JobRequest, org_id: UUID, *, idempotency_key: str | None, body: bytes) -> Submitted:
         """`body` is the request as it came: an Idempotency-Key is bound to its bytes."""
@@ -116,9 +118,9 @@ class Submissions:
         return submitted
 
     async def within(self, connection: Connection, request: JobRequest, org_id: UUID) -> JobAccepted:
-        """As a part of a larger transaction."""
+        """Writes a job of the platform itself, as a part of a larger transaction: its operator is not checked."""
         self._check_size(request)
-        written, _ = await self._write(connection, request, org_id)
+        written, _ = await self._write(connection, request, org_id, check=False)
         return written
 
     def _check_size(self, request: JobRequest) -> None:
@@ -150,8 +152,10 @@ class Submissions:
             place, reason = found
             raise BadRequest(f"tasks[{place}] cannot be stored: {reason}.", code="bad_payload")
 
-    async def _write(self, connection: Connection, request: JobRequest, org_id: UUID) -> tuple[JobAccepted, str]:
-        job = await self.job(connection, request, org_id)
+    async def _write(
+        self, connection: Connection, request: JobRequest, org_id: UUID, *, check: bool = True
+    ) -> tuple[JobAccepted, str]:
+        job = await self.job(connection, request, org_id, check=check)
         items = items_of(request.listed, request.dedupe_by, job["concurrency_key"])
         settings = RunSettings.asked(request.limits, request.retention_days)
         return await self._run_of(connection, job, items, settings), job["runtime"]
@@ -223,11 +227,15 @@ class Submissions:
                 direct=direct,
             )
 
-    async def job(self, connection: Connection, request: JobRequest, org_id: UUID) -> Row:
-        """The one that a request is for: known, new, or changed."""
+    async def job(self, connection: Connection, request: JobRequest, org_id: UUID, *, check: bool = True) -> Row:
+        """Returns the job that a request is for: known, new, or changed."""
         if request.operator is None:
-            return await self._known_job(connection, request, org_id)
+            known = await self._known_job(connection, request, org_id)
+            await self._operators.check_job(connection, known)
+            return known
         config = await self._config(connection, request, org_id)
+        if check:
+            await self._operators.check(connection, org_id, request.runtime, request.operator, request.config)
         definition = self._definition(request, config, org_id)
         await self._own_outputs(connection, request, org_id)
         job: Row | None = await _sql.insert_job(connection, **definition)

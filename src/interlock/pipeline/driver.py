@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import msgspec
 
-from interlock.pipeline import session
+from interlock.pipeline import operators, session
 from interlock.pipeline.failures import SparkStopped
 from interlock.pipeline.running import WAIT_STEP_SECONDS, Pools, Running, ThreadLines, job_of
 from interlock.wire import Event, Output, TaskData
-from interlock.workers import protocol
+from interlock.workers import catalogue, confinement, protocol
 from interlock.workers.context import PROGRESS_TEXT, TaskCanceled, TaskFailed, plain
 from interlock.workers.exits import EXIT_ORPHANED, EXIT_SPARK_DIED
 from interlock.workers.inside import die_with, encoded, raised, wait_for_the_wrapper
@@ -404,6 +404,9 @@ def _arguments() -> argparse.Namespace:
     for name in ("--work", "--reports", "--parent", "--result-limit"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--operators", action="append", default=[])
+    parser.add_argument("--hidden", action="append", default=[], type=Path)
+    parser.add_argument("--kept", action="append", default=[], type=Path)
     parser.add_argument("modules", nargs="*")
     return parser.parse_args()
 
@@ -419,6 +422,10 @@ def main() -> NoReturn:
     threading.excepthook = _show_no_cancel
     driver = Driver(asked.work, asked.reports, asked.result_limit, asked.scratch)
     sys.stdout, sys.stderr = ThreadLines(driver, "stdout"), ThreadLines(driver, "stderr")
+    confinement.confine(asked.hidden, asked.kept)
+    given = catalogue.sources(asked.operators)
+    catalogue.extend_search_path(given)
+    operators.give(given)
     for module in asked.modules:
         importlib.import_module(module)
     driver.serve()

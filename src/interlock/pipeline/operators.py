@@ -3,19 +3,21 @@
     @operator(inputs={"logs": LOGS}, output=TRANSFERS)
     def transfers(logs: DataFrame, ctx: TaskContext) -> DataFrame: ...
 
-A name is that of a built-in operator, or `module:function` of anything importable where the worker runs.
+A name is that of a built-in operator, or `module:function` of a function that is declared so in a module that the
+worker was given. Nothing else is ever imported or called.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from interlock.schemas import HOT_RANGE_COLUMN
-from interlock.workers.operators import OperatorNotFound
+from interlock.workers import catalogue
+from interlock.workers.catalogue import Catalogue, Kind, OperatorNotFound, Source
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -48,6 +50,7 @@ _OF_EXPORTS: Final = {"run_export": "interlock.pipeline.run_export:run_export"}
 _OF_QUERIES: Final = {"batch_query": f"{_PACKAGE}.batch_query:batch_query"}
 """For tasks that the query service makes; it has no place in a DAG."""
 
+_OF_THE_PLATFORM: Final = BUILT_IN | _OF_QUERIES | _OF_SINKS | _OF_INGESTS | _OF_EXPORTS
 _DECLARED: Final = "__interlock_operator__"
 
 
@@ -123,26 +126,29 @@ def declared(function: object, name: str | None = None) -> Operator:
     return Operator(shown, function, declaration)
 
 
+_given = Catalogue((), Kind.SPARK)
+
+
+def give(sources: Sequence[Source]) -> Catalogue:
+    """Sets the folders and modules whose operators this process may run."""
+    global _given  # noqa: PLW0603 - a process that runs operators is given them once, at its start
+    _given = Catalogue(sources, Kind.SPARK)
+    return _given
+
+
 def resolve(name: str) -> Operator:
-    """The operator behind a name. Raises OperatorNotFound."""
-    path = (BUILT_IN | _OF_QUERIES | _OF_SINKS | _OF_INGESTS | _OF_EXPORTS).get(name, name)
-    if ":" not in path:
+    """Returns the operator behind a name. Raises OperatorNotFound."""
+    if name in _OF_THE_PLATFORM:
+        module, _, function = _OF_THE_PLATFORM[name].partition(":")
+        return declared(getattr(importlib.import_module(module), function), name)
+    return resolve_declared(name)
+
+
+def resolve_declared(name: str) -> Operator:
+    """Returns an operator that is not one of the platform. Raises OperatorNotFound."""
+    if ":" not in name:
         raise OperatorNotFound(
             f"no operator {name!r} on Spark: built in are {', '.join(sorted(BUILT_IN))}; name your own as "
             "module:function"
         )
-    return declared(_imported(path, name), name)
-
-
-def _imported(path: str, name: str) -> object:
-    module_name, _, attribute = path.partition(":")
-    try:
-        found: object = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise OperatorNotFound(
-            f"cannot load operator {name!r} ({type(error).__name__}: {error}): check the name, and that its module "
-            "can be imported where the worker runs"
-        ) from error
-    return found
+    return declared(catalogue.load(_given.find(name)), name)

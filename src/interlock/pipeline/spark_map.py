@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from interlock.pipeline.attempt import closing_with
 from interlock.pipeline.context import TaskContext
 from interlock.pipeline.failures import BadConfig, WrongOutputs
-from interlock.pipeline.operators import Operator, resolve
+from interlock.pipeline.operators import Operator, resolve_declared
 from interlock.pipeline.spark_errors import explained
 from interlock.workers.context import TaskFailed
 from interlock.workers.protocol import Assignment
@@ -44,7 +44,7 @@ def _operator(config: object) -> Operator:
     name = config.get("operator") if isinstance(config, Mapping) else None
     if not isinstance(name, str) or ":" not in name:
         raise BadConfig('spark_map needs a config like {"operator": "my_module:my_function"}.')
-    operator = resolve(name)
+    operator = resolve_declared(name)
     if operator.declaration.inputs is None or len(operator.declaration.inputs) != 1:
         raise BadConfig(
             f"Operator {name} is to take the tasks as its one input: "

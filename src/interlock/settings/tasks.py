@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -60,6 +61,20 @@ class Tasks(Area):
         14.0,
         gt=0,
         description="Ended runs and their tasks, ended tasks of DAGs, and events of datasets are deleted after this.",
+    )
+    operators: list[str] = Field(
+        default_factory=list,
+        description="Folders and Python modules whose declared operators a worker runs, beside those of --operators; "
+        "empty: the built-in ones alone, and with `interlock up` those of the folder that it is started in.",
+    )
+    operator_hours: float = Field(
+        168.0,
+        gt=0,
+        description="Jobs may name an operator for so long after a worker has last reported it.",
+    )
+    secret_dirs: list[Path] = Field(
+        default_factory=list,
+        description="Folders that operator code of a worker cannot open, beside `dir`; needs Linux with Landlock.",
     )
     runtimes: dict[str, Runtime] = Field(
         default_factory=dict, description="Added to, or replacing, the built-in runtimes."

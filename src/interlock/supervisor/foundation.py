@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import socket
 import ssl
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -22,6 +23,9 @@ from interlock.supervisor.credentials import Credentials, ensure_credentials
 from interlock.supervisor.folder import Folder
 from interlock.supervisor.query_role import as_role, make_query_role
 from interlock.supervisor.servers import Servers
+from interlock.wire import OperatorsReport
+from interlock.workers.catalogue import sources
+from interlock.workers.operators import catalogue_of
 
 log = structlog.get_logger()
 
@@ -96,6 +100,17 @@ class Foundation:
         url = url_of(self.listeners[listener], self._settings)
         async with WorkerClient(url, "", verify=False, patience=READY_SECONDS) as client:
             await client.health()
+
+    async def report_operators(self, runtimes: Sequence[str], given: Sequence[str]) -> None:
+        """Makes the operators of this start known before its workers have loaded: jobs may name them at once."""
+        url, found = url_of(self.listeners["internal"], self._settings), sources(given)
+        async with WorkerClient(url, self.credentials.worker_token, verify=False, patience=READY_SECONDS) as client:
+            for name in runtimes:
+                runtime = self._settings.runtime(name)
+                names = await asyncio.to_thread(catalogue_of(found, spark=runtime.spark).names)
+                await client.report_operators(
+                    OperatorsReport(queue=runtime.queue, worker_id="interlock up", operators=names)
+                )
 
     async def clear(self) -> None:
         for listener in self.listeners.values():

@@ -84,8 +84,10 @@ class Plan:
     """What to run beside the servers, the gateway, the dispatcher and the scheduler."""
 
     workers: Sequence[str] = WORKER_RUNTIMES
+    operators: Sequence[str] = ()
+    """Folders and modules whose declared operators the workers run."""
     modules: Sequence[str] = ()
-    """Imported by workers, to register operators."""
+    """Imported by workers at their start, and given to them as well."""
     children_stderr: int | None = None
     """Where children write beside their log files; None for our own stderr."""
 
@@ -116,6 +118,7 @@ class Supervisor:
         self._laid.set()
         for door in self.doors:
             await self._wait_until_ready(door)
+        await foundation.report_operators(self.plan.workers, [*self.plan.operators, *self.plan.modules])
         # Not sooner: on a small machine a worker's start would only slow down theirs, and it could not work yet.
         self.workers = [self._worker(runtime) for runtime in self.plan.workers]
         self.schedulers = [self._scheduler(), self._sink(), self._ingest(), self._bus()]
@@ -278,8 +281,9 @@ class Supervisor:
                 settings["INTERLOCK_STATE_URL"] = foundation.servers.urls.state
             return Handover(settings)
 
-        modules = [part for module in self.plan.modules for part in ("--import", module)]
-        arguments = ["worker", "--runtime", runtime, *modules]
+        given = [part for one in self.plan.operators for part in ("--operators", one)]
+        given += [part for module in self.plan.modules for part in ("--import", module)]
+        arguments = ["worker", "--runtime", runtime, *given]
         return self._child(f"worker-{runtime}", arguments, hand_over, _WORKER_GRACE_SECONDS)
 
     def _child(

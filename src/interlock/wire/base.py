@@ -13,6 +13,10 @@ ServiceName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-
 OperatorName = Annotated[
     str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_.]*)?$(?!\n)")
 ]
+OperatorPattern = Annotated[
+    str, Meta(min_length=1, max_length=200, pattern=r"^([A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z0-9_.]*)?)?\*?$(?!\n)")
+]
+"""A name of an operator, or the beginning of one with `*` behind it."""
 WorkerId = Annotated[str, Meta(min_length=1, max_length=200)]
 JsonPointer = Annotated[str, Meta(pattern=r"^(/[^/]*)+$(?!\n)", max_length=500)]
 LONGEST_SECONDS: Final = 7 * 86_400

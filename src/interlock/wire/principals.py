@@ -9,7 +9,7 @@ from uuid import UUID
 
 from msgspec import Meta
 
-from interlock.wire.base import Name, Reply, Request, ServiceName
+from interlock.wire.base import Name, OperatorPattern, Reply, Request, ServiceName
 
 
 class Role(StrEnum):
@@ -107,6 +107,18 @@ class OrgRequest(Request, frozen=True, kw_only=True):
 class OrgView(Reply, frozen=True, kw_only=True):
     org_id: UUID
     name: str
+
+
+class OrgOperatorsRequest(Request, frozen=True, kw_only=True):
+    """The operators that an org may use."""
+
+    operators: Annotated[list[OperatorPattern], Meta(max_length=1000)] | None
+    """Names, or beginnings of names with `*` behind them; null for any."""
+
+
+class OrgOperators(Reply, frozen=True, kw_only=True):
+    org: str
+    operators: list[str] | None
 
 
 class WorkerView(Reply, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Raw, Struct
 
-from interlock.wire.base import Internal, Name, Reply, WorkerId
+from interlock.wire.base import Internal, Name, OperatorName, Reply, WorkerId
 
 
 class ReceiveRequest(Internal, frozen=True, kw_only=True):
@@ -16,6 +16,18 @@ class ReceiveRequest(Internal, frozen=True, kw_only=True):
     max: Annotated[int, Meta(ge=1, le=100)] = 10
     wait_seconds: Annotated[float, Meta(ge=0, le=30)] = 20.0
     visibility_seconds: Annotated[float, Meta(ge=1, le=43_200)] = 30.0
+
+
+class OperatorsReport(Internal, frozen=True, kw_only=True):
+    """The operators that a worker can run beside the built-in ones."""
+
+    queue: Name
+    worker_id: WorkerId
+    operators: Annotated[list[OperatorName], Meta(max_length=2000)]
+
+
+class OperatorsReported(Internal, frozen=True, kw_only=True):
+    operators: int
 
 
 class QueueMessage(Struct, frozen=True):

@@ -7,8 +7,9 @@ process imports this package.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from interlock.workers.catalogue import OperatorNotFound
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
-from interlock.workers.operators import OperatorNotFound, operator
+from interlock.workers.operators import operator
 
 if TYPE_CHECKING:
     from interlock.workers.wrapper import Worker, main

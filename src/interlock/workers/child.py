@@ -18,16 +18,16 @@ import sys
 import threading
 import time
 from collections import deque
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
 from interlock.wire import Event
-from interlock.workers import protocol
+from interlock.workers import catalogue, confinement, operators, protocol
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
 from interlock.workers.exits import EXIT_ORPHANED, EXIT_OUT_OF_MEMORY
 from interlock.workers.inside import Lines, die_with, encoded, raised, wait_for_the_wrapper
-from interlock.workers.operators import resolve
 
 READ = 1 << 18
 
@@ -90,7 +90,7 @@ class Child:
         start = time.perf_counter()
         try:
             context = TaskContext(work, task, self)
-            function = resolve(work.operator)
+            function = operators.resolve(work.operator)
             payload = _decode(task.payload)
             self._running = task.slot
             value = function(payload, context)
@@ -213,6 +213,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="interlock.workers.child")
     for name in ("--work", "--control", "--reports", "--parent", "--memory-mb", "--result-limit"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--operators", action="append", default=[])
+    parser.add_argument("--hidden", action="append", default=[], type=Path)
+    parser.add_argument("--kept", action="append", default=[], type=Path)
     parser.add_argument("modules", nargs="*")
     return parser.parse_args()
 
@@ -228,6 +231,10 @@ def main() -> NoReturn:
     child = Child(asked.work, asked.control, asked.reports, asked.result_limit)
     sys.stdout, sys.stderr = Lines(child, "stdout"), Lines(child, "stderr")
     _limit_memory(asked.memory_mb)
+    confinement.confine(asked.hidden, asked.kept)
+    given = catalogue.sources(asked.operators)
+    catalogue.extend_search_path(given)
+    operators.give(given)
     for module in asked.modules:
         importlib.import_module(module)
     gc.freeze()

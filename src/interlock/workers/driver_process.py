@@ -43,6 +43,12 @@ class DriverLaunch:
     options: protocol.SparkOptions = field(repr=False)
     result_limit: int = 65_536
     modules: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    """Folders and modules whose declared operators may be run."""
+    hidden: tuple[str, ...] = ()
+    """Files and folders that operators cannot open."""
+    kept: tuple[str, ...] = ()
+    """Of these, what they can."""
     environment: tuple[str, ...] = ()
     """Names of further variables for the environment of the process itself."""
     data_url: str | None = field(default=None, repr=False)
@@ -58,6 +64,9 @@ class DriverLaunch:
     def command(self, work: int, reports: int, scratch: Path, key: str = "") -> list[str]:
         numbers = {"--work": work, "--reports": reports, "--parent": os.getpid(), "--result-limit": self.result_limit}
         flags = [part for name, number in numbers.items() for part in (name, str(number))]
+        flags += [part for given in self.operators for part in ("--operators", given)]
+        flags += [part for path in self.hidden for part in ("--hidden", path)]
+        flags += [part for path in self.kept for part in ("--kept", path)]
         driver = [sys.executable, "-m", "interlock.pipeline.driver"]
         modules = () if key == PLATFORM else self.modules
         return [*driver, *flags, "--scratch", str(scratch), *modules]

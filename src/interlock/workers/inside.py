@@ -13,9 +13,9 @@ from typing import Protocol
 import msgspec
 
 from interlock.workers import protocol
+from interlock.workers.catalogue import OperatorNotFound
 from interlock.workers.context import TaskFailed, plain
 from interlock.workers.exits import EXIT_ORPHANED
-from interlock.workers.operators import OperatorNotFound
 
 ERROR_CLASS = 200
 ERROR_MESSAGE = 10_000

@@ -1,7 +1,8 @@
 """Operators: plain functions `f(payload, ctx)` that do a job's work, found by name.
 
-A name is one given with `@operator`, or `module:function` of anything importable where the worker runs. What the
-function returns, if JSON can say it, is the task's result; what it raises fails the task.
+A name is that of a built-in operator, or of a function that is declared with `@operator` in a module that the worker
+was given: `module:function`, or the name that the decorator registers. Nothing else is ever imported or called.
+The value that the function returns, if JSON can say it, is the task's result; what it raises fails the task.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import inspect
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, overload
 
+from interlock.workers import catalogue
+from interlock.workers.catalogue import Catalogue, Kind, OperatorNotFound, Source
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
 
 Operator = Callable[[Any, TaskContext], Any]
@@ -33,14 +36,14 @@ ON_SERVERS: Final = frozenset({"block_follower", "block_ingest", "http_fetch", "
 ON_STATE: Final = frozenset({"list_load"})
 """Those that are told where the state database is, on Spark. They have a driver of their own."""
 
-_registered: dict[str, Operator] = {}
-_imported: dict[str, Operator] = {}
+DECLARED: Final = "__interlock_platform_operator__"
+"""The attribute of a declared function; its value is the name that the decorator registers."""
+
+_built_in: dict[str, Operator] = {}
+_loaded: dict[str, Operator] = {}
+_given = Catalogue((), Kind.PLATFORM)
 
 SLEEP_STEP_SECONDS = 0.1
-
-
-class OperatorNotFound(Exception):
-    """There is no such operator here; the message says what is missing."""
 
 
 @overload
@@ -52,72 +55,86 @@ def operator(name: str, /) -> Callable[[F], F]: ...
 
 
 def operator(function_or_name: Any, /) -> Any:
-    """Register a function as an operator: `@operator` under its own name, `@operator("name")` under another."""
+    """Declare a function as an operator: `@operator` under its own name, `@operator("name")` under another."""
     if isinstance(function_or_name, str):
-        return lambda function: _register(function_or_name, function)
-    return _register(function_or_name.__name__, function_or_name)
+        return lambda function: _declare(function_or_name, function)
+    return _declare(function_or_name.__name__, function_or_name)
 
 
-def _register(name: str, function: F) -> F:
-    _refuse_coroutines(name, function)
-    if name in PLATFORM or _registered.setdefault(name, function) is not function:
+def _declare(name: str, function: F) -> F:
+    if inspect.iscoroutinefunction(function):
+        raise OperatorNotFound(f"operator {name!r} is a coroutine function: make it a plain function")
+    if not inspect.isfunction(function):
+        raise OperatorNotFound(f"operator {name!r} is no function but a {type(function).__name__}")
+    if name in PLATFORM or name in _built_in:
         raise ValueError(f"operator {name!r} exists already: give this one another name")
+    vars(function)[DECLARED] = name
     return function
 
 
-def registered() -> dict[str, Operator]:
-    """By name, as far as their modules are loaded."""
-    return dict(_registered)
+def _build_in(function: F) -> F:
+    _built_in[function.__name__] = function
+    return function
 
 
-def _refuse_coroutines(name: str, function: object) -> None:
-    if inspect.iscoroutinefunction(function):
-        raise OperatorNotFound(f"operator {name!r} is a coroutine function: make it a plain function")
+def built_in() -> dict[str, Operator]:
+    """By name, without those that are loaded when a task names them."""
+    return dict(_built_in)
+
+
+def give(sources: Sequence[Source]) -> Catalogue:
+    """Sets the folders and modules whose operators this process may run."""
+    global _given  # noqa: PLW0603 - a process that runs operators is given them once, at its start
+    _given = catalogue_of(sources, spark=False)
+    _loaded.clear()
+    return _given
+
+
+def catalogue_of(sources: Sequence[Source], *, spark: bool) -> Catalogue:
+    """Finds the operators of a worker, on Spark or not."""
+    return Catalogue(sources, Kind.SPARK) if spark else Catalogue(sources, Kind.PLATFORM, reserved())
+
+
+def reserved() -> frozenset[str]:
+    """Names of the platform, which no function of a user can take."""
+    return frozenset({*_built_in, *PLATFORM})
 
 
 def resolve(name: str) -> Operator:
-    """The function behind a name. Raises OperatorNotFound."""
-    found = _registered.get(name) or _imported.get(name)
+    """Returns the function behind a name. Raises OperatorNotFound."""
+    found = _built_in.get(name) or _loaded.get(name)
     if found is not None:
         return found
-    if name in PLATFORM:
-        return _imported.setdefault(name, _import(PLATFORM[name]))
-    if ":" not in name:
-        known = ", ".join(sorted({*_registered, *PLATFORM}))
+    return _loaded.setdefault(name, _platform(name) if name in PLATFORM else declared(name))
+
+
+def declared(name: str) -> Operator:
+    """Returns the declared function behind a name, which is not one of the platform. Raises OperatorNotFound."""
+    found = catalogue.load(_given.find(name))
+    if not callable(found) or not isinstance(getattr(found, DECLARED, None), str):
         raise OperatorNotFound(
-            f"no operator {name!r} in this worker: it knows {known}; name a function as module:function, "
-            "or let the worker import the module that registers it"
+            f"{name!r} is not declared: import `operator` from interlock.workers, and write @operator above the "
+            "function"
         )
-    return _imported.setdefault(name, _import(name))
+    return found
 
 
-def _import(name: str) -> Operator:
-    module_name, _, attribute = name.partition(":")
-    try:
-        found: object = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise OperatorNotFound(
-            f"cannot load operator {name!r} ({type(error).__name__}: {error}): check the name, and that its module "
-            "can be imported where the worker runs"
-        ) from error
-    if not callable(found):
-        raise OperatorNotFound(f"operator {name!r} is no function but a {type(found).__name__}")
-    _refuse_coroutines(name, found)
+def _platform(name: str) -> Operator:
+    module, _, function = PLATFORM[name].partition(":")
+    found: Operator = getattr(importlib.import_module(module), function)
     return found
 
 
 # Built in
 
 
-@operator("echo")
+@_build_in
 def echo(payload: Any, ctx: TaskContext) -> Any:  # noqa: ARG001 - an operator takes both
     """Returns its payload."""
     return payload
 
 
-@operator("sleep")
+@_build_in
 def sleep(payload: Any, ctx: TaskContext) -> Any:
     """Takes `seconds` of time, in steps, and shows progress."""
     seconds = payload.get("seconds") if isinstance(payload, dict) else None
@@ -132,7 +149,7 @@ def sleep(payload: Any, ctx: TaskContext) -> Any:
     return {"seconds": seconds}
 
 
-@operator("fail")
+@_build_in
 def fail(payload: Any, ctx: TaskContext) -> Any:
     """Fails as told: with `error_class` and `message`, by `exit_code` or by `signal`; `times` bounds how often."""
     asked = payload if isinstance(payload, dict) else {}
@@ -151,10 +168,10 @@ def _die_of(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-@operator("python")
+@_build_in
 def python(payload: Any, ctx: TaskContext) -> Any:
-    """Calls the function that the job's config names: `{"function": "module:function"}`."""
+    """Calls the declared function that the job's config names: `{"function": "module:function"}`."""
     name = ctx.config.get("function")
     if not isinstance(name, str) or ":" not in name:
         raise OperatorNotFound('operator python needs a config like {"function": "module:function"}')
-    return resolve(name)(payload, ctx)
+    return declared(name)(payload, ctx)

@@ -42,14 +42,14 @@ class Pool(WorkPool):
     def room(self, kind: Kind | None) -> int:
         if self._draining.is_set():
             return 0
-        free = sum(1 for child in self.children if child.ready and not child.assigned)
+        free = sum(1 for child in self.children if child.ready and not child.stale and not child.assigned)
         spare = free - len(self.queue) - self._reserved_tasks(kind)
         seconds = self._pace.seconds(kind)
         ahead = 0 if seconds is None else int(self._budget() / seconds)
         return max(spare, ahead, 0)
 
     def _budget(self) -> float:
-        working = [child for child in self.children if child.ready and not child.stuck]
+        working = [child for child in self.children if child.ready and not child.stale and not child.stuck]
         backlog = sum(self._reserved) + self._queued_seconds + sum(child.load for child in working)
         return PREFETCH_SECONDS * len(working) - backlog
 
@@ -77,7 +77,9 @@ class Pool(WorkPool):
 
     def feed(self) -> None:
         hungry = [
-            child for child in self.children if child.ready and child.load < FEED_BELOW_SECONDS and not child.stuck
+            child
+            for child in self.children
+            if child.ready and not child.stale and child.load < FEED_BELOW_SECONDS and not child.stuck
         ]
         for waiting, child in zip(range(len(hungry), 0, -1), hungry, strict=True):
             if not self.queue:
@@ -108,7 +110,7 @@ class Pool(WorkPool):
                 self._finished(held, message)
             else:
                 self._heard_other(child, message)
-        if self._draining.is_set():
+        if child.stale or self._draining.is_set():
             self._retire_idle()
         self.feed()
         self.room_made.set()
@@ -258,8 +260,16 @@ class Pool(WorkPool):
 
     def _retire_idle(self) -> None:
         for child in self.children:
-            if not child.assigned:
+            if not child.assigned and (child.stale or self._draining.is_set()):
                 child.retire()
+
+    def renew(self) -> None:
+        """Have new children take over, each as soon as one has ended its tasks: they can open files that are new."""
+        for child in self.children:
+            child.stale = True
+            if len(child.assigned) > 1:
+                child.recall()
+        self._retire_idle()
 
     def kill_all(self) -> None:
         for child in self.children:

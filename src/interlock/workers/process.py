@@ -68,7 +68,11 @@ class Launch:
     memory_mb: int | None = None
     result_limit: int = 65_536
     modules: tuple[str, ...] = ()
-    """Imported at the start, so that they register their operators."""
+    """Imported at the start."""
+    operators: tuple[str, ...] = ()
+    """Folders and modules whose declared operators may be run."""
+    hidden: tuple[str, ...] = ()
+    """Files and folders that operators cannot open."""
     environment: tuple[str, ...] = ()
     """Names of further variables for the environment of the process itself."""
     data_url: str | None = field(default=None, repr=False)
@@ -90,6 +94,8 @@ class Launch:
             "--result-limit": self.result_limit,
         }
         flags = [part for name, number in numbers.items() for part in (name, str(number))]
+        flags += [part for given in self.operators for part in ("--operators", given)]
+        flags += [part for path in self.hidden for part in ("--hidden", path)]
         return [sys.executable, "-m", "interlock.workers.child", *flags, *self.modules]
 
 
@@ -163,6 +169,8 @@ class ChildProcess(OperatorProcess):
         self.head_since = 0.0
         """When the first of `assigned` became the first."""
         self.recalled = False
+        self.stale = False
+        """It gets no new work, and ends with what it has: newer code has come."""
 
     @property
     def head(self) -> Held | None:

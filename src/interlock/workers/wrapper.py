@@ -25,11 +25,15 @@ import structlog
 
 from interlock.client import WorkerClient, dispatcher_access
 from interlock.errors import ConfigurationError, InterlockError
-from interlock.settings import Runtime, RuntimeKind, Settings
+from interlock.settings import Runtime, RuntimeKind, Settings, config_file
+from interlock.workers import catalogue, confinement
+from interlock.workers.confinement import NOT_CONFINED
 from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import DriverLaunch
 from interlock.workers.held import NONE, Variables
 from interlock.workers.leases import Leases
+from interlock.workers.operator_reports import OperatorReports
+from interlock.workers.operators import catalogue_of
 from interlock.workers.pace import Pace
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch
@@ -50,8 +54,9 @@ OUTAGE_LINE_SECONDS = 10.0
 class Worker:
     """Runs tasks of one runtime until it is drained.
 
-    `modules` are imported in each child, to register operators with `@operator`; `environment` names variables that
-    its processes have beside the few that are always passed on; `variables` go with tasks of their org alone.
+    `operators` are the folders and modules whose declared operators it runs, beside those of the setting of that name;
+    `modules` are imported in each child besides. `environment` names variables that its processes have beside the few
+    that are always passed on; `variables` go with tasks of their org alone.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Worker:
         worker_id: str | None = None,
         concurrency: int | None = None,
         *,
+        operators: Sequence[str] = (),
         modules: Sequence[str] = (),
         environment: Sequence[str] = (),
         variables: Variables = NONE,
@@ -75,6 +81,7 @@ class Worker:
             settings.spark_tasks or 2 * cores if self._on_spark else settings.worker_concurrency or cores
         )
         self._modules, self._environment, self._variables = tuple(modules), tuple(environment), variables
+        self._sources = catalogue.sources([*settings.operators, *operators, *modules])
         self._cancel_grace = cancel_grace
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -95,13 +102,22 @@ class Worker:
         reporter = Reporter(client, self._settings.body_limit_bytes // 2)
         lease = self._runtime.lease_seconds
         pool, watch = self._spark_pool(client, pace, reporter) if self._on_spark else self._pool(pace, reporter)
+        declared = catalogue_of(self._sources, spark=self._on_spark)
+        reports = OperatorReports(client, declared, self._runtime.queue, self.worker_id, lambda: _renew(pool))
         puller = Puller(client, pool, pace, reporter, self._runtime.queue, self.worker_id)
+        if not confinement.is_possible():
+            log.warning("worker.operators_not_confined", effect=NOT_CONFINED)
         log.info("worker.started", worker_id=self.worker_id, queue=self._runtime.queue, concurrency=self.concurrency)
         try:
             async with asyncio.TaskGroup() as group:
                 loops = [
                     group.create_task(work)
-                    for work in (Leases(client, pool, lease).run(), watch, _raise_from(reporter.failure))
+                    for work in (
+                        Leases(client, pool, lease).run(),
+                        watch,
+                        _raise_from(reporter.failure),
+                        reports.run(),
+                    )
                 ]
                 pullers = [group.create_task(puller.run(self._draining)) for _ in range(PULLERS)]
                 await self._drained(pool, reporter, pullers)
@@ -121,6 +137,8 @@ class Worker:
             memory_mb=self._runtime.memory_mb,
             result_limit=settings.result_limit_bytes,
             modules=self._modules,
+            operators=tuple(source.text for source in self._sources),
+            hidden=_hidden(settings),
             environment=self._environment,
             variables=self._variables,
             data_url=_data_url(settings, self._runtime),
@@ -147,6 +165,9 @@ class Worker:
             options=options,
             result_limit=settings.result_limit_bytes,
             modules=self._modules,
+            operators=tuple(source.text for source in self._sources),
+            hidden=_hidden(settings),
+            kept=_kept(settings),
             environment=self._environment,
             variables=self._variables,
             data_url=_data_url(settings, self._runtime),
@@ -211,6 +232,27 @@ def _queue_runtime(settings: Settings, name: str) -> Runtime:
     return runtime
 
 
+def _renew(pool: WorkPool) -> None:
+    """Lets processes that were confined before a file was there be followed by others, which can open it."""
+    if isinstance(pool, Pool):
+        pool.renew()
+    elif isinstance(pool, DriverPool):
+        for driver in pool.drivers:
+            driver.spend()
+
+
+def _hidden(settings: Settings) -> tuple[str, ...]:
+    """Files and folders of the platform that operators cannot open."""
+    own = [settings.dir, settings.signing_keys_dir, config_file(), *settings.secret_dirs]
+    return tuple(str(path.absolute()) for path in (*own, settings.tls_key) if path is not None)
+
+
+def _kept(settings: Settings) -> tuple[str, ...]:
+    """Objects, which tasks on Spark read and write by themselves."""
+    root = settings.objects_root
+    return (root.removeprefix("file://"),) if root.startswith("file://") else ()
+
+
 def _data_url(settings: Settings, runtime: Runtime) -> str | None:
     """Only the platform's own runtimes are trusted with it."""
     if settings.data_url is None or not _is_trusted(settings, runtime):
@@ -266,6 +308,7 @@ async def main(
     worker_id: str | None = None,
     concurrency: int | None = None,
     *,
+    operators: Sequence[str] = (),
     modules: Sequence[str] = (),
     environment: Sequence[str] = (),
     variables: Variables = NONE,
@@ -273,7 +316,14 @@ async def main(
     """A worker as a process of its own: SIGTERM and SIGINT drain it, a second one hurries."""
     hide_memory()
     worker = Worker(
-        settings, runtime, worker_id, concurrency, modules=modules, environment=environment, variables=variables
+        settings,
+        runtime,
+        worker_id,
+        concurrency,
+        operators=operators,
+        modules=modules,
+        environment=environment,
+        variables=variables,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

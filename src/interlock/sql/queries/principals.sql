@@ -4,7 +4,7 @@
 insert into interlock.orgs (name) values (:name) on conflict (name) do nothing returning org_id, name;
 
 -- name: org_by_name^
-select org_id, name from interlock.orgs where name = :name;
+select org_id, name, operators from interlock.orgs where name = :name;
 
 -- name: insert_key^
 -- Nothing, for a service that is not there.

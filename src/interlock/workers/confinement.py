@@ -1,0 +1,106 @@
+"""Keeps operator code away from the files and processes of the platform, which run as the same user.
+
+A process that runs operators confines itself before it loads any of them, with Landlock (Linux 5.13 and newer), and so
+confines all that it starts:
+
+    hidden      the platform's folder, keys and configuration cannot be opened, and nothing in them be changed
+    kept        of these, what operators work on: the objects that Spark reads and writes
+    read-only   the system's folders and those of Python: code that is put there would run in the platform's processes
+
+Everything else stays open. A Landlock rule allows; it cannot deny. So all that stands beside a hidden path is allowed,
+entry by entry, as it is listed when the process starts: in the folder that holds a hidden path, such as the project's,
+operators can change files and make none, and a file that is replaced there is for processes that start later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from interlock import landlock
+from interlock.landlock import Access
+
+SYSTEM: Final = ("/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/usr")
+NOT_CONFINED: Final = (
+    "operators run as this user and can read the platform's files, keys and passwords, because this system has no "
+    "Landlock (Linux 5.13 or newer): run only operators that you trust with these"
+)
+_MEMORY: Final = frozenset({"kmem", "mem", "port"})
+_PR_CAPBSET_DROP: Final = 24
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_CAPABILITY_VERSION: Final = 0x20080522
+_LAST_CAPABILITY: Final = 63
+
+Limits = Mapping[Path, Access | None]
+"""By path; None for one that cannot be opened."""
+
+
+def is_possible() -> bool:
+    return landlock.version() > 0
+
+
+def confine(hidden: Iterable[Path], kept: Iterable[Path] = ()) -> bool:
+    """Confines this process, which has one thread, for good. Returns False where the kernel cannot.
+
+    Without a hidden path that exists there is nothing to keep secret, and nothing is done.
+    """
+    # /dev/null as the configuration file is no secret, and everybody needs it.
+    secret = [path.resolve() for path in hidden if path.is_dir() or path.is_file()]
+    if not secret or not is_possible():
+        return not secret
+    limits: dict[Path, Access | None] = dict.fromkeys(_read_only(), Access.READ)
+    limits |= dict.fromkeys(secret)
+    for path in kept:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # a rule needs something that is there
+        limits[path.resolve()] = Access.ALL
+    if os.geteuid() == 0:
+        limits |= dict.fromkeys(_raw_devices())
+        _drop_capabilities()
+    above = frozenset(parent for path in limits for parent in path.parents)
+    landlock.restrict_files(list(_rules(Path("/"), Access.ALL, limits, above)))
+    return True
+
+
+def _read_only() -> list[Path]:
+    package = Path(__file__).resolve().parents[1]
+    return [Path(path).resolve() for path in (*SYSTEM, sys.prefix, sys.base_prefix, package) if Path(path).exists()]
+
+
+def _rules(folder: Path, usual: Access | None, limits: Limits, above: frozenset[Path]) -> Iterator[tuple[Path, Access]]:
+    """Rules for all that is below a folder, whose own access is `usual` unless a limit says otherwise."""
+    access = limits.get(folder, usual)
+    if folder not in above:
+        if access is not None:
+            yield folder, access
+        return
+    try:
+        entries = [Path(entry.path) for entry in os.scandir(folder) if not entry.is_symlink()]
+    except OSError:
+        return  # what this user cannot list needs no rule
+    for entry in entries:
+        yield from _rules(entry, access, limits, above)
+
+
+def _raw_devices() -> Iterator[Path]:
+    """Disks and memory, which root could read past every file system."""
+    for entry in os.scandir("/dev"):
+        if entry.name in _MEMORY or stat.S_ISBLK(entry.stat(follow_symlinks=False).st_mode):
+            yield Path(entry.path)
+
+
+def _drop_capabilities() -> None:
+    """Makes root an ordinary owner of its files: nothing here mounts, traces, or loads modules."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in range(_LAST_CAPABILITY + 1):
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for those that this kernel does not know
+    libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header, none = struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)
+    if libc.capset(header, none) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"capset: {os.strerror(number)}")

@@ -1,0 +1,71 @@
+"""Reports the operators of a worker to the dispatcher: when it starts, when they change, and every few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from interlock.client import WorkerClient
+from interlock.errors import NotFound
+from interlock.wire import OperatorsReport
+from interlock.workers.catalogue import MOST_OPERATORS, Catalogue
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 2.0
+"""Between two looks at the sources: a new operator may be named so soon."""
+REPORT_SECONDS: Final = 20.0
+
+
+class OperatorReports:
+    def __init__(
+        self,
+        client: WorkerClient,
+        catalogue: Catalogue,
+        queue: str,
+        worker_id: str,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called when operators have come or gone since the last report, before the next."""
+        self._client, self._catalogue, self._on_change = client, catalogue, on_change
+        self._queue, self._worker_id = queue, worker_id
+        self._reported: list[str] | None = None
+        self._reported_at = 0.0
+
+    async def run(self) -> None:
+        while True:
+            began = time.monotonic()
+            await self.run_once()
+            # Large folders are looked at less often: that takes a twentieth of a core at most.
+            await asyncio.sleep(max(LOOK_SECONDS, 20 * (time.monotonic() - began)))
+
+    async def run_once(self) -> None:
+        """Reports if there is something new, or nothing was reported for a while."""
+        names = await asyncio.to_thread(self._catalogue.names)
+        due = time.monotonic() - self._reported_at >= REPORT_SECONDS
+        if names == self._reported and not due:
+            return
+        if names != self._reported:
+            self._say(names)
+            if self._reported is not None:
+                self._on_change()
+        try:
+            report = OperatorsReport(queue=self._queue, worker_id=self._worker_id, operators=names)
+            await self._client.report_operators(report)
+        except NotFound:
+            # A dispatcher of an older version: it checks no names, and the worker does so itself.
+            log.warning("worker.operators_not_reported", reason="the dispatcher does not know of reports")
+        self._reported, self._reported_at = names, time.monotonic()
+
+    def _say(self, names: list[str]) -> None:
+        log.info("worker.operators", operators=len(names), sources=[one.text for one in self._catalogue.sources])
+        if self._catalogue.truncated:
+            log.warning(
+                "worker.operators_left_out",
+                most=MOST_OPERATORS,
+                hint="the folders hold too many files or operators: name smaller ones with --operators",
+            )
