@@ -1143,6 +1143,12 @@ CREATE TABLE interlock.runs (
     held_from bigint,
     retention_days double precision
 );
+CREATE TABLE interlock.seals (
+    name text NOT NULL,
+    sealed bytea NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT seals_name_check CHECK ((name = 'platform'::text))
+);
 CREATE TABLE interlock.service_polls (
     org_id uuid NOT NULL,
     service text NOT NULL COLLATE pg_catalog."C",
@@ -1453,6 +1459,8 @@ ALTER TABLE ONLY interlock.run_receipts
     ADD CONSTRAINT run_receipts_pkey PRIMARY KEY (run_id);
 ALTER TABLE ONLY interlock.runs
     ADD CONSTRAINT runs_pkey PRIMARY KEY (run_id);
+ALTER TABLE ONLY interlock.seals
+    ADD CONSTRAINT seals_pkey PRIMARY KEY (name);
 ALTER TABLE ONLY interlock.service_polls
     ADD CONSTRAINT service_polls_pkey PRIMARY KEY (org_id, service);
 ALTER TABLE ONLY interlock.services
