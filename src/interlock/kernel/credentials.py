@@ -96,9 +96,9 @@ class Credentials:
             return row
 
         row = await self._database.run(work)
-        if row is None and lease_token is None:
-            raise Fenced("The attempt of this token no longer holds its task.", stale="attempt")
         if row is None:
+            if lease_token is None:
+                raise Fenced("The attempt of this token no longer holds its task.", stale="attempt")
             raise await self._tasks.fenced(Release(task_id=task_id, attempt=attempt, lease_token=lease_token))
         if row["cancel_requested"]:
             raise Fenced("The task is being canceled: its attempt gets no more credentials.", stale="status")
