@@ -136,7 +136,7 @@ def _opened(path: Path, limits: Limits) -> zipfile.ZipFile:
 
 
 def _check_directory(file: BinaryIO, limits: Limits) -> None:
-    """Bounds the central directory before `ZipFile` makes an object of each entry: 64 MiB of it took 800 MB.
+    """Bounds the central directory before `ZipFile` makes an object of each entry.
 
     Its size is what counts: `ZipFile` reads as many entries as fit into that, whatever the count says. The end record
     is read by the function that `ZipFile` uses, so both see the same one, also in an archive that has two.
