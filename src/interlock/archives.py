@@ -11,10 +11,11 @@ import stat
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Final, Literal
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
 
 from interlock.errors import BadRequest
 
@@ -29,6 +30,10 @@ _ENCRYPTED: Final = 0x1
 _LONGEST_NAME: Final = 500
 _LONGEST_PART: Final = 255
 """Bytes between two slashes: what file systems take."""
+_DIRECTORY_BYTES: Final = 256
+"""Of the central directory, per entry that an archive may have: 46 bytes, the name and what a packer adds."""
+_end_record: Final[Callable[[BinaryIO], Sequence[Any] | None]] = zipfile._EndRecData  # type: ignore[attr-defined]
+_ENTRIES, _DIRECTORY_SIZE = 4, 5
 _CHUNK: Final = 1 << 20
 _NO_BOMB_BYTES: Final = 1 << 20
 """However well something this small was packed, it is no bomb."""
@@ -66,7 +71,7 @@ def bad(why: str) -> BadRequest:
 
 def check(path: Path, limits: Limits = DEFAULT) -> Archive:
     """Reads all of it: a size or a checksum that lies is found here, not when a task runs."""
-    with _opened(path) as archive:
+    with _opened(path, limits) as archive:
         entries = _sound(archive, path.stat().st_size, limits)
         for entry in entries:
             for _ in _content(archive, entry):
@@ -76,7 +81,7 @@ def check(path: Path, limits: Limits = DEFAULT) -> Archive:
 
 def unpack(path: Path, into: Path, limits: Limits = DEFAULT) -> Archive:
     """`into` is a new folder that nobody else writes to. Of permissions, only that to execute is taken over."""
-    with _opened(path) as archive:
+    with _opened(path, limits) as archive:
         entries = _sound(archive, path.stat().st_size, limits)
         into.mkdir(mode=0o755)
         for entry in entries:
@@ -119,14 +124,31 @@ def modules(files: Sequence[str]) -> dict[str, Language]:
 # Checks
 
 
-def _opened(path: Path) -> zipfile.ZipFile:
+def _opened(path: Path, limits: Limits) -> zipfile.ZipFile:
     try:
         with path.open("rb") as file:
             if file.read(len(_BEGINNING)) != _BEGINNING:
                 raise bad("it is not a zip archive with at least one file")
+            _check_directory(file, limits)
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
         raise bad(f"its directory cannot be read ({_told(error)})") from None
+
+
+def _check_directory(file: BinaryIO, limits: Limits) -> None:
+    """Bounds the central directory before `ZipFile` makes an object of each entry.
+
+    Its size is what counts: `ZipFile` reads as many entries as fit into that, whatever the count says. The end record
+    is read by the function that `ZipFile` uses, so both see the same one, also in an archive that has two.
+    """
+    end = _end_record(file)
+    if not end:
+        raise bad("it has no directory")
+    entries, size = end[_ENTRIES], end[_DIRECTORY_SIZE]
+    if entries > limits.entries:
+        raise bad(f"it has {entries} entries, and may have {limits.entries}")
+    if size > limits.entries * _DIRECTORY_BYTES:
+        raise bad(f"its directory has {size} bytes, and may have {limits.entries * _DIRECTORY_BYTES}")
 
 
 def _sound(archive: zipfile.ZipFile, size: int, limits: Limits) -> list[zipfile.ZipInfo]:
@@ -175,13 +197,13 @@ def _check_names(entries: Sequence[zipfile.ZipInfo]) -> None:
     """Every name once, however it spells its accents; and no file where another entry needs a folder."""
     names = [unicodedata.normalize("NFC", entry.filename.removesuffix("/")) for entry in entries]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = Counter(names).most_common(1)[0][0]
         raise bad(f"an entry is there twice ({twice[:100]!r})")
     files = {name for name, entry in zip(names, entries, strict=True) if not entry.is_dir()}
     if not files:
         raise bad("it has no files")
     for name in names:
-        if inside := next((str(parent) for parent in PurePosixPath(name).parents if str(parent) in files), None):
+        if inside := next((name[:at] for at, one in enumerate(name) if one == "/" and name[:at] in files), None):
             raise bad(f"an entry lies inside of a file ({inside[:100]!r})")
 
 

@@ -50,7 +50,7 @@ from interlock.bus.registry import Registry as BusRegistry
 from interlock.bus.registry_pages import RegistryPages
 from interlock.bus.registry_reads import RegistryReads
 from interlock.bus.replays import Replays
-from interlock.bus.secrets import Seal
+from interlock.bus.secrets import Seal, require_seal
 from interlock.bus.shield import Shield
 from interlock.bus.snapshot_loading import Snapshots
 from interlock.bus.snapshot_publishing import SnapshotPublishing
@@ -402,7 +402,7 @@ async def kernel(
     """Opens the stores named in the settings, checks the schema, and closes everything at the end.
 
     A process that does not sign makes no key, either: it would have it to itself. One without `commands` is not woken
-    for those.
+    for those, and needs no key to seal with.
     """
     url = _state_url(settings)
     async with AsyncExitStack() as stack:
@@ -415,6 +415,8 @@ async def kernel(
         stack.push_async_callback(parts.keyring.signers.close)
         stack.push_async_callback(parts.credentials.close)
         stack.push_async_callback(parts.ingress.close)
+        if commands:
+            await require_seal(database, Seal(settings.signing_keys_dir))
         if signs:
             await parts.keyring.ensure()
         else:
@@ -468,6 +470,7 @@ async def bus(settings: Settings, *, clock: Clock | None = None) -> AsyncIterato
 
     objects = open_objects(settings.objects_root, endpoint=settings.objects_endpoint, region=settings.objects_region)
     async with _state_database(settings, "bus", clock) as database:
+        await require_seal(database, Seal(settings.signing_keys_dir))
         wakeups, keyring = Wakeups(), _keyring(settings, database)
         listener = Listener(_state_url(settings), wakeups, commands=True)
         listening = asyncio.create_task(listener.run(), name="listener")

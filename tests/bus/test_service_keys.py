@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
 
+from interlock.adapters.postgres import Database
 from interlock.bus.keys import KeyRotation, ServiceKeys
-from interlock.bus.secrets import Seal
-from interlock.clock import ManualClock
+from interlock.bus.secrets import Seal, require_seal
+from interlock.clock import ManualClock, SystemClock
 from interlock.errors import ConfigurationError
+from interlock.settings import Settings
+from interlock.wiring import bus, kernel
 from tests.bus.registering import Tenant, tenant
 from tests.system import System
 
@@ -65,7 +69,11 @@ async def test_a_secret_opens_only_for_what_it_was_sealed_for_and_with_its_own_k
     seal = Seal(tmp_path / "keys")
     sealed = seal.seal(b"secret", "a")
     assert Seal(tmp_path / "keys").open(sealed, "a") == b"secret"
-    for other, purpose in ((seal, "b"), (Seal(tmp_path / "others"), "a")):
+    other_seal = Seal(tmp_path / "others")
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        other_seal.open(sealed, "a")
+    other_seal.seal(b"", "a")
+    for other, purpose in ((seal, "b"), (other_seal, "a")):
         with pytest.raises(ConfigurationError, match="was not sealed with"):
             other.open(sealed, purpose)
     (tmp_path / "keys" / "bus-seal.key").write_bytes(b"short")
@@ -176,3 +184,44 @@ async def test_only_registered_services_have_keys(shared: System) -> None:
     assert await owner.refusal("POST", "/v1/service-keys", json=body) == (404, "unknown_service")
     keys = ServiceKeys(shared.kernel.database, shared.kernel.settings, Seal(shared.kernel.settings.signing_keys_dir))
     assert (await keys.tenant_config(owner.org_id, owner.org, "billing")).service == "billing"
+
+
+async def test_a_second_host_with_another_seal_does_not_start(state_url: str, tmp_path: Path) -> None:
+    first = Settings(dir=tmp_path, state_url=state_url, keys_dir=tmp_path / "first")
+    async with kernel(first, process="gateway"):
+        pass
+    async with bus(first):
+        pass
+    second = Settings(dir=tmp_path, state_url=state_url, keys_dir=tmp_path / "second")
+    for start in (kernel(second, process="gateway"), bus(second)):
+        with pytest.raises(ConfigurationError, match=r"bus-seal\.key does not exist.*Copy bus-seal\.key"):
+            await start.__aenter__()
+    assert not (tmp_path / "second" / "bus-seal.key").exists()
+    Seal(tmp_path / "second").seal(b"made by an older version", "any")
+    with pytest.raises(ConfigurationError, match="was not sealed with"):
+        await kernel(second, process="gateway").__aenter__()
+    shutil.copy(tmp_path / "first" / "bus-seal.key", tmp_path / "second")
+    async with kernel(second, process="gateway"):
+        pass
+
+
+async def test_secrets_older_than_the_check_value_are_tried_with_the_seal(shared: System, tmp_path: Path) -> None:
+    await producer(shared)
+    database = shared.kernel.database
+    await shared.value("with gone as (delete from interlock.seals returning 1) select count(*) from gone")
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        await require_seal(database, Seal(tmp_path))
+    assert await shared.value("select count(*) from interlock.seals") == 0
+    await require_seal(database, Seal(shared.kernel.settings.signing_keys_dir))
+    assert await shared.value("select count(*) from interlock.seals") == 1
+
+
+async def test_of_two_first_starts_with_two_seals_one_is_refused(state_url: str, tmp_path: Path) -> None:
+    database = await Database.open(state_url, size=2, timeout=30, clock=SystemClock(), name="test")
+    try:
+        seals = [Seal(tmp_path / name) for name in ("one", "two")]
+        outcomes = await asyncio.gather(*(require_seal(database, seal) for seal in seals), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes if outcome] == [ConfigurationError]
+        await require_seal(database, seals[outcomes.index(None)])
+    finally:
+        await database.close()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
+import stat
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 
 from interlock.adapters.objects import Found, Method, Objects, open_objects
 from interlock.errors import BadRequest, PreconditionFailed, TooLarge
+from interlock.pipeline.objects import replacing
 from tests.s3 import S3
 from tests.system import System, until
 
@@ -310,3 +313,20 @@ async def test_a_signed_url_ends(store: Store) -> None:
 async def test_a_signed_url_lives_no_longer_than_s3_lets_one_live(store: Store, seconds: float) -> None:
     with pytest.raises(BadRequest):
         await store.objects.sign("GET", store.uri(), seconds)
+
+
+async def test_objects_in_a_directory_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
+    root = tmp_path / "objects"
+    before = os.umask(0)
+    try:
+        objects = open_objects(f"file://{root}")
+        await objects.put(f"{objects.root}/a/b/c", b"x")
+        with replacing(f"{objects.root}/d/e/f") as draft:
+            draft.write_bytes(b"y")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (root, *root.rglob("*"))}
+    files = {"c", "f"}
+    assert files < modes.keys()
+    assert {mode for name, mode in modes.items() if name in files} == {0o600}
+    assert {mode for name, mode in modes.items() if name not in files} == {0o700}

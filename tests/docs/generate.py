@@ -36,6 +36,7 @@ a name that does not exist, stops the start with a sentence that says what to wr
 ```toml
 # interlock.toml
 gateway = "0.0.0.0:7070"
+gateway_url = "https://interlock.example:7070"
 tls_cert = "/etc/interlock/tls.crt"
 tls_key = "/etc/interlock/tls.key"
 retention_days = 30

@@ -1162,6 +1162,12 @@ CREATE TABLE interlock.runs (
     retention_days double precision,
     deadline_seconds double precision
 );
+CREATE TABLE interlock.seals (
+    name text NOT NULL,
+    sealed bytea NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT seals_name_check CHECK ((name = 'platform'::text))
+);
 CREATE TABLE interlock.service_polls (
     org_id uuid NOT NULL,
     service text NOT NULL COLLATE pg_catalog."C",
@@ -1476,6 +1482,8 @@ ALTER TABLE ONLY interlock.run_receipts
     ADD CONSTRAINT run_receipts_pkey PRIMARY KEY (run_id);
 ALTER TABLE ONLY interlock.runs
     ADD CONSTRAINT runs_pkey PRIMARY KEY (run_id);
+ALTER TABLE ONLY interlock.seals
+    ADD CONSTRAINT seals_pkey PRIMARY KEY (name);
 ALTER TABLE ONLY interlock.service_polls
     ADD CONSTRAINT service_polls_pkey PRIMARY KEY (org_id, service);
 ALTER TABLE ONLY interlock.services

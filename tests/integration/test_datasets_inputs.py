@@ -125,7 +125,7 @@ async def test_a_token_names_the_datasets_of_the_jobs_inputs_and_their_files(sti
             "storage_ref": {
                 "scheme": "file",
                 "prefix": a["read_prefix"].removeprefix("file://"),
-                "glob": "**/*.parquet",
+                "glob": "*.parquet",
             },
         },
         {"dataset_uuid": b["dataset_uuid"], "dataset_version": b["dataset_version"]},

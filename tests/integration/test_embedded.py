@@ -22,7 +22,15 @@ import psutil
 import pytest
 import valkey.asyncio as valkey
 
-from interlock.adapters.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedServerError, EmbeddedValkey
+from interlock.adapters.embedded import (
+    EmbeddedPostgres,
+    EmbeddedServer,
+    EmbeddedServerError,
+    EmbeddedValkey,
+    account,
+    acl,
+)
+from interlock.adapters.embedded.account import Account, AccountError
 from interlock.adapters.embedded.files import trim_log
 from interlock.adapters.embedded.processes import is_alive
 from tests.patience import answered
@@ -334,8 +342,61 @@ async def test_as_root_the_way_to_the_folder_is_opened_for_passage_only(farm: Fa
     closed.mkdir(mode=0o700)
     server = farm.valkey("closed/valkey")
     await server.start()
-    assert mode_of(closed) == 0o701
-    assert psutil.Process(server.pid).uids().real != 0
+    assert mode_of(closed) & stat.S_IRWXO == 0
+    user = psutil.Process(server.pid).uids().real
+    assert user != 0
+    assert passes(closed, user)
+    assert not passes(closed, 12_345)
+
+
+def passes(folder: Path, user: int) -> bool:
+    ended = subprocess.run(
+        ["/bin/ls", "-d", str(folder / "valkey")],
+        user=user,
+        group=user,
+        extra_groups=[],
+        capture_output=True,
+        check=False,
+    )
+    return ended.returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs its servers as another user")
+def test_a_file_system_without_access_lists_lets_the_group_of_the_servers_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acl, "let_pass", lambda *_: False)
+    guest = Account(12_345, 12_345, "guest", switched=True)
+    (tmp_path / "closed").mkdir(mode=0o700)
+    (tmp_path / "shared").mkdir(mode=0o750)
+    guest._add_passage(tmp_path / "closed", tmp_path)
+    assert (mode_of(tmp_path / "closed"), (tmp_path / "closed").stat().st_gid) == (0o710, 12_345)
+    with pytest.raises(AccountError, match=r"chmod o\+x"):
+        guest._add_passage(tmp_path / "shared", tmp_path)
+    assert mode_of(tmp_path / "shared") == 0o750
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs its servers as another user")
+async def test_without_a_program_that_makes_users_the_servers_run_as_nobody(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account, "SYSTEM_USER", "no-such-user")
+    monkeypatch.setattr(account, "_USUAL_PLACES", ())
+    monkeypatch.setenv("PATH", str(farm.root / "nothing"))
+    for server in (farm.postgres("fresh"), farm.valkey("fresh-valkey")):
+        await server.start()
+        assert psutil.Process(server.pid).username() == "nobody"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs its servers as another user")
+def test_useradd_is_found_where_path_does_not_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "useradd"
+    program.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('called with ' + sys.argv[-1])\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(account, "SYSTEM_USER", "no-such-user")
+    monkeypatch.setattr(account, "_USUAL_PLACES", (str(tmp_path),))
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert account._useradd() == "called with no-such-user"
 
 
 @pytest.mark.parametrize("kind", ["postgres", "valkey"])

@@ -18,12 +18,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from pydantic import ValidationError
 
 from interlock.access.principals import ROLE_SCOPES
 from interlock.adapters.embedded import EmbeddedValkey
 from interlock.api import dispatcher as dispatcher_module
 from interlock.api import gateway as gateway_module
 from interlock.api.listener import bind, require_safe
+from interlock.api.run import listener_of
 from interlock.errors import ConfigurationError
 from interlock.settings import Settings
 from interlock.wire import KeyRequest, Role
@@ -365,6 +367,24 @@ def test_a_listener_that_is_not_loopback_needs_tls(address: str, tmp_path: Path)
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.9.1:7070", "[::1]:7070", "localhost:7070"])
 def test_a_loopback_listener_may_do_without_tls(address: str) -> None:
     require_safe(address, Settings())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "0", "[::ffff:0.0.0.0]"])  # noqa: S104 - what is refused
+@pytest.mark.parametrize("setting", ["gateway", "internal", "query"])
+def test_a_wildcard_listener_needs_the_url_that_clients_are_given(setting: str, host: str) -> None:
+    address = f"{host}:7070"
+    given: dict[str, Any] = {setting: address, "allow_plaintext_listener": True}
+    with pytest.raises(ConfigurationError, match=f'Write {setting}_url = "https://') as refused:
+        listener_of(Settings(**given), "127.0.0.1:0", setting, None)
+    assert address in refused.value.detail
+    url = {f"{setting}_url": "https://interlock.example"}
+    listener_of(Settings(**given, **url), "127.0.0.1:0", setting, None).close()
+
+
+def test_a_url_that_clients_are_given_is_no_address_to_listen_on() -> None:
+    for name in ("gateway_url", "internal_url", "query_url", "objects_public_url"):
+        with pytest.raises(ValidationError, match="is an address to listen on"):
+            Settings(**{name: "http://0.0.0.0:7070"})
 
 
 def test_a_port_that_is_taken_is_a_sentence_with_a_way_out() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
-import msgspec
 import pytest
 
 from interlock import failpoints
@@ -17,7 +16,6 @@ from interlock.access.object_tokens import LEASE_SECONDS
 from interlock.client import Fence, TaskClient
 from interlock.clock import ManualClock
 from interlock.errors import Forbidden
-from interlock.wire import CredentialsRequest
 from interlock.wiring import kernel
 from tests.files import marked, path_of
 from tests.forging import part
@@ -180,6 +178,28 @@ async def test_an_attempt_is_given_its_prefixes_until_its_lease_ends(flow: Flow)
     assert not {"access_key_id", "secret_access_key", "session_token"} & given.keys()
 
 
+async def header_alone(system: System, claim: dict[str, Any]) -> httpx.Response:
+    headers = {"X-Trace-Task-Capability": claim["capability_token"]}
+    return await system.http.post(f"{system.internal_url}/v1/task/credentials", headers=headers)
+
+
+async def test_the_header_alone_gives_the_attempt_its_credentials(flow: Flow, clock: ManualClock) -> None:
+    claim = await started(flow, "feed")
+    reply = await header_alone(flow.system, claim)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["write_prefixes"] == (await minted(flow.system, claim))["write_prefixes"]
+    assert (await Holder(flow.system, reply.json()).ask("GET", file_of(claim))).status_code == 200
+    assert (await asked(flow.system, claim, task_id=str(uuid4()))).status_code == 403
+    assert (await asked(flow.system, claim, lease_token=str(uuid4()))).status_code == 409
+    clock.advance(10)
+    await flow.system.worker("POST", "/internal/task-release", json={"items": [fence(claim)]})
+    assert (await header_alone(flow.system, claim)).status_code == 409
+    again = await flow.system.claim(claim["task_id"])
+    assert again["attempt"] == claim["attempt"]
+    assert (await header_alone(flow.system, claim)).status_code == 409
+    assert (await header_alone(flow.system, again)).status_code == 200
+
+
 async def test_the_client_of_an_attempt_asks_for_them(flow: Flow) -> None:
     claim = await started(flow, "feed")
     held = Fence(UUID(claim["task_id"]), claim["attempt"], UUID(claim["lease_token"]))
@@ -295,7 +315,7 @@ async def test_a_prefix_of_another_root_of_objects_is_not_granted(state_url: str
         ) as after:
             claims = await after.tokens.verify(claim["capability_token"])
             with pytest.raises(Forbidden) as refusal:
-                await after.credentials.mint(claims, msgspec.convert(fence(claim), CredentialsRequest))
+                await after.credentials.mint(claims)
     assert refusal.value.code == "bad_prefix"
 
 

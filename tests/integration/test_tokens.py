@@ -131,6 +131,13 @@ async def test_a_claim_of_another_type_is_refused(held: Held, name: str) -> None
 
 NOBODY = "00000000-0000-4000-8000-00000000000f"
 YEAR_2100 = 4_102_444_800
+
+
+def dataset(scheme: str, prefix: str, glob: str = "*.parquet") -> dict[str, Any]:
+    place = {"scheme": scheme, "prefix": prefix, "glob": glob}
+    return {"dataset_uuid": NOBODY, "dataset_version": NOBODY, "storage_ref": place}
+
+
 WRONG_VALUES: list[tuple[str, Any]] = [
     ("iss", "another-interlock"),
     ("iss", ""),
@@ -150,6 +157,13 @@ WRONG_VALUES: list[tuple[str, Any]] = [
     ("attempt", -1),
     ("attempt", [1]),
     ("datasets", [1]),
+    ("datasets", [{}]),
+    ("datasets", [{"dataset_uuid": "x", "dataset_version": NOBODY}]),
+    ("datasets", [{"dataset_uuid": NOBODY, "dataset_version": NOBODY, "admin": True}]),
+    ("datasets", [dataset("file", "/")]),
+    ("datasets", [dataset("file", "/etc/", glob="**/*")]),
+    ("datasets", [dataset("s3", "a/")]),
+    ("datasets", [dataset("gs", "a/")]),
     ("s3", {}),
     ("s3", {"read_prefixes": []}),
     ("s3", {"read_prefixes": [], "write_prefixes": [], "admin": []}),

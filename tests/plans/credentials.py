@@ -8,7 +8,7 @@ _ATTEMPT = {"task_id": "seed.task('running', 0)", "org_id": "seed.id('org 0')", 
 _GONE = "array(select seed.id('gone ' || n) from generate_series(1, 50) n)"
 
 CREDENTIALS: dict[str, list[Expectation]] = {
-    "minting": [Bounded(1, _ATTEMPT | {"lease_token": "seed.lease(seed.task('running', 0))"})],
+    "minting": [Bounded(1, _ATTEMPT | {"lease_token": "seed.lease(seed.task('running', 0))", "issued_at": "0"})],
     "lease_held": [Bounded(1, _ATTEMPT)],
     # Half of them of tasks that are there, half of tasks that were deleted.
     "uncommitted_among": [

@@ -7,6 +7,7 @@ import os
 import stat
 import struct
 import time
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,38 @@ def refused(path: Path, limits: Limits | None = None) -> str:
     with pytest.raises(BadRequest):
         unpack(path, path.parent / "unpacked", limits or Limits())
     return refusal.value.detail
+
+
+def with_directory_of(count: int, path: Path, *, said: int | None = None) -> Path:
+    """An archive of one file whose central directory has `count` entries, and says `said`."""
+    written(path, lambda archive: archive.writestr("a.py", "1"))
+    data = path.read_bytes()
+    start, end = data.index(b"PK\x01\x02"), data.index(b"PK\x05\x06")
+    directory = data[start:end] * count
+    zip64 = struct.pack(
+        "<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, said or count, said or count, len(directory), start
+    )
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, start + len(directory), 1)
+    last = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    path.write_bytes(data[:start] + directory + zip64 + locator + last)
+    return path
+
+
+@pytest.mark.parametrize(("said", "why"), [(None, "entries, and may have 10000"), (1, "its directory has")])
+def test_a_directory_of_a_million_entries_is_refused_before_it_is_read(
+    tmp_path: Path, said: int | None, why: str
+) -> None:
+    path = with_directory_of(1_000_000, tmp_path / "many.zip", said=said)
+    tracemalloc.start()
+    try:
+        assert why in refused(path)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_directory_of_zip64_within_the_limits_is_read(tmp_path: Path) -> None:
+    assert check(with_directory_of(1, tmp_path / "one.zip")).files == ("a.py",)
 
 
 def twice(archive: zipfile.ZipFile) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from uuid import UUID, uuid4
 
 import msgspec
@@ -28,7 +28,10 @@ _CACHED: Final = 10_000
 _SKEW_SECONDS: Final = 60
 _FILES: Final = "parquet"
 """The storage that is read as files; of others a token names the dataset alone."""
-_GLOB: Final = "**/*.parquet"
+Glob = Literal["*.parquet", "**/*.parquet"]
+_GLOB: Final[Glob] = "*.parquet"
+"""Matches no file of an attempt (`_attempts/…`): which of those are committed, only the registry knows. The other one
+is that of tokens from before this rule, which still run out."""
 
 _sql = queries("principals")
 
@@ -38,6 +41,27 @@ Time = Annotated[int, Meta(ge=0, le=2**53)]
 class Prefixes(Struct, frozen=True, forbid_unknown_fields=True):
     read_prefixes: list[str]
     write_prefixes: list[str]
+
+
+class StorageRef(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    scheme: Literal["s3", "file"]
+    prefix: Annotated[str, Meta(min_length=1)]
+    glob: Glob
+    bucket: Annotated[str, Meta(min_length=1)] | None = None
+
+    @property
+    def url(self) -> str:
+        return (
+            f"{self.scheme}://{self.prefix}" if self.bucket is None else f"{self.scheme}://{self.bucket}/{self.prefix}"
+        )
+
+
+class DatasetClaim(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A dataset version that the attempt may read; with `storage_ref`, as files."""
+
+    dataset_uuid: UUID
+    dataset_version: UUID
+    storage_ref: StorageRef | None = None
 
 
 class Claims(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -52,7 +76,7 @@ class Claims(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     org_id: UUID
     task_id: UUID
     attempt: Attempt
-    datasets: list[dict[str, Any]]
+    datasets: list[DatasetClaim]
     s3: Prefixes
     capability_id: UUID | None = None
 
@@ -60,7 +84,7 @@ class Claims(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 class Kept(Struct, frozen=True):
     """What a token over the size limit leaves in Postgres."""
 
-    datasets: list[dict[str, Any]]
+    datasets: list[DatasetClaim]
     s3: Prefixes
 
 
@@ -149,7 +173,7 @@ class CapabilityVerifier:
 
     async def _resolved(self, claims: Claims) -> Claims:
         kept = await kept_capability(self._database, claims.capability_id, claims.task_id, claims.attempt)
-        if kept is None:
+        if kept is None or not _names_granted(kept.datasets, kept.s3):
             raise _refused()
         return msgspec.structs.replace(claims, datasets=kept.datasets, s3=kept.s3)
 
@@ -250,20 +274,17 @@ async def kept_capability(database: Database, capability_id: UUID | None, task_i
     return _kept.decode(row["grants"])
 
 
-def _dataset_claim(granted: TaskInput) -> dict[str, Any]:
-    claim: dict[str, Any] = {
-        "dataset_uuid": str(granted.dataset_uuid),
-        "dataset_version": str(granted.dataset_version),
-    }
-    return claim | {"storage_ref": _storage_ref(granted.read_prefix)} if granted.storage == _FILES else claim
+def _dataset_claim(granted: TaskInput) -> DatasetClaim:
+    ref = _storage_ref(granted.read_prefix) if granted.storage == _FILES else None
+    return DatasetClaim(granted.dataset_uuid, granted.dataset_version, ref)
 
 
-def _storage_ref(url: str) -> dict[str, str]:
+def _storage_ref(url: str) -> StorageRef:
     scheme, _, rest = url.partition("://")
     if scheme == "file":
-        return {"scheme": scheme, "prefix": rest, "glob": _GLOB}
+        return StorageRef("file", rest, _GLOB)
     bucket, _, prefix = rest.partition("/")
-    return {"scheme": scheme, "bucket": bucket, "prefix": prefix, "glob": _GLOB}
+    return StorageRef("s3", prefix, _GLOB, bucket)
 
 
 def require_binding(claims: Claims, task_id: UUID, attempt: int) -> None:
@@ -283,10 +304,18 @@ def _checked(payload: dict[str, Any], issuer: str, now: float) -> Claims:
         and claims.sub == f"task:{claims.task_id}"
         and claims.iat <= now + _SKEW_SECONDS
         and claims.iat < claims.exp
+        and _names_granted(claims.datasets, claims.s3)
     )
     if not good:
         raise _refused()
     return claims
+
+
+def _names_granted(datasets: Sequence[DatasetClaim], prefixes: Prefixes) -> bool:
+    """Whether every place that a dataset names is one that the token grants."""
+    places = [each.storage_ref for each in datasets if each.storage_ref is not None]
+    granted = set(prefixes.read_prefixes)
+    return all((ref.scheme == "s3") == (ref.bucket is not None) and ref.url in granted for ref in places)
 
 
 def _refused() -> Unauthenticated:

@@ -233,10 +233,12 @@ async def buffer_publish(request: Http, data: JSONBody[BufferPublish]) -> Buffer
     status_code=200,
     summary="Credentials for the attempt's own prefixes of objects, until its lease ends",
 )
-async def task_credentials(request: Http, data: JSONBody[CredentialsRequest]) -> Response[TaskCredentials]:
-    claims = claims_of(request)
-    require_binding(claims, data.task_id, data.attempt)
-    minted = await kernel_of(request).credentials.mint(claims, data)
+async def task_credentials(
+    request: Http, data: JSONBody[CredentialsRequest | None] = None
+) -> Response[TaskCredentials]:
+    claims, fence = claims_of(request), data or CredentialsRequest()
+    require_binding(claims, fence.task_id or claims.task_id, fence.attempt or claims.attempt)
+    minted = await kernel_of(request).credentials.mint(claims, fence.lease_token)
     return Response(minted, status_code=200, headers={"Cache-Control": "no-store"})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from interlock.errors import ConfigurationError
-from interlock.settings import Settings, host_of, is_loopback
+from interlock.settings import Settings, host_of, is_loopback, is_wildcard
 
 
 def bind(address: str, *, setting: str) -> socket.socket:
@@ -38,6 +38,24 @@ def require_safe(address: str, settings: Settings) -> None:
         f"{address} is not a loopback address, and there is no TLS. Set tls_cert and tls_key, or, behind a proxy that "
         "terminates TLS, set allow_plaintext_listener = true."
     )
+
+
+def require_public_urls(settings: Settings) -> None:
+    """Raises where a listener on 0.0.0.0 or :: has no URL: no client can connect to such an address, and every process
+    hands out URLs of the others (signed URLs, bundles, endpoints of tasks)."""
+    named = {
+        "gateway": settings.gateway_url or settings.objects_public_url,
+        "internal": settings.internal_url,
+        "query": settings.query_url,
+    }
+    for setting, url in named.items():
+        address: str = getattr(settings, setting)
+        if url is None and is_wildcard(host_of(address)):
+            port = address.rpartition(":")[2]
+            raise ConfigurationError(
+                f"{setting} = {address} listens on every address, and no client can connect to that one. Write "
+                f'{setting}_url = "https://interlock.example:{port}" with the name under which clients reach it.'
+            )
 
 
 def require_loopback(address: str, *, setting: str) -> None:

@@ -9,7 +9,7 @@ import structlog
 
 from interlock.api.dispatcher import dispatcher
 from interlock.api.gateway import gateway
-from interlock.api.listener import bind, require_safe, url_of
+from interlock.api.listener import bind, require_public_urls, require_safe, url_of
 from interlock.api.server import serve, stop_on_signals
 from interlock.errors import ConfigurationError
 from interlock.kernel.loop import forever
@@ -24,6 +24,7 @@ def listener_of(settings: Settings, address: str, name: str, descriptor: int | N
     if descriptor is not None:
         return socket.socket(fileno=descriptor)
     require_safe(address, settings)
+    require_public_urls(settings)
     return bind(address, setting=name)
 
 

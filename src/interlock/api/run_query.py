@@ -43,7 +43,12 @@ async def query_service(parts: Kernel) -> AsyncIterator[QueryService]:
     """With its engine, warmed; which is ended first, and whatever runs with it."""
     settings = parts.settings
     with _folder(settings.dir.absolute() / "query") as folder:
-        engine = Engine(folder, store=_stores(settings), data_url=_data_url(settings))
+        engine = Engine(
+            folder,
+            store=_stores(settings),
+            data_url=_data_url(settings),
+            most_processes=settings.query_processes,
+        )
         service = QueryService(
             settings,
             parts.queries,

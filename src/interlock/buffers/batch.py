@@ -32,6 +32,8 @@ _PARTS: Final = 1_000
 _BLOCK_BYTES: Final = 16 << 20
 _NO_BOMB_BYTES: Final = 64 << 20
 _MOST_RATIO: Final = 50
+_FOOTER_END: Final = 8
+_MOST_FOOTER: Final = 4 << 20
 _MOST_UNPACKED: Final = 4 << 30
 """What a Parquet file becomes in memory: so much at most, and not so many times its size once it is worth a word."""
 _ROWS_AT_ONCE: Final = 1 << 16
@@ -326,6 +328,7 @@ def _json_types(written: str) -> tuple[type, ...]:
 
 def _read_parquet(source: Path | bytes, shape: Shape) -> Batch:
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
+    _check_footer(source, size)
     try:
         with pq.ParquetFile(_opened(source)) as file:
             if wrong := _problem(file.schema_arrow.empty_table(), shape):
@@ -341,6 +344,22 @@ def _read_parquet(source: Path | bytes, shape: Shape) -> Batch:
     except Wrong as wrong:
         _find_rows(raw, shape)
         raise _bad_columns(str(wrong)) from None
+
+
+def _check_footer(source: Path | bytes, size: int) -> None:
+    """Before it is parsed: every column of every row group in it becomes objects of the sink."""
+    if isinstance(source, bytes):
+        last = source[-_FOOTER_END:]
+    else:
+        with source.open("rb") as file:
+            file.seek(max(0, size - _FOOTER_END))
+            last = file.read(_FOOTER_END)
+    length = int.from_bytes(last[:4], "little")
+    if last.endswith(b"PAR1") and length > _MOST_FOOTER:
+        raise BadBatch(
+            "too_large",
+            f"The footer of the batch has {length} bytes, and may have {_MOST_FOOTER}: write fewer row groups.",
+        )
 
 
 def _opened(source: Path | bytes) -> Any:

@@ -108,6 +108,12 @@ def _connected(url: str) -> smtplib.SMTP:
         server.ehlo()
         if server.has_extn("starttls"):
             server.starttls(context=trust)
+        elif parts.username is not None:
+            server.close()
+            raise smtplib.SMTPNotSupportedError(
+                f"{host}:{port} does not offer STARTTLS, and the password of smtp_url is not sent in the clear: write "
+                "smtps:// where the server speaks TLS from the start, or a URL without a user"
+            )
     if parts.username is not None:
         server.login(unquote(parts.username), unquote(parts.password or ""))
     return server

@@ -1,6 +1,8 @@
 """Secrets of services, sealed: the database has nothing that a signature could be made with.
 
-The key they are sealed with is a file beside the signing keys, shared by all processes of the platform.
+The key they are sealed with is a file beside the signing keys, shared by all processes of the platform. Each process
+that seals or opens secrets calls `require_seal` when it starts: on a second host without the file, it would make a key
+of its own, and seal what no other process can open.
 """
 
 from __future__ import annotations
@@ -13,10 +15,15 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from interlock.adapters.postgres import Connection, Database, queries
 from interlock.errors import ConfigurationError
 
 SECRET_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
+_CHECK: Final = b"interlock"
+_CHECK_PURPOSE: Final = "seal-check"
+
+_sql = queries("seals")
 
 
 class Seal:
@@ -31,13 +38,21 @@ class Seal:
         return nonce + self._opened().encrypt(nonce, secret, purpose.encode())
 
     def open(self, sealed: bytes, purpose: str) -> bytes:
+        if self._cipher is None and not self._file.exists():
+            raise ConfigurationError(f"{self._file} does not exist, and the database has secrets. {self._remedy}")
         try:
             return self._opened().decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], purpose.encode())
         except InvalidTag:
             raise ConfigurationError(
-                f"A secret in the database was not sealed with {self._file}. Put the file of this installation there; "
-                "if it is lost, give every service a new key with `interlock key rotate`."
+                f"A secret in the database was not sealed with {self._file}. {self._remedy}"
             ) from None
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"Copy {self._file.name} there from the keys_dir of the host that was started first (mode 0600). If no "
+            "host has it any more, the sealed secrets are lost: docs/bus.md says how to begin with a new one."
+        )
 
     def _opened(self) -> AESGCM:
         if self._cipher is None:
@@ -67,6 +82,27 @@ class Seal:
         if len(key) != SECRET_BYTES:
             raise ConfigurationError(f"{self._file} must have {SECRET_BYTES} bytes; restore it from a copy.")
         return key
+
+
+async def require_seal(database: Database, seal: Seal) -> None:
+    """Raises ConfigurationError unless `seal` opens what is sealed in this database.
+
+    The first start writes a check value. The key file is made before that row: a crash in between leaves a file that
+    has sealed nothing, and the next start uses it. Of several first starts, the row of one stays, and a host with
+    another file is refused.
+    """
+
+    async def work(connection: Connection) -> None:
+        stored = await _sql.check_value(connection)
+        if stored is None:
+            first = await _sql.first_key(connection)
+            if first is not None:
+                seal.open(first["sealed"], purpose(first["org_id"], first["service"], first["number"]))
+            await _sql.keep_check_value(connection, sealed=seal.seal(_CHECK, _CHECK_PURPOSE))
+            stored = await _sql.check_value(connection)
+        seal.open(stored, _CHECK_PURPOSE)
+
+    await database.run(work)
 
 
 def purpose(org_id: object, service: str, number: int) -> str:

@@ -27,7 +27,7 @@ from interlock import landlock
 from interlock.access.prefixes import canonical
 from interlock.adapters.postgres import migrations, queries, require_schema
 from interlock.adapters.valkey import Coordination
-from interlock.api.listener import bind, require_safe
+from interlock.api.listener import bind, require_public_urls, require_safe
 from interlock.cli.stores import endpoints, store_urls
 from interlock.client import WorkerClient
 from interlock.errors import ConfigurationError, Forbidden, InterlockError
@@ -236,6 +236,10 @@ def ports(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"{name} address", Result.FAIL, error.detail)
         else:
             yield Finding(f"{name} address", Result.OK, f"{address} is free")
+    try:
+        require_public_urls(settings)
+    except ConfigurationError as error:
+        yield Finding("public URLs", Result.FAIL, error.detail)
 
 
 async def health(settings: Settings) -> list[Finding]:

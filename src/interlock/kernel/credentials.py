@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -15,15 +16,23 @@ from interlock.adapters.sts import SHORTEST_SECONDS, Sts
 from interlock.errors import Fenced, Forbidden, Unavailable
 from interlock.failpoints import failpoint
 from interlock.kernel.files import Files
-from interlock.kernel.shards import shard_of
+from interlock.kernel.shards import find_task, shard_of
 from interlock.kernel.tasks import Tasks
 from interlock.settings import Settings
 from interlock.telemetry import CREDENTIALS_MINTED
-from interlock.wire import CredentialsRequest, Release, TaskCredentials
+from interlock.wire import Release, TaskCredentials
 
 _sql = queries("credentials")
 
 _S3: Final = "s3://"
+_SKEW_SECONDS: Final = 5
+"""Of the clocks of a dispatcher and the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    lease_token: UUID
+    expires_at: datetime
 
 
 class Credentials:
@@ -43,9 +52,10 @@ class Credentials:
         self._tokens = tokens
         self._sts = sts
 
-    async def mint(self, capability: Claims, request: CredentialsRequest) -> TaskCredentials:
-        """For an attempt that holds its task and was not asked to stop. Raises Fenced for any other."""
-        expires_at = await self._hold(capability, request)
+    async def mint(self, capability: Claims, lease_token: UUID | None = None) -> TaskCredentials:
+        """For an attempt that holds its task and was not asked to stop. Raises Fenced for any other, and for a
+        `lease_token` that is not the attempt's."""
+        held = await self._hold(capability, lease_token)
         root = self._settings.objects_root
         read = canonical_all(capability.s3.read_prefixes, root)
         write = canonical_all(capability.s3.write_prefixes, root)
@@ -55,9 +65,9 @@ class Credentials:
                 code="nothing_granted",
             )
         if root.startswith(_S3):
-            minted = await self._session(request, read, write, expires_at)
+            minted = await self._session(capability, read, write, held.expires_at)
         else:
-            minted = await self._object_token(capability, request, read, write, expires_at)
+            minted = await self._object_token(capability, held, read, write)
         CREDENTIALS_MINTED.labels(scheme=minted.scheme).inc()
         return minted
 
@@ -65,17 +75,20 @@ class Credentials:
         if self._sts is not None:
             await self._sts.close()
 
-    async def _hold(self, capability: Claims, request: CredentialsRequest) -> datetime:
-        """When the lease ends. What the attempt may leave behind is written down before it can write."""
+    async def _hold(self, capability: Claims, lease_token: UUID | None) -> _Held:
+        """The attempt's lease. What the attempt may leave behind is written down before it can write."""
+        task_id, attempt = capability.task_id, capability.attempt
 
         async def work(connection: Connection) -> Row | None:
+            # A body may leave its lease out: its task is looked for.
             row: Row | None = await _sql.minting(
                 connection,
-                shard=shard_of(request.lease_token),
-                task_id=request.task_id,
+                shard=shard_of(lease_token) if lease_token else await find_task(connection, task_id),
+                task_id=task_id,
                 org_id=capability.org_id,
-                attempt=request.attempt,
-                lease_token=request.lease_token,
+                attempt=attempt,
+                lease_token=lease_token,
+                issued_at=float(capability.iat + _SKEW_SECONDS),
             )
             if row is not None and row["alive"] and not row["cancel_requested"]:
                 await self._files.expect(connection, [row])
@@ -84,17 +97,17 @@ class Credentials:
 
         row = await self._database.run(work)
         if row is None:
-            fence = Release(task_id=request.task_id, attempt=request.attempt, lease_token=request.lease_token)
-            raise await self._tasks.fenced(fence)
+            if lease_token is None:
+                raise Fenced("The attempt of this token no longer holds its task.", stale="attempt")
+            raise await self._tasks.fenced(Release(task_id=task_id, attempt=attempt, lease_token=lease_token))
         if row["cancel_requested"]:
             raise Fenced("The task is being canceled: its attempt gets no more credentials.", stale="status")
         if not row["alive"]:
             raise Fenced("The lease has run out; send a heartbeat first.", stale="lease_token")
-        expires_at: datetime = row["lease_expires_at"]
-        return expires_at
+        return _Held(row["lease_token"], row["lease_expires_at"])
 
     async def _session(
-        self, request: CredentialsRequest, read: list[Prefix], write: list[Prefix], expires_at: datetime
+        self, capability: Claims, read: list[Prefix], write: list[Prefix], expires_at: datetime
     ) -> TaskCredentials:
         if self._sts is None:
             raise Unavailable(
@@ -104,7 +117,7 @@ class Credentials:
         seconds = int((expires_at - self._database.clock.now()).total_seconds())
         # A session of STS may live longer than the lease. What it allows does not.
         policy = session_policy(read, write, until=expires_at if seconds < SHORTEST_SECONDS else None)
-        role = await self._sts.assume(session_name(request.task_id, request.attempt), policy, seconds)
+        role = await self._sts.assume(session_name(capability.task_id, capability.attempt), policy, seconds)
         return TaskCredentials(
             scheme="s3",
             expiration=min(expires_at, role.expires_at),
@@ -118,16 +131,11 @@ class Credentials:
         )
 
     async def _object_token(
-        self,
-        capability: Claims,
-        request: CredentialsRequest,
-        read: list[Prefix],
-        write: list[Prefix],
-        expires_at: datetime,
+        self, capability: Claims, held: _Held, read: list[Prefix], write: list[Prefix]
     ) -> TaskCredentials:
         # No longer than a capability token: its key may be retired meanwhile.
         longest = self._database.clock.now() + timedelta(seconds=self._settings.token_ttl_seconds)
-        expires_at = min(expires_at, longest)
+        expires_at = min(held.expires_at, longest)
         kid = await self._tasks.active_kid()
         return TaskCredentials(
             scheme="file",
@@ -135,7 +143,7 @@ class Credentials:
             read_prefixes=[str(prefix) for prefix in read],
             write_prefixes=[str(prefix) for prefix in write],
             endpoint=self._settings.objects_base_url,
-            object_token=await self._tokens.issue(capability, request.lease_token, expires_at, kid),
+            object_token=await self._tokens.issue(capability, held.lease_token, expires_at, kid),
         )
 
 

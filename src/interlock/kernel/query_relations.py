@@ -102,7 +102,7 @@ class QueryRelations:
             task = await _sql.attempt_of(connection, shard=shard, task_id=claims.task_id, org_id=claims.org_id)
             job_id = _held_job(task, asking)
             edges = (await self._inputs.edges(connection, [job_id]))[job_id]
-            versions = [UUID(claim["dataset_version"]) for claim in claims.datasets]
+            versions = [claim.dataset_version for claim in claims.datasets]
             rows = await _sql.granted_versions(connection, versions=versions, org_id=claims.org_id)
         return _named_as_inputs(edges, {row["dataset_version"]: row for row in rows})
 

@@ -153,9 +153,7 @@ class QueryService:
         self._engine = engine
         self._objects = objects
         self._background: set[asyncio.Task[None]] = set()
-        self.places = Places(
-            settings.query_concurrency, queue=settings.query_queue, seconds=settings.query_queue_seconds
-        )
+        self.places = Places(settings.query_processes, queue=settings.query_queue, seconds=settings.query_queue_seconds)
 
     async def ask_as_task(self, claims: Claims, body: TaskQuery) -> QueryReply | Stream:
         async def granted() -> Granted:
@@ -286,7 +284,12 @@ class QueryService:
         if body.export:
             return await self._export(asked, record, result)
         if body.format is QueryFormat.JSON:
-            return await self._rows(body, record, result)
+            try:
+                return await self._rows(body, record, result)
+            except QueryTooLarge:
+                # The batch query that may follow is checked in a process of its own: this one must not keep its room.
+                await result.close()
+                raise
         parts = result.arrow() if body.format is QueryFormat.ARROW else _csv(result)
         return self._stream(body, record, result, parts, stack.pop_all())
 

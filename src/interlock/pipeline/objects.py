@@ -40,15 +40,22 @@ def replacing(uri: str) -> Iterator[Path]:
                 yield Path(local.name)
                 _put(uri, Path(local.name))
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_private(target.parent)
         draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
             yield draft
+            draft.chmod(0o600)
             _sync(draft)
             draft.replace(target)
             _sync(target.parent)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def _make_private(folder: Path) -> None:
+    """Makes the folder and those above it that are missing, for this user alone, whatever the umask is."""
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def read(uri: str) -> bytes:

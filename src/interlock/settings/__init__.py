@@ -17,7 +17,7 @@ directory (or the file named by `INTERLOCK_CONFIG`), the default. `interlock con
     loading     reads them, and says where each came from
 """
 
-from interlock.settings.area import host_of, is_loopback
+from interlock.settings.area import host_of, is_loopback, is_wildcard
 from interlock.settings.loading import load, origins
 from interlock.settings.runtimes import BUFFER_QUEUE, BUILT_IN_RUNTIMES, INGEST_QUEUE, Runtime, RuntimeKind
 from interlock.settings.whole import CONFIG_ENV, DEFAULT_CONFIG, Settings, config_file
@@ -34,6 +34,7 @@ __all__ = [
     "config_file",
     "host_of",
     "is_loopback",
+    "is_wildcard",
     "load",
     "origins",
 ]

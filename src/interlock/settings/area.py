@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -24,6 +26,8 @@ def _host_and_port(value: str) -> str:
 def _http_url(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError("write a URL that starts with http:// or https://")
+    if is_wildcard(urlsplit(value).hostname or ""):
+        raise ValueError(f"{value} is an address to listen on: write the name or address that clients connect to")
     return value
 
 
@@ -43,3 +47,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a listener there takes connections to every address of the machine, as 0.0.0.0 and :: do."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            return socket.inet_aton(host) == bytes(4)  # other spellings that bind takes: 0, 0x0, 0.0
+        except OSError:
+            return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_unspecified

@@ -74,7 +74,8 @@ class Bus(Area):
     alert_mail_seconds: float = Field(5.0, gt=0, description="Alerts that are to be sent by e-mail.")
     smtp_url: SecretStr | None = Field(
         None,
-        description="smtp:// or smtps:// URL of the mail server for alerts, with user and password if it wants them; "
+        description="smtp:// or smtps:// URL of the mail server for alerts, with user and password if it wants them, "
+        "which smtp:// sends only after STARTTLS; "
         "unset: no mail is sent.",
     )
     smtp_from: str = Field("interlock@localhost", description="The sender of alerts by e-mail.")

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from interlock.adapters.postgres import migrate
-from interlock.api.listener import bind, require_loopback, require_safe, url_of
+from interlock.api.listener import bind, require_loopback, require_public_urls, require_safe, url_of
 from interlock.client import WorkerClient
 from interlock.errors import ConfigurationError
 from interlock.settings import Settings
@@ -50,6 +50,8 @@ class Foundation:
         _require_certificate(self._settings)
         for setting in LISTENERS:
             require_safe(getattr(self._settings, setting), self._settings)
+        require_public_urls(self._settings)
+        for setting in LISTENERS:
             self.listeners[setting] = await self._listen(setting)
         if not self._settings.has_runner:
             require_loopback(self._settings.runner, setting="runner")
@@ -84,6 +86,8 @@ class Foundation:
     def url(self, listener: str) -> str:
         """Where clients reach it: behind a proxy or a name in a certificate, the settings say."""
         configured: str | None = getattr(self._settings, f"{listener}_url")
+        if listener == "gateway":
+            configured = configured or self._settings.objects_public_url
         return configured or url_of(self.listeners[listener], self._settings)
 
     @property

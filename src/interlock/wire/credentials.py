@@ -10,11 +10,12 @@ from interlock.wire.base import Attempt, Internal
 
 
 class CredentialsRequest(Internal, frozen=True, kw_only=True):
-    """By the holder of the task."""
+    """By the holder of the task. The capability token names task and attempt, so the body may be left out; a fence
+    that is there must be the attempt's."""
 
-    task_id: UUID
-    attempt: Attempt
-    lease_token: UUID
+    task_id: UUID | None = None
+    attempt: Attempt | None = None
+    lease_token: UUID | None = None
 
 
 class TaskCredentials(Internal, frozen=True, kw_only=True):

@@ -56,7 +56,10 @@ class Engine:
         store: OpenStore | None = None,
         data_url: str | None = None,
         judge: Judge = sql_gate.judge,
+        most_processes: int = 1000,
     ) -> None:
+        """`most_processes` bounds the processes that have memory at any moment, including those that are being
+        killed; statements beyond it wait."""
         self.folder = folder
         self._reading = Reading(store)
         self._data_url = data_url
@@ -64,6 +67,7 @@ class Engine:
         self._warm: Warm | None = None
         self._warming = asyncio.Lock()
         self._numbers = itertools.count(1)
+        self._processes = asyncio.Semaphore(most_processes)
         self.confined = landlock.version() > 0
         """Whether the kernel holds a statement to its files. If not, DuckDB is given no path at all, and every file is
         read for it."""
@@ -139,6 +143,22 @@ class Engine:
         """Forked, and told what to parse. It is confined before it looks at the text."""
         sql_gate.check_text(job.sql)
         warm = await self._ready()
+        await self._processes.acquire()
+        try:
+            statement, ours = self._forked(warm, job)
+        except BaseException:
+            self._processes.release()
+            raise
+        try:
+            await statement.connect(ours)
+            await statement.send(Kind.JOB, self._job(statement))
+        except BaseException:
+            await statement.close()
+            raise
+        return statement
+
+    def _forked(self, warm: Warm, job: QueryJob) -> tuple[Statement, socket.socket]:
+        """The statement's process, which gives its room back when it is dead, and the engine's end of its socket."""
         folder = self.folder / str(next(self._numbers))
         (folder / "spill").mkdir(parents=True, mode=0o700)
         lanes = Lanes([], None)
@@ -155,14 +175,8 @@ class Engine:
                 lanes.close()
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-        statement = Statement(job, folder, fork, lanes)
-        try:
-            await statement.connect(ours)
-            await statement.send(Kind.JOB, self._job(statement))
-        except BaseException:
-            await statement.close()
-            raise
-        return statement
+        fork.when_dead(self._processes.release)
+        return Statement(job, folder, fork, lanes), ours
 
     def _lane_count(self, job: QueryJob) -> int:
         count = 0

@@ -134,9 +134,11 @@ def run(descriptors: list[int], connection: Connection) -> None:
 
 def _give_up_rights(job: Job) -> None:
     cpu = math.ceil(job.seconds) * max(1, job.threads) + _CPU_SLACK
-    confinement.bound(memory_mb=job.memory_mb, temp_mb=job.temp_mb, cpu_seconds=cpu)
+    threads = max(1, job.threads)
+    confinement.bound(memory_mb=job.memory_mb, temp_mb=job.temp_mb, cpu_seconds=cpu, threads=threads)
     if job.confined:
         confinement.confine(job.files, Path(job.folder))
+    confinement.refuse_calls()
 
 
 # Views
@@ -362,9 +364,16 @@ def _failure(error: Exception, lanes: Lanes) -> Failed:
     return Failed(_why(error), _sentence(error))
 
 
+_OUT_OF_MEMORY: Final = "Out of Memory Error"
+_MET_BY_ARROW: Final = (_OUT_OF_MEMORY, "Conversion Error", "Invalid Input Error", "Out of Range Error")
+"""DuckDB's errors after the first rows: Arrow's reader turns each of them into an OSError with DuckDB's text."""
+
+
 def _why(error: Exception) -> Why:
     if isinstance(error, duckdb.OutOfMemoryException | MemoryError | pa.ArrowMemoryError):
         return "memory"
+    if isinstance(error, OSError) and str(error).startswith(_MET_BY_ARROW):
+        return "memory" if str(error).startswith(_OUT_OF_MEMORY) else "invalid"
     if isinstance(error, duckdb.FatalException | duckdb.InternalException):
         return "crash"
     if isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.ENOSPC, errno.EDQUOT):

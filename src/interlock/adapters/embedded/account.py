@@ -1,13 +1,16 @@
 """The operating-system user the servers run as, and what that user must be able to reach.
 
 PostgreSQL refuses to run as root. When we are root, both servers run as the system user `pgserver`, the same
-one that the package of the PostgreSQL binaries would make; otherwise they run as whoever we are.
+one that the package of the PostgreSQL binaries would make; otherwise they run as whoever we are. A machine without a
+program that makes users has them run as `nobody`, which other services may be, too: those can then read the servers'
+files, and the start says so.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import stat
 import subprocess
 import threading
@@ -18,7 +21,12 @@ from typing import Final, TypedDict
 
 import structlog
 
+from interlock.adapters.embedded import acl
+
 SYSTEM_USER: Final = "pgserver"
+_SHARED_USER: Final = "nobody"
+_USUAL_PLACES: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+"""Of system programs: PATH of an ordinary shell, and of many containers, lacks them."""
 
 _log = structlog.get_logger("interlock.embedded")
 _making_user = threading.Lock()
@@ -68,7 +76,7 @@ class Account:
         folder.chmod(0o710 if self.switched else 0o700)
 
     def let_through(self, path: Path) -> None:
-        """Lets the servers' user pass the folders above `path`, adding passage for others where it lacks."""
+        """Lets the servers' user pass the folders above `path`, and nobody else: no folder is opened to all users."""
         if not self.switched:
             return
         for folder in reversed(path.resolve().parents):
@@ -83,7 +91,7 @@ class Account:
             )
 
     def _passes(self, folder: Path) -> bool:
-        return bool(self._rights(folder) & 0o1)
+        return bool(self._rights(folder) & 0o1) or acl.passes(folder, self.uid)
 
     def _rights(self, path: Path) -> int:
         """The read, write and execute bits that count for the servers' user."""
@@ -96,12 +104,20 @@ class Account:
 
     def _add_passage(self, folder: Path, path: Path) -> None:
         try:
-            folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IXOTH)
+            if not acl.let_pass(folder, self.uid):
+                self._pass_by_group(folder)
         except OSError as error:
             raise self._no_passage(folder, path) from error
         if not self._passes(folder):
             raise self._no_passage(folder, path)
         _log.warning("folder_opened_for_passage", folder=str(folder), user=self.name)
+
+    def _pass_by_group(self, folder: Path) -> None:
+        """For file systems without access control lists. Only where the group has no rights that it would lose."""
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & stat.S_IRWXG == 0:
+            os.chown(folder, -1, self.gid)
+            folder.chmod(mode | stat.S_IXGRP)
 
     def _no_passage(self, folder: Path, path: Path) -> AccountError:
         return AccountError(
@@ -114,7 +130,7 @@ def server_account() -> Account:
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid(), _own_name(), switched=False)
     entry = _system_user()
-    return Account(entry.pw_uid, entry.pw_gid, SYSTEM_USER, switched=True)
+    return Account(entry.pw_uid, entry.pw_gid, entry.pw_name, switched=True)
 
 
 def _own_name() -> str:
@@ -138,16 +154,35 @@ def _look_up(name: str) -> pwd.struct_passwd | None:
 
 
 def _make_system_user() -> pwd.struct_passwd:
-    command = ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", SYSTEM_USER]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stderr.strip()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
+    said = _useradd()
     # Looked up again rather than trusting the exit code: another process may have made the user meanwhile.
     entry = _look_up(SYSTEM_USER)
-    if entry is None:
+    if entry is not None:
+        return entry
+    shared = _look_up(_SHARED_USER)
+    if shared is None or shared.pw_uid == 0:
         raise AccountError(
             f"PostgreSQL does not run as root, and the system user {SYSTEM_USER} could not be made ({said}): "
             "create it, start as an ordinary user, or give the URLs of servers of your own"
         )
-    return entry
+    _log.warning(
+        "servers_share_a_user",
+        user=_SHARED_USER,
+        meaning=f"other services that run as {_SHARED_USER} can read the embedded servers' files: create the user "
+        f"{SYSTEM_USER} before the first start",
+        reason=said,
+    )
+    return shared
+
+
+def _useradd() -> str:
+    """Makes the system user. Returns what the program said, or why there is none."""
+    places = os.pathsep.join([os.environ.get("PATH", os.defpath), *_USUAL_PLACES])
+    program = shutil.which("useradd", path=places)
+    if program is None:
+        return f"there is no useradd on PATH, nor in {', '.join(_USUAL_PLACES)}"
+    command = [program, "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", SYSTEM_USER]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stderr.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)

@@ -54,7 +54,7 @@ class Tree:
         """A descriptor of a new file to write to."""
         for _ in range(_TRIES):
             with suppress(FileNotFoundError), self.folder(path[:-1], make=True) as parent:
-                return os.open(path[-1], _DRAFT, 0o666, dir_fd=parent)
+                return os.open(path[-1], _DRAFT, 0o600, dir_fd=parent)
         raise _no_peace(path)
 
     def move(self, source: Sequence[str], target: Sequence[str], *, create: bool = False) -> None:
@@ -82,7 +82,7 @@ class Tree:
     @contextmanager
     def folder(self, path: Sequence[str], *, make: bool = False) -> Iterator[int]:
         if make:
-            self._root.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         here = os.open(self._root, _ROOT)
         try:
             for segment in path:
@@ -157,7 +157,7 @@ def _step(here: int, segment: str, *, make: bool) -> int:
         if not make:
             raise
     with suppress(FileExistsError):
-        os.mkdir(segment, dir_fd=here)
+        os.mkdir(segment, 0o700, dir_fd=here)
         os.fsync(here)
     return os.open(segment, _FOLDER, dir_fd=here)
 

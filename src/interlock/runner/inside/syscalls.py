@@ -136,10 +136,12 @@ def supported() -> bool:
     return os.uname().machine in _ARCHITECTURES
 
 
-def refuse(*, only_wall: bool, same_user: bool) -> None:
+def refuse(*, only_wall: bool, same_user: bool, sockets: bool = True) -> None:
     """`only_wall`: without namespaces, sockets other than TCP's are refused as well: Landlock does not see them.
-    `same_user`: nor does it see who changes the mode of a file that belongs to the runner and to the code alike."""
+    `same_user`: nor does it see who changes the mode of a file that belongs to the runner and to the code alike.
+    `sockets`: False refuses to make any."""
     refused = _REFUSED | (_SHARED if only_wall else {}) | (_ATTRIBUTES if only_wall and same_user else {})
+    refused |= {} if sockets else {"socket": _SOCKET}
     linux.seccomp(_program(*_ARCHITECTURES[os.uname().machine], refused, only_wall=only_wall))
 
 

@@ -2,13 +2,16 @@
 
 -- name: minting^
 -- Holds the attempt while its prefixes are written down, so that they and the end of its lease cannot cross. One that
--- was asked to stop gets nothing new.
-select t.task_id, t.attempt, t.timeout_at, t.lease_expires_at, t.lease_expires_at > interlock.clock() as alive,
+-- was asked to stop gets nothing new. Without a lease, the capability token alone names the attempt: one that
+-- was issued before the attempt was given back and claimed again is another holder's.
+select t.task_id, t.attempt, t.timeout_at, t.lease_token, t.lease_expires_at, t.lease_expires_at > interlock.clock() as alive,
        t.cancel_requested, j.outputs
 from interlock.tasks t
 join interlock.jobs j on j.job_id = t.job_id
 where t.shard = :shard and t.task_id = :task_id and t.org_id = :org_id and t.attempt = :attempt
-  and t.lease_token = :lease_token and t.status = 'Running'
+  and (t.lease_token = :lease_token::uuid
+       or :lease_token::uuid is null and t.started_at <= to_timestamp(:issued_at::float8))
+  and t.status = 'Running'
 for no key update of t;
 
 -- name: lease_held$
