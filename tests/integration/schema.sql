@@ -963,6 +963,14 @@ CREATE TABLE interlock.operator_state (
     updated_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     version bigint DEFAULT 1 NOT NULL
 );
+CREATE TABLE interlock.operators (
+    queue text NOT NULL,
+    operator text NOT NULL,
+    worker_id text NOT NULL,
+    last_seen_at timestamp with time zone NOT NULL
+);
+COMMENT ON TABLE interlock.operators IS 'Functions that workers have declared, by the queue that they work on';
+COMMENT ON COLUMN interlock.operators.worker_id IS 'The worker that reported it last';
 CREATE TABLE interlock.org_secrets (
     org_id uuid NOT NULL,
     name text NOT NULL COLLATE pg_catalog."C",
@@ -972,14 +980,6 @@ CREATE TABLE interlock.org_secrets (
     set_by text NOT NULL,
     set_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
 );
-CREATE TABLE interlock.operators (
-    queue text NOT NULL,
-    operator text NOT NULL,
-    worker_id text NOT NULL,
-    last_seen_at timestamp with time zone NOT NULL
-);
-COMMENT ON TABLE interlock.operators IS 'Functions that workers have declared, by the queue that they work on';
-COMMENT ON COLUMN interlock.operators.worker_id IS 'The worker that reported it last';
 CREATE TABLE interlock.orgs (
     org_id uuid DEFAULT uuidv7() NOT NULL,
     name text NOT NULL,
@@ -1454,10 +1454,10 @@ ALTER TABLE ONLY interlock.members
     ADD CONSTRAINT members_pkey PRIMARY KEY (issuer, subject, org_id);
 ALTER TABLE ONLY interlock.operator_state
     ADD CONSTRAINT operator_state_pkey PRIMARY KEY (job_id, name);
-ALTER TABLE ONLY interlock.org_secrets
-    ADD CONSTRAINT org_secrets_pkey PRIMARY KEY (org_id, name);
 ALTER TABLE ONLY interlock.operators
     ADD CONSTRAINT operators_pkey PRIMARY KEY (queue, operator);
+ALTER TABLE ONLY interlock.org_secrets
+    ADD CONSTRAINT org_secrets_pkey PRIMARY KEY (org_id, name);
 ALTER TABLE ONLY interlock.orgs
     ADD CONSTRAINT orgs_name_key UNIQUE (name);
 ALTER TABLE ONLY interlock.orgs

@@ -377,14 +377,14 @@ def test_a_wildcard_listener_needs_the_url_that_clients_are_given(setting: str, 
     with pytest.raises(ConfigurationError, match=f'Write {setting}_url = "https://') as refused:
         listener_of(Settings(**given), "127.0.0.1:0", setting, None)
     assert address in refused.value.detail
-    url = {f"{setting}_url": "https://interlock.example"}
-    listener_of(Settings(**given, **url), "127.0.0.1:0", setting, None).close()
+    given |= {f"{setting}_url": "https://interlock.example"}
+    listener_of(Settings(**given), "127.0.0.1:0", setting, None).close()
 
 
 def test_a_url_that_clients_are_given_is_no_address_to_listen_on() -> None:
     for name in ("gateway_url", "internal_url", "query_url", "objects_public_url"):
         with pytest.raises(ValidationError, match="is an address to listen on"):
-            Settings(**{name: "http://0.0.0.0:7070"})
+            Settings.model_validate({name: "http://0.0.0.0:7070"})
 
 
 def test_a_port_that_is_taken_is_a_sentence_with_a_way_out() -> None:

@@ -162,7 +162,7 @@ class Gates:
 
 
 class Claims:
-    def __init__(  # noqa: PLR0913, PLR0917 - a part of the object graph, built in one place
+    def __init__(
         self,
         database: Database,
         settings: Settings,

@@ -59,7 +59,7 @@ class Worker:
     that are always passed on; `variables` go with tasks of their org alone.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of a worker, by name
         self,
         settings: Settings,
         runtime: str = "platform",
