@@ -142,6 +142,13 @@ async def until(check: Callable[[], Awaitable[Any]], *, seconds: float = PATIENC
     return await answered(check, seconds)
 
 
+async def valkey_is_back(system: System) -> None:
+    """Returns once the application asks Valkey again: it does not for a second after a failure."""
+    coordination = system.kernel.coordination
+    assert coordination is not None
+    await until(lambda: coordination.count("probe", window_seconds=1))
+
+
 def fence(claim: dict[str, Any]) -> dict[str, Any]:
     return {"task_id": claim["task_id"], "attempt": claim["attempt"], "lease_token": claim["lease_token"]}
 

@@ -397,12 +397,18 @@ def identity_provider(settings: Settings, clock: Clock) -> Issuer | None:
 
 @asynccontextmanager
 async def kernel(
-    settings: Settings, *, process: str, clock: Clock | None = None, signs: bool = True, commands: bool = True
+    settings: Settings,
+    *,
+    process: str,
+    clock: Clock | None = None,
+    signs: bool = True,
+    commands: bool = True,
+    seals: bool = True,
 ) -> AsyncIterator[Kernel]:
     """Opens the stores named in the settings, checks the schema, and closes everything at the end.
 
     A process that does not sign makes no key, either: it would have it to itself. One without `commands` is not woken
-    for those, and needs no key to seal with.
+    for those; one without `seals` opens no sealed secret.
     """
     url = _state_url(settings)
     async with AsyncExitStack() as stack:
@@ -415,7 +421,7 @@ async def kernel(
         stack.push_async_callback(parts.keyring.signers.close)
         stack.push_async_callback(parts.credentials.close)
         stack.push_async_callback(parts.ingress.close)
-        if commands:
+        if seals:
             await require_seal(database, Seal(settings.signing_keys_dir))
         if signs:
             await parts.keyring.ensure()

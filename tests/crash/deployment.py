@@ -160,8 +160,9 @@ async def declare_operators(state_url: str) -> None:
     names = catalogue_of(sources([str(OPERATORS)]), spark=False).names()
     database = await Database.open(state_url, size=1, name="test")
     try:
-        report = OperatorsReport(queue="platform", worker_id="test", operators=names)
-        await Operators(database, Settings()).report(report)
+        for queue in ("platform", "udf"):
+            report = OperatorsReport(queue=queue, worker_id="test", operators=names)
+            await Operators(database, Settings()).report(report)
     finally:
         await database.close()
 

@@ -26,9 +26,13 @@ pytestmark = pytest.mark.crash
 
 
 def _settings(system: System) -> dict[str, str]:
-    url = system.kernel.settings.state_url
-    assert url is not None
-    return {"state_url": url.get_secret_value(), "objects_url": system.kernel.settings.objects_root}
+    settings = system.kernel.settings
+    assert settings.state_url is not None
+    return {
+        "state_url": settings.state_url.get_secret_value(),
+        "objects_url": settings.objects_root,
+        "keys_dir": str(settings.signing_keys_dir),
+    }
 
 
 async def _delivered(bus: Bus, queue: str) -> list[str]:

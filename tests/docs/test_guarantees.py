@@ -1,9 +1,11 @@
-"""A promise without a test is a wish: every test that the guarantees name must exist."""
+"""Every test that the pages about guarantees and security name must exist."""
 
 from __future__ import annotations
 
 import ast
 import re
+
+import pytest
 
 from tests.docs.pages import ROOT, read, spans
 
@@ -17,8 +19,9 @@ def _tests() -> set[str]:
     return found
 
 
-def test_every_test_that_a_guarantee_names_exists() -> None:
-    named = {span for span in spans(read("docs/guarantees.md")) if re.fullmatch(r"(test_|Test)\w+", span)}
+@pytest.mark.parametrize("page", ["docs/guarantees.md", "docs/security.md"])
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    named = {span for span in spans(read(page)) if re.fullmatch(r"(test_|Test)\w+", span)}
     assert len(named) > 20
     assert named - _tests() == set()
 

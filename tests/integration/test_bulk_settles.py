@@ -19,6 +19,7 @@ from interlock.clock import ManualClock
 from interlock.settings import INGEST_QUEUE
 from interlock.wiring import ingest
 from tests.ingests import Intake, intake
+from tests.system import valkey_is_back
 
 pytestmark = pytest.mark.slow
 
@@ -177,6 +178,7 @@ async def test_a_large_run_ends_whole_after_valkey_was_killed(
         await report_all(site, await step(site))
     finally:
         await valkey.start()
+    await valkey_is_back(site.system)
     await drained(site, clock)
     await whole(site, run["run_id"])
     await nothing_left(site)

@@ -12,7 +12,7 @@ from valkey.asyncio import Valkey
 from interlock.adapters.embedded import EmbeddedValkey
 from interlock.clock import ManualClock
 from tests.shards import submit_sharded
-from tests.system import System, fence, running, until
+from tests.system import System, fence, running, valkey_is_back
 
 TASKS = [{"n": n} for n in range(250)]
 LIMITED = {"limits": {"max_concurrency": 30}}
@@ -158,8 +158,7 @@ async def test_ranges_that_wait_when_valkey_dies_go_on_when_it_is_back(
         await work_off(system, clock, held)
         assert await running_now(system) == 0
         await server.start()
-        assert system.kernel.coordination is not None
-        await until(system.kernel.coordination.answers)
+        await valkey_is_back(system)
         clock.advance(60)  # past every deferral
-        await work_off(system, clock, await until(lambda: taken(system)))
+        await work_off(system, clock, await taken(system))
         assert (await system.run(run["run_id"]))["state"] == "Completed"

@@ -20,7 +20,7 @@ from interlock.clock import ManualClock
 from interlock.kernel.rates import Deferrals
 from interlock.telemetry import REGISTRY
 from tests.integration.test_turns import running_now, taken
-from tests.system import System, running, until
+from tests.system import System, running, until, valkey_is_back
 
 TASKS = [{"url": f"https://one.example/{n}"} for n in range(40)]
 LIMITS = {
@@ -46,11 +46,6 @@ def held_back(limit: str) -> float:
 async def reason(system: System, run_id: str) -> Any:
     (task_id, *_) = await system.task_ids(run_id)
     return (await system.user("GET", f"/v1/tasks/{task_id}/explain")).json()["reason"]
-
-
-async def answers(system: System) -> bool:
-    assert system.kernel.coordination is not None
-    return await system.kernel.coordination.get("nothing") is None and await system.kernel.coordination.answers()
 
 
 @contextmanager
@@ -80,7 +75,7 @@ async def test_a_limited_run_waits_while_valkey_is_killed_and_goes_on_when_it_is
     clock.advance(60)
     assert await taken(limited) == []
     await valkey.start()
-    await until(lambda: answers(limited))
+    await valkey_is_back(limited)
     clock.advance(60)
 
     async def begins() -> list[dict[str, Any]]:

@@ -133,6 +133,7 @@ ALERTS: dict[str, list[Expectation]] = {
 }
 
 MONITOR: dict[str, list[Expectation]] = {
+    "dead_letters": [Bounded(100, {"queues": "'{platform,other}'", "seconds": "60", "most": "100"})],
     # A bounded number of the messages of each queue is counted: those of one here.
     "look": [
         Bounded(
@@ -174,12 +175,14 @@ REPLAYS: dict[str, list[Expectation]] = {
     "archive_of": [Bounded(1, _ORG)],
     "set_task": [Bounded(1, _REPLAY | {"task_id": "seed.id('task')", "pause": "1"}, pages=30)],
     "look_later": [Bounded(1, _REPLAY | {"pause": "1"}, pages=30)],
-    "select_dead": [
+    "dead_letters": [Bounded(200, _QUEUE | {"after": "0", "most": "200"})],
+    "insert_letters": [
         Bounded(
-            200,
-            _QUEUE
-            | {"replay_id": "seed.id('replay 1')", "examined": "200", "most": "100", "dry_run": "true"}
-            | dict.fromkeys(("source", "target", "name", "since", "until", "command_ids"), "null"),
+            10,
+            {"replay_id": "seed.id('replay 1')", "command_ids": _ten("seed.id('command')")}
+            | {"message_ids": "array(select generate_series(1000001, 1000010))"}
+            | {name: _ten("'x'::text") for name in ("sources", "targets", "names", "payloads")},
+            pages=30,
         )
     ],
     "clear_items": [Exempt("deletes what a selection that was broken off has left, once")],

@@ -92,6 +92,7 @@ TASKS: dict[str, list[Expectation]] = {
         Bounded(20, _SMALL | _run("queued") | {"first": "0", "last": "99", "runtimes": "null"}),
         Bounded(100, _SMALL | _run("running") | {"first": "0", "last": "99", "runtimes": "null"}),
     ],
+    "fail_unclaimable": [Bounded(10, _SMALL | {"task_ids": "seed.tasks('parked', 10)"}, pages=60)],
     "claim_capped": [
         Bounded(
             100,
@@ -264,6 +265,7 @@ QUEUE: dict[str, list[Expectation]] = {
         )
     ],
     "dead_letters": [Bounded(100, _PLATFORM | {"most": "100"})],
+    "dead_by_queue": [Bounded(100, {"queues": "'{platform,other}'", "most": "100"})],
     "redrive_messages": [Bounded(1000, _PLATFORM | {"most": "1000"}, pages=20)],
     "worker_seen": [Bounded(1, {"worker_id": "'worker 1'", "queue": "'other'"}, pages=20)],
     "live_workers": [Live(_WORKERS, "one row for each worker of the last day")],
@@ -576,16 +578,56 @@ MEMBERS: dict[str, list[Expectation]] = {
     ],
 }
 
+# operators.sql
+
+_TEN_OPERATORS = "array(select 'module:operator_' || n from generate_series(0, 9) n)"
+_DAY = {"seconds": "86400"}
+
+OPERATORS: dict[str, list[Expectation]] = {
+    "report_operators": [
+        Bounded(
+            10,
+            {"queue": "'platform'", "worker_id": "'worker 1'", "operators": _TEN_OPERATORS},
+            pages=30,
+        )
+    ],
+    "forget_operators": [Bounded(1, _DAY)],
+    "declared_operators": [Bounded(10, {"queue": "'platform'", "names": _TEN_OPERATORS} | _DAY)],
+    "some_operators": [Bounded(100, {"queue": "'platform'", "most": "100"} | _DAY)],
+    "short_operators": [Exempt("reads the names of all declared operators, when a DAG is checked")],
+    "limited_orgs": [Bounded(1)],
+    "limit_org": [_BY_HAND],
+}
+
+# secrets.sql, seals.sql
+
+_TEN_SECRETS = _ORG | {"names": "array(select 'secret_' || n from generate_series(0, 9) n)"}
+
+SECRETS: dict[str, list[Expectation]] = {
+    "lock_org": [_BY_HAND],
+    "count_others": [Exempt("counts the secrets of one org, of which it has at most 200")],
+    "set_secret": [_BY_HAND],
+    "remove_secret": [_BY_HAND],
+    "list_secrets": [Bounded(100, _ORG | {"after": "''", "most": "100"})],
+    "known_secrets": [Bounded(10, _TEN_SECRETS)],
+    "sealed_secrets": [Bounded(10, _TEN_SECRETS)],
+}
+_AT_START = Exempt("one row, read when a process starts")
+SEALS: dict[str, list[Expectation]] = {name: [_AT_START] for name in ("check_value", "first_key", "keep_check_value")}
+
 EXPECTED: dict[str, list[Expectation]] = {
     f"{area}.{name}": cases
     for area, table in {
         "effects": EFFECTS,
         "jobs": JOBS,
         "members": MEMBERS,
+        "operators": OPERATORS,
         "principals": PRINCIPALS,
         "queue": QUEUE,
         "reads": READS,
         "runs": RUNS,
+        "seals": SEALS,
+        "secrets": SECRETS,
         "shards": SHARDS,
         "tasks": TASKS,
     }.items()

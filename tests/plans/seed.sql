@@ -10,6 +10,12 @@ insert into interlock.members (issuer, subject, org_id, role, by)
 select 'issuer', 'user ' || n, seed.id('org ' || n % 4), 'writer', 'root'
 from generate_series(0, 1999 + seed.mass() / 100) n;
 
+insert into interlock.operators (queue, operator, worker_id, last_seen_at)
+select 'platform', 'module:operator_' || n, 'worker 1', now() + interval '1 hour' from generate_series(0, 1999 + seed.mass() / 100) n;
+
+insert into interlock.org_secrets (org_id, name, sealed, hosts, set_by)
+select seed.id('org ' || n % 4), 'secret_' || n, 'sealed', '{}', 'root' from generate_series(0, 1999 + seed.mass() / 100) n;
+
 insert into interlock.worker_tokens (token_id, name, secret_hash)
 select 'token ' || n, 'worker', sha256('secret') from generate_series(0, 99) n;
 

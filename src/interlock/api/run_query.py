@@ -33,7 +33,10 @@ log = structlog.get_logger()
 async def run_query(settings: Settings, *, descriptor: int | None = None) -> None:
     listener = listener_of(settings, settings.query, "query", descriptor)
     stop = stop_on_signals()
-    async with kernel(settings, process="query", signs=False, commands=False) as parts, query_service(parts) as service:
+    async with (
+        kernel(settings, process="query", signs=False, commands=False, seals=False) as parts,
+        query_service(parts) as service,
+    ):
         log.info("listening", at=url_of(listener, settings))
         await serve(query(parts, service), listener, settings, stop=stop, on_stop=parts.wakeups.close)
 
