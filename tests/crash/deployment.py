@@ -181,6 +181,15 @@ class Deployment:
         return self.processes[name]
 
     @property
+    def work(self) -> Path:
+        """A folder for operators, which cannot open the platform's."""
+        return self.folder.with_name("work")
+
+    @property
+    def journal(self) -> Path:
+        return self.work / "journal"
+
+    @property
     def gateway_url(self) -> str:
         return self["gateway"].url
 
@@ -257,8 +266,9 @@ class Deployment:
 async def deployed(**settings: str) -> AsyncIterator[Deployment]:
     """A database server of its own, a gateway, a dispatcher and a worker, all ready. They must drain cleanly."""
     with tempfile.TemporaryDirectory(prefix="interlock-crash-") as path:
-        folder = Folder(Path(path))
+        folder = Folder(Path(path) / "platform")
         folder.logs.mkdir(parents=True)
+        (Path(path) / "work").mkdir()
         state = EmbeddedPostgres(folder.path / "state", name="state", log=folder.log_of("postgres"))
         valkey = EmbeddedValkey(folder.path / "valkey", name="valkey", log=folder.log_of("valkey"))
         url, valkey_url = await asyncio.gather(state.start(), valkey.start())

@@ -37,6 +37,11 @@ class Installation:
     info: dict[str, Any] = field(default_factory=dict)
     ports: tuple[str, str] = ("127.0.0.1:0", "127.0.0.1:0")
 
+    @property
+    def journal(self) -> Path:
+        """A file for operators, which cannot open the platform's folder."""
+        return self.folder.with_name("work") / "journal"
+
     async def start(self) -> None:
         where = ["--dir", str(self.folder), "--gateway", self.ports[0], "--internal", self.ports[1]]
         where += ["--query", "127.0.0.1:0"]
@@ -100,8 +105,10 @@ class Installation:
 
 @asynccontextmanager
 async def installation() -> AsyncIterator[Installation]:
-    with tempfile.TemporaryDirectory(prefix="interlock-crash-") as folder:
-        here = Installation(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="interlock-crash-") as path:
+        for name in ("platform", "work"):
+            (Path(path) / name).mkdir()
+        here = Installation(Path(path) / "platform")
         await here.start()
         try:
             yield here

@@ -37,11 +37,12 @@ pytestmark = pytest.mark.crash
 
 
 def _bus(system: System, folder: Path, **settings: str) -> Process:
-    url = system.kernel.settings.state_url
-    assert url is not None
+    own = system.kernel.settings
+    assert own.state_url is not None
     known = {
-        "state_url": url.get_secret_value(),
-        "objects_url": system.kernel.settings.objects_root,
+        "state_url": own.state_url.get_secret_value(),
+        "objects_url": own.objects_root,
+        "keys_dir": str(own.signing_keys_dir),
         "retention_seconds": "0.1",
     }
     return Process("bus", ["bus", "--dir", str(folder)], known | settings, folder / "bus.stderr")

@@ -995,7 +995,7 @@ async def site() -> AsyncIterator[tuple[Deployment, Ledger]]:
         deployment.add_scheduler("scheduler")
         deployment.add_listening("query", "query")
         await deployment.start()
-        yield deployment, Ledger(deployment.folder / "journal")
+        yield deployment, Ledger(deployment.journal)
 
 
 @pytest.mark.parametrize("process", ["gateway", "worker", "dispatcher", "scheduler", "query"])

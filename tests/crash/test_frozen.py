@@ -34,7 +34,7 @@ class Site:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.ledger = Ledger(deployment.folder / "journal")
+        self.ledger = Ledger(deployment.journal)
 
     def load(self, purpose: str) -> Load:
         return Load(self.deployment.client, self.ledger, purpose)
@@ -93,7 +93,7 @@ async def _ends_meanwhile(load: Load, one: Accepted, place: str) -> None:
 async def _frozen_with_a_finished_task(site: Site, load: Load, **policy: Any) -> UUID:
     """The worker's child has done the task, and the worker, which stands still, has not told."""
     await site.deployment["worker-2"].kill()
-    gate = Gate(site.deployment.folder / f"gate-{len(site.ledger.accepted)}")
+    gate = Gate(site.deployment.work / f"gate-{len(site.ledger.accepted)}")
     kind = Kind(1, {"gate": str(gate.path), "quiet": True}, outputs=1)
     one = await load.submit(kind, lease_seconds=2, **policy)
     task_id = run_task_id(one.run_id, 0)

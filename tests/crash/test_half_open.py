@@ -63,7 +63,7 @@ async def deployment() -> AsyncIterator[Deployment]:
 
 @pytest.fixture(scope="module")
 def load(deployment: Deployment) -> Load:
-    return Load(deployment.client, Ledger(deployment.folder / "journal"), "half open")
+    return Load(deployment.client, Ledger(deployment.journal), "half open")
 
 
 @pytest.mark.parametrize(

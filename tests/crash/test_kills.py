@@ -49,7 +49,7 @@ BLOWS: dict[str, Callable[[Installation], Awaitable[None]]] = {
 async def test_nothing_accepted_is_lost_or_done_twice_while_processes_are_killed_at_random() -> None:
     chance = dice("blows")
     async with installation() as here:
-        ledger = Ledger(here.folder / "journal")
+        ledger = Ledger(here.journal)
         load = Load(here.client, ledger, "kills")
         blows = [*BLOWS, *(chance.choice(list(BLOWS)) for _ in range(KILLS - len(BLOWS)))]
         chance.shuffle(blows)

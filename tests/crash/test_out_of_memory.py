@@ -40,7 +40,7 @@ async def deployment() -> AsyncIterator[Deployment]:
 
 @pytest.fixture(scope="module")
 def load(deployment: Deployment) -> Load:
-    return Load(deployment.client, Ledger(deployment.folder / "journal"), "children")
+    return Load(deployment.client, Ledger(deployment.journal), "children")
 
 
 async def test_a_child_that_the_kernel_kills_for_its_memory_is_told_from_one_that_is_killed(
@@ -82,7 +82,7 @@ async def _children(deployment: Deployment) -> set[int]:
 
 async def _kill_by_hand(deployment: Deployment, load: Load, victim: int) -> None:
     """Both children are at a gate: the victim's task is begun and not done."""
-    gate = Gate(deployment.folder / f"gate-{victim}")
+    gate = Gate(deployment.work / f"gate-{victim}")
     one = await load.submit(Kind(2, {"gate": str(gate.path)}))
     tasks = [run_task_id(one.run_id, index) for index in range(2)]
     for task_id in tasks:

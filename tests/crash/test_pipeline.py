@@ -93,7 +93,7 @@ class Feed:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def yaml(self, edition: int = 1) -> str:
-        return DAG.format(journal=self.deployment.folder / "journal", edition=edition)
+        return DAG.format(journal=self.deployment.journal, edition=edition)
 
     async def deploy(self, edition: int = 1) -> None:
         async with self.deployment.client() as client:

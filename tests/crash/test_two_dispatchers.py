@@ -14,7 +14,7 @@ async def test_two_dispatchers_killed_in_turn_lose_nothing_and_work_goes_on_mean
         first = deployment["dispatcher"]
         second = deployment.add_listening("dispatcher", "dispatcher-2", listener=first.listener)
         await second.start()
-        ledger = Ledger(deployment.folder / "journal")
+        ledger = Ledger(deployment.journal)
         load = Load(deployment.client, ledger, "two dispatchers")
         async with load.running():
             for number in range(KILLS // 2):
