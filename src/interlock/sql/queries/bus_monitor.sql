@@ -86,7 +86,7 @@ order by target, name limit :most;
 select d.org_id, array_agg(distinct d.queue) as queues, count(*) as dead_letters
 from unnest(:queues::text[]) as q(queue)
 cross join lateral (select m.org_id, m.queue, m.dead_at from interlock.queue_messages m
-                    where m.queue = q.queue and m.dead_at is not null and m.org_id is not null
+                    where m.queue = q.queue and m.dead_at is not null
                     order by m.queue, m.message_id desc limit :most) d
-where d.dead_at > interlock.clock() - make_interval(secs => :seconds::float8)
+where d.org_id is not null and d.dead_at > interlock.clock() - make_interval(secs => :seconds::float8)
 group by d.org_id;
