@@ -7,14 +7,18 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from interlock.adapters.embedded import EmbeddedValkey
 from tests.conftest import copied
 from tests.fuzz.site import Site, running_site
 from tests.fuzz.state import State
 
 
 @pytest.fixture(scope="session")
-async def site(postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    async with copied(postgres_url, template) as url, running_site(url, tmp_path_factory.mktemp("site")) as started:
+async def site(
+    postgres_url: str, template: str, valkey: EmbeddedValkey, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Site]:
+    folder, valkey_url = tmp_path_factory.mktemp("site"), await valkey.start()
+    async with copied(postgres_url, template) as url, running_site(url, valkey_url, folder) as started:
         yield started
 
 

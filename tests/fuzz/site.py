@@ -88,8 +88,10 @@ class Site:
 
 
 @asynccontextmanager
-async def running_site(state_url: str, folder: Path) -> AsyncIterator[Site]:
-    settings = Settings(dir=folder, state_url=state_url, gateway="127.0.0.1:0", internal="127.0.0.1:0")
+async def running_site(state_url: str, valkey_url: str, folder: Path) -> AsyncIterator[Site]:
+    settings = Settings(
+        dir=folder, state_url=state_url, valkey_url=valkey_url, gateway="127.0.0.1:0", internal="127.0.0.1:0"
+    )
     site = await _founded(settings, state_url, folder)
     for process in ("dispatcher", "gateway", "query"):
         await _start(site, process, "127.0.0.1:0", settings)
@@ -123,9 +125,11 @@ async def _founded(settings: Settings, state_url: str, folder: Path) -> Site:
 async def _start(site: Site, process: str, address: str, settings: Settings) -> None:
     listener = bind(address, setting=process)
     site.urls[process] = url_of(listener, settings)
+    assert settings.valkey_url is not None
     environment = os.environ | {
         "INTERLOCK_DIR": str(site.folder),
         "INTERLOCK_STATE_URL": site.state_url,
+        "INTERLOCK_VALKEY_URL": settings.valkey_url.get_secret_value(),
         "INTERLOCK_LOG_FORMAT": "json",
         "INTERLOCK_TOKEN_TTL_SECONDS": "3600",
         "INTERLOCK_AUTH_FAILURES_PER_SECOND": "0",  # forgeries by the thousand, all from one address

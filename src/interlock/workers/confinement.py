@@ -4,7 +4,7 @@ A process that runs operators confines itself before it loads any of them, with 
 confines all that it starts:
 
     hidden      the platform's folder, keys and configuration cannot be opened, and nothing in them be changed
-    kept        of these, what operators work on: the objects that Spark reads and writes
+    kept        of these, what operators work on: the objects that they read and write
     read-only   the system's folders and those of Python: code that is put there would run in the platform's processes
 
 Everything else stays open. A Landlock rule allows; it cannot deny. So all that stands beside a hidden path is allowed,

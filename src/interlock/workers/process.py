@@ -73,6 +73,8 @@ class Launch:
     """Folders and modules whose declared operators may be run."""
     hidden: tuple[str, ...] = ()
     """Files and folders that operators cannot open."""
+    kept: tuple[str, ...] = ()
+    """Folders in these that they work in all the same."""
     environment: tuple[str, ...] = ()
     """Names of further variables for the environment of the process itself."""
     data_url: str | None = field(default=None, repr=False)
@@ -96,6 +98,7 @@ class Launch:
         flags = [part for name, number in numbers.items() for part in (name, str(number))]
         flags += [part for given in self.operators for part in ("--operators", given)]
         flags += [part for path in self.hidden for part in ("--hidden", path)]
+        flags += [part for path in self.kept for part in ("--kept", path)]
         return [sys.executable, "-m", "interlock.workers.child", *flags, *self.modules]
 
 

@@ -139,6 +139,7 @@ class Worker:
             modules=self._modules,
             operators=tuple(source.text for source in self._sources),
             hidden=_hidden(settings),
+            kept=_kept(settings),
             environment=self._environment,
             variables=self._variables,
             data_url=_data_url(settings, self._runtime),
@@ -248,7 +249,7 @@ def _hidden(settings: Settings) -> tuple[str, ...]:
 
 
 def _kept(settings: Settings) -> tuple[str, ...]:
-    """Objects, which tasks on Spark read and write by themselves."""
+    """Objects in a local folder, which tasks read and write by themselves."""
     root = settings.objects_root
     return (root.removeprefix("file://"),) if root.startswith("file://") else ()
 
