@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from interlock.adapters.embedded import EmbeddedValkey
 from tests.ingests import Intake, intake
 from tests.system import System
 
@@ -15,9 +16,10 @@ LINES = [b'{"n":%d}' % n for n in range(2000)]
 
 
 @pytest.fixture
-async def site(state_url: str, tmp_path: Path) -> AsyncIterator[Intake]:
+async def site(state_url: str, tmp_path: Path, valkey: EmbeddedValkey) -> AsyncIterator[Intake]:
     # Two places of ten are for bulk: a share that does not depend on luck.
-    async with intake(state_url, tmp_path, shard_threshold=1000, bulk_share=0.2) as opened:
+    settings: dict[str, Any] = {"shard_threshold": 1000, "bulk_share": 0.2, "valkey_url": await valkey.start()}
+    async with intake(state_url, tmp_path, **settings) as opened:
         yield opened
 
 
