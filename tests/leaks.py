@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from interlock.workers import TaskContext, TaskFailed
+from interlock.workers import TaskContext, TaskFailed, operator
 
 
+@operator
 def leak(payload: Any, ctx: TaskContext) -> Any:
     """`payload` names the way."""
     value = ctx.secret("KEY")
@@ -63,6 +64,7 @@ def _crash(value: str, ctx: TaskContext) -> Any:
     return {"attempt": ctx.attempt, "key": value}
 
 
+@operator
 def seen(payload: Any, ctx: TaskContext) -> Any:
     """Proves which value it was given without saying it."""
     return {"is": [ctx.secret("KEY") == guess for guess in payload["guesses"]], "env": dict.fromkeys(ctx.environment)}

@@ -200,7 +200,7 @@ GATEWAY: dict[str, list[Body]] = {
         {"start": -9, "end": 2**62, "reason": "odder", "dry_run": False},
     ],
 }
-PUT = frozenset({"/v1/alert-channels/{event}"})
+PUT = frozenset({"/v1/alert-channels/{event}", "/v1/secrets/{secret}"})
 """Those that are not posted."""
 DISPATCHER: dict[str, list[Body]] = {
     "/internal/task-claim": [

@@ -113,6 +113,8 @@ async def test_an_operator_of_ones_own_is_made_known(shared: System) -> None:
         CHAIN.replace("name: chain", "name: own").replace("facts:", "f4:").replace("operator: echo", "operator: mine")
     )
     refused(await post(shared, text), 400, "invalid_dag")
+    refused(await post(shared, text, params={"operator": ["mine", "other"]}), 400, "unknown_operator")
+    await shared.declare("mine")
     assert (await post(shared, text, params={"operator": ["mine", "other"]})).status_code == 200
     odd = text.replace("operator: mine", "operator: 'not a name'")
     refused(await post(shared, odd, params={"operator": "not a name"}), 400, "invalid_dag")

@@ -85,7 +85,7 @@ async def test_an_empty_list_is_a_run_that_has_completed(door: Intake) -> None:
 
 
 BAD = {
-    "line 3 is no JSON": (b'1\n2\n{"a":\n4\n', "jsonl", "Line 3 is not JSON"),
+    "line 3 is no JSON": (b'1\n2\n{"a":\n4\n', "jsonl", "Line 3 cannot be stored: it is not JSON"),
     "line 2 is nested too deep": (b"1\n" + b"[" * 90_000 + b"]" * 90_000 + b"\n", "jsonl", "is not JSON|nested"),
     "a line is too long": (b"1\n" + b"2" * 300_000 + b"\n3\n", "jsonl", "Line 2 has more than 262144 bytes"),
     "one line has no end": (b"1\n" + b"2" * 9_000_000, "jsonl", "Line 2 has more than 262144 bytes"),

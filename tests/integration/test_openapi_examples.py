@@ -22,7 +22,7 @@ import msgspec
 import pytest
 
 from interlock import wire
-from interlock.adapters.embedded import EmbeddedPostgres
+from interlock.adapters.embedded import EmbeddedPostgres, EmbeddedValkey
 from interlock.adapters.postgres import migrate
 from interlock.api import examples
 from tests.ingests import Intake, intake
@@ -168,8 +168,8 @@ async def played(site: Intake) -> Scene:
 
 
 @pytest.fixture
-async def site(state_url: str, tmp_path: Path) -> AsyncIterator[Intake]:
-    async with intake(state_url, tmp_path) as opened:
+async def site(state_url: str, tmp_path: Path, valkey: EmbeddedValkey) -> AsyncIterator[Intake]:
+    async with intake(state_url, tmp_path, valkey_url=await valkey.start()) as opened:
         yield opened
 
 
@@ -216,13 +216,15 @@ def check(document: dict[str, Any], content: dict[str, Any], where: str) -> None
 async def _write() -> None:
     with tempfile.TemporaryDirectory(prefix="interlock-examples-") as folder:
         server = EmbeddedPostgres(Path(folder) / "postgres", name="examples", log=Path(folder) / "postgres.log")
-        url = await server.start()
+        valkey = EmbeddedValkey(Path(folder) / "valkey", name="examples", log=Path(folder) / "valkey.log")
+        url, valkey_url = await asyncio.gather(server.start(), valkey.start())
         try:
             await migrate(url)
-            async with intake(url, Path(folder) / "home") as site:
+            async with intake(url, Path(folder) / "home", valkey_url=valkey_url) as site:
                 scene = await played(site)
         finally:
             await server.stop()
+            await valkey.stop()
     documented = json.loads(FILE.read_text())
     for call in CALLS:
         documented.setdefault(call, {})["replies"] = scene.replies[call]

@@ -236,6 +236,8 @@ PLATFORM: list[Route] = [
     ("POST", "/v1/worker-tokens"),
     ("DELETE", "/v1/worker-tokens/{token_id}"),
     ("POST", "/v1/orgs"),
+    ("GET", "/v1/orgs/{org}/operators"),
+    ("POST", "/v1/orgs/{org}/operators"),
     ("GET", "/v1/signing-keys"),
     ("POST", "/v1/signing-keys/rotate"),
     ("GET", "/v1/operations/alerts"),
@@ -270,6 +272,9 @@ MEMBERS: list[Route] = [(method, "/v1/members") for method in ("GET", "POST", "D
 REPLAYS: list[Route] = [("GET", "/v1/replays/{replay_id}"), ("POST", "/v1/replays/{replay_id}/cancel")]
 """tests/bus/test_replay.py tries these with another org's admin."""
 
+SECRETS: list[Route] = [("GET", "/v1/secrets"), ("PUT", "/v1/secrets/{secret}"), ("DELETE", "/v1/secrets/{secret}")]
+"""test_secrets.py tries these with another org's admin."""
+
 REGISTRY: list[Route] = [
     *(("GET", f"/v1/{kind}") for kind in ("services", "routes", "acls", "limits", "service-keys", "changes")),
     *(("POST", f"/v1/{kind}") for kind in ("services", "routes", "acls", "limits", "service-keys", "routes/test")),
@@ -295,7 +300,7 @@ INBOX: list[Route] = [
 
 
 def test_every_route_of_the_gateway_is_tried_with_another_orgs_key() -> None:
-    elsewhere = {HOOK, *OBJECTS, *MEMBERS, *INBOX, *REPLAYS, *REGISTRY, *SENDING}
+    elsewhere = {HOOK, *OBJECTS, *MEMBERS, *INBOX, *REPLAYS, *SECRETS, *REGISTRY, *SENDING}
     assert {*HIDDEN, *EMPTY, *FILTERED, *PLATFORM, *OF_ALL, *OWN} | elsewhere == set(routes())
 
 

@@ -38,7 +38,7 @@ async def working(system: System, **more: Any) -> AsyncIterator[None]:
     settings = Settings(
         internal_url=system.internal_url, worker_token=system.worker_token, outbound_allow=["127.0.0.1"]
     )
-    worker = Worker(settings, concurrency=2, cancel_grace=5, **more)
+    worker = Worker(settings, concurrency=2, cancel_grace=5, operators=["tests.leaks"], **more)
     running = asyncio.create_task(worker.run())
     yield
     worker.request_drain()
@@ -52,6 +52,7 @@ async def working(system: System, **more: Any) -> AsyncIterator[None]:
 @asynccontextmanager
 async def admin(system: System, org: str | None = None) -> AsyncIterator[tuple[Client, UUID]]:
     """Of the system's own org, or of a new one."""
+    await system.declare("tests.leaks:leak", "tests.leaks:seen")
     org_id, key = system.org_id, system.admin_key
     if org is not None:
         org_id = (await system.kernel.principals.create_org(org)).org_id

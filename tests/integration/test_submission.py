@@ -85,6 +85,7 @@ async def test_a_job_shows_its_definition_as_it_was_given(still: System) -> None
         "policy": {"max_attempts": 5, "backoff_seconds": 2.5, "lease_seconds": 15, "non_retryable": ["Bad"]},
         "scaling": {"max_concurrency": 7, "key": "/host", "max_concurrency_per_key": 2},
     }
+    await still.declare("pkg.module:function")
     accepted = (await post(still, **given)).json()
     for address in ("whole", accepted["job_id"]):
         job = (await still.user("GET", f"/v1/jobs/{address}")).json()

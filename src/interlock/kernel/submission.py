@@ -233,10 +233,9 @@ class Submissions:
             known = await self._known_job(connection, request, org_id)
             await self._operators.check_job(connection, known)
             return known
-        config = await self._config(connection, request, org_id)
+        definition = self._definition(request, await self._config(connection, request, org_id), org_id)
         if check:
             await self._operators.check(connection, org_id, request.runtime, request.operator, request.config)
-        definition = self._definition(request, config, org_id)
         await self._own_outputs(connection, request, org_id)
         job: Row | None = await _sql.insert_job(connection, **definition)
         if job is not None:
