@@ -19,6 +19,9 @@ async def count(arena: Arena, table: str) -> int:
     return int(await arena.value(f"select count(*) from interlock.{table}"))
 
 
+OPERATORS = {"one": "echo", "other": "fail"}
+
+
 @in_every_order(alike=("one", "other"), one="submit.before_commit", other="submit.before_commit")
 async def test_two_submissions_with_one_key_in_every_order_make_one_run(arena: Arena, order: Order) -> None:
     same = submit([1, 2], key="k")
@@ -90,22 +93,24 @@ async def test_two_first_submissions_to_a_name_in_every_order_make_one_job(arena
 @in_every_order(alike=("one", "other"), one="submit.before_commit", other="submit.before_commit")
 async def test_two_definitions_for_a_new_name_in_every_order_the_first_stands(arena: Arena, order: Order) -> None:
     played = await arena.play(
-        order, one=submit([1], name="n", operator="one"), other=submit([1], name="n", operator="other")
+        order,
+        one=submit([1], name="n", operator=OPERATORS["one"]),
+        other=submit([1], name="n", operator=OPERATORS["other"]),
     )
     assert played.waits == order.meeting()
     assert played.refusal(order.second) == ("job_differs", None)
-    assert await arena.value("select operator from interlock.jobs") == order.first
+    assert await arena.value("select operator from interlock.jobs") == OPERATORS[order.first]
     assert await count(arena, "runs") == 1
 
 
 @in_every_order(alike=("one", "other"), one="submit.before_commit", other="submit.before_commit")
 async def test_two_updates_of_a_job_in_every_order_the_last_stands_and_both_run(arena: Arena, order: Order) -> None:
-    await arena.do(submit([0], name="n", operator="zero"))
+    await arena.do(submit([0], name="n", operator="sleep"))
     played = await arena.play(
         order,
-        one=submit([1], name="n", operator="one", update=True),
-        other=submit([1], name="n", operator="other", update=True),
+        one=submit([1], name="n", operator=OPERATORS["one"], update=True),
+        other=submit([1], name="n", operator=OPERATORS["other"], update=True),
     )
     assert played.waits == order.meeting()
-    assert await arena.value("select operator from interlock.jobs") == order.second
+    assert await arena.value("select operator from interlock.jobs") == OPERATORS[order.second]
     assert await count(arena, "runs") == 3

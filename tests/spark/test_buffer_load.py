@@ -131,7 +131,7 @@ async def test_a_load_that_fails_for_good_gives_its_batches_up_until_they_are_re
 
 
 async def test_a_task_that_somebody_made_up_loads_nothing(spark: SparkSession, site: Depot, tmp_path: Path) -> None:
-    made_up = await site.system.one(operator="buffer_load", runtime="spark")
+    made_up = await site.system.made_up("buffer_load")
     data = await data_of(site, await site.system.claim(made_up))
     assert data.load is None
     with pytest.raises(BadConfig, match="no task of a sink"):

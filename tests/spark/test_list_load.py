@@ -102,14 +102,14 @@ async def test_spark_makes_the_same_tasks_as_the_ingest_itself(spark: SparkSessi
 
 async def test_a_bad_line_fails_the_run_with_its_number(spark: SparkSession, door: Intake) -> None:
     run_id, claim = await handed_over(door, b"1\n2\n", b"3\n{\n5\n")
-    with pytest.raises(TaskFailed, match="Line 4 is not JSON") as raised:
+    with pytest.raises(TaskFailed, match="Line 4 cannot be stored: it is not JSON") as raised:
         await load(spark, door, claim)
     failed = await door.system.complete(
         claim, "Failed", error_class=raised.value.error_class, error_message=str(raised.value)
     )
     assert failed.status_code == 200, failed.text
     run = await ended(door, run_id)
-    assert (run["state"], run["reason"]) == ("Failed", "Line 4 is not JSON that can be stored.")
+    assert (run["state"], run["reason"]) == ("Failed", str(raised.value))
 
 
 async def test_a_list_that_spark_cannot_load_is_read_by_the_ingest(spark: SparkSession, door: Intake) -> None:

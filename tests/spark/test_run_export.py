@@ -218,7 +218,7 @@ async def test_a_run_that_goes_on_is_not_exported_and_a_made_up_task_exports_not
     accepted = await shared.submit([1])
     early = await shared.user("POST", f"/v1/jobs/{accepted['job_id']}/exports", json={})
     assert (early.status_code, early.json()["code"]) == (409, "run_not_ended")
-    made_up = await shared.one(operator="run_export", runtime="spark")
+    made_up = await shared.made_up("run_export")
     assert (await data_of(shared, await shared.claim(made_up))).run_export is None
     with pytest.raises(BadConfig, match="no task of an export"):
         run(spark, task([], []))
