@@ -107,6 +107,7 @@ GATEWAY: dict[str, list[Body]] = {
     "/v1/secrets/{secret}": [{"value": "a-long-enough-value", "hosts": ["rpc.example.com:8545", "[2001:db8::1]"]}],
     "/v1/members": [{"subject": "odd|user", "role": "writer", "org": ORG}],
     "/v1/worker-tokens": [{"name": "odd", "runtimes": ["platform"], "expires_in_days": 1}],
+    "/v1/orgs/{org}/operators": [{"operators": ["echo", "acme.*"]}, {"operators": None}],
     "/v1/orgs": [{"name": "another"}],
     "/v1/dags": [{"yaml": dag_text("odd")}],
     "/v1/dags/{dag}/rollback": [{"to": None}, {"to": RETIRED_VERSION}],
@@ -203,6 +204,7 @@ GATEWAY: dict[str, list[Body]] = {
 PUT = frozenset({"/v1/alert-channels/{event}", "/v1/secrets/{secret}"})
 """Those that are not posted."""
 DISPATCHER: dict[str, list[Body]] = {
+    "/internal/operators": [{"queue": "platform", "worker_id": "odd", "operators": ["module:function"]}],
     "/internal/task-claim": [
         {"worker_id": "odd", "task_id": QUEUED, "message": {**_MESSAGE, "queue": "platform"}},
         {"worker_id": "odd", "task_ids": [QUEUED, QUEUED], "limit": 1},

@@ -42,11 +42,12 @@ async def own_org(system: System) -> str:
 async def test_a_name_that_no_worker_declared_is_refused(shared: System, name: str, runtime: str) -> None:
     jobs: list[dict[str, Any]] = [{"operator": name}, {"operator": "python", "config": {"function": name}}]
     jobs += [{"operator": "spark_map", "config": {"operator": name}}]
+    code = "operator_not_inline" if runtime == "dispatcher" else "unknown_operator"
     for job in jobs:
         ways: list[dict[str, Any]] = [{}, {"open": True, "tasks": None}, {"async": True}]
         for more in ways:
             status, problem = await post(shared, **job, runtime=runtime, **more)
-            assert (status, problem["code"]) == (400, "unknown_operator"), problem
+            assert (status, problem["code"]) == (400, code), problem
 
 
 async def test_a_refusal_says_what_to_do_and_what_is_near(shared: System) -> None:

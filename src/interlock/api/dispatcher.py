@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import msgspec
 from litestar import Litestar, MediaType, Request, Response, get, post
 from litestar.datastructures import State
-from litestar.openapi.spec import Components, SecurityScheme
+from litestar.openapi.spec import Components, Operation, RequestBody, SecurityScheme
 from litestar.params import FromQuery, JSONBody
 from msgspec import Raw
 
@@ -227,11 +228,21 @@ async def buffer_publish(request: Http, data: JSONBody[BufferPublish]) -> Buffer
     return published
 
 
+@dataclass
+class _BodyOptional(Operation):
+    """Documents that a request may come without a body."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.request_body, RequestBody):
+            self.request_body.required = False
+
+
 @post(
     "/v1/task/credentials",
     guards=[capability_guard],
     status_code=200,
     summary="Credentials for the attempt's own prefixes of objects, until its lease ends",
+    operation_class=_BodyOptional,
 )
 async def task_credentials(
     request: Http, data: JSONBody[CredentialsRequest | None] = None
