@@ -1,4 +1,8 @@
-"""One arena per test process, emptied before each race: making a database costs more than most races take."""
+"""One arena per module, emptied before each race: making a database costs more than most races take.
+
+Plans, and with them the order in which rows are locked, follow from what the server knows of its tables. In an arena of
+all modules that is what an autovacuum found between the races of others.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import pytest
 from tests.interleavings.arena import Arena, opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def _arena(postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Arena]:
     server = await asyncpg.connect(postgres_url)
     await server.execute(f"create database interleavings template {template} strategy file_copy")
