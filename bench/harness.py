@@ -46,6 +46,7 @@ class Installation:
             "INTERLOCK_WORKER_TOKEN": self.info["worker_token"],
             "INTERLOCK_WORKER_CONCURRENCY": str(concurrency),
             "INTERLOCK_LOG_LEVEL": "warning",
+            "PYTHONPATH": str(Path(__file__).parents[1]),  # for the operators of benchmarks
         }
         self.workers.append(await _spawn(["worker", "--runtime", runtime, "--operators", "bench"], environment))
 
