@@ -1,9 +1,8 @@
-"""How fast `interlock devchain` serves history: `python -m bench.devchain [--blocks 5000]`.
+"""Speed at which `interlock devchain` serves history: `python -m bench.devchain [--blocks 5000]`.
 
-Batches of 100 whole blocks, each followed by one eth_getLogs over the same range, read by one client that parses
-nothing. The first pass mostly meets blocks that must be written first; the second reads the newest thousand again,
-which the server still holds. Beside the clock's time stands the server's own, which other work on the machine
-disturbs less.
+One client, which parses nothing, reads batches of 100 whole blocks, each followed by one eth_getLogs over the same
+range. In the first pass the server must generate most blocks; the second rereads the newest thousand, which the server
+still holds. Besides wall-clock time, the server's CPU time is shown, which other load on the machine affects less.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def chain(blocks: int, transactions: int) -> Iterator[tuple[http.client.HTTPConn
 
 
 def read(connection: http.client.HTTPConnection, first: int) -> int:
-    """Blocks and logs from `first` on; bytes received."""
+    """Reads blocks and logs from `first` on, and returns the bytes received."""
     numbers = range(first, first + BATCH)
     batch = [_call("eth_getBlockByNumber", [hex(number), True]) for number in numbers]
     logs = _call("eth_getLogs", [{"fromBlock": hex(numbers[0]), "toBlock": hex(numbers[-1])}])
@@ -61,7 +60,7 @@ def measure(connection: http.client.HTTPConnection, server: psutil.Process, firs
     seconds, used = time.perf_counter() - start, sum(server.cpu_times()[:2]) - used
     blocks = last - first
     print(f"{title:24} {blocks / seconds:7,.0f} blocks/s {received / seconds / 1e6:6,.0f} MB/s", end="")
-    print(f" {blocks / used:7,.0f} blocks/s of the server's processor time")
+    print(f" {blocks / used:7,.0f} blocks/s of the server's CPU time")
 
 
 def main() -> None:
@@ -71,8 +70,8 @@ def main() -> None:
     options = parser.parse_args()
     end = 1 + options.blocks // BATCH * BATCH
     with chain(options.blocks, options.transactions) as (connection, server):
-        measure(connection, server, 1, end, "read for the first time")
-        measure(connection, server, max(1, end - KEPT), end, "read again")
+        measure(connection, server, 1, end, "first read")
+        measure(connection, server, max(1, end - KEPT), end, "second read")
 
 
 if __name__ == "__main__":

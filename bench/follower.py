@@ -1,10 +1,10 @@
-"""How fast block_follower takes a chain in: `python -m bench.follower [--blocks 3000]`.
+"""Speed at which block_follower reads a chain: `python -m bench.follower [--blocks 3000]`.
 
     fetch     the same blocks and logs from the same development chain, by one client that parses nothing
     copy      the same rows by bare COPY into tables with the same keys, nothing else in the transaction
-    follower  the operator itself: fetch, parse, check, delete, COPY, hashes, announce
+    follower  the operator itself: fetch, parse, check, delete, COPY, hashes, emit
 
-The chain and PostgreSQL run beside it on the same machine, so that the three share its cores. The figures go to
+The chain and PostgreSQL run on the same machine, so the three share its cores. The figures go to
 `bench/results/follower.json`.
 """
 
@@ -27,16 +27,16 @@ import asyncpg
 import msgspec
 
 from bench.harness import machine
-from interlock.adapters.embedded import EmbeddedPostgres
 from interlock.client._http import Http
 from interlock.outbound import Exceptions, Guard
-from interlock.outbound.sending import KeptSender, Request
-from interlock.pipeline.follower.chain import Chain
-from interlock.pipeline.follower.config import KINDS, Kind
-from interlock.pipeline.follower.operator import block_follower
-from interlock.pipeline.follower.rows import COLUMNS, Record, records
-from interlock.pipeline.follower.rpc import Endpoint
+from interlock.outbound.exchange import KeptSender, Request
+from interlock.stores.embedded import EmbeddedPostgres
 from interlock.wire import Event, WriteGrant
+from interlock.workers.block_follower.chain import Chain
+from interlock.workers.block_follower.config import KINDS, Kind
+from interlock.workers.block_follower.operator import block_follower
+from interlock.workers.block_follower.rows import COLUMNS, Record, records
+from interlock.workers.block_follower.rpc import Endpoint
 from interlock.workers.context import TaskContext
 from interlock.workers.protocol import Assignment, Outbound, Work
 
@@ -56,7 +56,7 @@ def chain(blocks: int, transactions: int) -> Iterator[str]:
 
 
 class Counting:
-    """The platform around the operator: takes what is announced and does nothing with it."""
+    """Stands in for the platform: counts emitted events and discards them."""
 
     announced = 0
 
@@ -74,7 +74,7 @@ class Counting:
 
 
 async def fetch(url: str, blocks: int) -> float:
-    """Three requests under way, as the follower has them."""
+    """Keeps three requests in flight, as the follower does."""
     started = time.perf_counter()
     async with Http(url, headers={}) as http:
         gate = asyncio.Semaphore(3)
@@ -136,7 +136,7 @@ async def measure(blocks: int, transactions: int) -> dict[str, Any]:
         server = EmbeddedPostgres(Path(folder) / "data", name="bench", log=Path(folder) / "postgres.log")
         data_url = await server.start()
         try:
-            batches = await read(url, blocks)  # the chain has written its blocks once: the same start for all
+            batches = await read(url, blocks)  # the chain generates its blocks here: the same start for all three
             rows = sum(len(batch[kind]) for batch in batches for kind in KINDS)
             fetched = await fetch(url, blocks)
             followed = await follow(url, data_url, blocks)

@@ -1,4 +1,4 @@
-"""Starts what a benchmark measures: an embedded server, and Interlock's real processes beside it."""
+"""Starts the subject of a benchmark: an embedded server and Interlock's real processes."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ class Installation:
             "INTERLOCK_WORKER_TOKEN": self.info["worker_token"],
             "INTERLOCK_WORKER_CONCURRENCY": str(concurrency),
             "INTERLOCK_LOG_LEVEL": "warning",
-            "PYTHONPATH": str(Path(__file__).parents[1]),  # for the operators of benchmarks
+            "PYTHONPATH": str(Path(__file__).parents[1]),  # for the benchmarks' own operators
         }
-        self.workers.append(await _spawn(["worker", "--runtime", runtime, "--operators", "bench"], environment))
+        self.workers.append(
+            await _spawn(["serve", "worker", "--runtime", runtime, "--operators", "bench"], environment)
+        )
 
-    async def settle(self, most_seconds: int = 60) -> None:
-        """Until nothing is left to do of what was sent, or loaded at the start: it would be measured with the rest."""
+    async def settle(self, max_seconds: int = 60) -> None:
+        """Waits until all earlier work is finished, so that it is not measured with the rest."""
         supervisor = json.loads((self.directory / "endpoints.json").read_text())["pid"]
-        await _settled(psutil.Process(int(supervisor)), most_seconds)
+        await _settled(psutil.Process(int(supervisor)), max_seconds)
 
     async def stop_workers(self) -> None:
         for worker in self.workers:
@@ -71,7 +73,7 @@ async def _spawn(arguments: list[str], environment: dict[str, str], **more: Any)
 
 @asynccontextmanager
 async def installation(**settings: str) -> AsyncIterator[Installation]:
-    """Settings are given as the environment knows them, without the prefix: `range_size="1000"`."""
+    """Starts an installation. Settings are environment variables without the prefix: `range_size="1000"`."""
     with tempfile.TemporaryDirectory(prefix="interlock-bench-") as folder:
         environment = os.environ | {f"INTERLOCK_{k.upper()}": v for k, v in settings.items()}
         environment |= {"INTERLOCK_LOG_LEVEL": "warning"}
@@ -99,10 +101,10 @@ async def installation(**settings: str) -> AsyncIterator[Installation]:
             await process.wait()
 
 
-async def _settled(family: psutil.Process, most_seconds: int) -> None:
-    """Waits for a calm second."""
+async def _settled(family: psutil.Process, max_seconds: int) -> None:
+    """Waits for a second with little CPU use."""
     before = _seconds(family)
-    for _ in range(most_seconds):
+    for _ in range(max_seconds):
         await asyncio.sleep(1)
         now = _seconds(family)
         if now - before < _CALM:
@@ -111,7 +113,7 @@ async def _settled(family: psutil.Process, most_seconds: int) -> None:
 
 
 _CALM = 0.15
-"""Seconds of processors that all processes of an installation may take in a second and still be at rest."""
+"""CPU seconds per second below which an installation counts as idle, all of its processes together."""
 
 
 def _seconds(family: psutil.Process) -> float:

@@ -1,9 +1,9 @@
-"""The kernel beside bare SQL on the same server, in one run: `make bench`.
+"""The kernel, compared with bare SQL on the same server, in one run: `make bench`.
 
-The limit is one connection that claims and completes known rows in batches of 100, in a table with nothing but a key;
-with creation, it has inserted them in batches of 1,000 before.
-What is ours goes through HTTP, a gateway process, a dispatcher process and a worker process. Every round also measures
-other queues, which speak to the server directly: see `bench.peers`.
+The limit is one connection that claims and completes known rows in batches of 100, in a table with only a primary key.
+Including creation, it also inserts them before, in batches of 1,000. Interlock's side goes through HTTP, a gateway
+process, a dispatcher process and a worker process. Every round also measures other queues, which talk to the server
+directly: see `bench.peers`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from interlock.wire import ClaimReply, ClaimRequest, Completion, CompletionBatch
 
 BATCH = 100
 CREATED = 1000
-"""Tasks that are created at once."""
+"""Tasks created per request."""
 console = Console(stderr=True)
 
 
 async def bare_sql(connection: asyncpg.Connection[Any], count: int) -> tuple[float, float]:
-    """Tasks per second: create, claim and complete; and claim and complete alone."""
+    """Returns tasks per second of create, claim and complete, and of claim and complete alone."""
     await connection.execute(
         "drop table if exists bare; create table bare (id uuid primary key, status text not null default 'Queued',"
         " leased_at timestamptz, payload json)"
@@ -63,7 +63,7 @@ async def bare_sql(connection: asyncpg.Connection[Any], count: int) -> tuple[flo
 
 
 async def submit(client: Client, count: int, **job: Any) -> list[UUID]:
-    """Runs of 1,000 tasks each, four requests in flight."""
+    """Submits runs of 1,000 tasks each, with four requests in flight."""
     gate = asyncio.Semaphore(4)
 
     async def one(size: int) -> UUID:
@@ -76,7 +76,7 @@ async def submit(client: Client, count: int, **job: Any) -> list[UUID]:
 
 
 async def all_completed(connection: asyncpg.Connection[Any], runs: list[UUID]) -> None:
-    """Waits until every run has ended; looks at run rows only."""
+    """Waits until every run has ended. Reads run rows only."""
     while await connection.fetchval(  # noqa: ASYNC110 - another process ends them
         "select exists (select 1 from interlock.runs where run_id = any($1) and ended_at is null)", runs
     ):
@@ -84,7 +84,7 @@ async def all_completed(connection: asyncpg.Connection[Any], runs: list[UUID]) -
 
 
 async def through_worker(here: Installation, count: int) -> tuple[float, float]:
-    """Tasks per second from the first submission to the last completion, and of claim to complete alone."""
+    """Returns tasks per second from the first submission to the last completion, and of claim to complete alone."""
     connection = await here.connect()
     async with here.client() as client:
         started = time.perf_counter()
@@ -95,7 +95,7 @@ async def through_worker(here: Installation, count: int) -> tuple[float, float]:
         runs = await submit(client, count)
         started = time.perf_counter()
         await here.start_worker()
-        # Clocked from the first claim: a worker's start-up is not part of it.
+        # Timed from the first claim: the worker's start-up is not included.
         leased = "select exists (select 1 from interlock.tasks where lease_expires_at is not null)"
         while not await connection.fetchval(leased):  # noqa: ASYNC110 - another process claims them
             await asyncio.sleep(0.002)
@@ -107,7 +107,7 @@ async def through_worker(here: Installation, count: int) -> tuple[float, float]:
 
 
 async def one_at_a_time(here: Installation, count: int) -> float:
-    """Claim and complete of single tasks, 32 in flight, capability token and all."""
+    """Claims and completes single tasks with capability tokens, 32 in flight. Returns tasks per second."""
     connection = await here.connect()
     async with here.client() as client, here.worker_client() as worker:
         runs = await submit(client, count)
@@ -136,7 +136,7 @@ async def _singles(attempt: TaskClient, worker: WorkerClient, ids: Iterator[UUID
 
 
 async def latency(here: Installation, seconds: float) -> tuple[float, float]:
-    """Milliseconds from created to claimed by a waiting worker, at 100 tasks per second."""
+    """Returns milliseconds from creation to the claim by a waiting worker, at 100 tasks per second."""
     connection = await here.connect()
     async with here.client() as client:
         runs: list[UUID] = []
@@ -157,7 +157,7 @@ async def latency(here: Installation, seconds: float) -> tuple[float, float]:
 
 
 async def claim_latency(here: Installation, rounds: int = 300) -> float:
-    """Median milliseconds of a claim of 100 queued tasks through HTTP, by range, as workers claim."""
+    """Returns median milliseconds of a claim of 100 queued tasks through HTTP, by range, as workers claim."""
     async with here.client() as client, here.worker_client() as worker:
         runs = await submit(client, rounds * BATCH)
         times = []
@@ -182,7 +182,7 @@ def _completed(claim: ClaimReply) -> Completion:
 
 
 async def fill(connection: asyncpg.Connection[Any], terminal: int, queued: int) -> None:
-    """History and backlog, as they would lie in the table; too young for the reconciler to miss their messages."""
+    """Inserts history and backlog, too recent for the reconciler to notice that their messages are missing."""
     job = await connection.fetchrow("select job_id, org_id from interlock.jobs limit 1")
     assert job is not None
     for status, count in (("Completed", terminal), ("Queued", queued)):
@@ -224,7 +224,7 @@ async def run(tasks: int, rows: int, rounds: int, peers: Sequence[str]) -> dict[
     async with installation() as here:
         connection = await here.connect()
         limits, wholes, drains = [], [], []
-        beside: dict[str, Any] = {}
+        state_url, peer_figures = here.info["state_url"], dict[str, Any]()
         for n in range(rounds):
             limits.append(await measured(f"bare SQL, round {n + 1}", lambda: bare_sql(connection, tasks)))
             if not here.workers:
@@ -232,10 +232,10 @@ async def run(tasks: int, rows: int, rounds: int, peers: Sequence[str]) -> dict[
             whole, drain = await measured(f"through HTTP, round {n + 1}", lambda: through_worker(here, tasks))
             wholes.append(whole)
             drains.append(drain)
-            await measured(f"peers, round {n + 1}", lambda: measure_peers(here.info["state_url"], tasks, beside, peers))
+            await measured(f"peers, round {n + 1}", lambda: measure_peers(state_url, tasks, peer_figures, peers))
         limits.append(await measured("bare SQL, again", lambda: bare_sql(connection, tasks)))
         created, claimed = zip(*limits, strict=True)
-        figures |= {"limit_created": created, "limit": claimed, "whole": wholes, "drain": drains, "peers": beside}
+        figures |= {"limit_created": created, "limit": claimed, "whole": wholes, "drain": drains, "peers": peer_figures}
         figures["latency_ms"] = await measured("created to claimed at 100/s", lambda: latency(here, 10))
         await here.stop_workers()
         figures["singles"] = await measured("one at a time, 32 in flight", lambda: one_at_a_time(here, tasks // 20))
@@ -251,7 +251,7 @@ def report(figures: dict[str, Any]) -> None:
     created, limit, whole, drain = (statistics.median(figures[name]) for name in names)
     p50, p99 = figures["latency_ms"]
     table = Table(title=f"bench/kernel: {figures['tasks']:,} no-op tasks; {figures['machine']}")
-    for column in ("measure", "figure", "beside the limit", "bar"):
+    for column in ("measure", "figure", "vs limit", "bar"):
         table.add_column(column)
     table.add_row("bare SQL, claim + complete, tasks/s", spread(figures["limit"]), "1.00", "")
     table.add_row("bare SQL, create + claim + complete, tasks/s", spread(figures["limit_created"]), "", "")
@@ -278,9 +278,9 @@ def report(figures: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=100_000)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="terminal rows, and as many queued ones")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="number of terminal rows, and of queued rows")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peers", nargs="*", default=[*PEERS], choices=[*PEERS], help="none when left empty")
+    parser.add_argument("--peers", nargs="*", default=[*PEERS], choices=[*PEERS], help="other queues; empty for none")
     arguments = parser.parse_args()
     figures = uvloop.run(run(arguments.tasks, arguments.rows, arguments.rounds, arguments.peers))
     report(figures)

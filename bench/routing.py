@@ -1,7 +1,7 @@
-"""Events through HTTP to tasks, beside bare inserts of the same rows, in one run: `python -m bench.routing`.
+"""Events through HTTP to tasks, compared with bare inserts of the same rows, in one run: `python -m bench.routing`.
 
-The limit is one connection that inserts what a routed event leaves behind, an event, a partition, a scope, a task and
-its message, into tables of the same shape with the same indexes, in batches of 1,000.
+The limit is one connection that inserts the rows of a routed event (event, partition, scope, task and message) into
+tables of the same shape with the same indexes, in batches of 1,000.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ jobs:
 
 
 class Producer:
-    """A source's attempt that reports one partition after another, each once."""
+    """An attempt of a source that reports one partition after another, each once."""
 
     def __init__(self, task: TaskClient, dataset: UUID, version: UUID) -> None:
         self._task = task
@@ -84,7 +84,7 @@ async def producer(here: Installation, connection: asyncpg.Connection[Any], job:
 
 
 async def tasks_of(connection: asyncpg.Connection[Any], job: str, count: int) -> None:
-    """Waits until so many tasks of the job are queued."""
+    """Waits until `count` tasks of the job are queued."""
     query = (
         "select count(*) from (select 1 from interlock.tasks t join interlock.jobs j using (job_id)"
         " where j.name = $1 and t.run_id is null and t.listed_status = 'Queued' limit $2) t"
@@ -94,7 +94,7 @@ async def tasks_of(connection: asyncpg.Connection[Any], job: str, count: int) ->
 
 
 async def through_http(connection: asyncpg.Connection[Any], source: Producer, count: int, before: int) -> float:
-    """Events per second, from the first request until the last task is queued; two requests in flight."""
+    """Returns events per second, from the first request until the last task is queued, with two requests in flight."""
     started = time.perf_counter()
     for _ in range(0, count, 2 * BATCH):
         await asyncio.gather(source.report(BATCH), source.report(BATCH))
@@ -103,7 +103,7 @@ async def through_http(connection: asyncpg.Connection[Any], source: Producer, co
 
 
 async def bare(connection: asyncpg.Connection[Any], count: int) -> float:
-    """Events per second: the rows that `count` routed events left, inserted again."""
+    """Inserts the rows of `count` routed events again. Returns events per second."""
     for table in TABLES:
         await connection.execute(
             f"drop table if exists bare_{table}; create table bare_{table} (like interlock.{table} including all)"
@@ -138,7 +138,7 @@ _SAMPLE: Final = {
 
 
 async def clone_reader(connection: asyncpg.Connection[Any], name: str, copies: int) -> None:
-    """More jobs that read what this one reads."""
+    """Inserts copies of a job that read the same inputs."""
     await connection.execute(
         """
         with many as (
@@ -158,7 +158,7 @@ async def clone_reader(connection: asyncpg.Connection[Any], name: str, copies: i
 
 
 async def fan_out(connection: asyncpg.Connection[Any], wide: Producer, dependents: int) -> float:
-    """Seconds from one event's request until every dependent has its task."""
+    """Returns seconds from one event's request until every dependent job has its task."""
     query = (
         "select count(*) from interlock.tasks t join interlock.jobs j using (job_id) where j.name like 'one_of_many%'"
     )
@@ -191,10 +191,11 @@ async def run(events: int, rounds: int) -> dict[str, Any]:
             limits.append(await measured(f"bare inserts, round {n + 1}", bare(connection, events)))
         await clone_reader(connection, "one_of_many", FEW - 1)
         few = [await fan_out(connection, wide, FEW) for _ in range(5)]
-        with_few = await measured(f"beside {FEW} jobs", through_http(connection, source, events // 5, made))
+        with_few = await measured(f"with {FEW} other jobs", through_http(connection, source, events // 5, made))
         made += events // 5
         await clone_reader(connection, "one_of_many", DEPENDENTS - FEW)
-        with_many = await measured(f"beside {DEPENDENTS:,} jobs", through_http(connection, source, events // 5, made))
+        many = f"with {DEPENDENTS:,} other jobs"
+        with_many = await measured(many, through_http(connection, source, events // 5, made))
         wide_seconds = await measured("fan-out", fan_out(connection, wide, DEPENDENTS))
         figures |= {"limit": limits, "routed": rates, "fan_out_seconds": wide_seconds, "fan_out_few": few}
         figures |= {"beside_few": with_few, "beside_many": with_many}
@@ -205,7 +206,7 @@ async def run(events: int, rounds: int) -> dict[str, Any]:
 def report(figures: dict[str, Any]) -> None:
     limit, routed = statistics.median(figures["limit"]), statistics.median(figures["routed"])
     table = Table(title=f"bench/routing: {figures['events']:,} events; {figures['machine']}")
-    for column in ("measure", "figure", "beside", "bar"):
+    for column in ("measure", "figure", "vs limit", "bar"):
         table.add_column(column)
     table.add_row("bare inserts of the same rows, events/s", spread(figures["limit"]), "1.00", "")
     table.add_row(
@@ -213,8 +214,8 @@ def report(figures: dict[str, Any]) -> None:
     )
     table.add_row(f"one event to {DEPENDENTS:,} dependents, s", f"{figures['fan_out_seconds']:.2f}", "", "1.00")
     few, many = figures["beside_few"], figures["beside_many"]
-    table.add_row(f"events/s beside {FEW} jobs", f"{few:,.0f}", "", "")
-    table.add_row(f"events/s beside {DEPENDENTS:,} jobs", f"{many:,.0f}", f"{many / few:.2f}", "flat")
+    table.add_row(f"events/s with {FEW} other jobs", f"{few:,.0f}", "", "")
+    table.add_row(f"events/s with {DEPENDENTS:,} other jobs", f"{many:,.0f}", f"{many / few:.2f}", "flat")
     Console().print(table)
 
 

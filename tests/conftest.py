@@ -1,4 +1,4 @@
-"""One embedded PostgreSQL per test process; a database of its own for each test that asks for one."""
+"""One embedded PostgreSQL per test process; a separate database for each test that requests one."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ import asyncpg
 import pytest
 from hypothesis import settings
 
-from interlock.adapters.embedded import EmbeddedPostgres, EmbeddedValkey
-from interlock.adapters.postgres import migrate
 from interlock.clock import ManualClock
-from tests.aws import Aws, ministack
-from tests.s3 import S3, seaweed
-from tests.system import System, running
+from interlock.stores.embedded import EmbeddedPostgres, EmbeddedValkey
+from interlock.stores.postgres import migrate
+from tests.support.aws import Aws, ministack
+from tests.support.s3 import S3, seaweed
+from tests.support.system import System, running
 
-# A machine that is busy just then is no fault of what is tested.
+# A busy machine must not fail a test.
 settings.register_profile("interlock", deadline=None)
 settings.load_profile("interlock")
 
-# A shell that starts this in the background has it ignore Ctrl-C, and every process that a test starts would inherit
+# A shell that starts pytest in the background ignores SIGINT, and every process that a test starts would inherit
 # that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests start hundreds of processes: without cached bytecode each would compile all it imports, more than half its time.
+# Tests start hundreds of processes. Without cached bytecode each would spend more than half its time compiling.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Whatever starts all of Interlock: tests that run beside each other would fight for the usual port.
+# Tests that start all of Interlock in parallel must not compete for the default port.
 os.environ.setdefault("INTERLOCK_QUERY", "127.0.0.1:0")
 
-# In memory, where there is plenty: there a database is copied in a tenth of the time, and most tests have one.
+# In memory, if there is enough: copying a database takes a tenth of the time, and most tests copy one.
 MEMORY, ROOMY_BYTES = Path("/dev/shm"), 8 << 30
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOMY_BYTES:
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
@@ -49,9 +49,10 @@ _numbers = itertools.count(1)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules with slow tests come first, so that in the end no process waits for the last of them.
+    """Runs modules with slow tests first, so that no process waits for the last of them at the end.
 
-    One of each folder in turn: those of a folder strain the machine alike, and three Sparks at once hinder each other.
+    Alternates between folders: tests of one folder strain the machine in the same way, and three Sparks at the same
+    time slow each other down.
     """
     slow = dict.fromkeys(item.path for item in items if any(map(item.get_closest_marker, ("slow", "crash"))))
     numbers: defaultdict[Path, Iterator[int]] = defaultdict(itertools.count)
@@ -65,8 +66,8 @@ def _database(url: str, name: str) -> str:
 
 @pytest.fixture(scope="session")
 async def postgres_url() -> AsyncIterator[str]:
-    """The server's own database, empty; tests connect to copies of the template instead."""
-    # Not under pytest's own temporary folder: each run closes that to other users, and as root the server is one.
+    """The server's own empty database; tests connect to copies of the template instead."""
+    # Not under pytest's temporary folder: each run closes that to other users, and as root the server runs as another.
     with tempfile.TemporaryDirectory(prefix="interlock-test-") as folder:
         server = EmbeddedPostgres(Path(folder) / "postgres", name="test", log=Path(folder) / "postgres.log")
         url = await server.start()
@@ -76,7 +77,7 @@ async def postgres_url() -> AsyncIterator[str]:
 
 
 def _forgo_durability(server: EmbeddedPostgres) -> None:
-    """Nobody will recover this server: without syncs, making and dropping a database takes a tenth of the time."""
+    """Disables syncs: this server is never recovered, and creating or dropping a database is ten times as fast."""
     with (server.data / "postgresql.conf").open("a") as settings:
         settings.write("fsync = off\nfull_page_writes = off\n")
     os.kill(server.pid or 0, signal.SIGHUP)
@@ -84,7 +85,7 @@ def _forgo_durability(server: EmbeddedPostgres) -> None:
 
 @pytest.fixture(scope="session")
 async def template(postgres_url: str) -> str:
-    """A migrated database that others are copied from: far quicker than migrating each."""
+    """A migrated database to copy from, which is far faster than migrating each one."""
     connection = await asyncpg.connect(postgres_url)
     await connection.execute("create database template_state")
     await connection.close()
@@ -129,7 +130,7 @@ async def still(state_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIter
 
 @pytest.fixture(scope="module")
 async def shared(postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
-    """One system on the real clock for a module's tests that only ask, or that keep to tasks of their own."""
+    """One system on the real clock for tests of a module that only read, or use only their own tasks."""
     async with (
         copied(postgres_url, template) as url,
         running(url, tmp_path_factory.mktemp("shared")) as started,
@@ -139,7 +140,7 @@ async def shared(postgres_url: str, template: str, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 async def valkey() -> AsyncIterator[EmbeddedValkey]:
-    """One server for all tests of a process; one that a test ends is started again by `start()`."""
+    """One server per test process. If a test stops it, `start()` starts it again."""
     with tempfile.TemporaryDirectory(prefix="interlock-test-") as folder:
         server = EmbeddedValkey(Path(folder) / "valkey", name="test", log=Path(folder) / "valkey.log")
         await server.start()
@@ -149,7 +150,7 @@ async def valkey() -> AsyncIterator[EmbeddedValkey]:
 
 @pytest.fixture(scope="session")
 async def aws() -> AsyncIterator[Aws]:
-    """One server for all tests of a process; its keys are in `environment`, not in that of the tests."""
+    """One server per test process. Its keys are in its `environment`, not in that of the tests."""
     with tempfile.TemporaryDirectory(prefix="interlock-test-") as folder:
         async with ministack(Path(folder)) as started:
             yield started
@@ -157,7 +158,7 @@ async def aws() -> AsyncIterator[Aws]:
 
 @pytest.fixture(scope="session")
 async def s3() -> AsyncIterator[S3]:
-    """One server for all tests of a process; its keys are in `environment`, not in that of the tests."""
+    """One server per test process. Its keys are in its `environment`, not in that of the tests."""
     with tempfile.TemporaryDirectory(prefix="interlock-test-") as folder:
         async with seaweed(Path(folder)) as started:
             yield started

@@ -1,4 +1,4 @@
-"""What is measured, in which order, and the table. Both sides are warmed up, then take turns."""
+"""The measurements, their order, and the table. Both sides are warmed up, then alternate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ console = Console(stderr=True)
 class Size:
     tokens: int
     query_ms: float
-    """What the query takes bare, about."""
+    """Approximate duration of the bare query."""
     pairs: int
     rows: int
     rounds: int
@@ -70,12 +70,12 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
     return figures
 
 
-# The table
+# Table
 
 
 def report(figures: dict[str, Any]) -> None:
     table = Table(title=f"bench/access; {figures['machine']}")
-    for column in ("measure", "figure", "beside the limit", "bar"):
+    for column in ("measure", "figure", "vs limit", "bar"):
         table.add_column(column)
     for part, add in (("tokens", _add_tokens), ("query", _add_query), ("sink", _add_sink)):
         if part in figures:
@@ -88,7 +88,7 @@ def _add_tokens(table: Table, found: dict[str, Any]) -> None:
     table.add_row("bare ES256, signatures per second", spread(found["bare_sign"]), "1.00", "")
     table.add_row(f"tokens {of}, issued", spread(found["issued"]), _ratio(found["issued"], found["bare_sign"]), "")
     table.add_row("bare ES256, verifications per second", spread(found["bare_verify"]), "1.00", "")
-    for name, how in (("verified", "verified for the first time"), ("verified_again", "verified again")):
+    for name, how in (("verified", "first verification"), ("verified_again", "repeated verification")):
         table.add_row(f"tokens {of}, {how}", spread(found[name]), _ratio(found[name], found["bare_verify"]), "")
 
 
@@ -107,8 +107,8 @@ def _add_sides(table: Table, of: str, sides: dict[str, list[float]], steps: dict
         if name != "whole":
             table.add_row(f"  of which {name}, ms", f"{each:.1f}", "", "")
     named = sum(each for name, each in steps.items() if name not in ("whole", MEANWHILE))
-    table.add_row("  of which in between, ms", f"{whole - named:.1f}", "", "")
-    table.add_row("  the same in one process, without HTTP, ms", f"{whole:.1f}", "", "")
+    table.add_row("  of which between these steps, ms", f"{whole - named:.1f}", "", "")
+    table.add_row("  total in one process, without HTTP, ms", f"{whole:.1f}", "", "")
 
 
 def _add_sink(table: Table, found: dict[str, Any]) -> None:
@@ -136,10 +136,10 @@ def _ratio(one: Sequence[float], other: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.access", description="What access control costs, beside its limits.")
+    parser = argparse.ArgumentParser(prog="bench.access", description="Cost of access control, compared with limits.")
     parser.add_argument("--rounds", type=int, default=FULL.rounds)
-    parser.add_argument("--small", action="store_true", help="little of everything: to see that it works")
-    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=[*PARTS], help="all, if not said otherwise")
+    parser.add_argument("--small", action="store_true", help="run a small version, to check that everything works")
+    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=[*PARTS], help="parts to run (default: all)")
     arguments = parser.parse_args()
     configure("warning", process="bench")
     size = SMALL if arguments.small else replace(FULL, rounds=arguments.rounds)

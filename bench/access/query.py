@@ -1,4 +1,4 @@
-"""The query service over HTTP beside bare DuckDB, warm, in this process, on the same files with the same threads."""
+"""The query service over HTTP, compared with bare warm DuckDB in this process: same files, same number of threads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bench.access.site import Held, Site, Steps, Stopwatch
 from bench.harness import percentile
 from bench.spark.source import Partition, Shape
 from bench.spark.work import WANTED
-from interlock.access.query import Engine, Result
-from interlock.api.run_query import query_service
-from interlock.kernel.queries import Queries
-from interlock.kernel.query_service import QueryService
+from interlock.apps.app import open_app
+from interlock.apps.query import query_service
+from interlock.query.engine import Engine, Result
+from interlock.query.records import Queries
+from interlock.query.service import QueryService
 from interlock.wire import QueryReply, TaskQuery
-from interlock.wiring import kernel
 
 ROWS_OF_A_FILE: Final = 250_000
 _PROBED_FILES: Final = 24
-_MOST_FILES: Final = 60
+_MAX_FILES: Final = 60
 _NEAR: Final = 0.1
-"""As a share of the target: how far the bare query may be from it."""
+"""Tolerance: share of the target by which the bare query's duration may differ."""
 _LOOKS: Final = 6
 _WARM: Final = 5
 _REST_SECONDS: Final = 0.05
@@ -35,10 +35,10 @@ from logs where topic0 = '{WANTED}'
 group by address, date_trunc('hour', block_timestamp)
 order by transfers desc, largest desc, address
 limit 100
-"""  # noqa: S608 - a constant of the benchmark's
+"""  # noqa: S608 - a constant of the benchmark
 TRIVIAL: Final = "select 1 as one"
 
-MEANWHILE: Final = "record opened, beside the next three"
+MEANWHILE: Final = "record opened, concurrent with the next three"
 STEPS: Final[Steps] = {
     MEANWHILE: [(Queries, "_insert")],
     "names": [(QueryService, "_resolved")],
@@ -51,7 +51,7 @@ STEPS: Final[Steps] = {
 
 
 class Bare:
-    """What somebody would have who is trusted: one connection that stays open."""
+    """The unprotected alternative: one trusted connection that stays open."""
 
     def __init__(self, files: Sequence[Partition], threads: int, memory_mb: int) -> None:
         self._connection = duckdb.connect(config={"threads": threads, "memory_limit": f"{memory_mb}MiB"})
@@ -63,7 +63,7 @@ class Bare:
         return self._connection.execute(sql).fetchall()
 
     def milliseconds(self, sql: str, times: int) -> float:
-        """The median, which is what the sides are compared by."""
+        """Returns the median, by which the sides are compared."""
         return percentile([_timed(lambda: self.ask(sql)) for _ in range(times)], 0.5)
 
 
@@ -74,7 +74,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 async def query(site: Site, target_ms: float, pairs: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Milliseconds of both sides, which take turns call by call."""
+    """Returns milliseconds of both sides, which alternate call by call."""
     settings = site.settings
     probe = await site.pipeline.bring("probe", Shape(_PROBED_FILES, ROWS_OF_A_FILE), say)
     count = _files_for(target_ms, probe, lambda some: Bare(some, settings.query_threads, settings.query_memory_mb))
@@ -92,8 +92,8 @@ async def query(site: Site, target_ms: float, pairs: int, say: Callable[[str], N
 
 
 def _files_for(target_ms: float, probe: Sequence[Partition], opened: Callable[[Sequence[Partition]], Bare]) -> int:
-    """How many files make the bare query take so long, measured on so many: threads share them out, so that what one
-    takes alone says nothing. The feed's first files are the probe's, row by row."""
+    """Returns the number of files for which the bare query takes the target time. Measured with that many files:
+    threads share them, so the time for one file alone is no guide. The feed starts with the probe's files."""
     count = len(probe)
     for _ in range(_LOOKS):
         bare = opened(probe[:count])
@@ -101,7 +101,7 @@ def _files_for(target_ms: float, probe: Sequence[Partition], opened: Callable[[S
         found = bare.milliseconds(SQL, 15)
         if abs(found - target_ms) <= _NEAR * target_ms:
             break
-        wanted = min(_MOST_FILES, max(1, round(count * target_ms / found)))
+        wanted = min(_MAX_FILES, max(1, round(count * target_ms / found)))
         if wanted == count or wanted > len(probe):
             return wanted
         count = wanted
@@ -114,8 +114,8 @@ _STATEMENTS: Final = {"large": SQL, "trivial": TRIVIAL}
 async def _pairs(bare: Bare, asker: Held, sql: str, pairs: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"bare": [], "service": []}
     for number in range(_WARM + pairs):
-        # Whoever is second finds the files warmer: each is, every other time. Neither pays for what the other has left
-        # to do after its answer.
+        # The second side finds the files warmer, so the order alternates. The pause lets each side finish its work
+        # after the answer, so that the other does not pay for it.
         for side in ("bare", "service") if number % 2 else ("service", "bare"):
             await asyncio.sleep(_REST_SECONDS)
             began = time.perf_counter()
@@ -134,21 +134,21 @@ def _require_same(rows: list[tuple[Any, ...]], reply: QueryReply) -> None:
 
 
 async def _steps(site: Site, asker: Held, sql: str, times: int) -> dict[str, float]:
-    """Milliseconds, medians, of the service's own steps: the same code, in this process and without HTTP."""
+    """Returns median milliseconds of the service's own steps: the same code in this process, without HTTP."""
     watch = Stopwatch()
-    async with kernel(site.settings, process="bench") as parts, query_service(parts) as service:
+    async with open_app(site.settings, process="bench") as parts, query_service(parts) as service:
         assert asker.claim.capability_token
         body = TaskQuery(**asker.client.fence._asdict(), sql=sql)
         for number in range(_WARM + times):
             if number == _WARM:
                 watch.seconds.clear()
             with watch.around(STEPS), watch.step("whole"):
-                claims = await parts.tokens.verify(asker.claim.capability_token)
+                claims = await parts.access.tokens.verify(asker.claim.capability_token)
                 await service.ask_as_task(claims, body)
     return {name: _per_query(seconds, times) for name, seconds in watch.seconds.items()}
 
 
 def _per_query(seconds: Sequence[float], times: int) -> float:
-    """A step that a query takes twice counts with both."""
+    """Returns the median per query. A step that runs twice per query counts both times."""
     each = len(seconds) // times
     return percentile([sum(seconds[at : at + each]) for at in range(0, len(seconds), each)], 0.5) * 1000

@@ -1,7 +1,7 @@
-"""Published batches made rows by the sink's own process, beside bare COPY and INSERT of the same rows.
+"""Batches loaded by the sink process, compared with bare COPY and INSERT of the same rows.
 
-The bare side has everything ready in memory, in COPY's own format, and writes to a table like the sink's, with the same
-columns and indexes, on the same server.
+The bare side has the rows ready in memory in COPY format. It writes to a table like the sink's, with the same columns
+and indexes, on the same server.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ import pyarrow.parquet as pq
 
 from bench.access.site import Held, Site, Steps, Stopwatch
 from bench.spark.work import ARROW, LOGS_PER_BLOCK, rows_of
-from interlock.adapters.objects.directory import DirectoryObjects
-from interlock.adapters.pgqueue import PgQueue
-from interlock.buffers import batch, copying
-from interlock.buffers.records import Records
-from interlock.buffers.store import Store
-from interlock.wiring import sink as sink_here
+from interlock.apps.sink import sink as sink_here
+from interlock.datasets.buffers import batch, binary_copy
+from interlock.datasets.buffers.records import Records
+from interlock.datasets.buffers.store import Store
+from interlock.stores.objects.directory import DirectoryObjects
+from interlock.tasks.postgres_queue import PgQueue
 
 NAMES: Final = ", ".join(field.name for field in ARROW)
 _AT_ONCE: Final = 4
-"""Attempts that publish at the same time."""
+"""Number of attempts that publish concurrently."""
 _BARE_ROWS: Final = 100_000
-"""Of one bare transaction, which was the best here."""
+"""Rows per bare transaction; this number was the fastest here."""
 _json = msgspec.json.Encoder()
 
 STEPS: Final[Steps] = {
     "messages": [(PgQueue, "receive"), (PgQueue, "ack"), (Records, "behind")],
     "read": [(DirectoryObjects, "head"), (DirectoryObjects, "read")],
     "parse, check": [(batch, "read_all")],
-    "put together": [(copying, "together")],
-    "as COPY takes them": [(copying, "_written")],
+    "combine": [(binary_copy, "together")],
+    "encode for COPY": [(binary_copy, "_written")],
     "COPY": [(asyncpg.Connection, "copy_to_table")],
     "insert": [(Store, "_merge")],
     "record, event": [(Records, "loaded")],
-    "in the data database, all": [(Store, "load")],
+    "data database, total": [(Store, "load")],
 }
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are cut into batches."""
+    """The division of rows into batches."""
 
     name: str
     rows: int
-    """Of one batch."""
+    """Rows per batch."""
     parquet: bool = False
 
     @property
@@ -74,7 +74,7 @@ LAYOUTS: Final = (
 
 @dataclass(frozen=True)
 class Written:
-    """A batch in its file, and who publishes it."""
+    """A batch file, and the attempt that publishes it."""
 
     by: Held
     uri: str
@@ -82,7 +82,7 @@ class Written:
 
 
 class Loading:
-    """One layout: its dataset, who publishes there, and the bare table beside it."""
+    """One layout: its dataset, the publishing attempts, and the bare table for comparison."""
 
     def __init__(self, site: Site, layout: Layout, attempts: Sequence[Held], rows: int) -> None:
         self._site, self.layout, self._attempts, self._rows = site, layout, attempts, rows
@@ -96,7 +96,7 @@ class Loading:
         return f"datasets.dataset_{self._attempts[0].grant.dataset_version.hex}"
 
     async def warm(self) -> None:
-        """The sink has made its table, which the bare one is made like."""
+        """Warms up both sides. The sink creates its table, and the bare table is created like it."""
         written, copied = await asyncio.to_thread(self._write, self.layout.rows)
         await self._published(written)
         await self._site.data.execute(f"create table {self._bare} (like {self.table} including all)")
@@ -118,7 +118,7 @@ class Loading:
         await self._require_same()
 
     async def steps(self) -> dict[str, float]:
-        """Seconds of a backlog of as many rows, loaded by a sink of this process. Steps that overlap count in full."""
+        """Returns seconds per step for a backlog, loaded by a sink in this process. Overlapping steps count in full."""
         watch = Stopwatch()
         with self._site.without("sink"):
             written, _ = await asyncio.to_thread(self._write, self._rows)
@@ -133,7 +133,7 @@ class Loading:
     # Batches
 
     def _write(self, count: int) -> tuple[list[Written], list[bytes]]:
-        """Files of batches, and the same rows as the bare side copies them."""
+        """Writes the batch files, and returns the same rows in the format for the bare side."""
         written, copied, waiting = [], [], []
         for table in self._tables(count):
             written.append(self._file(table))
@@ -166,7 +166,7 @@ class Loading:
     # The sink
 
     async def _published(self, written: Sequence[Written]) -> float:
-        """Seconds from the first publish that is there until the last batch is loaded."""
+        """Publishes, and returns the seconds from the first publish to the last loaded batch."""
         return await self._loaded(await self._publish(written))
 
     async def _publish(self, written: Sequence[Written]) -> list[UUID]:
@@ -196,10 +196,10 @@ class Loading:
         seconds: float = row["seconds"]
         return seconds
 
-    # Beside it
+    # The bare side
 
     async def _copy(self, parts: Sequence[bytes]) -> float:
-        """Seconds on one connection, of which the server's are the most."""
+        """Returns the seconds on one connection, most of them spent in the server."""
         connection = self._site.data
         columns = ", ".join(f"{field.name} {_TYPES[str(field.type)]}" for field in ARROW)
         insert = (
@@ -242,7 +242,7 @@ def _csv(tables: Sequence[pa.Table]) -> bytes:
 
 
 async def sink(site: Site, rows: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds of both sides, which take turns, for each layout."""
+    """Returns seconds of both sides, which alternate, for each layout."""
     figures: dict[str, Any] = {"rows": rows}
     for layout in LAYOUTS:
         attempts = await site.attempts(layout.name, _AT_ONCE)

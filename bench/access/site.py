@@ -1,4 +1,4 @@
-"""The deployed DAG, the attempts that ask and publish, and the parts that are run here to be timed."""
+"""The deployed DAG, the attempts that query and publish, and the parts that run in-process to be timed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ jobs:
   - {{ name: ask, operator: echo, inputs: [{{ from: {{ job: feed, output: logs }} }}], outputs: [answers] }}
 {producers}
 """
-"""Nobody works for the platform runtime: the benchmark plays its workers."""
+"""The platform runtime has no workers: the benchmark plays their role."""
 _PRODUCER: Final = """
   - name: {name}
     activation: source
@@ -56,7 +56,7 @@ def dag(producers: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Held:
-    """An attempt of a task, and the client that it would have."""
+    """A claimed attempt of a task, and its client."""
 
     claim: ClaimReply
     client: TaskClient
@@ -80,7 +80,7 @@ class Site:
 
     @property
     def settings(self) -> Settings:
-        """As the installation's own processes have them."""
+        """Returns the settings of the installation's own processes."""
         info = self.here.info
         return Settings(
             dir=self.here.directory,
@@ -90,7 +90,7 @@ class Site:
         )
 
     async def attempts(self, job: str, count: int) -> list[Held]:
-        """Of a source's tasks, as many as are asked for."""
+        """Starts and claims `count` tasks of a source."""
         events = [SourceEvent(payload=msgspec.Raw(b'{"n":%d}' % number)) for number in range(count)]
         async with self.here.client() as client:
             await client.sources.send(DAG, job, events)
@@ -110,10 +110,10 @@ class Site:
 
     @contextmanager
     def without(self, process: str) -> Iterator[None]:
-        """That process of the installation stands still, so that what it does can be done here."""
+        """Suspends a process of the installation, so that its work can be done in this process."""
         supervisor = json.loads((self.here.directory / "endpoints.json").read_text())["pid"]
         children = psutil.Process(int(supervisor)).children()
-        (stopped,) = [one for one in children if one.cmdline()[3:5] == ["interlock.cli", process]]
+        (stopped,) = [one for one in children if one.cmdline()[3:6] == ["interlock.cli", "serve", process]]
         stopped.suspend()
         try:
             yield
@@ -122,12 +122,12 @@ class Site:
 
 
 Steps = Mapping[str, Sequence[tuple[Any, str]]]
-"""Functions and methods, given by their owner and name, by the step that they belong to."""
+"""Functions and methods of each step, as (owner, name)."""
 
 
 @dataclass
 class Stopwatch:
-    """Seconds of named steps. Those that go on at once are counted each for itself."""
+    """Seconds per named step. Concurrent steps are counted separately."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -141,7 +141,7 @@ class Stopwatch:
 
     @contextmanager
     def around(self, steps: Steps) -> Iterator[None]:
-        """Times these, wherever they are called."""
+        """Times these functions wherever they are called."""
         with ExitStack() as patched:
             for step, functions in steps.items():
                 for owner, name in functions:

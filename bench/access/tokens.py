@@ -1,4 +1,4 @@
-"""Capability tokens issued and verified, beside bare ES256 over the same bytes with the same key."""
+"""Issue and verification of capability tokens, compared with bare ES256 over the same bytes with the same key."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from interlock.access.tokens import CapabilityTokens, Grant, read_prefix, write_grants
+from interlock.apps.app import App, open_app
 from interlock.settings import Settings
 from interlock.wire import DatasetRef, TaskInput
-from interlock.wiring import Kernel, kernel
 
 _ES256: Final = ec.ECDSA(SHA256())
 _ROOT: Final = "s3://bench/objects"
 
 
 def grant() -> Grant:
-    """Of an attempt that reads two datasets of files and writes one."""
+    """Returns the grant of an attempt that reads two datasets of files and writes one."""
     task_id = uuid4()
     outputs = write_grants(_ROOT, task_id, 1, [DatasetRef(dataset_uuid=uuid4(), dataset_version=uuid4())])
     return Grant(uuid4(), task_id, 1, outputs, [_input(index, uuid4(), uuid4()) for index in range(2)])
@@ -45,24 +45,24 @@ class Rates:
 
 
 async def tokens(settings: Settings, count: int, rounds: int) -> dict[str, Any]:
-    """Tokens per second. A round issues new ones, verifies them for the first time and then once more."""
+    """Measures tokens per second. A round issues new tokens, verifies them for the first time, and again."""
     rates, size = Rates(), 0
-    async with kernel(settings, process="bench") as parts:
-        (kid,) = [key.kid for key in await parts.keyring.keys() if key.retired_at is None]
+    async with open_app(settings, process="bench") as parts:
+        (kid,) = [key.kid for key in await parts.access.keyring.keys() if key.retired_at is None]
         await _round(parts, kid, count // 10 or 1, Rates())
         for _ in range(rounds):
             size = await _round(parts, kid, count, rates)
     return {"bytes": size, "count": count, **rates.found}
 
 
-async def _round(parts: Kernel, kid: str, count: int, rates: Rates) -> int:
-    """The bytes of a token."""
-    issuer = _of_its_own(parts)
+async def _round(parts: App, kid: str, count: int, rates: Rates) -> int:
+    """Runs one round and returns the size of a token in bytes."""
+    issuer = _fresh_issuer(parts)
     grants = [grant() for _ in range(count)]
     began = time.perf_counter()
     issued = await issuer.issue_all(grants, kid)
     rates.note("issued", count, began)
-    _bare(parts.keyring.signers.pem.private(kid), issued, rates)
+    _bare(parts.access.keyring.signers.pem.private(kid), issued, rates)
     for name in ("verified", "verified_again"):
         began = time.perf_counter()
         for token in issued:
@@ -71,13 +71,13 @@ async def _round(parts: Kernel, kid: str, count: int, rates: Rates) -> int:
     return len(issued[0])
 
 
-def _of_its_own(parts: Kernel) -> CapabilityTokens:
-    """One that has verified nothing yet."""
+def _fresh_issuer(parts: App) -> CapabilityTokens:
+    """Returns an issuer that has not verified anything yet."""
     settings = parts.settings
     return CapabilityTokens(
-        parts.database,
-        parts.keyring,
-        parts.clock,
+        parts.stores.database,
+        parts.access.keyring,
+        parts.stores.clock,
         issuer=settings.token_issuer,
         ttl_seconds=settings.token_ttl_seconds,
     )

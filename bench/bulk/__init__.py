@@ -1,1 +1,1 @@
-"""Bulk jobs beside their limits."""
+"""Bulk jobs, compared with their limits."""

@@ -1,8 +1,8 @@
-"""A staged list beside a bare COPY of the same rows, in one run: `python -m bench.bulk.ingest`.
+"""Ingest of a staged list, compared with a bare COPY of the same rows, in one run: `python -m bench.bulk.ingest`.
 
-The limit is one connection that copies the rows, ready in memory as Arrow, into a table such as the run gets. Ours
-begins with the submission, and ends when every task can be seen and claimed: the list is fetched, split, checked,
-hashed, copied, given its keys, attached, counted and enqueued by `interlock ingest`, a process of its own.
+The limit is one connection that copies the rows, ready in memory as Arrow, into a table like the run's. Our time starts
+with the submission and ends when every task is visible and claimable: `interlock serve ingest`, a separate process,
+fetches, splits, checks and hashes the list, copies the rows, adds the keys, attaches the shard, and enqueues the tasks.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness import Installation, installation, machine, spread
-from interlock.bulk.lists import Chunk, PartReader, Unpacked
-from interlock.bulk.rows import Shape, rows_of, task_ids
 from interlock.client import Client
+from interlock.jobs.list_chunks import Chunk, PartReader, Unpacked
+from interlock.jobs.task_rows import Shape, rows_of, task_ids
 from interlock.wire import JobRequest, ListFormat, ListSource
 
 LIMIT = 262_144
@@ -52,7 +52,7 @@ def write_list(path: Path, lines: int) -> None:
 
 
 async def bare(site: Installation, path: Path) -> float:
-    """Rows per second."""
+    """Returns rows per second."""
     connection = await site.connect()
     try:
         run_id, shard = await _bare_table(connection)
@@ -68,7 +68,7 @@ async def bare(site: Installation, path: Path) -> float:
 
 
 async def _bare_table(connection: asyncpg.Connection[Any]) -> tuple[UUID, int]:
-    """As a run gets it. The run itself is another one's copy, ended long ago so that no loop looks at it."""
+    """Creates a table like a run's. Its run is a copy of another one, ended long ago so that no loop picks it up."""
     run_id = uuid4()
     shard = await connection.fetchval("select nextval('interlock.shards')::int")
     await connection.execute(
@@ -86,7 +86,7 @@ async def _bare_table(connection: asyncpg.Connection[Any]) -> tuple[UUID, int]:
 
 
 def _rows(path: Path, run_id: UUID) -> Any:
-    """Any: Arrow comes without types."""
+    """Any: Arrow has no type information."""
     return rows_of(Chunk(1, 0, path.read_bytes(), 0), Shape(ListFormat.JSONL, LIMIT), run_id).table
 
 
@@ -96,11 +96,11 @@ def _copy(url: str, shard: int, table: Any) -> None:
         connection.commit()
 
 
-# Ours
+# Interlock
 
 
 async def ours(site: Installation, client: Client, source: ListSource) -> tuple[float, float, float, UUID]:
-    """Seconds until 202, seconds until every task can be claimed, seconds that the keys took, and the run."""
+    """Returns seconds until the 202, seconds until every task is claimable, seconds for the keys, and the run."""
     started = time.perf_counter()
     accepted = await client.submit_request(JobRequest(operator="echo", runtime="udf", source=source))
     answered = time.perf_counter() - started
@@ -126,7 +126,7 @@ async def ours(site: Installation, client: Client, source: ListSource) -> tuple[
 
 
 async def dropped(site: Installation, client: Client, run_id: UUID) -> None:
-    """The next round finds the disk as this one did."""
+    """Deletes the run, so that the next round starts with the same disk usage."""
     run = await client.run(run_id)
     connection = await site.connect()
     try:
@@ -140,19 +140,19 @@ async def dropped(site: Installation, client: Client, run_id: UUID) -> None:
 
 
 def peak_mib() -> float:
-    """Of the ingest process, since it began."""
+    """Returns the peak memory of the ingest process since it started."""
     for process in psutil.Process().children(recursive=True):
         if "ingest" in process.cmdline():
             status = Path(f"/proc/{process.pid}/status").read_text()
             return int(status.split("VmHWM:")[1].split()[0]) / 1024
-    raise RuntimeError("there is no ingest process")
+    raise RuntimeError("no ingest process is running")
 
 
-# Where the time goes, one after the other and alone
+# Steps, one after the other, each measured alone
 
 
 def steps(path: Path) -> dict[str, float]:
-    """Seconds for all of the list, in this process. COPY and keys are those of the rounds."""
+    """Returns seconds per step for the whole list, in this process. COPY and keys are measured in the rounds."""
     stream = Unpacked(path, 1)
     chunks: list[tuple[int, bytes]] = []
     times = {"read": _timed(lambda: chunks.extend(PartReader(stream, 1, ListFormat.JSONL, line_limit=LIMIT).chunks()))}
@@ -176,7 +176,7 @@ def _timed(work: Callable[[], Any]) -> float:
 
 
 async def accepted(lines: int, times: int, calm_seconds: int) -> list[float]:
-    """Milliseconds until each of so many submissions of a list was answered; nobody reads the list meanwhile."""
+    """Returns milliseconds until each submission of a list was answered, with no ingest running meanwhile."""
     with tempfile.TemporaryDirectory(prefix="interlock-bench-") as folder:
         path = Path(folder) / "list.jsonl"
         write_list(path, lines)
@@ -193,7 +193,7 @@ async def accepted(lines: int, times: int, calm_seconds: int) -> list[float]:
 
 
 async def memory(lines: int, factor: int) -> dict[str, float]:
-    """Peak MiB of an ingest process that reads a list, and of another that reads one so many times as long."""
+    """Returns the peak MiB of an ingest process that reads a list, and of one that reads `factor` times as much."""
     found = {}
     for name, length in (("short", lines), ("long", lines * factor)):
         with tempfile.TemporaryDirectory(prefix="interlock-bench-") as folder:
@@ -254,9 +254,9 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--factor", type=int, default=10, help="how much longer the list is that memory is measured with"
+        "--factor", type=int, default=10, help="length of the long list in the memory measurement, as a multiple"
     )
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     given = parser.parse_args()
     results = uvloop.run(measure(given.lines, given.rounds, given.factor))
     Console().print(shown(results, given.lines, given.factor))

@@ -1,4 +1,4 @@
-"""What is measured, in which order, and the table: each figure beside its limit and its bar. `python -m bench.bulk`."""
+"""The measurements, their order, and the table with each figure's limit and bar: `python -m bench.bulk`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
 
 def report(figures: dict[str, Any]) -> None:
     table = Table(title=f"bench/bulk: {figures['machine']}")
-    for column in ("measure", "figure", "limit", "beside it", "bar"):
+    for column in ("measure", "figure", "limit", "ratio", "bar"):
         table.add_column(column)
     for part, add in (("accepted", _accepted), ("ingest", _ingest), ("memory", _memory), ("running", _running)):
         if part in figures:
@@ -66,7 +66,7 @@ def report(figures: dict[str, Any]) -> None:
 
 
 def _accepted(table: Table, took: Sequence[float], size: dict[str, int]) -> None:
-    figure = f"p50 {statistics.median(took):.1f}, p99 {percentile(took, 0.99):.1f}, most {max(took):.1f}"
+    figure = f"p50 {statistics.median(took):.1f}, p99 {percentile(took, 0.99):.1f}, max {max(took):.1f}"
     of = f"202 of a list of {size['lines']:,} lines, {len(took)} times, ms"
     table.add_row(of, figure, "", "", f"p99 < {ACCEPTED_BAR:g}")
 
@@ -97,11 +97,11 @@ def _running(table: Table, found: dict[str, Any], size: dict[str, int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="bench.bulk", description="What a large run costs, beside what it could cost."
+        prog="bench.bulk", description="Cost of a large run, compared with what it could cost."
     )
     parser.add_argument("--rounds", type=int, default=FULL.rounds)
-    parser.add_argument("--small", action="store_true", help="little of everything: to see that it works")
-    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=[*PARTS], help="all, if not said otherwise")
+    parser.add_argument("--small", action="store_true", help="run a small version, to check that everything works")
+    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=[*PARTS], help="parts to run (default: all)")
     arguments = parser.parse_args()
     configure("warning", process="bench")
     size = SMALL if arguments.small else replace(FULL, rounds=arguments.rounds)

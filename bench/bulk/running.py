@@ -1,8 +1,8 @@
-"""A run with a shard of its own, from claim to complete, beside bare SQL on the same server; status reads meanwhile.
+"""A run with its own shard, from claim to complete, compared with bare SQL on the same server; with status reads.
 
-The limit is that of `bench.kernel`: one connection that claims and completes known rows in batches of 100. What is ours
-goes through HTTP, a dispatcher and one worker. While the run is under way the gateway is asked how it stands, again and
-again; when it is over, for pages of its tasks, at the beginning and at the end.
+The limit is that of `bench.kernel`: one connection that claims and completes known rows in batches of 100. Interlock's
+side goes through HTTP, a dispatcher and one worker. During the run, the gateway is polled for its status; after the
+run, for pages of its tasks, at the beginning and at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PAGE = 100
 
 
 async def sharded_run(connection: asyncpg.Connection[Any], client: Client, count: int) -> tuple[UUID, UUID]:
-    """A job and its run of so many no-op tasks, loaded and enqueued as an ingest leaves them."""
+    """Creates a job and a run of no-op tasks, loaded and enqueued as an ingest leaves them."""
     small = await client.submit([{"n": 1}], operator="echo", name=f"bulk-{time.time_ns()}")
     await client.cancel_run(small.run_id)
     run_id: UUID = await connection.fetchval(
@@ -69,7 +69,7 @@ async def sharded_run(connection: asyncpg.Connection[Any], client: Client, count
 
 
 async def reads(client: Client, job_id: UUID, over: asyncio.Event) -> list[float]:
-    """Milliseconds of each status read until the run is over."""
+    """Returns milliseconds of each status read until the run is over."""
     took = []
     while not over.is_set():
         begun = time.perf_counter()
@@ -80,7 +80,7 @@ async def reads(client: Client, job_id: UUID, over: asyncio.Event) -> list[float
 
 
 async def drained(here: Installation, client: Client, count: int) -> tuple[float, list[float], UUID]:
-    """Tasks per second from the first claim to the end, and what status reads took meanwhile."""
+    """Returns tasks per second from the first claim to the end, and the durations of concurrent status reads."""
     connection = await here.connect()
     job_id, run_id = await sharded_run(connection, client, count)
     over = asyncio.Event()
@@ -99,13 +99,13 @@ async def drained(here: Installation, client: Client, count: int) -> tuple[float
 
 
 async def pages(client: Client, run_id: UUID, count: int) -> tuple[float, float]:
-    """Milliseconds of the first page, and of one at the far end, medians."""
+    """Returns median milliseconds of the first page and of a page at the far end."""
     cursor: str | None = None
     for _ in range(count // 1000 - 1):
         page = await client.task_page(run=run_id, cursor=cursor, limit=1000)
         cursor = page.next_cursor
     first, last = [], []
-    for _ in range(50):  # by turns: what else the machine does meanwhile, it does to both
+    for _ in range(50):  # alternating, so that other load on the machine affects both
         first.append(await _page(client, run_id, None))
         last.append(await _page(client, run_id, cursor))
     return statistics.median(first), statistics.median(last)
@@ -140,7 +140,7 @@ async def run(tasks: int, rounds: int, depth: int, calm_seconds: int = 60) -> di
 def report(figures: dict[str, Any]) -> None:
     limit, rate = statistics.median(figures["limit"]), statistics.median(figures["drain"])
     table = Table(title=f"bench/bulk, running: {figures['tasks']:,} no-op tasks; {figures['machine']}")
-    for column in ("measure", "figure", "beside the limit", "bar"):
+    for column in ("measure", "figure", "vs limit", "bar"):
         table.add_column(column)
     table.add_row("bare SQL, claim + complete, tasks/s", f"{limit:,.0f}", "1.00", "")
     table.add_row("claim + complete of ranges, one worker, tasks/s", f"{rate:,.0f}", f"{rate / limit:.2f}", "> 20,000")
@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--depth", type=int, default=1_000_000, help="tasks of the run that is paged through")
+    parser.add_argument("--depth", type=int, default=1_000_000, help="number of tasks in the run used for paging")
     arguments = parser.parse_args()
     figures = uvloop.run(run(arguments.tasks, arguments.rounds, arguments.depth))
     report(figures)

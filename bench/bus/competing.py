@@ -1,4 +1,4 @@
-"""Eight slow stages, each a process of its own, against one strict limit: how many pass, and how many could have."""
+"""Eight slow stages, each a separate process, share one strict limit: how many commands pass, and how many could."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import asyncpg
 
 from bench.bus.registered import NAME, PRODUCER, TARGET, message
 from bench.harness import Installation
-from interlock.bus.delivered import body
-from interlock.bus.envelope import read
+from interlock.bus.path.delivery import body
+from interlock.wire.commands import read
 
 DISPATCHERS = 8
 
 
 async def competing(here: Installation, connection: asyncpg.Connection[Any], org_id: UUID, rate: int) -> dict[str, int]:
-    """Half as many commands again as the limit admits are handed on before anybody may take one."""
+    """Hands over 50 % more commands than the limit admits, before any stage starts."""
     source = f"bench/{PRODUCER}"
     await connection.execute(
         "insert into interlock.bus_limits (org_id, target, name, rate, window_seconds, version, changed_by)"
@@ -63,4 +63,4 @@ async def _start(here: Installation) -> asyncio.subprocess.Process:
         "INTERLOCK_DIR": str(here.directory),
         "INTERLOCK_LOG_LEVEL": "warning",
     }
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", "interlock.cli", "bus", env=environment)
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", "interlock.cli", "serve", "bus", env=environment)

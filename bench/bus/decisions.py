@@ -1,4 +1,4 @@
-"""Shield and fast stage in this process, all checks, by the time of the processor: what one core decides per second."""
+"""Shield and fast stage in this process with all checks, by CPU time: decisions per second on one core."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from bench.bus.registered import PRODUCER, SECRET, TARGET, message
-from interlock.bus.caches import Tenant
-from interlock.bus.decision import Decision, Outcome
-from interlock.bus.fast import Fast, Memory
 from interlock.bus.model import Acl, Key, Kind, Limit, Route
-from interlock.bus.shield import Shield
+from interlock.bus.path.caches import Tenant
+from interlock.bus.path.decision import Outcome
+from interlock.bus.path.fast_stage import Fast, Memory
+from interlock.bus.path.verification import Shield
 from interlock.wire.bus_registry import Sensitivity
 
 SOURCE = f"bench/{PRODUCER}"
 
 
 def known(routes: int, now: float) -> Memory:
-    """An org with so many routes, an ACL and a strict limit for each; all of it fresh, with tokens in hand."""
+    """Returns an org with `routes` routes, each with an ACL and a strict limit; all caches fresh, tokens available."""
     tenant = Tenant(UUID(int=1))
     names = [f"command-{n}" for n in range(routes)]
     tenant.put(Kind.KEYS, [Key(SOURCE, "hmac-v1", SECRET, current=True)])
@@ -33,7 +33,7 @@ def known(routes: int, now: float) -> Memory:
 
 
 def decisions(routes: int, count: int, rounds: int) -> list[float]:
-    """Commands decided per second of processor time, one figure per round; spread over all routes."""
+    """Returns decided commands per second of CPU time, one figure per round, spread over all routes."""
     now = time.time()
     memory, shield, fast = known(routes, now), Shield(), Fast()
     step = max(1, routes // count)
@@ -44,12 +44,11 @@ def decisions(routes: int, count: int, rounds: int) -> list[float]:
         began = time.process_time()
         _decide(memory, shield, fast, messages, now)
         rates.append(count / (time.process_time() - began))
-        shield.notices.clear()
     return rates
 
 
 def _decide(memory: Memory, shield: Shield, fast: Fast, messages: Sequence[bytes], now: float) -> None:
     for raw in messages:
-        checked = shield.check(raw, SOURCE, memory.tenant, now)
-        assert not isinstance(checked, Decision), checked.reason
-        assert fast.decide(memory, SOURCE, checked, now).outcome is Outcome.DELIVERED
+        verified = shield.verify([raw], SOURCE, memory.tenant, now)
+        (decision,) = fast.decide(memory, SOURCE, verified.results, now)
+        assert decision.outcome is Outcome.DELIVERED, decision.reason

@@ -1,4 +1,4 @@
-"""Commands over HTTP until they are durable in the target's queue, beside bare inserts of the same bodies."""
+"""Commands over HTTP until they are durable in the target's queue, compared with bare inserts of the same bodies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import asyncpg
 
 from bench.bus.registered import PRODUCER, message
 from bench.bus.sender import Sender
-from interlock.bus.delivered import body
-from interlock.bus.envelope import read
+from interlock.bus.path.delivery import body
+from interlock.wire.commands import read
 
 BATCH: Final = 100
 _FEW: Final = 8
@@ -24,7 +24,7 @@ _INSERT: Final = (
 
 
 async def batches(sender: Sender, count: int, lanes: int) -> float:
-    """Commands per second, in batches, so many requests at once."""
+    """Returns commands per second, sent in batches with `lanes` concurrent requests."""
     contents = [b'{"commands":[' + b",".join(message() for _ in range(BATCH)) + b"]}" for _ in range(count // BATCH)]
     waiting = iter(contents)
 
@@ -39,7 +39,7 @@ async def batches(sender: Sender, count: int, lanes: int) -> float:
 
 
 async def bare(url: str, count: int) -> float:
-    """Rows per second, by one connection: the bodies that targets would get, as many a statement as a batch has."""
+    """Returns rows per second on one connection: the bodies that targets would get, one batch per statement."""
     source = f"bench/{PRODUCER}"
     bodies = [[body(read(message()), source) for _ in range(BATCH)] for _ in range(count // BATCH)]
     connection = await asyncpg.connect(url)
@@ -54,7 +54,7 @@ async def bare(url: str, count: int) -> float:
 
 
 async def saturation(sender: Sender, count: int, lanes: int) -> float:
-    """Single commands per second with so many senders that wait for nothing but their answers."""
+    """Returns single commands per second, with `lanes` senders that each send as soon as they have an answer."""
     waiting = iter([message() for _ in range(count)])
 
     async def lane() -> None:
@@ -67,7 +67,7 @@ async def saturation(sender: Sender, count: int, lanes: int) -> float:
 
 
 async def bare_latencies(url: str, rate: float, seconds: float) -> list[float]:
-    """Of inserts of one body each, by a few connections: what the disk alone makes of such a rate."""
+    """Returns latencies of single-row inserts on a few connections: the disk's share at this rate."""
     source = f"bench/{PRODUCER}"
     async with asyncpg.create_pool(url, min_size=_FEW, max_size=_FEW) as pool:
 
@@ -78,11 +78,11 @@ async def bare_latencies(url: str, rate: float, seconds: float) -> list[float]:
 
 
 async def latencies(send: Callable[[bytes], Awaitable[object]], rate: float, seconds: float) -> list[float]:
-    """Milliseconds from when each was due: one that waits for those before it is late, not left out."""
+    """Returns milliseconds from each command's due time: a delayed command counts as late and is not omitted."""
     count = int(rate * seconds)
     contents = [message() for _ in range(count)]
     gc.collect()
-    gc.freeze()  # the pauses of this process' own collector are nobody's latency
+    gc.freeze()  # garbage collection in this process must not count as latency
     loop, found = asyncio.get_running_loop(), []
     began = loop.time()
 

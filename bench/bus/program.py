@@ -1,4 +1,4 @@
-"""What is measured, in which order, and the table: each figure beside its bar."""
+"""The measurements, their order, and the table with each figure's bar."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Size:
     soak: float
     lanes: int = 16
     calm_seconds: int = 60
-    """Waited for at most until what was sent before, or loaded at the start, is done with."""
+    """Maximum wait until the work of earlier measurements, or of the start, is finished."""
 
 
 FULL: Final = Size(decisions=20_000, commands=100_000, singles=8_000, seconds=10, limit=5_000, rounds=3, soak=180)
@@ -84,7 +84,7 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
 
 
 async def _ingest(here: Installation, sender: Sender, size: Size) -> dict[str, Any]:
-    """Both sides are warmed up, then take turns. Single commands are timed when all others are archived and told."""
+    """Both sides are warmed up, then alternate. Single commands are timed once all others are archived."""
     url = here.info["state_url"]
     await batches(sender, size.commands // 4, size.lanes)
     found: dict[str, Any] = {"bare": [], "batches": []}
@@ -108,12 +108,12 @@ def _percentiles(times: Sequence[float]) -> dict[str, float]:
     return {"p50": percentile(times, 0.5), "p99": percentile(times, 0.99)}
 
 
-# The table
+# Table
 
 
 def report(figures: dict[str, Any]) -> None:
     table = Table(title=f"bench/bus; {figures['machine']}")
-    for column in ("measure", "figure", "beside the limit", "bar"):
+    for column in ("measure", "figure", "vs limit", "bar"):
         table.add_column(column)
     for part, add in (
         ("decisions", _add_decisions),
@@ -142,7 +142,7 @@ def _add_ingest(table: Table, found: dict[str, Any]) -> None:
 
 
 def _times(rounds: Sequence[dict[str, float]]) -> str:
-    """The median of the rounds; of the slowest ones, all of them: they tell more of the disk than of anything else."""
+    """Formats the median of the rounds, and the p99 of each round, which mostly reflects the disk."""
     p50, p99 = (statistics.median(one[which] for one in rounds) for which in ("p50", "p99"))
     each = ", ".join(f"{one['p99']:.1f}" for one in rounds)
     return f"p50 {p50:.1f}, p99 {p99:.1f} ({each})"
@@ -168,10 +168,11 @@ def _ratio(one: Sequence[float], other: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.bus", description="What a command costs, beside what it could cost.")
+    description = "Cost of a command, compared with what it could cost."
+    parser = argparse.ArgumentParser(prog="bench.bus", description=description)
     parser.add_argument("--rounds", type=int, default=FULL.rounds)
-    parser.add_argument("--small", action="store_true", help="little of everything: to see that it works")
-    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=[*PARTS], help="all, if not said otherwise")
+    parser.add_argument("--small", action="store_true", help="run a small version, to check that everything works")
+    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=[*PARTS], help="parts to run (default: all)")
     arguments = parser.parse_args()
     configure("warning", process="bench")
     size = SMALL if arguments.small else replace(FULL, rounds=arguments.rounds)

@@ -1,4 +1,4 @@
-"""Services, routes and ACLs for the benchmark, put straight into the registry."""
+"""Services, routes and ACLs for the benchmark, inserted directly into the registry."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from uuid import UUID, uuid4
 import asyncpg
 import msgspec
 
-from interlock.bus.envelope import compose
-from interlock.bus.secrets import Seal, purpose
+from interlock.access.seals import Seal, purpose
 from interlock.client import Client
 from interlock.settings import Settings
 from interlock.wire import KeyRequest, Role
+from interlock.wire.commands import compose
 
 SECRET: Final = b"benchmark" * 4
 PRODUCER, TARGET, NAME = "producer", "target", "command-0"
@@ -26,13 +26,13 @@ PAYLOAD: Final = {"order": 4711, "customer": "c-1234567", "lines": [{"sku": "a-1
 class Registered:
     org_id: UUID
     key: str
-    """Speaks for the producer."""
+    """API key of the producer."""
 
 
 async def register(
     connection: asyncpg.Connection[Any], client: Client, folder: Path, *, routes: int, strict: bool = False
 ) -> Registered:
-    """`routes` commands of one target, all of which the producer may send."""
+    """Registers `routes` commands of one target, all of which the producer may send."""
     org_id: UUID = await connection.fetchval("select org_id from interlock.orgs order by org_id limit 1")
     for service in (PRODUCER, TARGET):
         await connection.execute(

@@ -1,6 +1,6 @@
-"""A client that costs next to nothing: it shares two cores with what it measures.
+"""A minimal HTTP client: it shares two cores with the processes it measures.
 
-One request at a time on a connection, and as many connections as there are requests at once.
+It sends one request at a time per connection, and opens as many connections as there are concurrent requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
         if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(error or ConnectionResetError("the gateway is gone"))
+            self._reply.set_exception(error or ConnectionResetError("the gateway closed the connection"))
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -40,7 +40,7 @@ class _Connection(asyncio.Protocol):
 
     async def ask(self, request: list[bytes]) -> tuple[int, bytes]:
         if self.transport is None:
-            raise ConnectionResetError("the gateway is gone")
+            raise ConnectionResetError("the gateway closed the connection")
         self._reply = asyncio.get_running_loop().create_future()
         self.transport.writelines(request)
         return await self._reply
@@ -56,7 +56,7 @@ class Sender:
         self._idle: list[_Connection] = []
 
     async def send(self, content: bytes) -> bytes:
-        """The answer, if the gateway has taken it."""
+        """Sends a request and returns the answer. Fails unless the gateway accepts it."""
         connection = await self._connection()
         status, answer = await connection.ask([(self._head % len(content)).encode(), content])
         self._idle.append(connection)

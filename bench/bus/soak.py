@@ -1,4 +1,4 @@
-"""Commands at half of what the gateway takes, while processes are killed: what was answered must be told."""
+"""Soak test: commands at half the gateway's capacity while processes are killed. Each answered one needs telemetry."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import psutil
 
 from bench.bus.registered import TARGET, message
 from bench.bus.sender import Sender
-from interlock.bus.deliveries import told as written
+from interlock.bus.telemetry.events import expanded as written
 
 LANES: Final = {"plain": "command-0", "strict": "command-1", "limited": "command-2"}
 LIMIT: Final = 500
 KILLS: Final = 10
-"""So few that the supervisor does not take its time to start one again."""
+"""Few enough that the supervisor restarts a process without backoff."""
 _AWAY: Final = (OSError, AssertionError)
-"""The last for an answer of 503, whose batch is sent again under the same ids."""
+"""AssertionError stands for a 503, whose batch is sent again under the same ids."""
 
 
 @dataclass
 class Ledger:
-    """What the sender knows, against which everything else is held."""
+    """The sender's own record, against which everything else is checked."""
 
     accepted: set[str] = field(default_factory=set)
     answered: int = 0
@@ -63,13 +63,13 @@ async def prepare(connection: asyncpg.Connection[Any], org_id: UUID) -> None:
 
 
 async def soak(connection: asyncpg.Connection[Any], sender: Sender, *, rate: float, seconds: float) -> dict[str, Any]:
-    """`rate` in batches of 20 of mixed commands; now and then a kill, of the gateway or of the bus."""
-    ledger, dice = Ledger(), random.Random(7)
+    """Sends mixed commands at `rate` in batches of 20, and kills the gateway or the bus now and then."""
+    ledger, chance = Ledger(), random.Random(7)
     memory = [_memory()]
     ends = time.monotonic() + seconds
     await asyncio.gather(
-        *(_send(sender, ledger, dice, rate / 4, ends) for _ in range(4)),
-        _kill(ledger, dice, ends, seconds / KILLS),
+        *(_send(sender, ledger, chance, rate / 4, ends) for _ in range(4)),
+        _kill(ledger, chance, ends, seconds / KILLS),
         _watch(memory, ends),
     )
     while await connection.fetchval("select exists (select 1 from interlock.bus_handoffs)"):  # noqa: ASYNC110
@@ -77,13 +77,13 @@ async def soak(connection: asyncpg.Connection[Any], sender: Sender, *, rate: flo
     return await _account(connection, ledger) | {"kills": ledger.kills, "memory_mb": memory, "seconds": seconds}
 
 
-async def _send(sender: Sender, ledger: Ledger, dice: random.Random, rate: float, ends: float) -> None:
+async def _send(sender: Sender, ledger: Ledger, chance: random.Random, rate: float, ends: float) -> None:
     due = time.monotonic()
     while (now := time.monotonic()) < ends:
         await asyncio.sleep(max(0.0, due - now))
         due = max(due, now - 1.0) + 20 / rate
-        sent = [message(dice.choice(list(LANES.values()))) for _ in range(18)]
-        sent += dice.sample(sent, 2)  # the same ids once more
+        sent = [message(chance.choice(list(LANES.values()))) for _ in range(18)]
+        sent += chance.sample(sent, 2)  # duplicates of the same ids
         content = b'{"commands":[' + b",".join(sent) + b"]}"
         while time.monotonic() < ends:
             try:
@@ -96,11 +96,11 @@ async def _send(sender: Sender, ledger: Ledger, dice: random.Random, rate: float
             break
 
 
-async def _kill(ledger: Ledger, dice: random.Random, ends: float, pause: float) -> None:
-    """The supervisor starts them again."""
+async def _kill(ledger: Ledger, chance: random.Random, ends: float, pause: float) -> None:
+    """Kills processes; the supervisor restarts them."""
     while time.monotonic() < ends - 5:
-        await asyncio.sleep(max(3.0, pause * dice.uniform(0.75, 1.25)))
-        kind = dice.choice(("gateway", "bus"))
+        await asyncio.sleep(max(3.0, pause * chance.uniform(0.75, 1.25)))
+        kind = chance.choice(("gateway", "bus"))
         for victim in [process for process in _processes() if kind in process.cmdline()][:1]:
             os.kill(victim.pid, signal.SIGKILL)
             ledger.kills += 1
@@ -111,7 +111,7 @@ def _processes() -> list[psutil.Process]:
 
 
 def _memory() -> int:
-    """MiB of the gateway and the bus together."""
+    """Returns the MiB of the gateway and the bus together."""
     found = [p for p in _processes() if {"gateway", "bus"} & set(p.cmdline())]
     return int(sum(process.memory_info().rss for process in found) / 2**20)
 
@@ -123,13 +123,13 @@ async def _watch(memory: list[int], ends: float) -> None:
 
 
 async def _account(connection: asyncpg.Connection[Any], ledger: Ledger) -> dict[str, Any]:
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     for row in await connection.fetch(
         "select json_build_object('events', events)::text as body from interlock.bus_telemetry union all"
         " select body::text from interlock.queue_messages where queue like 'telemetry:%'"
     ):
         events = msgspec.json.decode(written(row["body"]))["events"]
-        told.update(event["command_id"] for event in events if "command_id" in event)
+        reported.update(event["command_id"] for event in events if "command_id" in event)
     delivered: dict[str, Counter[str]] = {}
     for lane, queue in (("strict", "strict"), ("limited", "limited")):
         rows = await connection.fetch(
@@ -140,7 +140,7 @@ async def _account(connection: asyncpg.Connection[Any], ledger: Ledger) -> dict[
     return {
         "answered": ledger.answered,
         "accepted": len(ledger.accepted),
-        "untold": len(ledger.accepted - set(told)),
+        "untold": len(ledger.accepted - set(reported)),
         "strict_doubles": sum(count > 1 for count in delivered["strict"].values()),
         "over_limit": max(0, delivered["limited"].total() - LIMIT),
     }

@@ -1,13 +1,13 @@
-"""Other task queues on the same server, in the same run, each as strong as its documentation makes it.
+"""Other task queues on the same server, in the same run, each configured as its documentation recommends for speed.
 
-Every peer has one process that creates tasks and some that work them, and speaks to PostgreSQL directly: no gateway, no
-dispatcher, no HTTP between. Interlock's run has five processes: client, gateway, dispatcher, worker and the worker's
-child; a peer gets as many as are best for it, and never more. Tasks, batches and requests in flight are the same:
-no-ops of `{"n": 1}`, made 1,000 at a time with four calls in flight.
+Every peer has one process that creates tasks and some that work on them. Peers talk to PostgreSQL directly: no gateway,
+no dispatcher, no HTTP in between. Interlock's run has five processes: client, gateway, dispatcher, worker and the
+worker's child process. A peer gets the number of processes that is best for it, and never more than five. Tasks,
+batches and requests in flight are the same: no-ops of `{"n": 1}`, created 1,000 at a time with four calls in flight.
 
-    create   all tasks in, while nobody works
-    work     those tasks worked to their end, clocked from the first that a handler sees
-    whole    create and work at once: the workers wait, clocked from the first call to the last end
+    create   all tasks are created while no worker runs
+    work     those tasks are worked off, timed from the first task that a handler sees
+    whole    create and work concurrently with waiting workers, timed from the first call to the last end
 
-A process counts what its handler saw; the peer's own tables say that it ended.
+A process counts the tasks its handler saw; the peer's own tables confirm that they ended.
 """

@@ -1,8 +1,8 @@
-"""graphile-worker, by its documentation on performance: a local queue and completions in batches.
+"""graphile-worker, as its documentation recommends for performance: a local queue, and completions in batches.
 
-`graphile_worker.mjs` runs it, on Node. It is installed by npm when it is first measured, into the virtual environment:
-this version and no other, no install scripts, and only if what npm checked the archive against is the hash below.
-The version is the newest that does not ask for Node 22.18; its successor was no faster here.
+`graphile_worker.mjs` runs it on Node. npm installs it into the virtual environment when it is first measured: exactly
+this version, without install scripts, and only if npm verified the archive against the hash below.
+The version is the newest that does not require Node 22.18; its successor was no faster here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def peer() -> Peer:
         command=[node, str(Path(__file__).with_name("graphile_worker.mjs"))],
         directory=await _installed(npm),
         workers=1,
-        # It deletes a job when it is done.
+        # It deletes completed jobs.
         idle="select not exists (select 1 from graphile_worker._private_jobs)",
     )
 
@@ -47,12 +47,12 @@ async def _installed(npm: str) -> Path:
         (folder / "package.json").write_text(json.dumps({"private": True, "dependencies": wanted}))
         await _install(npm, folder)
     if _integrity(folder) != _INTEGRITY:
-        raise PeerFailed(f"npm brought another graphile-worker {VERSION} than the one that is known here.")
+        raise PeerFailed(f"npm installed a graphile-worker {VERSION} with a different hash than expected.")
     return folder
 
 
 def _integrity(folder: Path) -> str | None:
-    """The hash npm checked the archive against when it unpacked it."""
+    """Returns the hash against which npm verified the archive."""
     with contextlib.suppress(FileNotFoundError, KeyError):
         record = json.loads((folder / "node_modules" / ".package-lock.json").read_text())
         return str(record["packages"]["node_modules/graphile-worker"]["integrity"])
@@ -65,11 +65,11 @@ async def _install(npm: str, folder: Path) -> None:
         npm, "install", *options, cwd=folder, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
     try:
-        _, said = await asyncio.wait_for(process.communicate(), _INSTALL_SECONDS)
+        _, errors = await asyncio.wait_for(process.communicate(), _INSTALL_SECONDS)
     except TimeoutError as error:
         process.kill()
         await process.wait()
         raise PeerFailed(f"npm could not install it within {_INSTALL_SECONDS} s.") from error
     if process.returncode:
-        reason = (said.decode(errors="replace").strip().splitlines() or ["no reason given"])[0]
+        reason = (errors.decode(errors="replace").strip().splitlines() or ["no reason given"])[0]
         raise PeerFailed(f"npm could not install it: {reason}")

@@ -1,4 +1,4 @@
-// graphile-worker as a peer: takes the verbs of program.py. Runs in the folder of its packages.
+// graphile-worker as a peer: accepts the verbs of program.py. Runs in the folder of its packages.
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 
@@ -7,8 +7,8 @@ const { Logger, makeWorkerUtils, run } = createRequire(`${process.cwd()}/`)("gra
 const connectionString = process.argv[2];
 const BATCH = 1000;
 const IN_FLIGHT = 4;
-// As documented for throughput, with a local queue four times as long: faster on two cores.
-// More jobs at a time, a completion delay above zero or a second process were not.
+// As documented for throughput, but with a local queue four times as long, which was faster on two cores.
+// More concurrent jobs, a completion delay above zero, and a second process were not faster.
 const preset = {
   worker: {
     connectionString,
@@ -27,19 +27,19 @@ const logger = new Logger(() => (level, message) => {
 const utils = await makeWorkerUtils({ connectionString, maxPoolSize: IN_FLIGHT, logger });
 
 let handled = 0;
-let told = 0;
+let reported = 0;
 const latencies = [];
 
-function tell() {
-  if (told === handled) return;
-  told = handled;
+function report() {
+  if (reported === handled) return;
+  reported = handled;
   say({ handled });
 }
 
 function noop(payload, { job }) {
   if (payload.timed) latencies.push(performance.timeOrigin + performance.now() - job.created_at.getTime());
   handled += 1;
-  if (handled === 1) tell();
+  if (handled === 1) report();
 }
 
 async function create(count) {
@@ -65,7 +65,7 @@ async function trickle(count, rate) {
 
 let runner;
 async function work() {
-  setInterval(tell, 10).unref();
+  setInterval(report, 10).unref();
   runner = await run({ preset, taskList: { noop }, logger, noHandleSignals: true });
 }
 
@@ -77,6 +77,6 @@ for await (const line of createInterface({ input: process.stdin })) {
   say({ done: verb });
 }
 await runner?.stop();
-tell();
+report();
 say({ latencies });
 await utils.release();

@@ -1,4 +1,4 @@
-"""Runs the peers one after the other, each round in a database of its own that is dropped afterwards."""
+"""Runs the peers one after the other. Each round has its own database, which is dropped afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.harness import percentile, spread
 from bench.peers import graphile, pgqueuer, procrastinate
 from bench.peers.process import Peer, PeerFailed, PeerProcess, started
 
-# A name for the table where there is no peer to run, and how to get one.
+# Names for the table, also for a peer that cannot run, and the functions that create the peers.
 PEERS: dict[str, Callable[[], Awaitable[Peer]]] = {
     "graphile-worker": graphile.peer,
     "pgqueuer": pgqueuer.peer,
@@ -34,12 +34,12 @@ Tables: TypeAlias = "asyncpg.Connection[Any]"
 async def measure_peers(
     server: str, tasks: int, figures: dict[str, Any], names: Sequence[str], timed: int = 300
 ) -> None:
-    """Adds one round of each peer to the figures; a peer that cannot run leaves a sentence instead."""
+    """Adds one round of each peer to the figures. For a peer that cannot run, adds the reason instead."""
     for name in names:
         known = figures.setdefault(name, {"create": [], "work": [], "whole": [], "latency_ms": []})
         try:
             peer = await PEERS[name]()
-            known |= {"name": peer.name, "tasks": min(tasks, peer.most or tasks), "workers": peer.workers}
+            known |= {"name": peer.name, "tasks": min(tasks, peer.max_tasks or tasks), "workers": peer.workers}
             async with _database(server) as url:
                 await _round(peer, url, known, timed)
         except PeerFailed as error:
@@ -49,7 +49,7 @@ async def measure_peers(
 @contextlib.asynccontextmanager
 async def _database(server: str) -> AsyncIterator[str]:
     connection = await asyncpg.connect(server)
-    # What ran before has left dead rows: they are gone before the clock runs, not by an autovacuum beside it.
+    # Vacuum the dead rows of earlier measurements first, so that no autovacuum runs during the timing.
     await connection.execute("vacuum (skip_locked)")
     await connection.execute(f"drop database if exists {_DATABASE} with (force)")
     await connection.execute(f"create database {_DATABASE}")
@@ -83,7 +83,7 @@ async def _seconds(work: Awaitable[None]) -> float:
 
 
 async def _work(peer: Peer, url: str, tables: Tables, count: int) -> float:
-    """Seconds from the first task a handler saw: as with ours, a worker's start-up is not part of it."""
+    """Returns seconds from the first task a handler saw: as for Interlock, a worker's start-up is not included."""
     async with started(peer, url, peer.workers) as workers:
         for worker in workers:
             await worker.ask("work")
@@ -96,7 +96,7 @@ async def _work(peer: Peer, url: str, tables: Tables, count: int) -> float:
 async def _whole(
     peer: Peer, url: str, client: PeerProcess, tables: Tables, count: int, timed: int
 ) -> tuple[float, list[float]]:
-    """Seconds from the first creation to the last end, and milliseconds per task at a hundred a second."""
+    """Returns seconds from the first creation to the last end, and milliseconds per task at 100 tasks per second."""
     async with started(peer, url, peer.workers) as workers:
         for worker in workers:
             await worker.ask("work")
@@ -111,31 +111,31 @@ async def _whole(
         await _verify(peer, tables, count + _WARMING + count + timed)
     latencies = [ms for worker in workers for ms in worker.latencies]
     if len(latencies) != timed:
-        raise PeerFailed(f"its handlers saw {len(latencies):,} timed tasks where {timed:,} were created.")
+        raise PeerFailed(f"its handlers saw {len(latencies):,} timed tasks, but {timed:,} were created.")
     return whole, latencies
 
 
 async def _all_ended(peer: Peer, workers: Sequence[PeerProcess], tables: Tables, count: int) -> None:
-    """Asks the tables only when every handler has run: until then the question would cost the peer time."""
+    """Waits for all tasks. Queries the tables only once every handler has run, so as not to slow the peer down."""
     seen, since = -1, time.perf_counter()
     while (handled := sum(worker.handled for worker in workers)) < count or not await tables.fetchval(peer.idle):
         if any(worker.process.returncode is not None for worker in workers):
-            raise PeerFailed("a worker process ended before its work; see above what it said.")
+            raise PeerFailed("a worker process ended before its work was done; see its output above.")
         if handled != seen:
             seen, since = handled, time.perf_counter()
         elif time.perf_counter() - since > _STALLED_SECONDS:
-            raise PeerFailed(f"it stood still for {_STALLED_SECONDS} s at {handled:,} of {count:,} tasks.")
+            raise PeerFailed(f"no progress for {_STALLED_SECONDS} s at {handled:,} of {count:,} tasks.")
         await asyncio.sleep(0.01)
 
 
 async def _verify(peer: Peer, tables: Tables, count: int) -> None:
     completed = await tables.fetchval(peer.completed) if peer.completed else count
     if completed != count:
-        raise PeerFailed(f"its tables tell of {completed:,} completed tasks where {count:,} were created.")
+        raise PeerFailed(f"its tables show {completed:,} completed tasks, but {count:,} were created.")
 
 
 def add_peer_rows(table: Table, figures: dict[str, Any], limit: float) -> None:
-    """Four rows for each peer, in the columns of the kernel's table."""
+    """Adds four rows for each peer, in the columns of the kernel's table."""
     for name, known in figures.items():
         table.add_section()
         if "skipped" in known:

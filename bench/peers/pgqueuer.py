@@ -1,8 +1,8 @@
-"""pgqueuer, as fast as it goes: uvloop, asyncpg, jobs by the thousand.
+"""pgqueuer at its fastest: uvloop, asyncpg, jobs in thousands.
 
-Tables are durable, its default. Enqueued as lists; `batch_size` 1,000 for what is taken and what is reported at once;
-a pool, so that taking and reporting do not wait for each other; no concurrency limit, which spares the query that
-counts. Two worker processes on two cores: one leaves a core half used, a third was no faster.
+Tables are durable, which is its default. Jobs are enqueued as lists. `batch_size` is 1,000 for fetching and for
+reporting. A pool keeps fetching and reporting from waiting for each other. No concurrency limit is set, which saves the
+counting query. Two worker processes on two cores: one leaves a core half idle, and a third was no faster.
 """
 
 from __future__ import annotations

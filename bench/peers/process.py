@@ -1,4 +1,4 @@
-"""The bench's end of a peer's process: verbs in by standard input, lines of JSON back."""
+"""The benchmark's end of a peer's process: writes verbs to its standard input, and reads lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _ENDING_SECONDS = 60
 
 
 class PeerFailed(Exception):
-    """A peer could not be measured; the message is for the table."""
+    """A peer could not be measured. The message is shown in the table."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """How to run one queue, and how its tables tell that the work is done."""
+    """The command of one queue, and the SQL that shows when its work is done."""
 
     name: str
     command: Sequence[str]
-    """Takes the verbs of `bench.peers.program`; the database's URL is added at the end."""
+    """Accepts the verbs of `bench.peers.program`; the database URL is appended as the last argument."""
     directory: Path
     workers: int
     idle: str
-    """SQL: true when no task waits or runs."""
+    """SQL: true if no task is waiting or running."""
     completed: str | None = None
-    """SQL: how many tasks ended well. None for a queue that forgets them: there the handlers' count has to do."""
-    most: int | None = None
-    """Tasks enough to know its rate, where all of them would take too long."""
+    """SQL: number of successful tasks. None for a queue that deletes them: then the handlers' count is used."""
+    max_tasks: int | None = None
+    """Number of tasks that is enough to measure its rate, if all of them would take too long."""
 
 
 @dataclass
@@ -48,22 +48,22 @@ class PeerProcess:
         assert self.process.stdout
         try:
             async for line in self.process.stdout:
-                self._hear(json.loads(line))
+                self._received(json.loads(line))
         finally:
             self._answers.put_nowait(None)
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        if "handled" in said:
+    def _received(self, line: dict[str, Any]) -> None:
+        if "handled" in line:
             self.first_handled_at = self.first_handled_at or time.perf_counter()
-            self.handled = said["handled"]
-        elif "latencies" in said:
-            self.latencies = said["latencies"]
+            self.handled = line["handled"]
+        elif "latencies" in line:
+            self.latencies = line["latencies"]
         else:
-            self._answers.put_nowait(said)
+            self._answers.put_nowait(line)
 
     async def answer(self) -> None:
         if await self._answers.get() is None:
-            raise PeerFailed(f"its process ended with {await self.process.wait()}; see above what it said.")
+            raise PeerFailed(f"its process ended with {await self.process.wait()}; see its output above.")
 
     async def ask(self, verb: str, *numbers: int) -> None:
         assert self.process.stdin
@@ -73,7 +73,7 @@ class PeerProcess:
 
 @contextlib.asynccontextmanager
 async def started(peer: Peer, url: str, count: int = 1) -> AsyncIterator[list[PeerProcess]]:
-    """Processes that are loaded and connected; they end what they began, in order, when this is left."""
+    """Starts processes, loaded and connected. On exit, they finish their current work in order."""
     async with contextlib.AsyncExitStack() as stack:
         processes = [await stack.enter_async_context(_started(peer, url)) for _ in range(count)]
         for process in processes:
@@ -111,6 +111,6 @@ async def _ended(process: asyncio.subprocess.Process, listening: asyncio.Task[No
             await listening
             code = await process.wait()
     except TimeoutError as error:
-        raise PeerFailed(f"its process did not end within {_ENDING_SECONDS} s of being told to.") from error
+        raise PeerFailed(f"its process did not end within {_ENDING_SECONDS} s after the end of its input.") from error
     if code:
-        raise PeerFailed(f"its process ended with {code}; see above what it said.")
+        raise PeerFailed(f"its process ended with {code}; see its output above.")

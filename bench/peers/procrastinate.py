@@ -1,12 +1,12 @@
-"""procrastinate, as fast as it goes: uvloop, psycopg in C, several fetches at once.
+"""procrastinate at its fastest: uvloop, psycopg in C, several concurrent fetches.
 
-It takes and reports one job at a time, and a worker fetches its next job only when it has the one before. So what
-counts is how many of them share a flush of the log: six workers in each of two processes, four jobs each. Twice as
-many, or twice the processes, were no faster on two cores; nor was deleting the jobs that are done. Jobs are deferred in
-batches. The pool is opened by us, as its documentation allows: no query to see if a connection lives before each use,
-no transaction around a single statement.
+It fetches and reports one job at a time, and a worker fetches its next job only after it has received the previous one.
+So throughput depends on how many of these share a WAL flush: six workers in each of two processes, four jobs each.
+Twice as many workers, or twice the processes, were no faster on two cores; nor was deleting completed jobs. Jobs are
+deferred in batches. We open the pool ourselves, as its documentation allows: without a liveness query before each use,
+and without a transaction around a single statement.
 
-Its rate is known long before the other queues' number of tasks is worked, so it gets fewer.
+Its rate is clear long before it has worked off as many tasks as the other queues, so it gets fewer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def peer() -> Peer:
         workers=2,
         idle="select not exists (select 1 from procrastinate_jobs where status in ('todo', 'doing'))",
         completed="select count(*) from procrastinate_jobs where status = 'succeeded'",
-        most=10_000,
+        max_tasks=10_000,
     )
 
 
@@ -66,7 +66,7 @@ class _Queue:
         await self.noop.batch_defer_async(*[payload] * count)
 
     async def create_timed(self) -> None:
-        # A job does not know when it was made, so the time goes with it.
+        # A job does not know its creation time, so the payload carries it.
         await self.noop.defer_async(n=1, at=time.time())
 
     async def work(self, handled: Handled, stop: asyncio.Event) -> None:

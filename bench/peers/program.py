@@ -1,10 +1,10 @@
-"""A peer's process: `python -m bench.peers.program PEER URL`, told what to do by lines on standard input.
+"""A peer's process: `python -m bench.peers.program PEER URL`, controlled by lines on standard input.
 
-install         make the tables
-create N        make N tasks, 1,000 at a time, four calls in flight
-trickle N RATE  make N timed tasks one by one, RATE of them a second
-work            work whatever there is, and say how many the handler has seen
-end of input    finish what is held, say how late the timed tasks were, and leave
+install         create the tables
+create N        create N tasks, 1,000 at a time, with four calls in flight
+trickle N RATE  create N timed tasks one by one, RATE per second
+work            work off all tasks, and report the number that the handler has seen
+end of input    finish current tasks, report the latencies of the timed tasks, and exit
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import uvloop
 
 BATCH = 1000
 IN_FLIGHT = 4
-_TELL_SECONDS = 0.01
+_REPORT_SECONDS = 0.01
 
 
 def say(**words: Any) -> None:
@@ -33,41 +33,41 @@ def say(**words: Any) -> None:
 
 @dataclass
 class Handled:
-    """What a handler has seen; told in steps, as a line for each task would be what is measured."""
+    """Tasks that a handler has seen. Reported in steps: a line per task would itself dominate the measurement."""
 
     count: int = 0
     latencies: list[float] = field(default_factory=list)
-    _told: int = 0
+    _reported: int = 0
 
     def one(self, created_at: float | None = None) -> None:
-        """With the time of creation, in seconds since the epoch, for a timed task."""
+        """Counts a task. A timed task has its creation time, in seconds since the epoch."""
         if created_at is not None:
             self.latencies.append((time.time() - created_at) * 1000)
         self.count += 1
         if self.count == 1:
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
-        if self._told != self.count:
-            self._told = self.count
+    def report(self) -> None:
+        if self._reported != self.count:
+            self._reported = self.count
             say(handled=self.count)
 
-    async def keep_telling(self) -> None:
+    async def keep_reporting(self) -> None:
         while True:
-            await asyncio.sleep(_TELL_SECONDS)
-            self.tell()
+            await asyncio.sleep(_REPORT_SECONDS)
+            self.report()
 
 
 class Queue(Protocol):
     async def install(self) -> None: ...
 
     async def create(self, count: int) -> None:
-        """In one call."""
+        """Creates tasks in one call."""
 
     async def create_timed(self) -> None: ...
 
     async def work(self, handled: Handled, stop: asyncio.Event) -> None:
-        """Until told to stop; what is held then is finished."""
+        """Works until `stop` is set, and then finishes the current tasks."""
 
 
 Opened = Callable[[str], AbstractAsyncContextManager[Queue]]
@@ -99,7 +99,7 @@ async def serve(queue: Queue) -> None:
     }
     working: asyncio.Task[None] | None = None
     lines = await _standard_input()
-    telling = asyncio.create_task(handled.keep_telling())
+    reporting = asyncio.create_task(handled.keep_reporting())
     say(ready=True)
     async for line in lines:
         verb, *numbers = line.decode().split()
@@ -111,8 +111,8 @@ async def serve(queue: Queue) -> None:
     stop.set()
     if working:
         await working
-    telling.cancel()
-    handled.tell()
+    reporting.cancel()
+    handled.report()
     say(latencies=handled.latencies)
 
 

@@ -1,4 +1,4 @@
-"""The same work by hand: a loop over files in one session, which has the settings of a worker's."""
+"""The same work by hand: a loop over files in one session with the settings of a worker."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from bench.spark.source import Partition
 from bench.spark.work import ROWS, derived
-from interlock.pipeline import session
 from interlock.settings import Settings
+from interlock.spark import session
 from interlock.workers.protocol import SparkOptions
 
 
@@ -27,7 +27,7 @@ class Bare:
     folder: Path
 
     def loop(self, partitions: Sequence[Partition], threads: int = 1) -> float:
-        """Seconds to read, transform and write each, one file for one."""
+        """Reads, transforms and writes each file, and returns the seconds."""
         self._clear()
         started = time.perf_counter()
         if threads == 1:
@@ -43,7 +43,7 @@ class Bare:
         derived(rows).coalesce(1).write.parquet(str(self.folder / partition.path.stem))
 
     def compact(self, partitions: Sequence[Partition]) -> float:
-        """Seconds to make one sorted file of all."""
+        """Combines all files into one sorted file, and returns the seconds."""
         self._clear()
         started = time.perf_counter()
         rows = self.spark.read.schema(ROWS).parquet(*(str(partition.path) for partition in partitions))
@@ -52,7 +52,7 @@ class Bare:
         return time.perf_counter() - started
 
     def rows(self) -> int:
-        """That the last loop has written."""
+        """Returns the number of rows that the last loop has written."""
         files = self.folder.glob("*/*.parquet")
         return sum(pq.ParquetFile(file).metadata.num_rows for file in files)
 
@@ -63,7 +63,7 @@ class Bare:
 
 @contextmanager
 def bare(folder: Path, lanes: int) -> Iterator[Bare]:
-    """A session in this process. Its files are on the disk that Interlock's are on."""
+    """Starts a session in this process. Its files are on the same disk as Interlock's."""
     defaults = Settings()
     options = SparkOptions(
         master=defaults.spark_master,

@@ -1,4 +1,4 @@
-"""What is measured, in which order, and the table. Both sides are warmed up, then take turns."""
+"""The measurements, their order, and the table. Both sides are warmed up, then alternate."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ jobs:
     inputs: [{{ from: {{ job: windows, output: windows }} }}]
     outputs: [compacted]
 """
-"""Nobody works for the platform runtime: tasks of `by_hand`, and those of the sources, are done by the benchmark."""
+"""The platform runtime has no workers: the benchmark does the tasks of `by_hand` and of the sources itself."""
 
 
 def say(line: str) -> None:
@@ -69,7 +69,7 @@ def say(line: str) -> None:
 
 
 class Comparison:
-    """One piece of work on both sides, in seconds."""
+    """The same work on both sides, in seconds."""
 
     def __init__(self, pipeline: Pipeline, job: str, output: str, count: int, end: int) -> None:
         self._pipeline, self._job, self._output, self._count, self._end = pipeline, job, output, count, end
@@ -81,7 +81,7 @@ class Comparison:
         say(f"{self._job}, {side}: {seconds:.2f} s")
 
     async def through_interlock(self) -> None:
-        """From asking for all of it again until the last file is committed."""
+        """Invalidates the whole output, and measures until the last file is committed."""
         before = await self._pipeline.last_commit()
         started = time.perf_counter()
         await self._pipeline.again(self._job, self._output, self._end)
@@ -127,7 +127,7 @@ async def run(large: Shape, small: Shape, pieces: Shape, rounds: int) -> dict[st
             await client.dags.deploy(TEXT.format(window=pieces.end + 1))
         await here.start_worker(runtime="spark")
         by_hand = stack.enter_context(bare(here.directory / "bare", lanes))
-        say(f"DAG {DAG} is deployed; a worker of the spark runtime, and a session of our own")
+        say(f"DAG {DAG} is deployed; a worker of the spark runtime and a session in this process are running")
         files = {
             job: await pipeline.bring(job, shape, say)
             for job, shape in (("large", large), ("small", small), ("pieces", pieces))
@@ -151,13 +151,13 @@ async def run(large: Shape, small: Shape, pieces: Shape, rounds: int) -> dict[st
     return figures
 
 
-# The table
+# Table
 
 
 def report(figures: dict[str, Any]) -> None:
     files, lanes = figures["partitions"], figures["lanes"]
     table = Table(title=f"bench/spark; {figures['machine']}")
-    for column in ("measure", "figure", "beside the loop", "beside the threads", "bar"):
+    for column in ("measure", "figure", "vs loop", "vs threads", "bar"):
         table.add_column(column)
     of = f"{files['large']} partitions of {figures['rows']:,} rows"
     _rows_of_loops(table, figures["derive"], of, "s", 1.0, lanes, f"{BAR:.2f} of the loop")
@@ -166,7 +166,7 @@ def report(figures: dict[str, Any]) -> None:
         table.add_row(f"  of which {name}, one task at a time, ms", _shown(figures["steps"][name], 1000), "", "", "")
     loop, ours = figures["compact"]["loop"], figures["compact"]["Interlock"]
     megabytes = figures["bytes"]["pieces"] / 1e6
-    of = f"{files['pieces']} files ({megabytes:,.0f} MB) made one, MB/s"
+    of = f"{files['pieces']} files ({megabytes:,.0f} MB) combined, MB/s"
     table.add_row(f"{of}, by hand", _rate(loop, megabytes), "1.00", "", "")
     table.add_row(f"{of}, parquet_compact", _rate(ours, megabytes), _ratio(ours, loop), "", "")
     Console().print(table)
@@ -197,9 +197,10 @@ def _ratio(one: Sequence[float], other: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.spark", description="Spark through Interlock beside Spark by hand.")
+    description = "Spark through Interlock, compared with Spark by hand."
+    parser = argparse.ArgumentParser(prog="bench.spark", description=description)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="little of everything: to see that it works")
+    parser.add_argument("--small", action="store_true", help="run a small version, to check that everything works")
     arguments = parser.parse_args()
     shapes = (
         (Shape(12, 5_000), Shape(40, 1), Shape(20, 1_000))

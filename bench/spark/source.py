@@ -1,4 +1,4 @@
-"""Files of rows, committed as partitions of a source, the way of every attempt: claim, write, marker, complete."""
+"""Files of rows, committed as partitions of a source as every attempt does: claim, write, marker, complete."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Partition:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a source: how many partitions of how many rows."""
+    """Size of a source: the number of partitions, and of rows in each."""
 
     partitions: int
     rows: int
 
     @property
     def blocks(self) -> int:
-        """Of one partition."""
+        """Returns the number of blocks per partition."""
         return -(-self.rows // LOGS_PER_BLOCK)
 
     @property
@@ -65,13 +65,13 @@ class Shape:
 
 
 class Pipeline:
-    """The deployed DAG, its sources brought by the benchmark and its other jobs done by whoever works on them."""
+    """The deployed DAG. The benchmark feeds its sources; workers do its other jobs."""
 
     def __init__(self, here: Installation, connection: asyncpg.Connection[Any], worker: WorkerClient) -> None:
         self._here, self._connection, self._worker = here, connection, worker
 
     async def tasks(self, job: str, count: int) -> list[UUID]:
-        """Those that wait, as soon as there are so many."""
+        """Waits until `count` tasks of the job are queued, and returns all queued ones."""
         query = (
             "select t.task_id from interlock.tasks t join interlock.jobs j using (job_id)"
             " where j.name = $1 and j.current and t.status = 'Queued' order by t.task_id"
@@ -80,7 +80,7 @@ class Pipeline:
             await asyncio.sleep(0.02)
         return [row["task_id"] for row in rows]
 
-    async def bring(self, job: str, shape: Shape, told: Callable[[str], None]) -> list[Partition]:
+    async def bring(self, job: str, shape: Shape, log: Callable[[str], None]) -> list[Partition]:
         """Writes the files of a source, then commits them all."""
         scopes = [(number * shape.blocks, (number + 1) * shape.blocks - 1) for number in range(shape.partitions)]
         payloads = [msgspec.Raw(msgspec.json.encode({"start": start, "end": end})) for start, end in scopes]
@@ -91,7 +91,7 @@ class Pipeline:
         for claim, (start, end) in zip(await self._claims(job, shape.partitions), scopes, strict=True):
             (grant,) = await self._grants(claim)
             written.append(await asyncio.to_thread(_written, claim, grant, start, end, shape.rows, random))
-        told(f"{job}: {len(written)} files, {sum(one.bytes for one, _ in written) / 1e6:,.0f} MB")
+        log(f"{job}: {len(written)} files, {sum(one.bytes for one, _ in written) / 1e6:,.0f} MB")
         reply = await self._worker.complete(CompletionBatch(items=[done for _, done in written]))
         assert not reply.refused, reply.refused[0]
         return [partition for partition, _ in written]
@@ -112,13 +112,13 @@ class Pipeline:
         return found
 
     async def again(self, job: str, output: str, end: int) -> None:
-        """Has all partitions of an output made again."""
+        """Invalidates all partitions of an output."""
         request = InvalidateRequest(start=0, end=end, reason="measured again")
         async with self._here.client() as client:
             await client.datasets.invalidate(f"{DAG}:{job}:{output}", request)
 
     async def made(self, job: str, count: int, after: int) -> int:
-        """When so many partitions of the job are newer than that commit. Returns their rows."""
+        """Waits for `count` partitions of the job newer than the commit `after`. Returns their number of rows."""
         query = (
             "select count(*) as made, sum(p.row_count) as rows from interlock.jobs j"
             " join interlock.dataset_versions v on v.job_id = j.job_id"
@@ -140,7 +140,7 @@ class Pipeline:
 
 
 def release_of(claim: ClaimReply) -> Release:
-    """The fence of an attempt, which is all that a release holds."""
+    """Returns the fence of an attempt, which is the content of a release."""
     assert claim.task_id
     assert claim.attempt
     assert claim.lease_token
@@ -159,7 +159,7 @@ def _written(
     (folder / MARKER).write_bytes(msgspec.json.encode(marker))
     ref: dict[str, Any] = {"dataset_uuid": grant.dataset_uuid, "dataset_version": grant.dataset_version}
     scope: dict[str, Any] = {"partition_key": f"{start}-{end}", "start": start, "end": end}
-    told = Output(
+    output = Output(
         location=grant.write_prefix + path.name,
         row_count=rows,
         bytes=size,
@@ -173,7 +173,7 @@ def _written(
         attempt=fence.attempt,
         lease_token=fence.lease_token,
         status="Completed",
-        outputs=[told],
+        outputs=[output],
         events=[Event(**ref, **scope)],
     )
     return Partition(start, end, path, size), done

@@ -1,4 +1,4 @@
-"""One small task after the other, by a worker made of this benchmark's own hands: what each step takes."""
+"""Runs small tasks one after the other with a worker inside the benchmark, and times each step."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pyspark.sql import SparkSession
 
 from bench.spark.source import release_of
 from interlock.client import WorkerClient
-from interlock.pipeline import objects, writing
-from interlock.pipeline.attempt import call, finish
-from interlock.pipeline.context import TaskContext
-from interlock.pipeline.operators import resolve
+from interlock.spark import objects, writer
+from interlock.spark.attempt import call, finish
+from interlock.spark.context import TaskContext
+from interlock.spark.operators import resolve
 from interlock.wire import ClaimReply, ClaimRequest, Completion, CompletionBatch, DataRequest, Event, TaskData
 from interlock.workers.protocol import Assignment, Work
 
 STEPS: Final = ("claim", "task-data", "plan", "check", "Spark job with the file", "marker", "completion")
 
 
-class Unheard:
-    """What an operator may say on its way; this one says nothing."""
+class Silent:
+    """The channel through which an operator reports to its worker; this one discards everything."""
 
     def progress(self, slot: int, fraction: float, text: str | None) -> None: ...
 
     def emit(self, slot: int, events: list[Event]) -> int:
-        raise RuntimeError(f"slot {slot} announces {len(events)} events")
+        raise RuntimeError(f"slot {slot} emitted {len(events)} events, but none were expected")
 
     def canceled(self, slot: int) -> bool:  # noqa: ARG002
         return False
@@ -59,10 +59,10 @@ class Stopwatch:
 
 
 async def steps(worker: WorkerClient, spark: SparkSession, task_ids: Sequence[UUID]) -> dict[str, list[float]]:
-    """Seconds of each step, for each task."""
+    """Returns seconds of each step, for each task."""
     watch = Stopwatch()
     with (
-        patch.object(writing, "_run", watch.around("Spark job with the file", writing._run)),
+        patch.object(writer, "_run", watch.around("Spark job with the file", writer._run)),
         patch.object(objects, "write", watch.around("marker", objects.write)),
     ):
         for task_id in task_ids:
@@ -106,4 +106,4 @@ def _context(claim: ClaimReply, spark: SparkSession, data: TaskData) -> TaskCont
     job = (task.job.dag_name, task.job.name)
     work = Work(task.operator, job, task.run_id, task.attempt, bytes(task.config), [], task.outputs)
     assignment = Assignment(0, task.task_id, task.index, bytes(task.payload))
-    return TaskContext(work, assignment, Unheard(), spark, data)
+    return TaskContext(work, assignment, Silent(), spark, data)

@@ -1,4 +1,4 @@
-"""What both sides do: rows like those of logs, some of which are kept, with columns derived from them."""
+"""The work of both sides: keeps some of the log-like rows, and derives columns from them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
-from interlock.pipeline import TaskContext, operator
+from interlock.spark import TaskContext, operator
 
 ROWS: Final = (
     "block_number bigint not null, log_index int not null, block_timestamp timestamp not null, "
@@ -38,7 +38,7 @@ _BLOCK_SECONDS: Final = 12
 
 
 def derived(rows: DataFrame) -> DataFrame:
-    """Half of the rows, some columns as they are and some computed."""
+    """Keeps half of the rows, with some columns unchanged and some computed."""
     return rows.filter(F.col("topic0") == WANTED).select(
         "block_number",
         "log_index",
@@ -51,12 +51,12 @@ def derived(rows: DataFrame) -> DataFrame:
 
 
 @operator(inputs={"rows": ROWS}, output=DERIVED)
-def derive(rows: DataFrame, ctx: TaskContext) -> DataFrame:  # noqa: ARG001 - an operator is called with it
+def derive(rows: DataFrame, ctx: TaskContext) -> DataFrame:  # noqa: ARG001 - operators receive a context
     return derived(rows)
 
 
 def rows_of(start: int, count: int, random: Any) -> pa.Table:
-    """Of the blocks from `start` on. `random` is a generator of numpy's, which has no type that mypy knows here."""
+    """Generates rows of the blocks from `start` on. Any: a NumPy generator, whose type mypy does not know here."""
     numbers = np.arange(count)
     blocks = start + numbers // LOGS_PER_BLOCK
     tokens = np.array(["0x" + random.bytes(20).hex().upper() for _ in range(500)])

@@ -1,8 +1,7 @@
-"""Crawls a site from one page on: python crawl.py http://127.0.0.1:8000/
+"""Crawls a site from a start page: python crawl.py http://127.0.0.1:8000/
 
-Every depth is a run of one named job. Its tasks are URLs, fetched by `http_fetch`; `dedupe_by` keeps a page that was
-asked for before from being asked for again, in whatever run. The pages come back as results, and the links in them are
-the next run.
+Each depth is a run of one named job. Its tasks are URLs, fetched by `http_fetch`; because of `dedupe_by`, no page is
+fetched twice, even by a later run. The links in the resulting pages are the tasks of the next run.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import msgspec
 from interlock.client import Client
 from interlock.wire import Policy, TaskStatus
 
-MOST_DEPTH = 10
+MAX_DEPTH = 10
 AT_ONCE = 16
 
 
 class Page(msgspec.Struct):
-    """What of a result of http_fetch this needs."""
+    """The fields of an `http_fetch` result that the crawl needs."""
 
     url: str
     status: int
@@ -42,10 +41,10 @@ class Links(HTMLParser):
 
 
 async def crawl(client: Client, start: str, *, job: str = "crawl") -> dict[str, Page]:
-    """All pages of the site that lead from one to another, by their URL."""
+    """Returns all reachable pages of the site, by URL."""
     pages: dict[str, Page] = {}
     wanted = {start}
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         wanted -= pages.keys()
         if not wanted:
             break
@@ -69,7 +68,7 @@ async def fetched(client: Client, urls: Iterable[str], job: str) -> AsyncIterato
     places = asyncio.Semaphore(AT_ONCE)
 
     async def body(index: int) -> Page:
-        """Long results are packed, and come one by one; `interlock job export` has all of them as files."""
+        """Fetches one long result. `interlock job export` returns all of them as files."""
         async with places:
             return msgspec.json.decode(await client.results.result(run.run_id, index), type=Page)
 

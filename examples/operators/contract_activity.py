@@ -1,10 +1,10 @@
-"""Which contracts were active in a range of blocks, on Spark. README.md beside this file says how to run it."""
+"""Active contracts in a range of blocks, on Spark. See README.md in this folder for how to run it."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame, functions
 
-from interlock.pipeline import TaskContext, TaskFailed, operator
+from interlock.spark import TaskContext, TaskFailed, operator
 
 LOGS = "block_number bigint not null, address string not null, topic0 string"
 ACTIVITY = """
@@ -15,10 +15,10 @@ ACTIVITY = """
 
 @operator(inputs={"logs": LOGS}, output=ACTIVITY)
 def contract_activity(logs: DataFrame, ctx: TaskContext) -> DataFrame:
-    """A row for each contract with at least `min_logs` logs, as the job's config says."""
+    """Returns a row for each contract with at least `min_logs` logs. `min_logs` is set in the job's config."""
     least = ctx.config.get("min_logs", 1)
     if not isinstance(least, int):
-        raise TaskFailed(f"min_logs is {least!r}: write a whole number", "BadConfig")
+        raise TaskFailed(f"min_logs is {least!r}: write an integer", "BadConfig")
     active = logs.groupBy("address").agg(
         functions.count(functions.lit(1)).alias("logs"),
         functions.countDistinct("topic0").alias("kinds"),

@@ -1,12 +1,12 @@
-"""An operator's test needs no platform: `python -m pytest examples/operators`."""
+"""Tests an operator without a platform: `python -m pytest examples/operators`."""
 
 from __future__ import annotations
 
 import pytest
 from contract_activity import contract_activity
 
-from interlock.pipeline import TaskFailed
-from interlock.pipeline.testing import run
+from interlock.spark import TaskFailed
+from interlock.spark.testing import run
 
 LOGS = [
     {"block_number": 10, "address": "0xa", "topic0": "transfer"},
@@ -17,7 +17,7 @@ LOGS = [
 ]
 
 
-def test_contracts_are_told_with_their_logs() -> None:
+def test_active_contracts_are_returned_with_their_logs() -> None:
     result = run(contract_activity, logs=LOGS, scope=(10, 19))
     assert result.rows == [
         {"address": "0xa", "logs": 3, "kinds": 2, "first_block": 10, "last_block": 15},
@@ -25,11 +25,11 @@ def test_contracts_are_told_with_their_logs() -> None:
     ]
 
 
-def test_quiet_contracts_are_left_out() -> None:
+def test_contracts_below_min_logs_are_omitted() -> None:
     result = run(contract_activity, logs=LOGS, scope=(10, 19), config={"min_logs": 2})
     assert [row["address"] for row in result.rows] == ["0xa"]
 
 
-def test_a_wrong_config_is_refused() -> None:
-    with pytest.raises(TaskFailed, match="write a whole number"):
+def test_non_integer_min_logs_is_rejected() -> None:
+    with pytest.raises(TaskFailed, match="write an integer"):
         run(contract_activity, logs=LOGS, config={"min_logs": "two"})

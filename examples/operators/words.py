@@ -1,4 +1,4 @@
-"""Two small operators. README.md beside this file says how to run them."""
+"""Two small operators. See README.md in this folder for how to run them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def count(payload: dict[str, Any], ctx: TaskContext) -> dict[str, Any]:
     """Counts words: `--operator words:count`."""
     words = payload["text"].lower().split()
     if not words:
-        raise TaskFailed("there is no word in the text", "NoWords")
+        raise TaskFailed("the text has no words", "NoWords")
     counted: Counter[str] = Counter()
     for number, word in enumerate(words, 1):
         counted[word] += 1
@@ -23,5 +23,5 @@ def count(payload: dict[str, Any], ctx: TaskContext) -> dict[str, Any]:
 
 @operator("shout")
 def shout(payload: dict[str, Any], ctx: TaskContext) -> str:
-    """Shouts: `--operator words:shout`, or by the name that the decorator gives, `--operator shout`."""
+    """Converts text to upper case: `--operator words:shout`, or `--operator shout` by the name in the decorator."""
     return str(payload["text"]).upper() + str(ctx.config.get("mark", "!"))

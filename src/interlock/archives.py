@@ -1,6 +1,7 @@
-"""Zip archives of user code: packed the same way every time, and never trusted on the way in.
+"""Zip archives of user code: packed reproducibly, and validated before use.
 
-A zip is checked when it is uploaded and once more by whoever unpacks it: nothing between the two has to be believed.
+The gateway validates an archive on upload, and the runner validates it again before unpacking. Neither trusts the
+storage in between.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from interlock.errors import BadRequest
 Language = Literal["python", "node", "bootstrap"]
 
 BOOTSTRAP: Final = "bootstrap"
-"""A program at the top of a bundle that is started as it is."""
+"""An executable at the top level of a bundle. The runner starts it directly."""
 _BEGINNING: Final = b"PK\x03\x04"
 _LOCAL_HEADER: Final = 30
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED: Final = 0x1
 _LONGEST_NAME: Final = 500
 _LONGEST_PART: Final = 255
-"""Bytes between two slashes: what file systems take."""
+"""Maximum bytes of one path component, which is the limit of common file systems."""
 _DIRECTORY_BYTES: Final = 256
-"""Of the central directory, per entry that an archive may have: 46 bytes, the name and what a packer adds."""
+"""Maximum bytes of the central directory per allowed entry: 46 fixed bytes, the name and the packer's extra fields."""
 _end_record: Final[Callable[[BinaryIO], Sequence[Any] | None]] = zipfile._EndRecData  # type: ignore[attr-defined]
 _ENTRIES, _DIRECTORY_SIZE = 4, 5
 _CHUNK: Final = 1 << 20
 _NO_BOMB_BYTES: Final = 1 << 20
-"""However well something this small was packed, it is no bomb."""
+"""Archives that unpack to at most this size are exempt from the ratio check; they are too small to be zip bombs."""
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 _LEFT_OUT: Final = frozenset({"__pycache__", ".git", ".venv", ".DS_Store"})
 _LANGUAGES: Final[tuple[tuple[Language, tuple[str, ...]], ...]] = (
     ("node", ("/index.js", ".js", ".mjs", ".cjs")),
     ("python", ("/__init__.py", ".py")),
 )
-"""Endings of modules, the longest first; Python wins where both have one of a name."""
+"""Suffixes of module files, longest first. If both languages provide a module, Python wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,12 @@ class Limits:
     entries: int = 10_000
     unpacked_bytes: int = 512 << 20
     ratio: int = 200
-    """Most bytes that one byte of the archive may become."""
+    """Maximum compression ratio."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What a sound archive has."""
+    """The contents of a valid archive."""
 
     files: tuple[str, ...]
     unpacked_bytes: int
@@ -66,13 +67,13 @@ DEFAULT: Final = Limits()
 
 
 def bad(why: str) -> BadRequest:
-    return BadRequest(f"This is no bundle: {why}.", code="bad_bundle")
+    return BadRequest(f"Invalid bundle: {why}.", code="bad_bundle")
 
 
 def check(path: Path, limits: Limits = DEFAULT) -> Archive:
-    """Reads all of it: a size or a checksum that lies is found here, not when a task runs."""
+    """Validates the archive. Reads all of it, so that a wrong size or checksum fails here and not when a task runs."""
     with _opened(path, limits) as archive:
-        entries = _sound(archive, path.stat().st_size, limits)
+        entries = _valid_entries(archive, path.stat().st_size, limits)
         for entry in entries:
             for _ in _content(archive, entry):
                 continue
@@ -80,9 +81,12 @@ def check(path: Path, limits: Limits = DEFAULT) -> Archive:
 
 
 def unpack(path: Path, into: Path, limits: Limits = DEFAULT) -> Archive:
-    """`into` is a new folder that nobody else writes to. Of permissions, only that to execute is taken over."""
+    """Validates the archive and unpacks it to `into`, a new folder to which nobody else writes.
+
+    Of the file permissions, only the executable bit is kept.
+    """
     with _opened(path, limits) as archive:
-        entries = _sound(archive, path.stat().st_size, limits)
+        entries = _valid_entries(archive, path.stat().st_size, limits)
         into.mkdir(mode=0o755)
         for entry in entries:
             _write(archive, entry, into)
@@ -90,10 +94,13 @@ def unpack(path: Path, into: Path, limits: Limits = DEFAULT) -> Archive:
 
 
 def pack(folder: Path, out: Path) -> int:
-    """How many files. The same folder gives the same bytes on every machine: sorted, without times, not compressed."""
+    """Packs a folder and returns the number of files.
+
+    The output is reproducible: files are sorted, carry no timestamps and are not compressed.
+    """
     files = sorted(_packable(folder), key=lambda file: file.relative_to(folder).as_posix())
     if not files:
-        raise bad(f"{folder} has no files")
+        raise bad(f"{folder} contains no files")
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for file in files:
             entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), _EPOCH)
@@ -109,7 +116,10 @@ def digest_of(path: Path) -> str:
 
 
 def modules(files: Sequence[str]) -> dict[str, Language]:
-    """What an entrypoint may name before its last dot, with its language; and `bootstrap`, which it names alone."""
+    """Returns the importable modules with their languages, and `bootstrap` if the bundle has one.
+
+    An entrypoint is `module.function` for a module, or just `bootstrap`.
+    """
     found: dict[str, Language] = {}
     for language, endings in _LANGUAGES:
         for name in files:
@@ -132,41 +142,42 @@ def _opened(path: Path, limits: Limits) -> zipfile.ZipFile:
             _check_directory(file, limits)
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
-        raise bad(f"its directory cannot be read ({_told(error)})") from None
+        raise bad(f"its central directory cannot be read ({_error_text(error)})") from None
 
 
 def _check_directory(file: BinaryIO, limits: Limits) -> None:
-    """Bounds the central directory before `ZipFile` makes an object of each entry.
+    """Limits the size of the central directory before `ZipFile` creates an object per entry.
 
-    Its size is what counts: `ZipFile` reads as many entries as fit into that, whatever the count says. The end record
-    is read by the function that `ZipFile` uses, so both see the same one, also in an archive that has two.
+    The limit is on its bytes: `ZipFile` parses entries until the bytes are used up, regardless of the recorded count.
+    Reading the end record with the function that `ZipFile` uses guarantees that both see the same record, even in an
+    archive with two.
     """
     end = _end_record(file)
     if not end:
-        raise bad("it has no directory")
+        raise bad("it has no central directory")
     entries, size = end[_ENTRIES], end[_DIRECTORY_SIZE]
     if entries > limits.entries:
-        raise bad(f"it has {entries} entries, and may have {limits.entries}")
+        raise bad(f"it has {entries} entries; the limit is {limits.entries}")
     if size > limits.entries * _DIRECTORY_BYTES:
-        raise bad(f"its directory has {size} bytes, and may have {limits.entries * _DIRECTORY_BYTES}")
+        raise bad(f"its central directory has {size} bytes; the limit is {limits.entries * _DIRECTORY_BYTES}")
 
 
-def _sound(archive: zipfile.ZipFile, size: int, limits: Limits) -> list[zipfile.ZipInfo]:
+def _valid_entries(archive: zipfile.ZipFile, size: int, limits: Limits) -> list[zipfile.ZipInfo]:
     entries = archive.infolist()
     if len(entries) > limits.entries:
-        raise bad(f"it has {len(entries)} entries, and may have {limits.entries}")
+        raise bad(f"it has {len(entries)} entries; the limit is {limits.entries}")
     for entry in entries:
-        if why := _wrong(entry):
+        if why := _entry_problem(entry):
             raise bad(f"{why} ({entry.filename[:100]!r})")
     _check_names(entries)
     _check_sizes(entries, size, limits)
-    _check_places(entries, archive.start_dir)
+    _check_overlaps(entries, archive.start_dir)
     return entries
 
 
-def _wrong(entry: zipfile.ZipInfo) -> str | None:
-    """What is wrong with an entry by itself. Kinds are those of Unix, which every zip program writes there."""
-    if not entry.filename:  # one that begins with a NUL, which ends a name
+def _entry_problem(entry: zipfile.ZipInfo) -> str | None:
+    """Returns what is wrong with an entry, or None. File types are Unix types, which all common zip tools write."""
+    if not entry.filename:  # a name is cut at the first NUL character
         return "an entry has no name"
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or (kind == stat.S_IFDIR) > entry.is_dir():
@@ -177,46 +188,46 @@ def _wrong(entry: zipfile.ZipInfo) -> str | None:
         return "an entry is neither stored nor deflated"
     if entry.is_dir() and entry.file_size:
         return "a folder has content"
-    return _wrong_name(entry.orig_filename)
+    return _name_problem(entry.orig_filename)
 
 
-def _wrong_name(name: str) -> str | None:
+def _name_problem(name: str) -> str | None:
     path = name.removesuffix("/")
     if not path or len(name) > _LONGEST_NAME:
-        return "an entry has no name, or one that is too long"
+        return f"a name is empty or has more than {_LONGEST_NAME} characters"
     if any(len(part.encode(errors="replace")) > _LONGEST_PART for part in path.split("/")):
-        return f"an entry's name is too long: what is between two slashes has at most {_LONGEST_PART} bytes"
+        return f"a name is too long: each path component may have at most {_LONGEST_PART} bytes"
     if not path.isprintable() or "\\" in path or ":" in path:
-        return "an entry's name has a character that does not belong there"
+        return "a name contains a backslash, a colon or a non-printable character"
     if path.startswith("/") or any(part in ("", ".", "..") for part in path.split("/")):
-        return "an entry leads out of the archive"
+        return "a name is absolute, or has an empty, '.' or '..' component"
     return None
 
 
 def _check_names(entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Every name once, however it spells its accents; and no file where another entry needs a folder."""
+    """Rejects duplicate names, compared in Unicode NFC, and entries below a path that is a file."""
     names = [unicodedata.normalize("NFC", entry.filename.removesuffix("/")) for entry in entries]
     if len(set(names)) < len(names):
         twice = Counter(names).most_common(1)[0][0]
-        raise bad(f"an entry is there twice ({twice[:100]!r})")
+        raise bad(f"it has two entries named {twice[:100]!r}")
     files = {name for name, entry in zip(names, entries, strict=True) if not entry.is_dir()}
     if not files:
-        raise bad("it has no files")
+        raise bad("it contains no files")
     for name in names:
         if inside := next((name[:at] for at, one in enumerate(name) if one == "/" and name[:at] in files), None):
-            raise bad(f"an entry lies inside of a file ({inside[:100]!r})")
+            raise bad(f"an entry is below a path that is a file ({inside[:100]!r})")
 
 
 def _check_sizes(entries: Sequence[zipfile.ZipInfo], size: int, limits: Limits) -> None:
     unpacked = sum(entry.file_size for entry in entries)
     if unpacked > limits.unpacked_bytes:
-        raise bad(f"it unpacks to {unpacked} bytes, and may to {limits.unpacked_bytes}")
+        raise bad(f"it unpacks to {unpacked} bytes; the limit is {limits.unpacked_bytes}")
     if unpacked > max(_NO_BOMB_BYTES, limits.ratio * size):
         raise bad(f"it unpacks to more than {limits.ratio} times its size")
 
 
-def _check_places(entries: Sequence[zipfile.ZipInfo], end: int) -> None:
-    """Entries that share bytes unpack to far more than the archive could hold."""
+def _check_overlaps(entries: Sequence[zipfile.ZipInfo], end: int) -> None:
+    """Rejects overlapping entries: archives whose entries share bytes can unpack to far more than their size."""
     ordered = sorted(entries, key=lambda entry: entry.header_offset)
     starts = [entry.header_offset for entry in ordered[1:]] + [end]
     for entry, following in zip(ordered, starts, strict=True):
@@ -228,13 +239,13 @@ def _check_places(entries: Sequence[zipfile.ZipInfo], end: int) -> None:
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[bytes]:
-    """No more than the directory says there is: the reader stops there, and compares the checksum."""
+    """Yields the content. The reader stops at the size in the directory and verifies the checksum."""
     try:
         with archive.open(entry) as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise bad(f"an entry cannot be read: {_told(error)} ({entry.filename[:100]!r})") from None
+        raise bad(f"an entry cannot be read: {_error_text(error)} ({entry.filename[:100]!r})") from None
 
 
 def _write(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, into: Path) -> None:
@@ -260,12 +271,12 @@ def _packable(folder: Path) -> Iterator[Path]:
         if path.name in _LEFT_OUT or path.suffix == ".pyc":
             continue
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise bad(f"{path} is a link or a device; put a copy there instead")
+            raise bad(f"{path} is a symbolic link or a special file; replace it with a regular file")
         if path.is_dir():
             yield from _packable(path)
         else:
             yield path
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error)[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Where time comes from. Lease arithmetic happens in Postgres; this clock steers it there in tests."""
+"""Clocks. Lease arithmetic happens in Postgres, so the manual clock also sets the time that Postgres uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Clock(Protocol):
     def now(self) -> datetime: ...
 
     def simulated(self) -> datetime | None:
-        """The instant Postgres shall take for now, or None to let it use its own clock."""
+        """Returns the instant that Postgres must use as the current time, or None for its own clock."""
 
 
 class SystemClock:
@@ -23,7 +23,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """Stands still until a test moves it; the database sees the same instant."""
+    """A clock that only advances when a test moves it. The database sees the same time."""
 
     def __init__(self, start: datetime | None = None) -> None:
         self._now = start or datetime.fromtimestamp(int(time.time()), UTC)

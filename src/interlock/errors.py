@@ -1,32 +1,32 @@
-"""Every error Interlock raises on purpose.
+"""The error hierarchy of Interlock.
 
     InterlockError
-    ├── BadRequest 400        malformed input; says what to write instead
-    │   ├── UnstorableText    text that PostgreSQL cannot hold
-    │   ├── InvalidDag        a DAG with problems; carries them all, each with its line and column
-    │   ├── InvalidWhere      a `where` outside its language; knows the position
-    │   └── InvalidQuery      a statement that says more than one SELECT over what is granted, or that DuckDB refuses
-    ├── Unauthenticated 401   no credential, or one that does not verify
-    ├── Forbidden 403         a good credential that does not reach this far
+    ├── BadRequest 400        malformed input; the detail says how to correct it
+    │   ├── UnstorableText    text that PostgreSQL cannot store
+    │   ├── InvalidDag        an invalid DAG; lists all problems, each with its line and column
+    │   ├── InvalidWhere      a `where` clause outside the supported language; carries the position
+    │   └── InvalidQuery      a statement other than one SELECT on granted tables, or one that DuckDB rejects
+    ├── Unauthenticated 401   credentials that are missing or invalid
+    ├── Forbidden 403         valid credentials without the required permission
     ├── NotFound 404
     ├── MethodNotAllowed 405  carries Allow
     ├── RequestTimeout 408    the client did not send its request in time
     ├── Conflict 409
-    │   └── Fenced 409        a stale attempt or lease; says which part is stale
+    │   └── Fenced 409        a stale attempt or lease; names the stale part
     ├── PreconditionFailed 412
     ├── TooLarge 413
-    │   └── QueryTooLarge     a statement past its time, memory, temp space or reply; its code says which
+    │   └── QueryTooLarge     a statement over its time, memory, disk or result limit; the code names the limit
     ├── UnsupportedMediaType 415
     ├── RangeNotSatisfiable 416  carries Content-Range
     ├── TooManyRequests 429   carries Retry-After
     ├── HeadersTooLarge 431
-    ├── Unavailable 503       a store is away; retrying is right
-    ├── QueryCrashed 500      the process of a statement died; nothing else was touched
-    ├── ConfigurationError    a setting that stops the start
-    ├── CommandRefused        the client's view of a command that was not taken; carries the verdict
-    └── ServerUnreachable     the client's view of a server that does not answer
+    ├── Unavailable 503       a store is unavailable; the caller should retry
+    ├── QueryCrashed 500      the child process of a statement died; other statements are unaffected
+    ├── ConfigurationError    an invalid setting that prevents the start
+    ├── CommandRefused        raised by the client when the bus rejects a command; carries the verdict
+    └── ServerUnreachable     raised by the client when the server does not respond
 
-Each knows its HTTP status and a stable `code`; nothing else in the project builds a status.
+Each class defines its HTTP status and a stable `code`; no other module chooses a status.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Protocol
 
 
 class InterlockError(Exception):
-    """Base class: `detail` is one sentence for a person, `code` is for programs."""
+    """Base class. `detail` is a sentence for people, `code` is for programs."""
 
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
@@ -47,7 +47,7 @@ class InterlockError(Exception):
         self.detail = detail
         self.code = code or self.default_code
         self.extra = extra
-        """Further members of the problem document, such as `stale` or `line`."""
+        """Further members of the problem document, for example `stale` or `line`."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -61,11 +61,11 @@ class BadRequest(InterlockError):
 
 
 class UnstorableText(BadRequest):
-    """Raised for text that PostgreSQL cannot hold, such as one with a NUL."""
+    """Raised for text that PostgreSQL cannot store, for example because it contains a NUL character."""
 
 
 class FileProblem(Protocol):
-    """What is wrong with a file, where, and what to write instead."""
+    """A problem in a file: its position, a message, and a suggested correction."""
 
     @property
     def line(self) -> int: ...
@@ -78,7 +78,7 @@ class FileProblem(Protocol):
 
 
 class InvalidDag(BadRequest):
-    """A definition that must not be deployed. `problems` has everything that is wrong with it."""
+    """Raised for a DAG that must not be deployed. `problems` lists everything that is wrong with it."""
 
     default_code = "invalid_dag"
 
@@ -89,7 +89,7 @@ class InvalidDag(BadRequest):
 
 
 class InvalidWhere(BadRequest):
-    """`position` counts characters from 1."""
+    """Raised for an invalid `where` clause. `position` is the 1-based character offset."""
 
     def __init__(self, detail: str, *, position: int) -> None:
         super().__init__(detail, position=position)
@@ -97,7 +97,7 @@ class InvalidWhere(BadRequest):
 
 
 class InvalidQuery(BadRequest):
-    """Says what is wrong with the statement, and never repeats it."""
+    """Raised for an invalid statement. The detail never repeats the statement."""
 
     default_code = "invalid_query"
 
@@ -143,7 +143,7 @@ class Conflict(InterlockError):
 
 
 class Fenced(Conflict):
-    """A write of an attempt that no longer holds the task. `stale` names the part that is old."""
+    """Raised for a write by an attempt that no longer holds the task. `stale` names the outdated part of the fence."""
 
     title = "Fenced off"
     default_code = "fenced"
@@ -154,7 +154,7 @@ class Fenced(Conflict):
 
 
 class PreconditionFailed(InterlockError):
-    """What the request made a condition of does not hold."""
+    """Raised when a precondition of the request, such as `If-Match`, does not hold."""
 
     status = 412
     title = "Precondition failed"
@@ -168,7 +168,7 @@ class TooLarge(InterlockError):
 
 
 class QueryTooLarge(TooLarge):
-    """A statement that met one of its limits."""
+    """Raised when a statement exceeds one of its limits."""
 
     default_code = "query_too_large"
 
@@ -180,7 +180,7 @@ class UnsupportedMediaType(InterlockError):
 
 
 class RangeNotSatisfiable(InterlockError):
-    """A range that begins behind the end, at `size`."""
+    """Raised for a range that starts at or after the end of the object, which has `size` bytes."""
 
     status = 416
     title = "Range not satisfiable"
@@ -239,7 +239,7 @@ class CommandRefused(InterlockError):
     def __init__(self, detail: str, verdict: Any) -> None:
         super().__init__(detail)
         self.verdict = verdict
-        """Any: it is a body of the wire, which knows nothing of errors, nor they of it."""
+        """Typed as Any so that this module does not depend on the wire types."""
 
 
 HTTP_ERRORS: tuple[type[InterlockError], ...] = (
@@ -258,4 +258,4 @@ HTTP_ERRORS: tuple[type[InterlockError], ...] = (
     HeadersTooLarge,
     Unavailable,
 )
-"""What a server may answer, by status: the client turns a problem document back into one of these."""
+"""The errors a server may return. The client maps the status of a problem document to one of these."""

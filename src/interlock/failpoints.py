@@ -1,9 +1,9 @@
-"""Named places where a test may stop, break or kill this process.
+"""Named points in the code where a test can pause, fail or kill the process.
 
-`INTERLOCK_FAILPOINTS="claim.committed=kill,complete.before_commit=error"` arms them from outside; a test in the same
-process arms one with `arm(name, action)`. An unarmed failpoint costs one dictionary look-up.
+`INTERLOCK_FAILPOINTS="claim.committed=kill,complete.before_commit=error"` arms failpoints through the environment. A
+test in the same process calls `arm(name, action)`. An unarmed failpoint costs one dictionary lookup.
 
-Actions: `kill` (SIGKILL to this process), `stop` (SIGSTOP, once: it stands there until SIGCONT), `error` (raises
+Actions: `kill` (SIGKILL to this process), `stop` (SIGSTOP, once; the process continues after SIGCONT), `error` (raises
 FailpointError), or an async callable.
 A trailing `*N` skips the first N passes: `claim.committed=kill*3`.
 """
@@ -31,7 +31,10 @@ async def failpoint(name: str) -> None:
 
 
 def armed(name: str) -> bool:
-    """For code that is one statement, and a transaction only so that this failpoint can stand before its commit."""
+    """Returns True if the failpoint is armed.
+
+    Code that needs only one statement checks this, to open a transaction just for a failpoint before its commit.
+    """
     return name in _armed
 
 
@@ -54,7 +57,7 @@ def arm_from_environment(value: str | None) -> None:
 
 def _named_action(name: str, action: str, skip: int) -> Action:
     if action not in ("kill", "stop", "error"):
-        raise ValueError(f"failpoint {name!r}: action must be kill, stop or error, not {action!r}")
+        raise ValueError(f"failpoint {name!r}: action must be kill, stop or error, got {action!r}")
     passes = 0
 
     async def act() -> None:

@@ -1,6 +1,6 @@
-"""What the columns of a dataset version are, what may become of them, and the marker that ends an attempt's files.
+"""Columns of dataset versions, rules of schema evolution, and the marker that completes an attempt's output.
 
-Types are written as Spark names them: `bigint`, `decimal(38,0)`, `array<string>`.
+Types use Spark's names: `bigint`, `decimal(38,0)`, `array<string>`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 MARKER: Final = "_marker.json"
-MOST_MARKER_BYTES: Final = 1 << 20
-"""Of what an attempt writes itself, and the platform reads whole."""
-"""The last object of an attempt's prefix: what stands in it is whole."""
+"""The last object that an attempt writes under its prefix. Its presence means that the output is complete."""
+MAX_MARKER_BYTES: Final = 1 << 20
+"""Maximum size of a marker: the attempt writes it, and the platform reads it into memory."""
 HOT_RANGE_COLUMN: Final = "block_number"
-"""Of tables in the data database, which are those of a follower."""
+"""The range column of tables in the data database, which follower sources fill."""
 
 BATCH_COLUMN: Final = "_batch"
-"""Of tables that a sink fills: the number of the batch that a row came with, which readers go by."""
+"""A column of tables that a sink fills: the number of the batch that loaded the row. Readers filter by it."""
 TABLE_TYPES: Final = {
     "bigint": "int8",
     "binary": "bytea",
@@ -35,22 +35,22 @@ TABLE_TYPES: Final = {
     "timestamp_ntz": "timestamp",
     "tinyint": "int2",
 }
-"""What PostgreSQL calls them; decimals beside."""
+"""PostgreSQL types of Spark types. `table_type` handles decimals."""
 _DECIMAL: Final = re.compile(r"decimal\(([1-9][0-9]?),([0-9][0-9]?)\)")
-_MOST_DIGITS: Final = 38
+_MAX_DIGITS: Final = 38
 
 
 def table_type(written: str) -> str | None:
-    """The type of a column in a table; None for a type that no table has."""
+    """Returns the PostgreSQL type of a column, or None if tables do not support the type."""
     if digits := decimal_digits(written):
         return f"numeric({digits[0]},{digits[1]})"
     return TABLE_TYPES.get(written)
 
 
 def decimal_digits(written: str) -> tuple[int, int] | None:
-    """Of a decimal: all, and those after the point."""
+    """Returns precision and scale of a decimal type, or None for any other type."""
     found = _DECIMAL.fullmatch(written)
-    if found is None or not int(found[2]) <= int(found[1]) <= _MOST_DIGITS:
+    if found is None or not int(found[2]) <= int(found[1]) <= _MAX_DIGITS:
         return None
     return int(found[1]), int(found[2])
 
@@ -67,26 +67,26 @@ class Column(Struct, frozen=True):
 class DatasetSchema(Struct, frozen=True):
     columns: Annotated[list[Column], Meta(max_length=10_000)]
     range_column: str | None = None
-    """Which says where in a range a row belongs. Without one, partitions are read whole."""
+    """The column with the position of a row within a range. Without it, partitions are always read completely."""
 
 
 class Marker(Struct, frozen=True, kw_only=True):
-    """Of one output of one attempt."""
+    """The marker of one output of one attempt."""
 
     file: Annotated[str, Meta(min_length=1, max_length=1_000)]
-    """Beside the marker."""
+    """The file name, relative to the folder of the marker."""
     row_count: Annotated[int, Meta(ge=0, le=2**62)]
     bytes: Annotated[int, Meta(ge=0, le=2**62)]
     schema: DatasetSchema
     min: int | None = None
-    """The smallest value of the range column."""
+    """Smallest value of the range column."""
     max: int | None = None
     based_on: int | None = None
-    """Commit of the partition whose rows were taken over, for one that is added to."""
+    """The commit of the partition whose rows this output extends, for appends."""
 
 
 class SchemaClash(Exception):
-    """A schema does not follow from the one before it; the message says in what."""
+    """Raised when a schema is incompatible with the previous one. The message names the difference."""
 
 
 def hash_of(schema: DatasetSchema) -> str:
@@ -94,12 +94,13 @@ def hash_of(schema: DatasetSchema) -> str:
 
 
 def evolved(before: DatasetSchema, after: DatasetSchema) -> DatasetSchema:
-    """The schema of a version that gets a file with `after`: columns may join, if they may be null. Raises SchemaClash.
+    """Returns the schema of a version after a file with schema `after` is added. Raises SchemaClash.
 
-    A file may lack such a column, too: it was written before it joined, or by an older operator.
+    New columns must be nullable. A file may also lack a nullable column, because it was written before the column was
+    added, or by an older operator.
     """
     if before.range_column != after.range_column:
-        raise SchemaClash(f"the range column was {before.range_column} and is {after.range_column} now")
+        raise SchemaClash(f"the range column changed from {before.range_column} to {after.range_column}")
     known = {column.name: column for column in before.columns}
     given = {column.name: column for column in after.columns}
     for column in before.columns:
@@ -107,15 +108,15 @@ def evolved(before: DatasetSchema, after: DatasetSchema) -> DatasetSchema:
     added = [column for column in after.columns if column.name not in known]
     for column in added:
         if not column.nullable:
-            raise SchemaClash(f"column {column.name} is new and not null: what is there already has no value for it")
+            raise SchemaClash(f"column {column.name} is new and not null, but existing rows have no value for it")
     return DatasetSchema([*before.columns, *added], before.range_column) if added else before
 
 
 def _check_kept(column: Column, now: Column | None) -> None:
     if now is None:
         if not column.nullable:
-            raise SchemaClash(f"column {column.name} is gone")
+            raise SchemaClash(f"column {column.name} is missing, but it is not nullable")
     elif now.type != column.type:
-        raise SchemaClash(f"column {column.name} was {column.type} and is {now.type} now")
+        raise SchemaClash(f"column {column.name} changed its type from {column.type} to {now.type}")
     elif now.nullable and not column.nullable:
-        raise SchemaClash(f"column {column.name} was not null and may be null now")
+        raise SchemaClash(f"column {column.name} was not null and is nullable now")

@@ -1,16 +1,4 @@
-"""JSON that every later reader reads alike: Postgres `jsonb`, Python, Spark.
-
-A payload is stored as the text that came and is read much later, next to payloads of other orgs: in a claim, in a
-background loop, in an export. A text that one of these readers refuses, or reads differently, is refused on arrival:
-
-- a number that is not finite as a double, has too many digits, or an exponent that `numeric` cannot hold;
-- a NUL character or half of a surrogate pair, which Postgres text cannot hold;
-- an object with the same key twice, which some read as its first value and others as its last;
-- nesting deeper than `MOST_DEPTH`.
-
-Decoding and encoding by msgspec clears nearly every text. The rest is read by the standard library, slower, which also
-finds the reason.
-"""
+"""Strict JSON, which Postgres, Python and Spark read alike; and JSON pointers into it."""
 
 from __future__ import annotations
 
@@ -21,17 +9,57 @@ from typing import Any, Final
 
 import msgspec
 
-MOST_DEPTH: Final = 512
-"""Python's readers give up at about 1,000 frames, of which the caller has used some."""
-MOST_DIGITS: Final = 4000
-"""Python converts integers of up to 4,300 digits; `numeric` has room for 16,383 behind the point."""
+_INDEX: Final = re.compile("[0-9]{1,9}")
+_MAX_CHARACTERS: Final = 1000
+_MAX_BYTES: Final = 2000
+"""Keys are part of index entries, which PostgreSQL limits to about 2,700 bytes."""
+
+
+def pointed(value: Any, pointer: str) -> str | None:
+    """Returns the scalar at a JSON pointer as text, or None if there is no scalar.
+
+    Raises ValueError if it is too long or is not valid text.
+    """
+    found = resolved(value, pointer)
+    return None if isinstance(found, dict | list) else as_key(found)
+
+
+def resolved(value: Any, pointer: str) -> Any:
+    """Returns the value at a JSON pointer, or None."""
+    for part in pointer.split("/")[1:]:
+        token = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list) and _INDEX.fullmatch(token) and int(token) < len(value):
+            value = value[int(token)]
+        else:
+            value = value.get(token) if isinstance(value, dict) else None
+    return value
+
+
+def as_key(value: Any) -> str | None:
+    """Returns a scalar as text, or None for null. Raises ValueError with the reason if it cannot be a key."""
+    if value is None:
+        return None
+    if isinstance(value, dict | list):
+        raise ValueError("is a list or an object")  # noqa: TRY004 - invalid payload, not a type error of the program
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if len(text) > _MAX_CHARACTERS or len(text.encode()) > _MAX_BYTES:
+        raise ValueError(f"has more than {_MAX_CHARACTERS} characters or {_MAX_BYTES} bytes")
+    if "\x00" in text:
+        raise ValueError("has a NUL character")
+    return text
+
+
+MAX_DEPTH: Final = 512
+"""Python's parsers fail at about 1,000 stack frames, and the caller already uses some of them."""
+MAX_DIGITS: Final = 4000
+"""Python converts integers of up to 4,300 digits; `numeric` stores up to 16,383 digits after the decimal point."""
 _FARTHEST_EXPONENT: Final = 10_000
-_LONG: Final = b"0" * MOST_DIGITS
+_LONG: Final = b"0" * MAX_DIGITS
 _FAR: Final = re.compile(rb"e-?0000")
-"""Numbers that need a closer look, in a text where every digit is 0, every sign - and every E e."""
+"""Finds numbers that need a closer check, after `_DIGITS` mapped every digit to 0, every sign to - and every E to e."""
 _DIGITS: Final = bytes.maketrans(b"123456789+E", b"000000000-e")
 _MANTISSA: Final = re.compile(rb"(?:^|[\s:,\[]-?)[0-9.]+$")
-_LOOKED_BACK: Final = 30
+_LOOKBACK: Final = 30
 _NUMBER: Final = re.compile(r"-?(?P<digits>[0-9.]*)(?:[eE](?P<exponent>[+-]?[0-9]+))?")
 _SHORT: Final = 60
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
@@ -39,18 +67,18 @@ _BRACKETS: Final = re.compile(rb"[\[\]{}]")
 
 
 class NotStrict(ValueError):
-    """Raised for JSON that cannot be stored, or that readers would read differently. The text is a clause."""
+    """Raised for JSON that cannot be stored, or that readers would interpret differently. The message is a clause."""
 
 
 class RepeatedKey(NotStrict):
-    """Raised for an object that has the same key twice."""
+    """Raised for an object with a duplicate key."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"an object has the key {_shown(key)} twice")
 
 
 def first_not_strict(raws: Sequence[bytes | msgspec.Raw]) -> tuple[int, NotStrict] | None:
-    """The first of these JSON texts that is not strict, by its place, and the reason; None when all of them are."""
+    """Returns the index of the first text that is not strict, with the reason. Returns None if all are strict."""
     if _all_plain(raws):
         return None
     for place, raw in enumerate(raws):
@@ -62,7 +90,7 @@ def first_not_strict(raws: Sequence[bytes | msgspec.Raw]) -> tuple[int, NotStric
 
 
 def require_strict(raw: bytes | msgspec.Raw) -> None:
-    """Raises NotStrict unless every reader reads this JSON text alike."""
+    """Raises NotStrict unless all readers interpret this JSON text the same way."""
     if not _all_plain([raw]):
         try:
             value = json.loads(
@@ -70,34 +98,34 @@ def require_strict(raw: bytes | msgspec.Raw) -> None:
                 object_pairs_hook=_unique,
                 parse_int=_number,
                 parse_float=_number,
-                parse_constant=_no,
+                parse_constant=_reject_constant,
             )
         except NotStrict:
             raise
         except UnicodeDecodeError:
             raise NotStrict("it is not UTF-8") from None
         except RecursionError:
-            raise NotStrict(_DEEP) from None
+            raise NotStrict(_TOO_DEEP) from None
         except ValueError as error:
             raise NotStrict(f"it is not JSON: {error}") from None
         _walk(value)
 
 
 def require_unique_keys(body: bytes, *, top_only: bool = False) -> None:
-    """Raises RepeatedKey for a repeated key, at any depth or in the outermost object; judges nothing else."""
+    """Raises RepeatedKey for a duplicate key at any depth, or only in the outermost object. Checks nothing else."""
     if _has_as_many_colons(body):
         return
     outermost: list[tuple[str, Any]] = []
 
     def remember(pairs: list[tuple[str, Any]]) -> None:
-        outermost[:] = pairs  # the last one to be complete
+        outermost[:] = pairs  # the outermost object completes last
 
     try:
         text = body.decode("utf-8", "surrogateescape")
         json.loads(text, object_pairs_hook=remember if top_only else _unique, parse_int=str, parse_float=str)
         _unique(outermost)
     except RecursionError:
-        raise NotStrict(_DEEP) from None
+        raise NotStrict(_TOO_DEEP) from None
     except RepeatedKey:
         raise
     except ValueError as error:
@@ -105,7 +133,10 @@ def require_unique_keys(body: bytes, *, top_only: bool = False) -> None:
 
 
 def _has_as_many_colons(body: bytes) -> bool:
-    """A colon that is missing from what was decoded belonged to a repeated key, unless one was written as an escape."""
+    """Compares the number of colons before and after decoding: a missing colon belonged to a duplicate key.
+
+    Returns False if a colon is written as an escape, because then the comparison proves nothing.
+    """
     if b"\\u003a" in body or b"\\u003A" in body:
         return False
     try:
@@ -115,14 +146,14 @@ def _has_as_many_colons(body: bytes) -> bool:
 
 
 def _all_plain(raws: Sequence[bytes | msgspec.Raw]) -> bool:
-    """Whether all of these texts are strict, as far as that is quick to tell; False asks for a closer look."""
+    """Returns True if a quick check proves all texts strict. False means that a closer check is needed."""
     if not is_plain(b"[%b]" % b",".join(raws)):
         return False
-    return all(opened(bytes(raw)) <= MOST_DEPTH for raw in raws if len(raw) > MOST_DEPTH)
+    return all(opened(bytes(raw)) <= MAX_DEPTH for raw in raws if len(raw) > MAX_DEPTH)
 
 
 def is_plain(text: bytes) -> bool:
-    """Whether a JSON text is strict but for its depth, as far as that is quick to tell."""
+    """Returns True if a quick check proves a text strict, except for its depth."""
     if b"\\u0000" in text or not _has_as_many_colons(text):
         return False
     digits = text.translate(_DIGITS)
@@ -130,21 +161,21 @@ def is_plain(text: bytes) -> bool:
 
 
 def _is_number(text: bytes, at: int) -> bool:
-    """Whether the `e` there may belong to a number: hashes and escapes have digits behind an e, too."""
-    return _MANTISSA.search(text[max(0, at - _LOOKED_BACK) : at]) is not None
+    """Returns True if the `e` at this offset may belong to a number. Hashes and escapes also have digits after an e."""
+    return _MANTISSA.search(text[max(0, at - _LOOKBACK) : at]) is not None
 
 
 def require_depth(text: bytes) -> None:
-    """Raises NotStrict for a JSON text that is nested deeper than `MOST_DEPTH`."""
+    """Raises NotStrict for a JSON text nested deeper than `MAX_DEPTH`."""
     depth = 0
     for bracket in _BRACKETS.findall(_STRING.sub(b"", text)):
         depth += 1 if bracket in b"[{" else -1
-        if depth > MOST_DEPTH:
-            raise NotStrict(_DEEP)
+        if depth > MAX_DEPTH:
+            raise NotStrict(_TOO_DEEP)
 
 
 def opened(text: bytes) -> int:
-    """Brackets and braces that are opened, those in strings included: no text is nested deeper."""
+    """Counts opening brackets and braces, including those in strings: an upper bound of the nesting depth."""
     return text.count(b"[") + text.count(b"{")
 
 
@@ -159,21 +190,21 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _number(literal: str) -> float:
     found = _NUMBER.fullmatch(literal)
     exponent = int(found["exponent"] or 0) if found and len(found["exponent"] or "") < _SHORT else _FARTHEST_EXPONENT
-    if found is None or len(found["digits"]) > MOST_DIGITS or abs(exponent) >= _FARTHEST_EXPONENT:
+    if found is None or len(found["digits"]) > MAX_DIGITS or abs(exponent) >= _FARTHEST_EXPONENT:
         raise NotStrict(f"the number {_shown(literal)} has too many digits")
     value = float(literal)
     if ("." in literal or exponent) and value in (float("inf"), float("-inf")):
-        raise NotStrict(f"the number {_shown(literal)} is beyond what a double can hold")
+        raise NotStrict(f"the number {_shown(literal)} does not fit into a double")
     return value
 
 
-def _no(literal: str) -> float:
+def _reject_constant(literal: str) -> float:
     raise NotStrict(f"{literal} is not a JSON number")
 
 
 def _walk(value: Any) -> None:
     level: list[Any] = [value]
-    for _ in range(MOST_DEPTH + 1):
+    for _ in range(MAX_DEPTH + 1):
         inside: list[Any] = []
         nested = False
         for each in level:
@@ -188,22 +219,22 @@ def _walk(value: Any) -> None:
         if not nested:
             return
         level = inside
-    raise NotStrict(_DEEP)
+    raise NotStrict(_TOO_DEEP)
 
 
 def _require_text(text: str) -> None:
     if "\x00" in text:
-        raise NotStrict("a string has a NUL character (\\u0000)")
+        raise NotStrict("a string contains a NUL character (\\u0000)")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise NotStrict("a string has half of a surrogate pair") from None
+        raise NotStrict("a string contains an unpaired surrogate") from None
 
 
 def _shown(text: str) -> str:
     return ascii(text if len(text) <= _SHORT else f"{text[:_SHORT]}…")
 
 
-_DEEP: Final = f"it is nested more than {MOST_DEPTH} levels deep"
+_TOO_DEEP: Final = f"it is nested more than {MAX_DEPTH} levels deep"
 _decoder: Final = msgspec.json.Decoder()
 _encoder: Final = msgspec.json.Encoder()

@@ -19,7 +19,7 @@ REGISTRY: Final = CollectorRegistry()
 TASKS_CREATED = Counter("interlock_tasks_created", "Tasks created.", ["runtime"], registry=REGISTRY)
 LIMITS_UNAVAILABLE = Counter(
     "interlock_limits_unavailable",
-    "Checks of a limit while Valkey did not answer: ranges of tasks held back, requests counted per process.",
+    "Checks of a limit while Valkey did not respond: task ranges deferred, requests counted per process.",
     ["limit"],
     registry=REGISTRY,
 )
@@ -30,36 +30,34 @@ ATTEMPTS_ENDED = Counter(
     ["outcome"],
     registry=REGISTRY,
 )
-FILES_SWEPT = Counter("interlock_files_swept", "Files of datasets deleted, since nobody needs them.", registry=REGISTRY)
+FILES_SWEPT = Counter(
+    "interlock_files_swept", "Dataset files deleted because nothing references them.", registry=REGISTRY
+)
 SINK_BATCHES = Counter(
     "interlock_sink_batches",
-    "Published batches that the sink was told of, by what became of them.",
+    "Published batches received by the sink, by result.",
     ["result"],
     registry=REGISTRY,
 )
-SINK_ROWS = Counter("interlock_sink_rows", "Rows of batches that the sink has loaded.", registry=REGISTRY)
-INGESTS = Counter(
-    "interlock_ingests", "Staged lists that were read, by what became of them.", ["result"], registry=REGISTRY
-)
-INGEST_ROWS = Counter("interlock_ingest_rows", "Tasks made of staged lists.", registry=REGISTRY)
+SINK_ROWS = Counter("interlock_sink_rows", "Rows loaded by the sink.", registry=REGISTRY)
+INGESTS = Counter("interlock_ingests", "Staged lists processed, by result.", ["result"], registry=REGISTRY)
+INGEST_ROWS = Counter("interlock_ingest_rows", "Tasks created from staged lists.", registry=REGISTRY)
 TASKS_REAPED = Counter("interlock_tasks_reaped", "Attempts ended by the reaper.", ["cause"], registry=REGISTRY)
 TASKS_REQUEUED = Counter("interlock_tasks_requeued", "Failed tasks queued for their next attempt.", registry=REGISTRY)
-TASKS_ROUTED = Counter("interlock_tasks_routed", "Tasks made for changes of datasets.", ["by"], registry=REGISTRY)
-SOURCE_RESTARTS = Counter(
-    "interlock_source_restarts", "Restarts of sources that are always on.", ["cause"], registry=REGISTRY
-)
+TASKS_ROUTED = Counter("interlock_tasks_routed", "Tasks created for dataset events.", ["by"], registry=REGISTRY)
+SOURCE_RESTARTS = Counter("interlock_source_restarts", "Restarts of always-on sources.", ["cause"], registry=REGISTRY)
 LOOP_PASSES = Counter("interlock_loop_passes", "Passes of background loops.", ["loop", "result"], registry=REGISTRY)
 SET_ASIDE = Counter(
     "interlock_set_aside",
-    "Items that a loop or a batch left out, because they cannot be processed.",
+    "Items that a loop or a batch skipped because they cannot be processed.",
     ["loop"],
     registry=REGISTRY,
 )
-LOOP_SECONDS = Histogram("interlock_loop_seconds", "Time of one pass.", ["loop"], registry=REGISTRY)
+LOOP_SECONDS = Histogram("interlock_loop_seconds", "Duration of one pass.", ["loop"], registry=REGISTRY)
 REQUESTS = Counter("interlock_http_requests", "Requests answered.", ["listener", "route", "status"], registry=REGISTRY)
 REQUEST_SECONDS = Histogram(
     "interlock_http_request_seconds",
-    "Time to answer.",
+    "Time to the end of the response.",
     ["listener", "route"],
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30),
     registry=REGISTRY,
@@ -71,40 +69,42 @@ CONNECTIONS_REFUSED = Counter(
     registry=REGISTRY,
 )
 QUEUE_DEPTH = Gauge("interlock_queue_depth", "Visible messages, counted up to 100,000.", ["queue"], registry=REGISTRY)
-QUEUE_IN_FLIGHT = Gauge("interlock_queue_in_flight", "Received, not settled.", ["queue"], registry=REGISTRY)
+QUEUE_IN_FLIGHT = Gauge(
+    "interlock_queue_in_flight", "Messages received and not yet settled.", ["queue"], registry=REGISTRY
+)
 QUEUE_OLDEST = Gauge(
     "interlock_queue_oldest_seconds", "Age of the oldest visible message.", ["queue"], registry=REGISTRY
 )
 QUEUE_DEAD = Gauge("interlock_queue_dead_letters", "Dead letters.", ["queue"], registry=REGISTRY)
 IN_FLIGHT = Gauge("interlock_tasks_in_flight", "Attempts running now.", ["operator", "runtime"], registry=REGISTRY)
-OUTBOX_ROWS = Gauge("interlock_outbox_rows", "Side effects owed, counted up to 100,000.", registry=REGISTRY)
+OUTBOX_ROWS = Gauge("interlock_outbox_rows", "Pending side effects, counted up to 100,000.", registry=REGISTRY)
 JOBS_HELD_BACK = Gauge(
-    "interlock_jobs_held_back", "Jobs that get no new tasks: only bulk ones, or all.", ["level"], registry=REGISTRY
+    "interlock_jobs_held_back", "Jobs under backpressure: bulk tasks only, or all tasks.", ["level"], registry=REGISTRY
 )
 CREDENTIALS_MINTED = Counter(
-    "interlock_credentials_minted", "Credentials for objects that attempts were given.", ["scheme"], registry=REGISTRY
+    "interlock_credentials_minted", "Object store credentials issued to attempts.", ["scheme"], registry=REGISTRY
 )
 INVOCATIONS = Counter(
-    "interlock_invocations", "Invocations of the runner of untrusted code, by outcome.", ["outcome"], registry=REGISTRY
+    "interlock_invocations", "Invocations of the runner for untrusted code, by outcome.", ["outcome"], registry=REGISTRY
 )
-INVOCATIONS_OPEN = Gauge("interlock_invocations_open", "Invocations that have not ended.", registry=REGISTRY)
+INVOCATIONS_OPEN = Gauge("interlock_invocations_open", "Invocations in progress.", registry=REGISTRY)
 QUERIES = Counter("interlock_queries", "Queries ended.", ["outcome"], registry=REGISTRY)
 QUERY_SECONDS = Histogram(
     "interlock_query_seconds",
-    "Time of a query, from its record to the end of its reply.",
+    "Duration of a query, from its audit record to the end of the response.",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
     registry=REGISTRY,
 )
-QUERIES_RUNNING = Gauge("interlock_queries_running", "Queries that hold a place.", registry=REGISTRY)
-QUERIES_WAITING = Gauge("interlock_queries_waiting", "Queries that wait for a place.", registry=REGISTRY)
+QUERIES_RUNNING = Gauge("interlock_queries_running", "Queries that hold a slot.", registry=REGISTRY)
+QUERIES_WAITING = Gauge("interlock_queries_waiting", "Queries that wait for a slot.", registry=REGISTRY)
 RUNNER_INVOCATIONS = Counter(
-    "interlock_runner_invocations", "Invocations that a runner has ended.", ["outcome"], registry=REGISTRY
+    "interlock_runner_invocations", "Invocations that a runner finished.", ["outcome"], registry=REGISTRY
 )
 RUNNER_INVOCATIONS_OPEN = Gauge(
-    "interlock_runner_invocations_open", "Invocations that a runner has running.", registry=REGISTRY
+    "interlock_runner_invocations_open", "Invocations that a runner has in progress.", registry=REGISTRY
 )
 WEBHOOK_DELIVERIES = Counter(
-    "interlock_webhook_deliveries", "Calls of webhooks, by what became of them.", ["outcome"], registry=REGISTRY
+    "interlock_webhook_deliveries", "Webhook deliveries, by outcome.", ["outcome"], registry=REGISTRY
 )
 LOG_LINES_LOST = Counter("interlock_log_lines_lost", "Log lines that could not be written.", registry=REGISTRY)
 
@@ -121,7 +121,7 @@ _KEPT = frozenset({"token_id", "result_bytes", "lease_token_id"})
 
 
 def redact(text: str) -> str:
-    """Masks what looks like one of our credentials, a JWT, or a password in a URL."""
+    """Masks Interlock credentials, JWTs and passwords in URLs."""
     return _SECRET_VALUE.sub(lambda m: f"{next(g for g in m.groups() if g)}***", text)
 
 
@@ -135,7 +135,10 @@ def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
 
 
 class _LossyErrors(logging.Handler):
-    """A full disk costs log lines and nothing else: logging's own handling prints to a stderr that may be as full."""
+    """Drops log lines that cannot be written, for example on a full disk.
+
+    The default handler prints the error to stderr, which may be on the same full disk.
+    """
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - logging's name
         LOG_LINES_LOST.inc()
@@ -150,7 +153,7 @@ class _File(_LossyErrors, logging.handlers.RotatingFileHandler):
 
 
 def configure(level: str = "info", form: str = "auto", *, process: str, file: Path | None = None) -> None:
-    """Structured lines to stderr and, when given, to a file that rotates at 10 MiB."""
+    """Configures structured logging to stderr and optionally to a file that rotates at 10 MiB."""
     text = form == "text" or (form == "auto" and sys.stderr.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

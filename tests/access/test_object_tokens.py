@@ -1,4 +1,4 @@
-"""Object tokens: whatever is wrong with one, it is refused in the same words; a good one allows what it says."""
+"""Object tokens: all invalid ones are refused with the same message; a valid one grants exactly its claims."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.access import keyring as keyring_module
+from interlock.access import keyring
 from interlock.access.object_tokens import ObjectGrant, Place
 from interlock.access.prefixes import canonical
 from interlock.errors import Unauthenticated
-from tests.forging import ORDER, b64, part, raw
-from tests.system import System, fence
+from tests.support.forging import ORDER, b64, part, raw
+from tests.support.system import System, fence
 
 CLAIMS = ["iss", "aud", "sub", "exp", "iat", "jti", "org_id", "task_id", "attempt", "lease"]
 CLAIMS += ["read_prefixes", "write_prefixes"]
@@ -25,7 +25,7 @@ CLAIMS += ["read_prefixes", "write_prefixes"]
 
 @dataclass
 class Minted:
-    """An attempt with its tokens, and all that is needed to make others that are almost the same."""
+    """An attempt with its tokens, and helpers to create tokens that are almost the same."""
 
     system: System
     claim: dict[str, Any]
@@ -34,7 +34,7 @@ class Minted:
     async def signed(self, claims: Any, header: dict[str, Any] | None = None) -> str:
         head = part(self.token, 0) if header is None else header
         text = f"{b64(json.dumps(head).encode())}.{b64(json.dumps(claims).encode())}"
-        signature = await self.system.kernel.keyring.sign(part(self.token, 0)["kid"], text.encode())
+        signature = await self.system.kernel.access.keyring.sign(part(self.token, 0)["kid"], text.encode())
         return f"{text}.{b64(signature)}"
 
     async def changed(self, **claims: Any) -> str:
@@ -42,10 +42,10 @@ class Minted:
 
     async def refused(self, token: str, code: str = "bad_token") -> None:
         with pytest.raises(Unauthenticated) as refusal:
-            await self.system.kernel.object_tokens.verify(token)
+            await self.system.kernel.access.object_tokens.verify(token)
         assert refusal.value.code == code
         if code == "bad_token":
-            assert refusal.value.detail == "The object token does not verify."
+            assert refusal.value.detail == "The object token is invalid."
 
     @property
     def written(self) -> str:
@@ -67,25 +67,25 @@ async def minted(shared: System) -> Minted:
 
 @pytest.fixture(autouse=True, scope="module")
 def _impatient() -> Iterator[None]:
-    """An unknown kid may wait for the next look at the database; here it looks at once."""
+    """Removes the wait before an unknown kid causes a database read."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keyring_module, "_REFRESH_SECONDS", 0.0)
+        patch.setattr(keyring, "_REFRESH_SECONDS", 0.0)
         yield
 
 
-async def test_a_token_carries_exactly_its_claims(minted: Minted) -> None:
+async def test_object_token_has_exactly_its_claims(minted: Minted) -> None:
     assert sorted(part(minted.token, 1)) == sorted(CLAIMS)
     assert part(minted.token, 0).keys() == {"alg", "typ", "kid"}
 
 
-async def test_the_same_claims_signed_again_are_good(minted: Minted) -> None:
-    """What the refusals below differ from: so it is the difference that is refused."""
-    grant = await minted.system.kernel.object_tokens.verify(await minted.changed())
+async def test_same_claims_signed_again_verify(minted: Minted) -> None:
+    """The baseline of the refusals below, which proves that the changed part causes each refusal."""
+    grant = await minted.system.kernel.access.object_tokens.verify(await minted.changed())
     assert (str(grant.task_id), grant.attempt, grant.org_id) == (minted.claim["task_id"], 1, minted.system.org_id)
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-async def test_a_token_without_one_of_its_claims_is_refused(minted: Minted, name: str) -> None:
+async def test_object_token_with_a_missing_claim_is_refused(minted: Minted, name: str) -> None:
     claims = part(minted.token, 1)
     del claims[name]
     await minted.refused(await minted.signed(claims))
@@ -113,7 +113,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("claims", WRONG.values(), ids=WRONG)
-async def test_a_token_of_our_key_with_wrong_claims_is_refused(minted: Minted, claims: dict[str, Any]) -> None:
+async def test_object_token_with_a_wrong_claim_is_refused(minted: Minted, claims: dict[str, Any]) -> None:
     await minted.refused(await minted.changed(**claims))
 
 
@@ -125,9 +125,7 @@ STALE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("claims", STALE.values(), ids=STALE)
-async def test_a_token_of_somebody_who_does_not_hold_the_task_is_no_longer_good(
-    minted: Minted, claims: dict[str, Any]
-) -> None:
+async def test_object_token_without_the_current_lease_is_expired(minted: Minted, claims: dict[str, Any]) -> None:
     await minted.refused(await minted.changed(**claims), "token_expired")
 
 
@@ -144,11 +142,11 @@ HEADERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
-async def test_a_header_that_says_anything_else_is_refused(minted: Minted, header: dict[str, Any]) -> None:
+async def test_object_token_with_another_header_is_refused(minted: Minted, header: dict[str, Any]) -> None:
     await minted.refused(await minted.signed(part(minted.token, 1), part(minted.token, 0) | header))
 
 
-async def test_a_token_is_spelled_and_signed_in_one_way(minted: Minted) -> None:
+async def test_object_token_has_one_spelling_and_one_signature(minted: Minted) -> None:
     header, payload, signature = minted.token.split(".")
     r, s = raw(signature)[:32], int.from_bytes(raw(signature)[32:])
     other_s = b64(r + (ORDER - s).to_bytes(32, "big"))
@@ -167,32 +165,32 @@ async def test_a_token_is_spelled_and_signed_in_one_way(minted: Minted) -> None:
         await minted.refused(token)
 
 
-async def test_an_object_token_is_no_capability_token(minted: Minted) -> None:
+async def test_object_token_is_refused_as_capability_token(minted: Minted) -> None:
     for path, body in (("heartbeat", {}), ("complete", {"status": "Completed"}), ("credentials", {})):
         reply = await minted.system.attempt(f"/v1/task/{path}", minted.token, fence(minted.claim) | body)
         assert (reply.status_code, reply.json()["code"]) == (401, "bad_token")
 
 
-async def test_a_capability_of_another_attempt_is_nobodys(minted: Minted) -> None:
+async def test_capability_of_another_attempt_is_refused(minted: Minted) -> None:
     outputs = [{"dataset_uuid": str(uuid4()), "dataset_version": str(uuid4())} for _ in range(60)]
     other = await minted.system.claim(await minted.system.one(outputs=outputs))
     foreign = part(other["capability_token"], 1)["capability_id"]
     await minted.refused(await minted.changed(capability_id=foreign))
 
 
-async def test_a_token_stays_good_while_its_key_is_retired_and_ends_with_it(shared: System) -> None:
+async def test_object_token_is_valid_until_its_retired_key_expires(shared: System) -> None:
     one = await _minted(shared)
-    await shared.kernel.keyring.rotate()
-    await shared.kernel.object_tokens.verify(one.token)
+    await shared.kernel.access.keyring.rotate()
+    await shared.kernel.access.object_tokens.verify(one.token)
     await shared.value(
         "update interlock.signing_keys set verify_until = now() - interval '1 second' where kid = $1",
         part(one.token, 0)["kid"],
     )
-    await shared.kernel.keyring.refresh()
+    await shared.kernel.access.keyring.refresh()
     await one.refused(one.token)
 
 
-# What a grant allows
+# Access of a grant
 
 ROOT = "file:///objects"
 READ, WRITE = f"{ROOT}/dataset/d/version/v/", f"{ROOT}/dataset/e/version/w/_attempts/{UUID(int=7)}/1/"
@@ -209,7 +207,7 @@ def _grant(*hidden: str, asked: list[str] | None = None) -> ObjectGrant:
 
 
 @given(st.sampled_from([READ, WRITE, f"{ROOT}/", "s3://objects/"]), st.text("ab/._-%*\0", max_size=8))
-def test_only_the_holders_own_prefix_is_written(prefix: str, rest: str) -> None:
+def test_grant_allows_writes_only_below_its_own_prefix(prefix: str, rest: str) -> None:
     grant, uri = _grant(), prefix + rest
     inside = prefix == WRITE and canonical(WRITE).has(uri)
     assert {grant.may(method, uri) for method in ("PUT", "POST", "DELETE")} == {inside}
@@ -218,7 +216,7 @@ def test_only_the_holders_own_prefix_is_written(prefix: str, rest: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["PATCH", "OPTIONS", "get", "", "*"])
-def test_a_method_that_nobody_thought_of_is_not_allowed(method: Any) -> None:
+def test_unknown_method_is_not_allowed(method: Any) -> None:
     assert not _grant().may(method, f"{WRITE}x")
 
 
@@ -238,11 +236,11 @@ def test_a_method_that_nobody_thought_of_is_not_allowed(method: Any) -> None:
         ("", False),
     ],
 )
-def test_a_listing_is_of_a_prefix_below_those_of_the_grant(prefix: str, listed: bool) -> None:
+def test_only_prefixes_below_the_grant_can_be_listed(prefix: str, listed: bool) -> None:
     assert _grant().may("LIST", prefix) is listed
 
 
-async def test_others_files_are_looked_up_by_attempt_and_ones_own_are_not() -> None:
+async def test_only_files_of_other_attempts_are_looked_up() -> None:
     asked: list[str] = []
     grant = _grant(OTHERS, asked=asked)
     seen = f"{READ}_attempts/{UUID(int=9)}/1/a"
@@ -256,5 +254,5 @@ async def test_others_files_are_looked_up_by_attempt_and_ones_own_are_not() -> N
 
 
 @pytest.mark.parametrize("odd", [f"_attempts/{UUID(int=8)}/0/a", f"_attempts/{UUID(int=8)}/02/a", "_attempts/8/1/a"])
-async def test_what_is_no_file_of_an_attempt_is_not_read(odd: str) -> None:
+async def test_file_outside_attempts_is_not_readable(odd: str) -> None:
     assert not await _grant().allows("GET", READ + odd)

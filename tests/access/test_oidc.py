@@ -1,4 +1,4 @@
-"""Tokens of an identity provider, which really publishes its keys: which are believed, and about whom."""
+"""Tokens of an identity provider that serves its keys over HTTP: which tokens are accepted, and for which user."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from interlock.access import oidc
 from interlock.access.oidc import FRESH_SECONDS, MAX_TOKEN_BYTES, SKEW_SECONDS, STALE_SECONDS, Issuer
-from interlock.adapters.documents import Documents
 from interlock.clock import ManualClock, SystemClock
 from interlock.errors import InterlockError, Unauthenticated, Unavailable
+from interlock.http.documents import Documents
 from interlock.settings import load
-from tests.forging import b64, es256
-from tests.issuer import (
+from tests.support.forging import b64, es256
+from tests.support.issuer import (
     AUDIENCE,
     BY_ALGORITHM,
     DISCOVERY_PATH,
@@ -62,27 +62,25 @@ async def refused(issuer: Issuer, token: str) -> str:
 
 
 @pytest.mark.parametrize("alg", BY_ALGORITHM)
-async def test_a_token_of_each_allowed_algorithm_says_who_its_bearer_is(
+async def test_token_of_each_allowed_algorithm_yields_its_subject(
     provider: IdentityProvider, issuer: Issuer, alg: str
 ) -> None:
     assert await issuer.subject(provider.token("auth0|ada", alg=alg)) == "auth0|ada"
 
 
-async def test_the_keys_are_found_by_discovery_and_asked_for_once(provider: IdentityProvider, issuer: Issuer) -> None:
+async def test_keys_are_discovered_and_fetched_once(provider: IdentityProvider, issuer: Issuer) -> None:
     for alg in BY_ALGORITHM:
         await issuer.subject(provider.token(alg=alg))
     assert provider.publisher.asked == [DISCOVERY_PATH, KEYS_PATH]
 
 
-async def test_a_given_address_of_the_keys_needs_no_discovery(provider: IdentityProvider) -> None:
+async def test_configured_jwks_url_skips_discovery(provider: IdentityProvider) -> None:
     named = Issuer(provider.url, AUDIENCE, Documents(), SystemClock(), jwks_url=provider.url + KEYS_PATH)
     assert await named.subject(provider.token()) == "ada"
     assert provider.publisher.asked == [KEYS_PATH]
 
 
-async def test_an_audience_among_several_and_the_type_of_an_access_token_are_fine(
-    provider: IdentityProvider, issuer: Issuer
-) -> None:
+async def test_several_audiences_and_access_token_type_are_accepted(provider: IdentityProvider, issuer: Issuer) -> None:
     token = provider.token(aud=["other", AUDIENCE], nbf=int(time.time()), headers={"typ": "at+jwt"}, roles=["admin"])
     assert await issuer.subject(token) == "ada"
 
@@ -107,7 +105,7 @@ WRONG_CLAIMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("claims", WRONG_CLAIMS.values(), ids=WRONG_CLAIMS)
-async def test_a_token_with_a_wrong_or_missing_claim_is_refused(
+async def test_oidc_token_with_a_wrong_or_missing_claim_is_refused(
     provider: IdentityProvider, issuer: Issuer, claims: dict[str, Any]
 ) -> None:
     said = {name: value for name, value in (provider.claims("ada") | claims).items() if value is not None}
@@ -115,41 +113,41 @@ async def test_a_token_with_a_wrong_or_missing_claim_is_refused(
     assert await refused(issuer, token) == "bad_token"
 
 
-async def test_an_expired_token_is_refused_with_what_to_do(provider: IdentityProvider, issuer: Issuer) -> None:
+async def test_expired_oidc_token_is_refused_with_its_own_code(provider: IdentityProvider, issuer: Issuer) -> None:
     assert await refused(issuer, provider.token(exp=int(time.time()))) == "token_expired"
 
 
-async def test_the_issuers_clock_may_be_a_little_ahead(provider: IdentityProvider, issuer: Issuer) -> None:
+async def test_small_clock_skew_of_the_issuer_is_accepted(provider: IdentityProvider, issuer: Issuer) -> None:
     ahead = int(time.time()) + SKEW_SECONDS - 5
     assert await issuer.subject(provider.token(iat=ahead, nbf=ahead)) == "ada"
 
 
 @pytest.mark.parametrize("exp", [b"NaN", b"Infinity", b"1e999"])
-async def test_a_token_cannot_expire_never(provider: IdentityProvider, issuer: Issuer, exp: bytes) -> None:
+async def test_token_with_non_finite_expiry_is_refused(provider: IdentityProvider, issuer: Issuer, exp: bytes) -> None:
     said = json.dumps(provider.claims("ada", exp="EXP")).encode().replace(b'"EXP"', exp)
     token = jwt.PyJWS().encode(said, EC_KEY, "ES256", {"kid": "ES256"})
     assert await refused(issuer, token) == "bad_token"
 
 
-async def test_a_claim_that_is_there_twice_is_refused(provider: IdentityProvider, issuer: Issuer) -> None:
+async def test_duplicate_claim_is_refused(provider: IdentityProvider, issuer: Issuer) -> None:
     said = json.dumps(provider.claims("ada")).encode().replace(b"{", b'{"sub": "eve", ', 1)
     token = jwt.PyJWS().encode(said, EC_KEY, "ES256", {"kid": "ES256"})
     assert await refused(issuer, token) == "bad_token"
 
 
-async def test_no_signature_and_symmetric_ones_are_refused(provider: IdentityProvider, issuer: Issuer) -> None:
+async def test_missing_and_symmetric_signatures_are_refused(provider: IdentityProvider, issuer: Issuer) -> None:
     await issuer.subject(provider.token())
     claims = provider.claims("ada")
     for alg in ("none", "None", "HS256", "HS512", ""):
         assert await refused(issuer, compact({"alg": alg, "kid": "RS256", "typ": "JWT"}, claims, b"x")) == "bad_token"
-    # The classic: the public key, which everybody has, as the secret of an HMAC.
+    # The classic attack: the public key, which everyone can read, as the HMAC secret.
     pem = RSA_KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     signed = compact({"alg": "HS256", "kid": "RS256", "typ": "JWT"}, claims).rpartition(".")[0]
     tag = b64(hmac.digest(pem, signed.encode(), "sha256"))
     assert await refused(issuer, f"{signed}.{tag}") == "bad_token"
 
 
-async def test_a_key_is_good_for_its_own_algorithm_alone(provider: IdentityProvider, issuer: Issuer) -> None:
+async def test_key_is_valid_only_for_its_own_algorithm(provider: IdentityProvider, issuer: Issuer) -> None:
     provider.publishes(jwk(RSA_KEY, "only", alg="RS256"))
     assert await issuer.subject(provider.token(alg="RS256", kid="only")) == "ada"
     assert await refused(issuer, provider.token(alg="PS256", kid="only")) == "bad_token"
@@ -172,7 +170,7 @@ async def test_a_signature_by_another_key_is_refused(provider: IdentityProvider,
     ],
     ids=str,
 )
-async def test_a_header_that_cannot_be_followed_is_refused(
+async def test_unsupported_token_header_is_refused(
     provider: IdentityProvider, issuer: Issuer, headers: dict[str, Any]
 ) -> None:
     header = {"alg": "ES256", "kid": "ES256", "typ": "JWT"} | headers
@@ -180,14 +178,14 @@ async def test_a_header_that_cannot_be_followed_is_refused(
     assert await refused(issuer, f"{signed}.{es256(EC_KEY, signed)}") == "bad_token"
 
 
-async def test_a_key_that_the_token_brings_along_means_nothing(provider: IdentityProvider, issuer: Issuer) -> None:
+async def test_key_embedded_in_a_token_is_ignored(provider: IdentityProvider, issuer: Issuer) -> None:
     mine = ec.generate_private_key(ec.SECP256R1())
     token = provider.token(key=mine, headers={"jwk": jwk(mine, "ES256"), "jku": "http://127.0.0.1:9/keys"})
     assert await refused(issuer, token) == "bad_token"
     assert provider.publisher.asked == [DISCOVERY_PATH, KEYS_PATH]
 
 
-async def test_unfit_keys_are_left_out_and_the_rest_is_good(provider: IdentityProvider, issuer: Issuer) -> None:
+async def test_unusable_keys_are_skipped(provider: IdentityProvider, issuer: Issuer) -> None:
     small = rsa.generate_private_key(65537, 1024)  # noqa: S505 - what is refused
     provider.publishes(
         jwk(small, "small"),
@@ -203,7 +201,7 @@ async def test_unfit_keys_are_left_out_and_the_rest_is_good(provider: IdentityPr
     assert await issuer.subject(provider.token(kid="good")) == "ada"
 
 
-async def test_a_new_key_of_the_issuer_is_found_and_a_flood_of_forged_ones_costs_one_look(
+async def test_new_issuer_key_is_found_and_forged_kids_cause_no_fetches(
     provider: IdentityProvider, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await issuer.subject(provider.token())
@@ -216,7 +214,7 @@ async def test_a_new_key_of_the_issuer_is_found_and_a_flood_of_forged_ones_costs
     assert len(provider.publisher.asked) == asked
 
 
-async def test_while_the_issuer_is_away_known_keys_are_good_for_a_while(
+async def test_cached_keys_stay_valid_while_the_issuer_is_unavailable(
     provider: IdentityProvider, clock: ManualClock
 ) -> None:
     issuer = Issuer(provider.url, AUDIENCE, Documents(), clock, jwks_url=None)
@@ -247,9 +245,7 @@ async def test_while_the_issuer_is_away_known_keys_are_good_for_a_while(
     ],
     ids=str,
 )
-async def test_a_discovery_document_that_is_not_the_issuers_leads_nowhere(
-    provider: IdentityProvider, issuer: Issuer, document: Any
-) -> None:
+async def test_invalid_discovery_document_is_refused(provider: IdentityProvider, issuer: Issuer, document: Any) -> None:
     if isinstance(document, dict) and document.get("issuer") == "URL":
         document = document | {"issuer": provider.url}
     provider.publisher.says(DISCOVERY_PATH, document)
@@ -258,7 +254,7 @@ async def test_a_discovery_document_that_is_not_the_issuers_leads_nowhere(
     assert provider.publisher.asked == [DISCOVERY_PATH]
 
 
-async def test_discovery_over_tls_leads_to_keys_over_tls_alone() -> None:
+async def test_discovery_over_tls_requires_keys_over_tls() -> None:
     url, asked = "https://issuer.example", []
 
     class Told:
@@ -278,12 +274,12 @@ async def test_redirects_of_the_issuer_are_not_followed(provider: IdentityProvid
         await issuer.subject(provider.token())
 
 
-async def test_a_huge_token_is_refused_unread(provider: IdentityProvider, issuer: Issuer) -> None:
+async def test_oversized_token_is_refused_without_a_key_fetch(provider: IdentityProvider, issuer: Issuer) -> None:
     assert await refused(issuer, provider.token(padding="a" * MAX_TOKEN_BYTES)) == "bad_token"
     assert provider.publisher.asked == []
 
 
-async def test_whatever_is_changed_in_a_token_it_is_refused(provider: IdentityProvider, issuer: Issuer) -> None:
+async def test_any_change_to_a_token_is_refused(provider: IdentityProvider, issuer: Issuer) -> None:
     token = provider.token()
     loop = asyncio.get_running_loop()
 
@@ -311,13 +307,13 @@ async def _outcome(issuer: Issuer, token: str) -> str | InterlockError:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"oidc_issuer": "https://issuer.example"}, "go together"),
-        ({"oidc_audience": "interlock"}, "go together"),
+        ({"oidc_issuer": "https://issuer.example"}, "must be set together"),
+        ({"oidc_audience": "interlock"}, "must be set together"),
         ({"oidc_issuer": "http://issuer.example", "oidc_audience": "interlock"}, "https://"),
         ({"oidc_issuer": "issuer.example", "oidc_audience": "interlock"}, "https://"),
         ({"oidc_jwks_url": "file:///keys"}, "https://"),
     ],
 )
-def test_settings_that_would_believe_anybody_stop_the_start(given: dict[str, str], words: str) -> None:
+def test_unsafe_oidc_settings_stop_the_start(given: dict[str, str], words: str) -> None:
     with pytest.raises(InterlockError, match=words):
         load(**given)

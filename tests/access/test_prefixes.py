@@ -1,4 +1,4 @@
-"""Prefixes of grants: one spelling is accepted, and it reaches what lies below and nothing beside."""
+"""Prefixes of grants: only one spelling is accepted, and it covers exactly the objects below it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
-def test_a_prefix_that_could_mean_another_place_is_refused(text: str) -> None:
+def test_ambiguous_prefix_is_refused(text: str) -> None:
     with pytest.raises(Forbidden) as refusal:
         canonical(text)
     assert refusal.value.code == "bad_prefix"
@@ -124,7 +124,7 @@ def test_a_prefix_that_could_mean_another_place_is_refused(text: str) -> None:
         ("file:///home/josé/データ/objects", "file:///home/josé/データ/objects/"),
     ],
 )
-def test_a_plain_prefix_is_a_directory(text: str, spelled: str) -> None:
+def test_plain_prefix_gets_a_trailing_slash(text: str, spelled: str) -> None:
     assert str(canonical(text)) == spelled
 
 
@@ -166,9 +166,7 @@ def _accepted(text: str) -> Prefix | None:
 
 
 @given(PLACES, st.lists(st.one_of(SEGMENTS, HOSTILE, st.text(max_size=6)), max_size=5), st.booleans())
-def test_whatever_is_accepted_is_spelled_in_one_way_and_means_one_place(
-    place: str, segments: list[str], slash: bool
-) -> None:
+def test_accepted_prefix_has_one_spelling_and_one_meaning(place: str, segments: list[str], slash: bool) -> None:
     text = "/".join([place, *segments]) + "/" * slash
     prefix = _accepted(text)
     if prefix is None:
@@ -181,13 +179,13 @@ def test_whatever_is_accepted_is_spelled_in_one_way_and_means_one_place(
     assert ".." not in unicodedata.normalize("NFKC", spelled)
     assert unicodedata.normalize("NFKC", spelled).count("/") == spelled.count("/")
     assert spelled.isprintable()
-    # Whoever decodes it once more finds the same.
+    # A second decoding changes nothing.
     assert quote(spelled, safe=spelled) == spelled or prefix.scheme == "file"
 
 
 @given(PLACES, st.lists(SEGMENTS, min_size=1, max_size=4), HOSTILE, st.integers(0, 4))
 @example("s3://bucket", ["a"], "..", 1)
-def test_one_hostile_segment_anywhere_spoils_a_prefix(
+def test_one_hostile_segment_makes_a_prefix_invalid(
     place: str, segments: list[str], hostile: str, position: int
 ) -> None:
     segments.insert(min(position, len(segments)), hostile)
@@ -195,7 +193,7 @@ def test_one_hostile_segment_anywhere_spoils_a_prefix(
 
 
 @given(st.lists(SEGMENTS, min_size=1, max_size=3), st.text(PLAIN + "/*%?\\\0", min_size=1, max_size=20))
-def test_a_prefix_has_what_is_below_it_and_nothing_beside(segments: list[str], rest: str) -> None:
+def test_prefix_contains_exactly_the_objects_below_it(segments: list[str], rest: str) -> None:
     prefix = _accepted("/".join(["s3://bucket", *segments]))
     if prefix is None:
         return
@@ -207,12 +205,12 @@ def test_a_prefix_has_what_is_below_it_and_nothing_beside(segments: list[str], r
 
 
 @given(st.text())
-def test_any_text_at_all_is_a_prefix_or_is_refused(text: str) -> None:
+def test_any_text_is_a_valid_prefix_or_refused(text: str) -> None:
     prefix = _accepted(text)
     assert prefix is None or str(prefix).startswith(("s3://", "file:///"))
 
 
-def test_a_prefix_outside_the_root_of_objects_is_nobodys_to_grant() -> None:
+def test_prefix_outside_the_object_root_is_refused() -> None:
     inside = ["s3://bucket/root/b/", "s3://bucket/root/a", "s3://bucket/root/a/"]
     assert [str(prefix) for prefix in canonical_all(inside, "s3://bucket/root")] == [
         "s3://bucket/root/a/",

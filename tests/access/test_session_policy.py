@@ -1,6 +1,6 @@
-"""What policies say: exactly the prefixes, nothing by default, and no more than STS takes.
+"""Policies: exactly the given prefixes, deny by default, and within the size limit of STS.
 
-The expected ones are files in golden/. `python -m tests.access.test_session_policy` writes them anew.
+The expected policies are files in golden/. `python -m tests.access.test_session_policy` rewrites them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from interlock.access.prefixes import Prefix, canonical
-from interlock.access.session_policy import MOST_CHARACTERS, bucket_policy, session_policy
+from interlock.access.session_policy import MAX_CHARACTERS, bucket_policy, session_policy
 from interlock.access.tokens import read_prefix, write_grants
 from interlock.errors import Forbidden, TooLarge
 from interlock.wire import DatasetRef
@@ -59,15 +59,15 @@ def _text(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_is_the_expected_one(name: str) -> None:
+def test_policy_matches_the_golden_file(name: str) -> None:
     assert _text(name) == (GOLDEN / f"{name}.json").read_text()
 
 
-def test_there_is_no_expected_policy_that_nobody_makes() -> None:
+def test_every_golden_file_has_a_policy() -> None:
     assert {path.stem for path in GOLDEN.glob("*.json")} == set(POLICIES)
 
 
-def test_the_end_of_a_lease_is_written_in_utc_and_never_later() -> None:
+def test_policy_expiry_is_utc_and_rounded_down() -> None:
     elsewhere = UNTIL.astimezone(timezone(timedelta(hours=5, minutes=30)))
     policy = json.loads(session_policy(_read(1), _written(2), elsewhere))
     moments = {json.dumps(each["Condition"]["DateLessThan"]) for each in policy["Statement"]}
@@ -75,25 +75,25 @@ def test_the_end_of_a_lease_is_written_in_utc_and_never_later() -> None:
 
 
 @pytest.mark.parametrize(("read", "write"), [(30, 0), (0, 8), (6, 4)])
-def test_a_policy_that_sts_would_not_take_is_refused_with_what_to_do(read: int, write: int) -> None:
+def test_oversized_policy_is_refused_with_advice(read: int, write: int) -> None:
     with pytest.raises(TooLarge) as refusal:
         session_policy(_read(*range(read)), _written(*range(write)))
     assert refusal.value.code == "policy_too_large"
     assert f"{read} read and {2 * write} write prefixes" in refusal.value.detail
-    assert "fewer inputs and outputs" in refusal.value.detail
+    assert "Reduce the inputs and outputs" in refusal.value.detail
 
 
 @pytest.mark.parametrize(("read", "write"), [(3, 1), (5, 1), (3, 2), (1, 3)])
-def test_a_task_of_a_few_inputs_and_outputs_fits(read: int, write: int) -> None:
+def test_policy_for_a_few_inputs_and_outputs_fits(read: int, write: int) -> None:
     reads, writes = _read(*range(read)), _written(*range(50, 50 + write))
     policy = session_policy(reads, writes, UNTIL)
-    assert len(policy) <= MOST_CHARACTERS
+    assert len(policy) <= MAX_CHARACTERS
     granted = json.loads(policy)["Statement"]
     assert sorted(granted[0]["Resource"]) == [f"arn:aws:s3:::trace-objects/{each.path}*" for each in reads]
     assert sorted(granted[1]["Resource"]) == sorted(f"arn:aws:s3:::trace-objects/{each.path}*" for each in writes)
 
 
-def test_where_room_is_short_an_attempt_lists_what_it_reads_and_not_what_it_wrote() -> None:
+def test_long_policy_omits_listing_of_write_prefixes() -> None:
     def listed(policy: str) -> set[str]:
         return set(json.loads(policy)["Statement"][-1]["Condition"]["StringLike"]["s3:prefix"])
 
@@ -104,7 +104,7 @@ def test_where_room_is_short_an_attempt_lists_what_it_reads_and_not_what_it_wrot
     assert listed(session_policy(reads, writes, UNTIL)) == {f"{each.path}*" for each in reads}
 
 
-# As S3 evaluates them
+# Evaluation by S3
 
 SEGMENTS = st.text("ab.-_ =", min_size=1, max_size=3)
 PATHS = st.lists(SEGMENTS, min_size=1, max_size=3).map("/".join)
@@ -118,7 +118,7 @@ def _prefixes(paths: Sequence[str]) -> list[Prefix]:
 
 
 def _allows(policy: dict[str, Any], action: str, resource: str, listed: str | None = None) -> bool:
-    """Whether a statement allows it; patterns as IAM reads them, of which fnmatch knows `*`, and no other are there."""
+    """Returns True if a statement allows it. IAM patterns here contain only `*`, which fnmatch supports."""
     return any(
         action in each["Action"]
         and any(fnmatchcase(resource, pattern) for pattern in each["Resource"])
@@ -134,7 +134,7 @@ def _listable(condition: dict[str, Any], listed: str | None) -> bool:
 
 
 @given(st.lists(PATHS, max_size=3), st.lists(PATHS, max_size=3), PATHS)
-def test_a_policy_allows_just_what_the_prefixes_have(read: list[str], write: list[str], path: str) -> None:
+def test_policy_allows_exactly_the_prefixes(read: list[str], write: list[str], path: str) -> None:
     reads, writes = _prefixes(read), _prefixes(write)
     policy = json.loads(session_policy(reads, writes))
     uri, arn = f"s3://bucket/{path}", f"arn:aws:s3:::bucket/{path}"

@@ -1,4 +1,4 @@
-"""Credentials of attempts for S3, on a real S3 with a real STS: they reach the attempt's prefixes and nothing else."""
+"""S3 credentials of attempts, on a real S3 with a real STS: they cover the attempt's prefixes and nothing else."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from botocore.exceptions import ClientError
 
 from interlock.access.prefixes import canonical
 from interlock.access.session_policy import bucket_policy, session_policy
-from interlock.adapters.sts import Sts
+from interlock.datasets.credentials import session_name
 from interlock.errors import Unavailable
-from interlock.kernel.credentials import session_name
+from interlock.stores.sts import Sts
 from tests.conftest import copied
-from tests.dags import deploy
-from tests.s3 import ROLE, S3
-from tests.system import System, fence, running
+from tests.support.dags import deploy
+from tests.support.s3 import ROLE, S3
+from tests.support.system import System, fence, running
 
 DAG = """
 name: chain
@@ -36,14 +36,14 @@ jobs:
     timeout_seconds: 7200
 """
 
-# aioboto3 makes its clients from data at run time: they have no types.
+# aioboto3 generates clients at run time, so they have no static types.
 Client = Any
 Call = Callable[[Client, "Place"], Awaitable[Any]]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _keys(s3: S3) -> Any:
-    """What the usual AWS chain of the dispatcher finds."""
+    """Sets the credentials that the AWS credential chain of the dispatcher finds."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
             patch.setenv(name, s3.environment[name])
@@ -101,9 +101,9 @@ class Place:
     bucket: str
     key: str
     readable: str
-    """Some object that the attempt may read."""
+    """An object that the attempt may read."""
     writable: str
-    """A prefix where it may write."""
+    """A prefix that it may write to."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Attempt:
 
 @pytest.fixture(scope="module")
 async def attempt(system: System, s3: S3) -> AsyncIterator[Attempt]:
-    """One that may read a dataset and write another, and something in all the places that it may be after."""
+    """An attempt that may read one dataset and write another, with objects in all places that it might attack."""
     claim = await held(system, "derive")
     given = await minted(system, claim)
     async with client(s3, given) as its, client(s3, administrator(s3)) as admin:
@@ -183,13 +183,13 @@ async def refused(call: Awaitable[Any]) -> None:
 
 
 @pytest.mark.parametrize("where", OUTSIDE)
-async def test_credentials_do_nothing_outside(attempt: Attempt, where: str) -> None:
+async def test_credentials_have_no_access_outside_their_prefixes(attempt: Attempt, where: str) -> None:
     at = attempt.place(OUTSIDE[where](attempt))
     for call in (_INTO | _FROM).values():
         await refused(call(attempt.client, at))
 
 
-async def test_what_may_be_read_cannot_be_written(attempt: Attempt) -> None:
+async def test_read_prefix_cannot_be_written(attempt: Attempt) -> None:
     at = attempt.place(f"{attempt.read}x")
     for call in _INTO.values():
         await refused(call(attempt.client, at))
@@ -197,12 +197,12 @@ async def test_what_may_be_read_cannot_be_written(attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "root", "root/", "root/dataset/", "root/buffers/", "root/data*"])
-async def test_nothing_above_the_prefixes_is_listed(attempt: Attempt, prefix: str) -> None:
+async def test_parents_of_the_prefixes_cannot_be_listed(attempt: Attempt, prefix: str) -> None:
     await refused(attempt.client.list_objects_v2(Bucket=attempt.bucket, Prefix=prefix))
     await refused(attempt.client.list_objects(Bucket=attempt.bucket, Prefix=prefix))
 
 
-async def test_the_bucket_itself_is_out_of_reach(attempt: Attempt) -> None:
+async def test_bucket_itself_is_inaccessible(attempt: Attempt) -> None:
     its, bucket = attempt.client, {"Bucket": attempt.bucket}
     await refused(its.list_objects_v2(**bucket))
     await refused(its.get_bucket_policy(**bucket))
@@ -211,7 +211,7 @@ async def test_the_bucket_itself_is_out_of_reach(attempt: Attempt) -> None:
     await refused(its.create_bucket(Bucket=f"new-{uuid4()}"))
 
 
-async def test_what_may_be_read_is_read(attempt: Attempt) -> None:
+async def test_read_prefix_is_readable(attempt: Attempt) -> None:
     at = attempt.place(f"{attempt.read}x")
     for name in ("get", "head", "copy from"):
         await _FROM[name](attempt.client, at)
@@ -219,7 +219,7 @@ async def test_what_may_be_read_is_read(attempt: Attempt) -> None:
     assert [each["Key"] for each in listed["Contents"]] == [at.key]
 
 
-async def test_what_may_be_written_is_written_and_read_back(attempt: Attempt) -> None:
+async def test_write_prefix_is_writable_and_readable(attempt: Attempt) -> None:
     its, bucket = attempt.client, attempt.bucket
     for prefix in (attempt.written, attempt.buffered):
         await its.put_object(Bucket=bucket, Key=f"{prefix}deep/x", Body=b"rows")
@@ -237,10 +237,10 @@ async def test_what_may_be_written_is_written_and_read_back(attempt: Attempt) ->
     await its.abort_multipart_upload(**whole, **upload)
 
 
-# How long, and who
+# Lifetime and identity
 
 
-async def test_credentials_say_where_to_and_end_with_the_lease(attempt: Attempt, s3: S3) -> None:
+async def test_credentials_name_the_endpoint_and_expire_with_the_lease(attempt: Attempt, s3: S3) -> None:
     given, claim = attempt.given, attempt.claim
     assert (given["scheme"], given["endpoint"], given["region"]) == ("s3", s3.endpoint, s3.region)
     assert datetime.fromisoformat(given["expiration"]) <= datetime.fromisoformat(claim["lease_expires_at"])
@@ -248,32 +248,30 @@ async def test_credentials_say_where_to_and_end_with_the_lease(attempt: Attempt,
     assert given["read_prefixes"] == [claim["task"]["inputs"][0]["read_prefix"]]
 
 
-async def test_credentials_of_a_lease_that_is_too_short_for_sts_carry_its_end(system: System, s3: S3) -> None:
+async def test_short_lease_is_enforced_by_a_policy_condition(system: System, s3: S3) -> None:
     claim = await held(system, "feed")
     given = await minted(system, claim)
     assert given["expiration"] == claim["lease_expires_at"]
     key = given["write_prefixes"][1].removeprefix(f"s3://{s3.bucket}/") + "x"
     async with client(s3, given) as its:
-        # This server knows no condition on the time. What it cannot judge it refuses, and so does any other.
+        # This server does not support conditions on the time. It refuses what it cannot evaluate, as any other does.
         await refused(its.put_object(Bucket=s3.bucket, Key=key, Body=b"x"))
 
 
-async def test_an_attempt_that_has_ended_gets_none(system: System) -> None:
+async def test_ended_attempt_gets_no_credentials(system: System) -> None:
     claim = await held(system, "derive")
     await system.complete(claim, "Canceled")
     reply = await system.attempt("/v1/task/credentials", claim["capability_token"], fence(claim))
     assert (reply.status_code, reply.json()["code"]) == (409, "fenced")
 
 
-async def test_the_session_is_named_after_the_attempt() -> None:
+async def test_session_is_named_after_the_attempt() -> None:
     name = session_name(uuid4(), 2**31 - 1)
     assert len(name) <= 64
 
 
 @pytest.mark.parametrize("why", ["nobody listens", "no such role", "no keys"])
-async def test_an_sts_that_gives_nothing_is_a_503_that_says_what_to_check(
-    s3: S3, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sts_failure_is_a_503_with_advice(s3: S3, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     role = f"{ROLE}-of-nobody" if why == "no such role" else ROLE
     endpoint = "http://127.0.0.1:1" if why == "nobody listens" else s3.endpoint
     if why == "no keys":
@@ -287,12 +285,12 @@ async def test_an_sts_that_gives_nothing_is_a_503_that_says_what_to_check(
     assert "another" not in refusal.value.detail
 
 
-# The policy of the bucket
+# The bucket policy
 
 
-async def test_the_policy_of_the_bucket_holds_a_session_that_may_do_everything(s3: S3) -> None:
-    """This server takes a session for the principal, where AWS takes the role for all of its sessions; and no
-    NotAction, which is left out."""
+async def test_bucket_policy_restricts_an_unrestricted_session(s3: S3) -> None:
+    """This server treats a session as the principal, while AWS applies the role to all its sessions.
+    It does not support NotAction, which is left out."""
     bucket = f"policed-{uuid4()}"
     root, attempt = f"s3://{bucket}/root", "root/dataset/1/version/2/_attempts/3/1/x"
     session = aioboto3.Session(s3.access_key, s3.secret_key, region_name=s3.region)

@@ -13,7 +13,7 @@ from bench.access import program
 from bench.access.site import Stopwatch, dag
 from bench.access.tokens import tokens
 from interlock.settings import Settings
-from tests.dags import valid
+from tests.support.dags import valid
 
 
 async def test_tokens_are_issued_and_verified_beside_bare_signatures(state_url: str, tmp_path: Path) -> None:

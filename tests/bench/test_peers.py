@@ -23,7 +23,7 @@ from bench.peers.process import Peer
 
 
 def shown(figures: dict[str, Any]) -> str:
-    table = Table("measure", "figure", "beside the limit", "bar")
+    table = Table("measure", "figure", "vs limit", "bar")
     add_peer_rows(table, figures, limit=1000.0)
     console = Console(file=io.StringIO(), width=200)
     console.print(table)
@@ -60,7 +60,7 @@ async def test_a_peer_whose_tables_tell_of_fewer_tasks_gets_no_figure(
     await measure_peers(postgres_url, 50, figures, ["forgetful"])
 
     assert figures["forgetful"]["whole"] == []
-    assert "49 completed tasks where 50 were created" in shown(figures)
+    assert "49 completed tasks, but 50 were created" in shown(figures)
 
 
 async def test_a_peer_whose_process_dies_is_skipped_with_a_sentence(
@@ -107,7 +107,7 @@ async def test_a_graphile_worker_with_another_hash_than_the_known_one_is_not_run
 
     await measure_peers(postgres_url, 50, figures, ["graphile-worker"])
 
-    assert f"npm brought another graphile-worker {graphile.VERSION}" in shown(figures)
+    assert f"npm installed a graphile-worker {graphile.VERSION} with a different hash" in shown(figures)
 
 
 async def test_a_failing_install_is_a_sentence_with_the_reason_npm_gave(

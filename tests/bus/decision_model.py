@@ -1,6 +1,6 @@
-"""What shield and fast stage must decide, written as a list of rules: the first that holds says it.
+"""The decisions that shield and fast stage must make, as a list of rules: the first one that applies decides.
 
-Nothing here is shared with the stages but the names of outcomes.
+It shares only the names of outcomes with the stages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Verdict = tuple[str, str]
 
 @dataclass(frozen=True)
 class World:
-    """One command, and all that a decision about it depends on."""
+    """A command, and everything that the decision about it depends on."""
 
     skew: float = 0.0
     flaw: str = "none"
@@ -36,15 +36,15 @@ class World:
     """unlimited, strict, relaxed, shadow"""
     tokens: int = 0
     token_age: float = -1.0
-    """Past the end of their window, if positive."""
+    """Seconds since the end of their window; negative before it."""
     denied: bool = False
     own: str = "unlimited"
-    """The limit on the source alone; as `limit`, and so are the next three."""
+    """The limit on the source alone. This and the next three have the values of `limit`, `tokens` and so on."""
     own_tokens: int = 0
     own_token_age: float = -1.0
     own_denied: bool = False
     ban: str = "none"
-    """none, warm, hard; `past` for one that has ended"""
+    """none, warm, hard; `past` for an expired ban"""
     everywhere: bool = False
     """The ban is on all lanes."""
     platform: str = "adaptive"
@@ -99,7 +99,7 @@ def verdict(world: World) -> Verdict:
 
 
 def refreshes_after(world: World) -> bool:
-    """Whether something stale was believed, or something unknown asked for: then the cache is looked after."""
+    """Returns whether a stale or unknown entry was used, so that the cache is refreshed after the dispatch."""
     outcome, reason = verdict(world)
     if reason in ("cache_miss", "route_stale", "acl_expired"):
         return True

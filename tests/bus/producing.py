@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from interlock.bus.envelope import compose
 from interlock.bus.model import Acl, Ban, Key, Kind, Limit, Route, Service
+from interlock.wire.commands import compose
 
 SECRET = b"s" * 32
 SOURCE = "acme/billing"
@@ -32,7 +32,7 @@ def signed(
     command_id: str | None = None,
     version_id: str = "hmac-v1",
 ) -> bytes:
-    """A message as a producer would send it, signed at this instant."""
+    """Returns a message of a producer, signed at `now`."""
     return compose(
         secret,
         command_id=command_id or str(uuid4()),
@@ -46,7 +46,7 @@ def signed(
 
 @dataclass
 class Shelf:
-    """A registry in memory: what the real one would answer, and how often it was asked."""
+    """A registry in memory that counts its queries."""
 
     key_list: Sequence[Key] = ()
     route_list: Sequence[Route] = ()
@@ -58,7 +58,7 @@ class Shelf:
     loads: int = 0
     away: Exception | None = None
     slowly: bool = False
-    """Gives way to others before each answer."""
+    """Yields to the event loop before each reply."""
 
     async def versions(self, org_id: UUID) -> Mapping[Kind, int]:
         self.asked += 1

@@ -1,4 +1,4 @@
-"""Orgs, services and what they may send, registered over HTTP as their owners do it."""
+"""Orgs, services, routes and ACLs, registered over HTTP."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from uuid import UUID
 import httpx
 
 from interlock.wire import KeyRequest, Role
-from tests.system import System
+from tests.support.system import System
 
 _numbers = itertools.count(1)
 
 
 @dataclass
 class Tenant:
-    """An org of its own, and the key of its admin."""
+    """A new org, and the API key of its admin."""
 
     system: System
     org: str
@@ -47,7 +47,7 @@ class Tenant:
             await self.put("services", name=name)
 
     async def service_key(self, service: str) -> str:
-        """An API key that speaks for the service."""
+        """Returns an API key of the service."""
         reply = await self.ask("POST", "/v1/keys", json={"user": service, "service": service})
         assert reply.status_code == 201, reply.text
         key: str = reply.json()["key"]
@@ -61,7 +61,7 @@ class Tenant:
 
 
 async def tenant(system: System, role: Role = Role.ADMIN) -> Tenant:
-    org = await system.kernel.principals.create_org(f"org-{next(_numbers)}")
+    org = await system.kernel.access.principals.create_org(f"org-{next(_numbers)}")
     request = KeyRequest(user="ada", role=role)
-    made = await system.kernel.principals.create_key(request, org.org_id, granted_by=None)
+    made = await system.kernel.access.principals.create_key(request, org.org_id, granted_by=None)
     return Tenant(system, org.name, org.org_id, made.key)

@@ -1,4 +1,4 @@
-"""A whole system with services that may send each other commands."""
+"""A complete system with services that send each other commands."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from uuid import uuid4
 
 import msgspec
 
-from interlock.bus.deliveries import told
-from interlock.bus.queues import target_queue, telemetry_queue
-from interlock.bus.secrets import Seal, purpose
-from interlock.bus.slow import SlowStage
+from interlock.access.seals import Seal, purpose
+from interlock.bus.path.delivery import target_queue
+from interlock.bus.path.slow_stage import SlowStage
+from interlock.bus.telemetry.events import expanded, telemetry_queue
 from interlock.wire import KeyRequest, Role
 from tests.bus.producing import SECRET, signed
-from tests.system import System
+from tests.support.system import System
 
 PRODUCER, TARGET, NAME = "billing", "mailer", "send-mail"
 
@@ -25,10 +25,10 @@ class Bus:
 
     system: System
     key: str
-    """Speaks for `billing`."""
+    """The API key of `billing`."""
 
     async def execute(self, sql: str, *arguments: Any) -> None:
-        async with self.system.kernel.database.connection() as connection:
+        async with self.system.kernel.stores.database.connection() as connection:
             await connection.execute(sql, *arguments)
 
     async def changed(self, kind: str) -> None:
@@ -40,7 +40,7 @@ class Bus:
         )
 
     async def route(self, name: str = NAME, **columns: Any) -> str:
-        """A lane of its own for `billing`, on a queue with its name; that queue."""
+        """Creates a route to a queue with its own name, and returns the queue."""
         values = {"queue": name, "dlq": f"{name}-dlq"} | columns
         names = ", ".join(values)
         places = ", ".join(f"${n}" for n in range(4, 4 + len(values)))
@@ -83,7 +83,7 @@ class Bus:
         await self._limit(TARGET, name, source, rate, window, **columns)
 
     async def source_limit(self, rate: int, window: float = 3600.0, *, source: str = PRODUCER, **columns: Any) -> None:
-        """On all that a source sends."""
+        """Sets a limit on everything that a source sends."""
         await self._limit("", "", source, rate, window, **columns)
 
     async def _limit(self, target: str, name: str, source: str, rate: int, window: float, **columns: Any) -> None:
@@ -102,7 +102,7 @@ class Bus:
         await self.changed("limits")
 
     async def service(self, name: str) -> str:
-        """Registered, with a secret; an API key that speaks for it."""
+        """Registers a service with a secret, and returns an API key of it."""
         org_id = self.system.org_id
         await self.execute(
             "insert into interlock.services (org_id, name, version, changed_by) values ($1, $2, 1, 'test')",
@@ -118,7 +118,7 @@ class Bus:
             seal.seal(SECRET, purpose(org_id, name, 1)),
         )
         await self.changed("keys")
-        principals = self.system.kernel.principals
+        principals = self.system.kernel.access.principals
         made = await principals.create_key(
             KeyRequest(user=name, role=Role.WRITER, service=name),
             org_id,
@@ -133,12 +133,12 @@ class Bus:
         return queue
 
     async def refreshed(self) -> None:
-        """What was just registered is known to the gateway, as it would be a moment later."""
-        caches = self.system.kernel.ingress._caches
+        """Refreshes the caches of the gateway, as happens a moment after a change."""
+        caches = self.system.kernel.bus.ingress._caches
         await caches.refresh(caches.tenant(self.system.org_id), unless_since=float("inf"))
 
     def message(self, name: str = NAME, **more: Any) -> bytes:
-        return signed(self.system.kernel.clock.now().timestamp(), name=name, **{"target": TARGET} | more)
+        return signed(self.system.kernel.stores.clock.now().timestamp(), name=name, **{"target": TARGET} | more)
 
     async def send(self, message: bytes | dict[str, Any], *, key: str | None = None) -> dict[str, Any]:
         content = message if isinstance(message, bytes) else msgspec.json.encode(message)
@@ -160,23 +160,21 @@ class Bus:
 
     def slow(self) -> SlowStage:
         kernel = self.system.kernel
-        return SlowStage(kernel.database, kernel.settings, kernel.wakeups)
+        return SlowStage(kernel.stores.database, kernel.settings, kernel.stores.wakeups)
 
     async def settle(self) -> None:
-        """The slow stage, until nothing is left to it."""
+        """Runs the slow stage until no hand-off is left."""
         slow = self.slow()
         while await slow.run_once():
             continue
 
     async def looked_after(self) -> None:
-        """What the gateway does between requests is done."""
-        ingress = self.system.kernel.ingress
-        if ingress._upkeep is not None:
-            await ingress._upkeep
+        """Waits for the maintenance that the gateway does between requests."""
+        await self.system.kernel.bus.ingress.maintenance.settled()
 
     async def queue(self, queue: str) -> list[Any]:
-        """Bodies in a target's queue, oldest first."""
-        async with self.system.kernel.database.connection() as connection:
+        """Returns the bodies in a target's queue, oldest first."""
+        async with self.system.kernel.stores.database.connection() as connection:
             rows = await connection.fetch(
                 "select body from interlock.queue_messages where queue = $1 order by message_id",
                 target_queue(self.system.org_id, queue),
@@ -184,9 +182,9 @@ class Bus:
         return [msgspec.json.decode(row["body"]) for row in rows]
 
     async def events(self, command_id: str | None = None) -> list[dict[str, Any]]:
-        """Telemetry of the org so far, or of one command."""
-        async with self.system.kernel.database.connection() as connection:
-            # One statement: what a bus process hands over meanwhile is seen once, here or there.
+        """Returns the telemetry of the org so far, or of one command."""
+        async with self.system.kernel.stores.database.connection() as connection:
+            # A single statement: an event that a bus process moves in the meantime is seen exactly once.
             rows = await connection.fetch(
                 "select body from interlock.queue_messages where queue = $2 union all"
                 " (select json_build_object('events', events) from interlock.bus_telemetry"
@@ -194,7 +192,7 @@ class Bus:
                 self.system.org_id,
                 telemetry_queue(self.system.org_id),
             )
-        found = [event for row in rows for event in msgspec.json.decode(told(row["body"]))["events"]]
+        found = [event for row in rows for event in msgspec.json.decode(expanded(row["body"]))["events"]]
         return [event for event in found if command_id is None or event.get("command_id") == command_id]
 
     async def outcomes(self, command_id: str) -> list[str]:

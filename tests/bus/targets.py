@@ -1,4 +1,4 @@
-"""Services with a queue, and messages in it, without a command that was sent."""
+"""Services with messages in their queues, without sending commands."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from interlock.adapters.queue import Outgoing
-from interlock.bus.queues import target_queue
-from tests.system import System
+from interlock.bus.path.delivery import target_queue
+from interlock.tasks.queue import Outgoing
+from tests.support.system import System
 
 
 @dataclass
@@ -26,10 +26,10 @@ class Target:
         )
 
     async def send(self, *payloads: Any) -> list[UUID]:
-        """As the bus delivers commands."""
+        """Puts messages into the queue as the bus does."""
         ids = [uuid4() for _ in payloads]
         bodies = [message(id_, self.service, payload) for id_, payload in zip(ids, payloads, strict=True)]
-        await self.system.kernel.queue.send_batch(
+        await self.system.kernel.tasks.queue.send_batch(
             target_queue(self.org_id, self.queue), [Outgoing(body) for body in bodies]
         )
         return ids
@@ -54,7 +54,7 @@ def message(command_id: UUID, target: str, payload: Any) -> str:
 
 
 async def target(system: System, *, org_id: UUID | None = None, drain: float = 300.0) -> Target:
-    """A service with one route to a queue of its own, and a key that speaks for it."""
+    """Registers a service with one route to its own queue, and creates an API key of it."""
     org_id = org_id or system.org_id
     service, queue = f"bot-{uuid4().hex[:8]}", f"posts-{uuid4().hex[:8]}"
     await system.value(

@@ -1,4 +1,4 @@
-"""Alerts: opened by telemetry, told out of band, and never lost on operations."""
+"""Alerts: opened by telemetry, sent by e-mail and webhook, and flagged to operations if they have no channel."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from email.policy import default
 from pathlib import Path
 from typing import Any
 
-from interlock.bus.alert_mail import AlertMail
-from interlock.bus.events import tell
-from interlock.bus.telemetry import TelemetryBatches
+from interlock.bus.alerts.mail import AlertMail
+from interlock.bus.telemetry.events import tell
+from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.clock import ManualClock
 from interlock.wire.bus_events import AbuseDetected, BusEvent, CommandInvalid, LegacyKeyUsed
-from tests.receivers import receiving
-from tests.system import System, running
+from tests.support.receivers import receiving
+from tests.support.system import System, running
 
 INVALID = "snavio.command.invalid"
 
 
 async def _tell(system: System, clock: ManualClock, *events: BusEvent) -> None:
-    async with system.kernel.database.transaction() as connection:
+    async with system.kernel.stores.database.transaction() as connection:
         await tell(connection, [(system.org_id, event) for event in events])
     clock.advance(1)
-    await TelemetryBatches(system.kernel.database, system.kernel.settings).run_once()
+    await TelemetryBatches(system.kernel.stores.database, system.kernel.settings).run_once()
 
 
 async def _set(system: System, event: str, *channels: dict[str, str]) -> Any:
@@ -39,7 +39,7 @@ async def _feed(system: System) -> list[dict[str, Any]]:
     return alerts
 
 
-async def test_many_events_of_a_kind_are_one_alert_and_others_are_none(still: System, clock: ManualClock) -> None:
+async def test_many_events_of_a_kind_open_one_alert(still: System, clock: ManualClock) -> None:
     clock.advance(300 - clock.now().timestamp() % 300)
     await _tell(still, clock, *[CommandInvalid(reason=f"bad-{n}") for n in range(30)])
     await _tell(still, clock, CommandInvalid(reason="later"), LegacyKeyUsed(version_id="hmac-v1", source="a/b"))
@@ -51,9 +51,7 @@ async def test_many_events_of_a_kind_are_one_alert_and_others_are_none(still: Sy
     assert [alert["told"] for alert in await _feed(still)] == [1, 31]
 
 
-async def test_a_critical_alert_that_nobody_is_told_of_is_flagged_to_operations(
-    still: System, clock: ManualClock
-) -> None:
+async def test_critical_alert_without_a_channel_is_flagged_to_operations(still: System, clock: ManualClock) -> None:
     abuse = AbuseDetected(source="a/b", affected_targets=["x"], total_violations=3, ban_applied_until=clock.now())
     await _tell(still, clock, CommandInvalid(reason="bad"), abuse)
     (flagged,) = (await still.user("GET", "/v1/operations/alerts")).json()["alerts"]
@@ -63,7 +61,7 @@ async def test_a_critical_alert_that_nobody_is_told_of_is_flagged_to_operations(
     assert (await still.user("GET", "/v1/operations/alerts")).json()["alerts"] == []
 
 
-async def test_only_what_is_not_critical_can_be_turned_off(still: System, clock: ManualClock) -> None:
+async def test_only_alerts_that_are_not_critical_can_be_turned_off(still: System, clock: ManualClock) -> None:
     refused = await _set(still, INVALID)
     assert (refused.status_code, refused.json()["code"]) == (400, "critical_alert")
     assert (await _set(still, "snavio.fairness.abuse_detected")).status_code == 200
@@ -72,7 +70,7 @@ async def test_only_what_is_not_critical_can_be_turned_off(still: System, clock:
     assert await _feed(still) == []
     assert (await _set(still, "snavio.command.delivered")).status_code == 404
     for wrong in (
-        {"kind": "email", "to": "ops@example.org"},  # there is no mail server here
+        {"kind": "email", "to": "ops@example.org"},  # no mail server runs here
         {"kind": "webhook", "to": "no-such-webhook"},
         {"kind": "dashboard", "to": "somewhere"},
     ):
@@ -82,7 +80,7 @@ async def test_only_what_is_not_critical_can_be_turned_off(still: System, clock:
     assert {each["event"]: len(each["channels"]) for each in listed}["snavio.fairness.abuse_detected"] == 0
 
 
-async def test_an_alert_is_called_to_a_webhook_signed_and_once(state_url: str, tmp_path: Path) -> None:
+async def test_alert_calls_its_webhook_once_with_a_signature(state_url: str, tmp_path: Path) -> None:
     clock = ManualClock()
     async with receiving() as receiver, running(state_url, tmp_path, clock, outbound_allow=["127.0.0.1"]) as system:
         made = await system.user("POST", "/v1/webhooks", json={"name": "oncall", "url": f"{receiver.url}/alerts"})
@@ -137,9 +135,7 @@ async def mail_server() -> AsyncIterator[MailServer]:
         yield mail
 
 
-async def test_an_alert_is_mailed_with_a_subject_for_people_and_a_body_for_programs(
-    state_url: str, tmp_path: Path
-) -> None:
+async def test_alert_mail_has_a_readable_subject_and_a_json_body(state_url: str, tmp_path: Path) -> None:
     clock = ManualClock()
     async with (
         mail_server() as mail,
@@ -150,7 +146,7 @@ async def test_an_alert_is_mailed_with_a_subject_for_people_and_a_body_for_progr
         assert (await _set(system, INVALID, {"kind": "email", "to": "ops@example.org"})).status_code == 200
         await _tell(system, clock, CommandInvalid(reason="bad"), CommandInvalid(reason="bad"))
         mail.refusals = 1
-        sending = AlertMail(system.kernel.database, system.kernel.settings)
+        sending = AlertMail(system.kernel.stores.database, system.kernel.settings)
         assert await sending.run_once() == 1
         assert mail.mails == []
         assert await sending.run_once() == 0
@@ -163,7 +159,7 @@ async def test_an_alert_is_mailed_with_a_subject_for_people_and_a_body_for_progr
         assert json.loads(sent.get_content())["sample"] == {"event": INVALID, "reason": "bad"}
 
 
-async def test_a_password_is_not_sent_to_a_mail_server_without_starttls(state_url: str, tmp_path: Path) -> None:
+async def test_password_is_not_sent_to_a_mail_server_without_starttls(state_url: str, tmp_path: Path) -> None:
     clock = ManualClock()
     async with (
         mail_server() as mail,
@@ -171,7 +167,7 @@ async def test_a_password_is_not_sent_to_a_mail_server_without_starttls(state_ur
     ):
         assert (await _set(system, INVALID, {"kind": "email", "to": "ops@example.org"})).status_code == 200
         await _tell(system, clock, CommandInvalid(reason="bad"))
-        assert await AlertMail(system.kernel.database, system.kernel.settings).run_once() == 1
+        assert await AlertMail(system.kernel.stores.database, system.kernel.settings).run_once() == 1
         assert not mail.mails
         assert {line.split()[0].upper() for line in mail.said} == {b"EHLO"}
         assert "smtps://" in await system.value("select reason from interlock.bus_alert_emails")

@@ -1,4 +1,4 @@
-"""Accepted commands as a dataset of their tenant."""
+"""The archive: accepted commands as a dataset of each tenant."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import json
 
 import pytest
 
-from interlock.bus import archive
-from interlock.bus.archive import Archive, ArchiveRetention
+from interlock.bus.replay import archive
+from interlock.bus.replay.archive import Archive, ArchiveRetention
 from interlock.clock import ManualClock
+from interlock.datasets.file_sweeper import Sweeper
 from interlock.failpoints import arm, disarm
-from interlock.kernel.sweeper import Sweeper
 from tests.bus.commands import archived_payloads, archived_rows, owe_commands
-from tests.datasets import deploy
-from tests.system import System
+from tests.support.datasets import deploy
+from tests.support.system import System
 
 
 def _archive(system: System) -> Archive:
-    return Archive(system.kernel.database, system.kernel.settings, system.kernel.objects)
+    return Archive(system.kernel.stores.database, system.kernel.settings, system.kernel.access.objects)
 
 
-async def test_commands_become_partitions_that_follow_each_other(still: System, clock: ManualClock) -> None:
+async def test_commands_become_consecutive_partitions(still: System, clock: ManualClock) -> None:
     await owe_commands(still, ["a", "b"])
     await owe_commands(still, ["c"])
     assert await _archive(still).run_once() == 0
@@ -46,11 +46,11 @@ async def test_commands_become_partitions_that_follow_each_other(still: System, 
         pytest.param({"rows": 100, "commands": 100}, 1, ["0-1", "2-2", "3-4", "5-5"], id="bytes"),
     ],
 )
-async def test_a_file_that_is_full_is_written_at_once_and_holds_no_more(
+async def test_full_file_is_written_immediately(
     still: System, monkeypatch: pytest.MonkeyPatch, full: dict[str, int], most_bytes: int, parts: list[str]
 ) -> None:
     monkeypatch.setattr(archive, "_FULL", full)
-    monkeypatch.setattr(archive, "_MOST_BYTES", most_bytes)
+    monkeypatch.setattr(archive, "_MAX_BYTES", most_bytes)
     for payloads in (["a", "b"], ["c"], ["d", "e"], ["f"]):
         await owe_commands(still, payloads)
     writing = _archive(still)
@@ -61,7 +61,7 @@ async def test_a_file_that_is_full_is_written_at_once_and_holds_no_more(
     assert await archived_payloads(still) == [*"abcdef"]
 
 
-async def test_who_has_a_file_full_need_not_wait(still: System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tenant_with_a_full_file_does_not_wait(still: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "_FULL", {"rows": 3, "commands": 4})
     await owe_commands(still, ["a", "b", "c"])
     assert await _archive(still).run_once() == 0
@@ -69,7 +69,7 @@ async def test_who_has_a_file_full_need_not_wait(still: System, monkeypatch: pyt
     assert await _archive(still).run_once() == 4
 
 
-async def test_a_dag_that_reads_the_archive_gets_a_task_for_each_part(still: System, clock: ManualClock) -> None:
+async def test_dag_gets_a_task_for_each_part_of_the_archive(still: System, clock: ManualClock) -> None:
     await owe_commands(still, ["a"])
     clock.advance(300)
     await _archive(still).run_once()
@@ -90,13 +90,13 @@ jobs:
     clock.advance(300)
     await _archive(still).run_once()
     await still.settle()
-    async with still.kernel.database.connection() as connection:
+    async with still.kernel.stores.database.connection() as connection:
         rows = await connection.fetch("select payload from interlock.tasks")
     scopes = [json.loads(row["payload"]) for row in rows]
     assert sorted((scope["start"], scope["end"]) for scope in scopes) == [(0, 0), (1, 2)]
 
 
-async def test_an_attempt_that_comes_late_commits_nothing(still: System, clock: ManualClock) -> None:
+async def test_late_attempt_commits_nothing(still: System, clock: ManualClock) -> None:
     await owe_commands(still, ["a"])
     clock.advance(300)
 
@@ -109,13 +109,13 @@ async def test_an_attempt_that_comes_late_commits_nothing(still: System, clock: 
     assert await _archive(still).run_once() == 0
     assert await archived_payloads(still) == ["a"]
     clock.advance(86_400)
-    swept = Sweeper(still.kernel.database, still.kernel.settings, still.kernel.objects)
+    swept = Sweeper(still.kernel.stores.database, still.kernel.settings, still.kernel.access.objects)
     await swept.run_once()
     assert await archived_payloads(still) == ["a"]
     assert await still.value("select count(*) from interlock.file_sweeps") == 0
 
 
-async def test_parts_that_are_too_old_are_dropped_with_their_files(still: System, clock: ManualClock) -> None:
+async def test_old_parts_are_dropped_with_their_files(still: System, clock: ManualClock) -> None:
     await owe_commands(still, ["a"])
     clock.advance(300)
     await _archive(still).run_once()
@@ -123,7 +123,7 @@ async def test_parts_that_are_too_old_are_dropped_with_their_files(still: System
     await owe_commands(still, ["b"])
     clock.advance(300)
     await _archive(still).run_once()
-    retention = ArchiveRetention(still.kernel.database, still.kernel.settings)
+    retention = ArchiveRetention(still.kernel.stores.database, still.kernel.settings)
     assert await retention.run_once() == 1
     assert await retention.run_once() == 0
     assert await archived_payloads(still) == ["b"]

@@ -1,4 +1,4 @@
-"""What a dispatcher believes, for how long, and what it does when it can ask nobody."""
+"""Caches of a dispatcher: times to live, refreshes, and an unavailable registry."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from interlock.bus.caches import Caches
-from interlock.bus.decision import Decision
-from interlock.bus.fast import Fast, Memory
 from interlock.bus.model import Acl, Ban, BanKind, Key, Kind, Route
-from interlock.bus.shield import Shield
+from interlock.bus.path.caches import Caches
+from interlock.bus.path.decision import Decision
+from interlock.bus.path.fast_stage import Fast, Memory
+from interlock.bus.path.verification import Shield
 from interlock.clock import ManualClock
 from interlock.errors import Unavailable
 from interlock.wire.bus_registry import Sensitivity
@@ -19,7 +19,7 @@ from tests.bus.producing import SECRET, SOURCE, Shelf, signed
 
 ORG = UUID(int=9)
 LANE = ("mailer", "send-mail")
-AWAY = Unavailable("The state database is away, try again.")
+AWAY = Unavailable("The state database is unavailable; retry later.")
 
 
 def shelf(sensitivity: Sensitivity = Sensitivity.LOW) -> Shelf:
@@ -31,21 +31,22 @@ def shelf(sensitivity: Sensitivity = Sensitivity.LOW) -> Shelf:
 
 
 class Dispatcher:
-    """Shield and fast stage on a registry that a test may take away."""
+    """Shield and fast stage with a registry that a test can make unavailable."""
 
     def __init__(self, registry: Shelf) -> None:
         self.clock = ManualClock()
         self.registry = registry
-        self.caches = Caches(registry, self.clock, dice=lambda: 0.0)
+        self.caches = Caches(registry, self.clock, rng=lambda: 0.0)
 
     async def send(self) -> Decision:
         tenant = await self.caches.ready(ORG)
         now = self.caches.now()
-        checked = Shield(dice=lambda: 1.0).check(signed(now), SOURCE, tenant, now)
-        return checked if isinstance(checked, Decision) else Fast().decide(Memory(tenant), SOURCE, checked, now)
+        verified = Shield(rng=lambda: 1.0).verify([signed(now)], SOURCE, tenant, now)
+        (decision,) = Fast().decide(Memory(tenant), SOURCE, verified.results, now)
+        return decision
 
     async def later(self, turns: int) -> Decision:
-        """Sent while others of this moment are on their way."""
+        """Sends several commands concurrently."""
         for _ in range(turns):
             await asyncio.sleep(0)  # noqa: TID251 - gives way, and waits for nothing
         return await self.send()
@@ -69,9 +70,7 @@ class Dispatcher:
         (179, ("escalated", "acl_expired")),
     ],
 )
-async def test_without_the_registry_what_is_known_is_used_until_it_expires(
-    age: float, expected: tuple[str, str]
-) -> None:
+async def test_entries_are_used_until_they_expire_without_the_registry(age: float, expected: tuple[str, str]) -> None:
     dispatcher = Dispatcher(shelf())
     await dispatcher.send()
     dispatcher.registry.away = AWAY
@@ -81,7 +80,7 @@ async def test_without_the_registry_what_is_known_is_used_until_it_expires(
         await dispatcher.refreshed()
 
 
-async def test_without_the_registry_nothing_is_let_in_once_the_keys_have_expired() -> None:
+async def test_no_command_passes_with_expired_keys_and_no_registry() -> None:
     dispatcher = Dispatcher(shelf())
     await dispatcher.send()
     dispatcher.registry.away = AWAY
@@ -92,14 +91,14 @@ async def test_without_the_registry_nothing_is_let_in_once_the_keys_have_expired
     assert await dispatcher.said() == ("delivered", "")
 
 
-async def test_without_the_registry_a_cold_start_lets_nothing_in() -> None:
+async def test_no_command_passes_after_a_cold_start_without_the_registry() -> None:
     dispatcher = Dispatcher(shelf())
     dispatcher.registry.away = AWAY
     with pytest.raises(Unavailable):
         await dispatcher.send()
 
 
-async def test_a_refresh_loads_only_what_has_changed() -> None:
+async def test_refresh_loads_only_changed_kinds() -> None:
     dispatcher = Dispatcher(shelf())
     await dispatcher.send()
     loads = dispatcher.registry.loads
@@ -114,20 +113,20 @@ async def test_a_refresh_loads_only_what_has_changed() -> None:
     assert dispatcher.registry.loads == loads + 1
 
 
-async def test_whoever_comes_while_another_refreshes_waits_for_that_one() -> None:
+async def test_concurrent_callers_share_one_refresh() -> None:
     dispatcher = Dispatcher(shelf())
     await asyncio.gather(*(dispatcher.send() for _ in range(10)))
     assert dispatcher.registry.asked == 1
 
 
-async def test_whoever_comes_while_an_org_is_loaded_for_the_first_time_finds_all_of_it() -> None:
+async def test_concurrent_callers_see_a_complete_first_load() -> None:
     dispatcher = Dispatcher(shelf())
     dispatcher.registry.slowly = True
     decisions = await asyncio.gather(*(dispatcher.later(turns) for turns in range(30)))
     assert {decision.outcome for decision in decisions} == {"delivered"}
 
 
-async def test_fresh_entries_are_used_without_a_look_at_the_registry() -> None:
+async def test_fresh_entries_are_used_without_a_query() -> None:
     dispatcher = Dispatcher(shelf(Sensitivity.CRITICAL))
     for _ in range(3):
         await dispatcher.send()
@@ -135,7 +134,7 @@ async def test_fresh_entries_are_used_without_a_look_at_the_registry() -> None:
     assert dispatcher.registry.asked == 1
 
 
-async def test_a_notice_of_a_change_has_the_registry_looked_at_after_the_next_dispatch() -> None:
+async def test_change_notification_refreshes_after_the_next_dispatch() -> None:
     dispatcher = Dispatcher(shelf())
     await dispatcher.send()
     dispatcher.clock.advance(1)
@@ -145,17 +144,17 @@ async def test_a_notice_of_a_change_has_the_registry_looked_at_after_the_next_di
 
 
 def test_jitter_never_lengthens_a_time_to_live() -> None:
-    for dice in (0.0, 0.5, 0.999):
-        caches = Caches(shelf(), ManualClock(), dice=lambda dice=dice: dice)  # type: ignore[misc]
+    for drawn in (0.0, 0.5, 0.999):
+        caches = Caches(shelf(), ManualClock(), rng=lambda drawn=drawn: drawn)  # type: ignore[misc]
         assert 0.9 <= caches.tenant(ORG).shorter <= 1.0
 
 
-async def test_bans_are_looked_for_after_ten_seconds_and_before_a_command_that_comes_after_thirty() -> None:
-    """Whatever the ACL: neither its age nor that of a route says that anybody is banned since."""
+async def test_bans_refresh_after_10_s_and_before_a_command_after_30_s() -> None:
+    """Holds for every ACL: the ages of ACLs and routes do not trigger a refresh of bans."""
     dispatcher = Dispatcher(shelf(Sensitivity.LOW))
     await dispatcher.send()
     hard = Ban(SOURCE, BanKind.HARD, dispatcher.caches.now() + 600, *LANE)
-    del dispatcher.registry.numbers[Kind.BANS]  # they have no version: dispatchers make them
+    del dispatcher.registry.numbers[Kind.BANS]  # bans have no version, because dispatchers create them
     dispatcher.registry.ban_list = [hard]
     dispatcher.clock.advance(9)
     assert await dispatcher.said() == ("delivered", "")

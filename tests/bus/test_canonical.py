@@ -1,4 +1,4 @@
-"""Canonical JSON: the fast way against the reference, and what has no canonical form."""
+"""Canonical JSON: compared with the reference, and texts without a canonical form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from interlock.bus.canonical import NotCanonical, canonical
+from interlock.wire.canonical_json import NotCanonical, canonical
 
 SAFE = 2**53 - 1
 values = st.recursive(
@@ -24,20 +24,20 @@ values = st.recursive(
 @example({"\ue000": 1, "\U0001f600": 2}, True, None)
 @example({"b": [1e21, 1e-7, -0.0, 0.1 + 0.2, 1e16, 5e-324], "a": '\x00\x1f\x7f\u2028\\/"'}, True, None)
 @example({"colons": "a:b", "c:d": {":": ":"}}, False, None)
-def test_it_is_what_the_reference_makes_however_the_text_was_written(value: Any, ascii_only: bool, indent: Any) -> None:
+def test_canonical_form_equals_the_reference_for_any_spelling(value: Any, ascii_only: bool, indent: Any) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     assert canonical(text.encode()) == rfc8785.dumps(value)
 
 
 @given(values)
-def test_it_is_its_own_canonical_form_and_means_the_same(value: Any) -> None:
+def test_canonical_form_is_a_fixed_point_with_the_same_value(value: Any) -> None:
     once = canonical(json.dumps(value).encode())
     assert canonical(once) == once
     assert json.loads(once, parse_int=float) == value
 
 
 @given(st.dictionaries(st.text(), st.integers(0, 9), min_size=1, max_size=4), st.booleans(), st.data())
-def test_a_key_that_comes_twice_is_refused_wherever_and_however_it_is_written(
+def test_repeated_key_is_refused_at_any_depth_and_spelling(
     fields: dict[str, int], ascii_only: bool, data: st.DataObject
 ) -> None:
     twin = data.draw(st.sampled_from(sorted(fields)))
@@ -65,6 +65,6 @@ def test_a_key_that_comes_twice_is_refused_wherever_and_however_it_is_written(
         (b'{"\\u0061":1,"a":2}', "same key twice"),
     ],
 )
-def test_what_readers_would_read_differently_has_no_canonical_form(text: bytes, why: str) -> None:
+def test_ambiguous_text_has_no_canonical_form(text: bytes, why: str) -> None:
     with pytest.raises(NotCanonical, match=why):
         canonical(text)

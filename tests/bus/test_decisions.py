@@ -1,4 +1,4 @@
-"""Shield and fast stage, against a model that shares nothing with them."""
+"""Shield and fast stage, compared with an independent model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.bus.caches import Tenant
-from interlock.bus.decision import Decision
-from interlock.bus.fast import Fast, Memory
 from interlock.bus.model import Acl, Ban, BanKind, Key, Kind, Lane, Limit, Route, Service
-from interlock.bus.shield import Shield
+from interlock.bus.path.caches import Tenant
+from interlock.bus.path.decision import Decision
+from interlock.bus.path.fast_stage import Fast, Memory
+from interlock.bus.path.verification import Shield
 from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement, Sensitivity
 from tests.bus.decision_model import World, refreshes_after, verdict
 from tests.bus.producing import SECRET, SOURCE, signed
@@ -62,7 +62,7 @@ resolved = st.builds(
     seen=st.booleans(),
 )
 admitted = st.builds(World, **_limited)
-"""What is drawn from everything seldom passes all that comes first: later checks are drawn by themselves as well."""
+"""Worlds for the later checks: a world drawn from all values seldom passes the first ones."""
 
 
 def message_of(world: World) -> bytes:
@@ -127,21 +127,19 @@ def memory_of(world: World) -> Memory:
     if world.own_denied:
         memory.tokens.deny(("", "", SERVICE), NOW + 5)
     if world.seen:
-        memory.seen.confirmed(SOURCE, ID, NOW + 5)
+        memory.delivered_ids.confirm(SOURCE, ID, NOW + 5)
     return memory
 
 
 def _decided(world: World, memory: Memory, message: bytes | None = None) -> Decision:
-    checked = Shield(dice=lambda: 1.0).check(message or message_of(world), SOURCE, memory.tenant, NOW)
-    if isinstance(checked, Decision):
-        return checked
-    fast = Fast(mode=DispatchMode(world.platform))
-    return fast.decide(memory, SOURCE, checked, NOW)
+    verified = Shield(rng=lambda: 1.0).verify([message or message_of(world)], SOURCE, memory.tenant, NOW)
+    (decision,) = Fast(mode=DispatchMode(world.platform)).decide(memory, SOURCE, verified.results, NOW)
+    return decision
 
 
 @settings(max_examples=1_000)
 @given(worlds | resolved | admitted)
-def test_every_decision_is_the_one_that_the_rules_say(world: World) -> None:
+def test_every_decision_follows_the_rules(world: World) -> None:
     memory = memory_of(world)
     decision = _decided(world, memory)
     assert (decision.outcome, decision.reason) == verdict(world)
@@ -150,14 +148,14 @@ def test_every_decision_is_the_one_that_the_rules_say(world: World) -> None:
 
 @settings(max_examples=300)
 @given(worlds)
-def test_a_delivered_command_has_a_route_and_whatever_else_has_none_to_go_by(world: World) -> None:
+def test_only_delivered_and_duplicate_decisions_have_a_route(world: World) -> None:
     decision = _decided(world, memory_of(world))
     assert (decision.route is not None) == (decision.outcome in ("delivered", "duplicate"))
 
 
 @settings(max_examples=200)
 @given(st.integers(0, 5), st.integers(1, 12))
-def test_the_fast_stage_dispatches_on_as_many_tokens_as_it_has(tokens: int, commands: int) -> None:
+def test_fast_stage_dispatches_one_command_per_token(tokens: int, commands: int) -> None:
     world = World(limit="strict", tokens=tokens)
     memory = memory_of(world)
     outcomes = [_decided(world, memory).outcome.value for _ in range(commands)]
@@ -166,7 +164,7 @@ def test_the_fast_stage_dispatches_on_as_many_tokens_as_it_has(tokens: int, comm
 
 @settings(max_examples=500)
 @given(admitted)
-def test_a_command_uses_up_something_of_each_limit_or_nothing_of_any(world: World) -> None:
+def test_command_charges_all_limits_or_none(world: World) -> None:
     memory = memory_of(world)
     delivered = _decided(world, memory).outcome == "delivered"
     used = {"strict": (delivered, 0), "relaxed": (0, delivered), "shadow": (0, delivered), "unlimited": (0, 0)}
@@ -180,7 +178,7 @@ def test_a_command_uses_up_something_of_each_limit_or_nothing_of_any(world: Worl
 
 @settings(max_examples=200)
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(1, 12))
-def test_the_scarcer_of_two_limits_says_how_many_go_out(lane: int, own: int, commands: int) -> None:
+def test_scarcer_of_two_limits_decides_how_many_are_sent(lane: int, own: int, commands: int) -> None:
     world = World(limit="strict", tokens=lane, own="strict", own_tokens=own)
     memory = memory_of(world)
     outcomes = [_decided(world, memory).outcome.value for _ in range(commands)]
@@ -189,7 +187,7 @@ def test_the_scarcer_of_two_limits_says_how_many_go_out(lane: int, own: int, com
 
 @settings(max_examples=300)
 @given(st.integers(0, 10_000), st.binary(min_size=1, max_size=3))
-def test_a_message_that_was_changed_anywhere_is_refused(place: int, noise: bytes) -> None:
+def test_message_changed_anywhere_is_refused(place: int, noise: bytes) -> None:
     raw = signed(NOW, command_id=ID)
     place %= len(raw)
     changed = raw[:place] + noise + raw[place + len(noise) :]
@@ -199,7 +197,7 @@ def test_a_message_that_was_changed_anywhere_is_refused(place: int, noise: bytes
 
 
 @pytest.mark.parametrize("phase", [0.0, 15.0, 25.0])
-def test_a_stale_entry_is_remembered_until_the_registry_says_whether_it_was_revoked(phase: float) -> None:
+def test_use_of_a_stale_acl_is_recorded_until_the_next_refresh(phase: float) -> None:
     world = World(acls_age=phase)
     memory = memory_of(world)
     _decided(world, memory)

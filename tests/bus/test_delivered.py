@@ -1,4 +1,4 @@
-"""What is written of a command as text is what its readers' structs would have written."""
+"""Bodies of delivered commands: the same content for the target, the slow stage and the archive."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.bus import delivered
-from interlock.bus.archive_file import parquet
-from interlock.bus.envelope import compose, read
-from interlock.bus.packed import packed
+from interlock.bus.path import delivery
+from interlock.bus.path.delivery import packed
+from interlock.bus.replay.archive import parquet
+from interlock.wire.commands import compose, read
 from tests.bus.producing import SECRET, signed, timestamp
 
 _payloads = st.recursive(
@@ -30,7 +30,7 @@ NOW = datetime(2026, 11, 16, 22, 0, 0, 123456, UTC)
 
 @settings(max_examples=150)
 @given(_payloads, st.uuids(), st.booleans(), st.sampled_from([1, 20]))
-def test_texts_and_structs_of_a_command_say_the_same(
+def test_body_and_archive_row_have_the_content_of_the_message(
     payload: Any, command_id: UUID, replayed: bool, copies: int
 ) -> None:
     raw = compose(
@@ -44,8 +44,8 @@ def test_texts_and_structs_of_a_command_say_the_same(
         replay=(str(command_id), 'a "reason"') if replayed else None,
     )
     envelope, source = read(raw, replays=True), "acme/billing"
-    text = delivered.body(envelope, source)
-    sent = delivered.delivered(text)
+    text = delivery.body(envelope, source)
+    sent = delivery.delivered(text)
     assert (sent.metadata, sent.command.source) == (envelope.metadata, source)
     assert msgspec.json.decode(sent.command.payload) == payload
     (row, *others) = _archived((packed([text] * copies), NOW))
@@ -70,8 +70,8 @@ def _archived(*packs: tuple[bytes, datetime]) -> list[dict[str, Any]]:
     return rows
 
 
-def test_the_archive_knows_when_each_write_was_accepted() -> None:
-    text = delivered.body(read(signed(NOW.timestamp())), "acme/billing")
+def test_archive_has_the_acceptance_time_of_each_write() -> None:
+    text = delivery.body(read(signed(NOW.timestamp())), "acme/billing")
     later = NOW + timedelta(seconds=1)
     rows = _archived((packed([text] * 2), NOW), (packed([text]), later))
     assert [(row["position"], row["accepted_at"]) for row in rows] == [(7, NOW), (8, NOW), (9, later)]
@@ -80,15 +80,15 @@ def test_the_archive_knows_when_each_write_was_accepted() -> None:
 @pytest.mark.parametrize(
     ("fraction", "kept"), [("", 0), (".5", 500_000), (".123456", 123_456), (".123456789", 123_456)]
 )
-def test_the_archive_keeps_the_microseconds_of_what_was_signed(fraction: str, kept: int) -> None:
-    text = delivered.body(read(signed(NOW.timestamp())), "acme/billing")
+def test_archive_keeps_microseconds_of_the_signed_timestamp(fraction: str, kept: int) -> None:
+    text = delivery.body(read(signed(NOW.timestamp())), "acme/billing")
     stamp = json.loads(text)["metadata"]["timestamp"]
     (row,) = _archived((packed([text.replace(stamp, f"2026-11-16T22:00:00{fraction}Z")]), NOW))
     assert row["timestamp"] == datetime(2026, 11, 16, 22, 0, 0, kept, UTC)
 
 
-def test_what_is_long_is_compressed_and_what_is_short_is_not() -> None:
+def test_only_long_packs_are_compressed() -> None:
     raw = signed(NOW.timestamp(), payload={})
-    text = delivered.body(read(raw), "acme/billing")
+    text = delivery.body(read(raw), "acme/billing")
     assert packed([text]).startswith(b"[")
     assert len(packed([text] * 100)) < 10 * len(text)

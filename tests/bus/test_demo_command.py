@@ -1,17 +1,17 @@
-"""The demo's command, from its sender to the tasks that it causes."""
+"""The command of the demo, from the producer to the tasks that it triggers."""
 
 from __future__ import annotations
 
 import asyncio
 
-from interlock.bus.telemetry import TelemetryBatches
-from interlock.cli.demo_command import Office, Wanted
+from interlock.apps.ingest import ingest
+from interlock.bus.telemetry.loops import TelemetryBatches
+from interlock.cli.demos.bus_command import Office, Wanted
 from interlock.client import Client
-from interlock.wiring import ingest
-from tests.deployed import Deployed
-from tests.ingests import Intake
-from tests.patience import answered
-from tests.system import System
+from tests.support.deployed import Deployed
+from tests.support.ingests import Intake
+from tests.support.patience import answered
+from tests.support.system import System
 
 DAG = """
 name: chain
@@ -21,7 +21,7 @@ jobs:
 """
 
 
-async def test_a_signed_command_has_a_range_made_again(system: System) -> None:
+async def test_signed_command_recomputes_a_range(system: System) -> None:
     chain = Deployed(system)
     await chain.deploy(DAG)
     await chain.report("feed", (0, 29), (30, 59))
@@ -31,7 +31,7 @@ async def test_a_signed_command_has_a_range_made_again(system: System) -> None:
         ingest(system.kernel.settings, wait_seconds=0) as services,
     ):
         asking = asyncio.create_task(Office(client, system.gateway_url).ask(Wanted("chain", "activity", 0, 29)))
-        telemetry = TelemetryBatches(system.kernel.database, system.kernel.settings)
+        telemetry = TelemetryBatches(system.kernel.stores.database, system.kernel.settings)
 
         async def done() -> bool:
             await system.settle()
@@ -43,4 +43,4 @@ async def test_a_signed_command_has_a_range_made_again(system: System) -> None:
         await answered(done)
         assert await asking
         (backfill,) = (await client.backfills.page()).backfills
-    assert (backfill.start, backfill.end, backfill.reason) == (0, 29, "asked for by test/auditor")
+    assert (backfill.start, backfill.end, backfill.reason) == (0, 29, "requested by test/auditor")

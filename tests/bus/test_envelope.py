@@ -1,4 +1,4 @@
-"""Messages of commands: what is read, what is refused and why, and signatures against vectors for other languages."""
+"""Command messages: decoding, refusals with their reasons, and signatures by vectors for other languages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.bus.envelope import BadMessage, compose, proves, read, salvage
+from interlock.wire.commands import BadMessage, compose, has_signature_of, read, salvage
 
 VECTORS = json.loads(Path(__file__).with_name("vectors.json").read_text())
 SECRET = bytes.fromhex(VECTORS["secret"])
@@ -28,7 +28,7 @@ GOOD = compose(SECRET, timestamp="2026-01-31T12:00:00Z", payload=b'{"text": "hi"
 
 
 def changed(**fields: Any) -> bytes:
-    """The good message with fields replaced by their dotted names; a value of `...` takes the field out."""
+    """Returns the valid message with fields replaced; a value of `...` removes the field."""
     message = json.loads(GOOD)
     for dotted, value in fields.items():
         block, _, field = dotted.partition("__")
@@ -46,19 +46,19 @@ def reason(raw: bytes, **how: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda vector: vector["case"])
-def test_signatures_are_those_of_the_vectors(vector: dict[str, Any]) -> None:
+def test_signatures_match_the_vectors(vector: dict[str, Any]) -> None:
     message = copy.deepcopy(vector["message"])
     envelope = read(json.dumps(message).encode(), replays=True)
     assert envelope.signed.decode() == vector["signed"]
-    assert proves(SECRET, envelope)
-    # As a producer in another language does it, from the words of the documentation alone.
+    assert has_signature_of(SECRET, envelope)
+    # The signature as a producer in another language computes it, from the documentation alone.
     proof = message["metadata"].pop("hmac")
     payload = json.loads(vector["payload"], parse_int=float)
     assert rfc8785.dumps(message | {"command": message["command"] | {"payload": payload}}) == envelope.signed
     assert hmac.new(SECRET, envelope.signed, hashlib.sha256).hexdigest() == proof
 
 
-def test_the_documentation_shows_a_vector_to_the_byte() -> None:
+def test_documentation_shows_a_vector_to_the_byte() -> None:
     page = Path("docs/bus.md").read_text()
     (shown,) = [vector for vector in VECTORS["vectors"] if vector["message"]["metadata"]["hmac"] in page]
     assert shown["signed"] in page
@@ -66,7 +66,7 @@ def test_the_documentation_shows_a_vector_to_the_byte() -> None:
 
 
 @pytest.mark.parametrize("part", ["id", "timestamp", "target", "name", "payload", "secret"])
-def test_nothing_signed_can_be_exchanged(part: str) -> None:
+def test_signature_covers_every_field(part: str) -> None:
     others: dict[str, dict[str, Any]] = {
         "id": {"metadata__id": "0192f0c1-7a1b-7c3d-8e4f-5a6b7c8d9e00"},
         "timestamp": {"metadata__timestamp": "2026-01-31T12:00:00.0Z"},
@@ -76,8 +76,8 @@ def test_nothing_signed_can_be_exchanged(part: str) -> None:
         "secret": {},
     }
     secret = bytes(32) if part == "secret" else SECRET
-    assert not proves(secret, read(changed(**others[part])))
-    assert proves(SECRET, read(GOOD))
+    assert not has_signature_of(secret, read(changed(**others[part])))
+    assert has_signature_of(SECRET, read(GOOD))
 
 
 FIELDS = ["id", "timestamp", "type", "version_id", "hmac"]
@@ -85,7 +85,7 @@ FIELDS = ["id", "timestamp", "type", "version_id", "hmac"]
 
 @pytest.mark.parametrize("field", [*(f"metadata__{name}" for name in FIELDS), "command__target", "command__name"])
 @pytest.mark.parametrize("value", [..., None, 7, "", [], {}, "x" * 300, "\u0410", "a\n", "\u0000"])
-def test_a_field_that_is_missing_or_odd_is_refused_by_name(field: str, value: Any) -> None:
+def test_missing_or_malformed_field_is_refused_by_name(field: str, value: Any) -> None:
     code, sentence = reason(changed(**{field: value}))
     missing = field == "metadata__hmac" and value is ...
     assert code == ("missing_hmac" if missing else "malformed")
@@ -114,12 +114,12 @@ def test_a_field_that_is_missing_or_odd_is_refused_by_name(field: str, value: An
         ("command__name", "\uff50ost"),
     ],
 )
-def test_there_is_one_spelling_of_everything(field: str, value: str) -> None:
+def test_each_value_has_one_spelling(field: str, value: str) -> None:
     code, sentence = reason(changed(**{field: value}))
     assert (code, field.partition("__")[2] in sentence) == ("malformed", True)
 
 
-def test_a_message_that_names_its_source_is_refused_for_that() -> None:
+def test_message_with_a_source_is_refused() -> None:
     assert reason(changed(command__source="org/bank"))[0] == "command_source_present"
     assert reason(changed(command__source=None, metadata__hmac=...))[0] == "command_source_present"
 
@@ -131,7 +131,7 @@ def test_unknown_fields_are_refused_at_every_level() -> None:
 
 
 @pytest.mark.parametrize("written", [b'"name":', b'"n\\u0061me":', b'"payload":'])
-def test_a_key_that_comes_twice_is_refused_at_every_level(written: bytes) -> None:
+def test_repeated_key_is_refused_at_every_level(written: bytes) -> None:
     for key in (b'"command":{', b'"metadata":{"id":'):
         name = key[: key.index(b":") + 1]
         twice = GOOD.replace(name, name + b"{}," + name, 1)
@@ -140,34 +140,34 @@ def test_a_key_that_comes_twice_is_refused_at_every_level(written: bytes) -> Non
     assert reason(twin) == ("malformed", "The message cannot be read: an object has the same key twice.")
 
 
-def test_a_message_past_the_limit_is_not_read() -> None:
+def test_message_over_the_size_limit_is_refused() -> None:
     assert reason(GOOD, limit=len(GOOD) - 1)[0] == "too_large"
     assert read(GOOD, limit=len(GOOD)).command.name == "say"
 
 
 @pytest.mark.parametrize("raw", [b"", b"x", b"[]", b"7", b"null", b"{}", b"\xff", GOOD[:-1], GOOD + GOOD, b"[" * 9_999])
-def test_what_is_no_message_is_malformed_and_breaks_nothing(raw: bytes) -> None:
+def test_arbitrary_text_is_malformed(raw: bytes) -> None:
     assert reason(raw)[0] == "malformed"
     assert salvage(raw) == {}
 
 
 @given(st.binary(max_size=40), st.integers(0, len(GOOD)), st.integers(0, 30))
-def test_a_damaged_message_is_read_as_it_was_or_proves_nothing(noise: bytes, at: int, gone: int) -> None:
+def test_damaged_message_is_unchanged_or_fails_verification(noise: bytes, at: int, gone: int) -> None:
     raw = GOOD[:at] + noise + GOOD[at + gone :]
     try:
         envelope = read(raw)
     except BadMessage:
         return
-    assert not proves(SECRET, envelope) or envelope.signed == read(GOOD).signed
+    assert not has_signature_of(SECRET, envelope) or envelope.signed == read(GOOD).signed
 
 
-def test_only_a_replay_may_call_itself_one() -> None:
+def test_only_a_replay_may_have_replay_fields() -> None:
     marks = ("0192f0c1-7a1b-7c3d-8e4f-000000000001", "lost: again")
     replayed = compose(SECRET, timestamp="2026-01-31T12:00:00Z", payload=b"1", replay=marks, **NAMES)
     assert reason(replayed)[0] == "replay_claimed"
     envelope = read(replayed, replays=True)
     assert (envelope.metadata.replay_id, envelope.metadata.replay_reason) == marks
-    assert proves(SECRET, envelope)
+    assert has_signature_of(SECRET, envelope)
     for field, value in [("replayed", False), ("replay_id", "x"), ("replay_reason", ""), ("replay_reason", "x" * 201)]:
         odd = json.loads(replayed)
         odd["metadata"][field] = value
@@ -175,7 +175,7 @@ def test_only_a_replay_may_call_itself_one() -> None:
     assert reason(changed(metadata__replay_id=marks[0]), replays=True)[0] == "malformed"
 
 
-def test_what_can_be_told_of_a_bad_message_is_told_and_cut_to_size() -> None:
+def test_readable_fields_of_a_bad_message_are_salvaged_and_truncated() -> None:
     found = salvage(changed(command__target="x" * 9_000, command__payload={"secret": 1}))
     assert found["command.target"] == "x" * 200
     assert found["metadata.id"] == NAMES["command_id"]

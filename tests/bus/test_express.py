@@ -1,4 +1,4 @@
-"""The short way of commands answers as the framework's own does, which takes other spellings of the path."""
+"""The direct route for commands replies like the framework's handler, which takes other spellings of the path."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from interlock.access.principals import Principal
-from interlock.bus.waking import GatheredWakes
+from interlock.bus.path.persistence import QueueNotifier
 from interlock.errors import Unauthenticated, Unavailable
 from tests.bus.site import Bus, fresh, opened
-from tests.system import System
+from tests.support.system import System
 
 SHORT, LONG = "/v1/commands", "/v1/commands/"
 
@@ -29,7 +29,7 @@ async def _parts(*parts: bytes) -> AsyncIterator[bytes]:
 
 
 async def _asked(bus: Bus, path: str, **request: Any) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Status, answer and those headers that both have, without what is another in every reply."""
+    """Returns status, body and common headers, without values that differ in every reply."""
     request.setdefault("headers", {}).setdefault("Content-Type", "application/json")
     reply = await bus.system.user(request.pop("method", "POST"), path, **{"key": bus.key} | request)
     answer = reply.json()
@@ -56,7 +56,7 @@ async def _asked(bus: Bus, path: str, **request: Any) -> tuple[int, dict[str, An
         pytest.param({"method": "GET"}, 405, id="another method"),
     ],
 )
-async def test_both_ways_answer_alike(bus: Bus, request_: dict[str, Any], status: int) -> None:
+async def test_both_handlers_reply_alike(bus: Bus, request_: dict[str, Any], status: int) -> None:
     short, long = [await _asked(bus, path, **_copied(request_)) for path in (SHORT, LONG)]
     assert short[0] == status
     assert short == long
@@ -67,41 +67,41 @@ def _copied(request: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", [SHORT, LONG])
-async def test_a_body_past_the_limit_is_refused_whether_it_says_so_or_not(bus: Bus, path: str) -> None:
+async def test_body_over_the_limit_is_refused_with_and_without_content_length(bus: Bus, path: str) -> None:
     limit = bus.system.kernel.settings.body_limit_bytes
     for content in (b" " * (limit + 1), _parts(b" " * limit, b" ")):
         status, answer, _ = await _asked(bus, path, content=content)
         assert (status, answer["code"]) == (413, "too_large")
 
 
-async def test_a_body_that_comes_in_pieces_is_put_together(bus: Bus) -> None:
+async def test_body_in_several_chunks_is_joined(bus: Bus) -> None:
     message = bus.message(command_id=(command_id := fresh()))
     _, verdict, _ = await _asked(bus, SHORT, content=_parts(message[:100], message[100:]))
     assert (verdict["command_id"], verdict["outcome"]) == (command_id, "delivered")
 
 
-async def test_a_key_that_may_not_send_sends_nothing_either_way(bus: Bus) -> None:
+async def test_key_without_the_scope_is_refused_by_both_handlers(bus: Bus) -> None:
     for path in (SHORT, LONG):
         status, answer, _ = await _asked(bus, path, key=bus.system.admin_key, content=bus.message())
         assert (status, answer["code"]) == (403, "forbidden")
 
 
-async def test_an_error_of_ours_is_told_without_what_it_was(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_internal_error_is_reported_without_details(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(bus.system.kernel.ingress, "accept", fails)
+    monkeypatch.setattr(bus.system.kernel.bus.ingress, "accept", fails)
     for path in (SHORT, LONG):
         status, answer, _ = await _asked(bus, path, content=bus.message())
         assert (status, answer["code"]) == (500, "internal")
         assert "secret" not in str(answer)
 
 
-# Keys that many requests come with at once
+# Concurrent requests with the same key
 
 
 class _Looked:
-    """Look-ups that end when they are let."""
+    """Lookups that wait until the test releases them."""
 
     def __init__(self, answer: Principal | Exception) -> None:
         self.calls = 0
@@ -116,15 +116,13 @@ class _Looked:
         return self._answer
 
 
-async def test_requests_that_come_together_have_their_key_looked_up_once(
-    bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    principals = bus.system.kernel.principals
+async def test_concurrent_requests_share_one_key_lookup(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    principals = bus.system.kernel.access.principals
     looked = _Looked(await principals.authenticate(bus.key))
     monkeypatch.setattr(principals, "authenticate", looked)
     waiting = [asyncio.create_task(principals.authenticate_warm("ilk_fresh")) for _ in range(5)]
     await asyncio.sleep(0)  # noqa: TID251 - lets them ask
-    waiting[0].cancel()  # the one who asked goes, and the others get their answer
+    waiting[0].cancel()  # the request that started the lookup is canceled, and the others get its result
     looked.let.set()
     found = await asyncio.gather(*waiting, return_exceptions=True)
     assert isinstance(found[0], asyncio.CancelledError)
@@ -132,8 +130,8 @@ async def test_requests_that_come_together_have_their_key_looked_up_once(
     assert looked.calls == 1
 
 
-async def test_nobody_needs_to_be_there_for_the_answer(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    principals = bus.system.kernel.principals
+async def test_key_lookup_survives_a_cancelled_request(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    principals = bus.system.kernel.access.principals
     looked = _Looked(Unauthenticated("no"))
     monkeypatch.setattr(principals, "authenticate", looked)
     alone = asyncio.create_task(principals.authenticate_warm("ilk_gone"))
@@ -146,8 +144,8 @@ async def test_nobody_needs_to_be_there_for_the_answer(bus: Bus, monkeypatch: py
     assert (looked.calls, asked._log_traceback) == (1, False)
 
 
-async def test_a_key_that_is_none_is_refused_to_all_who_come_with_it(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    principals = bus.system.kernel.principals
+async def test_invalid_key_is_refused_for_all_concurrent_requests(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    principals = bus.system.kernel.access.principals
     looked = _Looked(Unauthenticated("no"))
     looked.let.set()
     monkeypatch.setattr(principals, "authenticate", looked)
@@ -155,17 +153,17 @@ async def test_a_key_that_is_none_is_refused_to_all_who_come_with_it(bus: Bus, m
     assert all(isinstance(each, Unauthenticated) for each in await asyncio.gather(*asked, return_exceptions=True))
     with pytest.raises(Unauthenticated):
         await principals.authenticate_warm("ilk_wrong")
-    assert looked.calls == 2  # what was refused is not remembered
+    assert looked.calls == 2  # refusals are not cached
 
 
-# Notices after the commit
+# Notifications after the commit
 
 
-async def test_queues_that_are_named_together_are_told_of_once_each(bus: Bus, state_url: str) -> None:
+async def test_each_queue_is_notified_once_per_group(bus: Bus, state_url: str) -> None:
     heard: asyncio.Queue[str] = asyncio.Queue()
     connection = await asyncpg.connect(state_url)
     await connection.add_listener("interlock_commands", lambda *said: heard.put_nowait(str(said[3])))
-    wakes = GatheredWakes(bus.system.kernel.database)
+    wakes = QueueNotifier(bus.system.kernel.stores.database)
     wakes.add(["a", "b"])
     wakes.add(["b"])
     wakes.add([])
@@ -180,13 +178,13 @@ async def test_queues_that_are_named_together_are_told_of_once_each(bus: Bus, st
     await connection.close()
 
 
-async def test_a_notice_that_cannot_be_given_is_nobodys_failure(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    database = bus.system.kernel.database
+async def test_failed_notification_fails_no_request(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = bus.system.kernel.stores.database
 
     def away() -> None:
         raise Unavailable("gone")
 
-    wakes = GatheredWakes(database)
+    wakes = QueueNotifier(database)
     with monkeypatch.context() as patched:
         patched.setattr(database, "connection", away)
         wakes.add(["a"])

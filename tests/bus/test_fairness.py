@@ -1,4 +1,4 @@
-"""Fairness: who crowds out others loses the warm path and nothing else; who is alone loses nothing."""
+"""Fairness: a source that crowds out others loses only the warm path; a source that is alone loses nothing."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from uuid import UUID
 
 import pytest
 
-from interlock.bus.auditor import Auditor, report
-from interlock.bus.caches import Tenant
-from interlock.bus.decision import Outcome
-from interlock.bus.envelope import Envelope, read
-from interlock.bus.fast import Fast, Memory
 from interlock.bus.model import Acl, Ban, BanKind, Fairness, Kind, Lane, Limit, Route
+from interlock.bus.path.caches import Tenant
+from interlock.bus.path.decision import Outcome
+from interlock.bus.path.fairness import Auditor, report
+from interlock.bus.path.fast_stage import Fast, Memory
 from interlock.clock import ManualClock
 from interlock.wire.bus_registry import Sensitivity
+from interlock.wire.commands import Envelope, read
 from tests.bus.producing import signed
 from tests.bus.site import PRODUCER, TARGET, Bus, fresh, opened
 from tests.conftest import copied
-from tests.system import running
+from tests.support.system import running
 
 NOW: Final = 1_800_000_000.0
 LANE: Final = Lane("mailer", "send-mail")
@@ -32,10 +32,10 @@ OFF: Final = Fairness(dominant_share=1.0)
 
 @dataclass
 class Simulation:
-    """One lane with a limit per second, seconds of traffic, and a slow stage that admits what tokens have left over."""
+    """Traffic on a lane with a limit per second, and a slow stage that admits what prefetched tokens leave over."""
 
     rules: Fairness = field(default_factory=Fairness)
-    dice: random.Random = field(default_factory=lambda: random.Random(7))
+    rng: random.Random = field(default_factory=lambda: random.Random(7))
     warm: Counter[str] = field(default_factory=Counter)
     cold: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -50,7 +50,7 @@ class Simulation:
         self.envelope: Envelope = read(signed(NOW))
 
     def run(self, seconds: int, demand: dict[str, int]) -> None:
-        """Each source sends so many a second, in random order; every tenth of a second tokens are fetched."""
+        """Sends the given number of commands per source and second, in random order, and fetches tokens in between."""
         tenant = self.memory.tenant
         tenant.put(Kind.ACLS, [Acl(source, *LANE, Sensitivity.LOW) for source in demand])
         for second in range(seconds):
@@ -65,17 +65,17 @@ class Simulation:
         return self.warm[source] + self.cold[source]
 
     def warm_share(self, source: str) -> float:
-        """Of what was served: the warm path is the quick one."""
+        """Returns the share of the delivered commands that took the warm path, which is the fast one."""
         return self.warm[source] / self.served(source)
 
     def _second(self, start: float, demand: dict[str, int]) -> Iterator[tuple[float, str]]:
         sent = [source for source, count in demand.items() for _ in range(count)]
-        self.dice.shuffle(sent)
+        self.rng.shuffle(sent)
         for place, source in enumerate(sent):
             yield start + place / len(sent), source
 
     def _prefetched(self, now: float, left: int) -> int:
-        """What a gateway would fetch between two commands, as the limit's own rules allow."""
+        """Fetches tokens as a gateway does between two commands, within the limit."""
         taken = 0
         for wanted in self.memory.tokens.wanted(now):
             granted = min(wanted.amount, left)
@@ -84,7 +84,7 @@ class Simulation:
         return taken
 
     def _sent(self, source: str, now: float, left: int) -> int:
-        decision = self.fast.decide(self.memory, source, self.envelope, now)
+        (decision,) = self.fast.decide(self.memory, source, [self.envelope], now)
         if decision.outcome is Outcome.DELIVERED:
             self.warm[source] += 1
             return 0
@@ -95,19 +95,19 @@ class Simulation:
 
 
 @pytest.mark.parametrize("demand", [5, 90, 500])
-def test_nobody_is_penalised_alone_on_a_lane_however_much_it_sends(demand: int) -> None:
+def test_source_alone_on_a_lane_is_never_banned(demand: int) -> None:
     simulation = Simulation()
     simulation.run(40, {"acme/alone": demand})
     assert simulation.bans == []
 
 
-def test_nobody_is_penalised_while_all_have_their_share() -> None:
+def test_sources_with_fair_shares_are_not_banned() -> None:
     simulation = Simulation()
     simulation.run(60, {"acme/one": 40, "acme/two": 40})
     assert simulation.bans == []
 
 
-def test_a_trickle_of_others_is_no_competition() -> None:
+def test_little_other_traffic_is_no_competition() -> None:
     simulation = Simulation()
     simulation.run(60, {"acme/much": 98, "acme/little": 2})
     assert simulation.bans == []
@@ -115,10 +115,8 @@ def test_a_trickle_of_others_is_no_competition() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("greedy", "honest"), [(120, 20), (400, 60)])
-def test_the_greedy_lose_the_warm_path_and_nothing_else_and_the_honest_gain_it(
-    seed: int, greedy: int, honest: int
-) -> None:
-    fair, unfair = Simulation(dice=random.Random(seed)), Simulation(OFF, random.Random(seed))
+def test_greedy_source_loses_only_the_warm_path_and_others_gain_it(seed: int, greedy: int, honest: int) -> None:
+    fair, unfair = Simulation(rng=random.Random(seed)), Simulation(OFF, random.Random(seed))
     for simulation in (fair, unfair):
         simulation.run(40, {"acme/greedy": greedy, "acme/honest": honest})
     assert {ban.source for ban in fair.bans} == {"acme/greedy"}
@@ -130,19 +128,19 @@ def test_the_greedy_lose_the_warm_path_and_nothing_else_and_the_honest_gain_it(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_on_a_lane_with_room_for_all_nobody_is_refused_and_the_honest_stay_quick(seed: int) -> None:
-    alone, beside = Simulation(dice=random.Random(seed)), Simulation(dice=random.Random(seed))
+def test_lane_with_room_refuses_nobody_and_honest_sources_stay_warm(seed: int) -> None:
+    alone, beside = Simulation(rng=random.Random(seed)), Simulation(rng=random.Random(seed))
     alone.run(40, {"acme/honest": 12})
     beside.run(40, {"acme/greedy": 80, "acme/honest": 12})
     assert {ban.source for ban in beside.bans} == {"acme/greedy"}
     assert beside.refused == Counter()
     assert (beside.served("acme/greedy"), beside.served("acme/honest")) == (40 * 80, 40 * 12)
-    # Nine of ten, as without the greedy one nearly all: what a producer feels as its latency is the warm path's.
+    # Nine of ten next to the greedy source, and nearly all without it: producers see the latency of the warm path.
     assert alone.warm_share("acme/honest") > 0.99
     assert beside.warm_share("acme/honest") >= 0.9
 
 
-def test_a_ban_ends_by_itself() -> None:
+def test_ban_expires() -> None:
     simulation = Simulation()
     simulation.run(10, {"acme/greedy": 600, "acme/honest": 90})
     (first, *_) = simulation.bans
@@ -150,7 +148,7 @@ def test_a_ban_ends_by_itself() -> None:
     assert simulation.memory.shares.banned("acme/greedy", LANE, first.until) is None
 
 
-def test_lanes_that_nobody_uses_any_more_are_forgotten() -> None:
+def test_idle_lanes_are_dropped() -> None:
     shares = Simulation().memory.shares
     for n in range(100):
         shares.asked("acme/one", (f"target-{n}", "ask"), NOW + n)
@@ -176,12 +174,12 @@ async def bus(
 
 
 async def audit(bus: Bus) -> None:
-    await Auditor(bus.system.kernel.database, bus.system.kernel.settings).run_once()
+    await Auditor(bus.system.kernel.stores.database, bus.system.kernel.settings).run_once()
 
 
 async def struck(bus: Bus, name: str, times: int) -> None:
     ban = Ban(f"test/{PRODUCER}", BanKind.WARM, 0.0, TARGET, name, 0.91, 0.12, 60)
-    async with bus.system.kernel.database.transaction() as connection:
+    async with bus.system.kernel.stores.database.transaction() as connection:
         await report(connection, [(bus.system.org_id, ban)] * times, {})
 
 
@@ -189,7 +187,7 @@ async def abuses(bus: Bus, since: int) -> list[dict[str, object]]:
     return [e for e in (await bus.events())[since:] if e["event"] == "snavio.fairness.abuse_detected"]
 
 
-async def test_repeated_bans_become_one_everywhere_and_are_told_once(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_repeated_bans_become_a_global_ban_reported_once(bus: Bus, clock_of_bus: ManualClock) -> None:
     await bus.lane("repeated")
     await bus.limit("repeated", 10_000)
     since = len(await bus.events())
@@ -209,11 +207,11 @@ async def test_repeated_bans_become_one_everywhere_and_are_told_once(bus: Bus, c
     await bus.settle()
 
 
-async def test_a_share_that_is_spread_over_dispatchers_is_seen_by_the_auditor(bus: Bus) -> None:
+async def test_auditor_finds_a_share_spread_over_dispatchers(bus: Bus) -> None:
     since, org_id = len(await bus.events()), bus.system.org_id
     for _ in range(4):
         totals = {(org_id, "test/loud", TARGET, "spread"): 85, (org_id, "test/calm", TARGET, "spread"): 15}
-        async with bus.system.kernel.database.transaction() as connection:
+        async with bus.system.kernel.stores.database.transaction() as connection:
             await report(connection, [], totals)
     await audit(bus)
     assert [event["source"] for event in await abuses(bus, since)] == ["test/loud"]
@@ -221,15 +219,15 @@ async def test_a_share_that_is_spread_over_dispatchers_is_seen_by_the_auditor(bu
     assert kept == 4 * 85
 
 
-async def test_whoever_is_alone_is_not_flagged_by_the_auditor(bus: Bus) -> None:
+async def test_auditor_does_not_flag_a_source_that_is_alone(bus: Bus) -> None:
     since, org_id = len(await bus.events()), bus.system.org_id
-    async with bus.system.kernel.database.transaction() as connection:
+    async with bus.system.kernel.stores.database.transaction() as connection:
         await report(connection, [], {(org_id, "test/alone", TARGET, f"quiet-{n}"): 10_000 for n in range(3)})
     await audit(bus)
     assert await abuses(bus, since) == []
 
 
-async def test_a_quota_binds_only_who_was_banned(bus: Bus) -> None:
+async def test_quota_applies_only_to_banned_sources(bus: Bus) -> None:
     queue = await bus.lane("quota")
     await bus.limit("quota", 10_000)
     await bus.limit("quota", 2, source=PRODUCER)
@@ -248,7 +246,7 @@ async def test_a_quota_binds_only_who_was_banned(bus: Bus) -> None:
     assert reasons == ["rate-limit-exceeded: source-quota"] * 2
 
 
-async def test_a_quota_binds_who_was_banned_on_a_strict_route_as_well(bus: Bus) -> None:
+async def test_quota_applies_to_banned_sources_on_strict_routes(bus: Bus) -> None:
     queue = await bus.lane("strict-quota", dedupe_mode="strict")
     await bus.limit("strict-quota", 10_000)
     await bus.limit("strict-quota", 1, source=PRODUCER)
@@ -261,7 +259,7 @@ async def test_a_quota_binds_who_was_banned_on_a_strict_route_as_well(bus: Bus) 
     assert len(await bus.queue(queue)) == 1
 
 
-async def test_a_banned_source_that_goes_on_asking_a_full_target_is_refused_outright(bus: Bus) -> None:
+async def test_banned_source_that_floods_a_full_target_is_refused(bus: Bus) -> None:
     await bus.lane("full")
     await bus.limit("full", 1, 86_400.0)
     await struck(bus, "full", 3)
@@ -279,7 +277,7 @@ async def test_a_banned_source_that_goes_on_asking_a_full_target_is_refused_outr
     assert (await bus.send(bus.message()))["outcome"] == "delivered"
 
 
-async def test_a_ban_of_one_gateway_is_told_once_and_reported(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_ban_of_one_gateway_is_reported_once(bus: Bus, clock_of_bus: ManualClock) -> None:
     rival = await bus.service("rival")
     await bus.lane("crowded")
     await bus.acl("crowded", source="rival")

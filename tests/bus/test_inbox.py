@@ -1,4 +1,4 @@
-"""A service receives what is sent to it, with its own key, and nothing else."""
+"""The inbox: a service receives only its own messages, with its own API key."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from uuid import uuid4
 
 import pytest
 
-from interlock.bus.events import tell
-from interlock.bus.queues import target_queue, telemetry_queue
-from interlock.bus.telemetry import TelemetryBatches
+from interlock.bus.path.delivery import target_queue
+from interlock.bus.telemetry.events import telemetry_queue, tell
+from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.client.bus import Consumer, DeliveredMessage, Delivery, TelemetryConsumer
 from interlock.wire.bus_events import CommandFailed, FailureReason, LegacyKeyUsed
 from tests.bus.targets import Target, target
 from tests.docs.pages import read
-from tests.system import System, until
+from tests.support.system import System, until
 
 
-async def test_a_command_is_received_extended_and_acknowledged_once(shared: System) -> None:
+async def test_command_is_received_extended_and_acknowledged_once(shared: System) -> None:
     bot = await target(shared)
     (command_id,) = await bot.send({"text": "hello"})
     (found,) = await bot.received()
@@ -36,7 +36,7 @@ async def test_a_command_is_received_extended_and_acknowledged_once(shared: Syst
     assert (await bot.call("ack", {"items": [handle]})).json() == {"settled": 1}
 
 
-async def test_a_waiting_receiver_gets_a_command_as_soon_as_it_is_there(shared: System) -> None:
+async def test_waiting_receiver_gets_a_command_immediately(shared: System) -> None:
     bot = await target(shared)
     waiting = asyncio.create_task(bot.received(wait_seconds=20))
     await shared.value("select 1")
@@ -45,7 +45,7 @@ async def test_a_waiting_receiver_gets_a_command_as_soon_as_it_is_there(shared: 
     assert found["body"]["command"]["payload"] == "now"
 
 
-async def test_a_key_reaches_the_queues_of_its_own_service_alone(shared: System) -> None:
+async def test_key_reaches_only_queues_of_its_service(shared: System) -> None:
     mine, other = await target(shared), await target(shared)
     await other.send("secret")
     reply = await mine.call("receive", {}, queue=other.queue)
@@ -63,7 +63,7 @@ async def test_a_key_reaches_the_queues_of_its_own_service_alone(shared: System)
     assert (await mine.call("dead-letters", method="GET", queue=other.queue)).status_code == 403
 
 
-async def test_another_orgs_service_of_the_same_name_reaches_nothing(shared: System) -> None:
+async def test_service_of_the_same_name_in_another_org_reaches_nothing(shared: System) -> None:
     mine = await target(shared)
     org_id = await shared.value("insert into interlock.orgs (name) values ('rival') returning org_id")
     rival = await target(shared, org_id=org_id)
@@ -74,7 +74,7 @@ async def test_another_orgs_service_of_the_same_name_reaches_nothing(shared: Sys
     assert len(await mine.received()) == 1
 
 
-async def test_a_key_without_a_service_receives_nothing(shared: System) -> None:
+async def test_key_without_a_service_receives_nothing(shared: System) -> None:
     bot = await target(shared)
     reply = await shared.user("POST", f"/v1/inbox/{bot.queue}/receive", json={})
     assert reply.status_code == 403
@@ -103,22 +103,22 @@ async def test_dead_letters_are_listed_redriven_and_discarded(shared: System) ->
 
 async def test_telemetry_is_received_by_any_service_of_the_org(shared: System) -> None:
     bot = await target(shared)
-    async with shared.kernel.database.transaction() as connection:
+    async with shared.kernel.stores.database.transaction() as connection:
         events = [(shared.org_id, LegacyKeyUsed(version_id=f"hmac-v{n}", source="default/bot")) for n in range(10)]
         await tell(connection, events)
-    await TelemetryBatches(shared.kernel.database, shared.kernel.settings).run_once()
+    await TelemetryBatches(shared.kernel.stores.database, shared.kernel.settings).run_once()
     async with TelemetryConsumer(shared.gateway_url, bot.key) as consumer:
         (delivery,) = await consumer.receive(wait_seconds=0)
         assert delivery.body.events == [event for _, event in events]
         assert await delivery.ack()
     assert await shared.value("select last_received_at is not null from interlock.bus_telemetry_queues")
-    assert await shared.kernel.queue.depth(telemetry_queue(shared.org_id)) == 0
+    assert await shared.kernel.tasks.queue.depth(telemetry_queue(shared.org_id)) == 0
 
 
 # The SDK
 
 
-async def test_a_consumer_handles_every_command_and_those_that_fail_again(shared: System) -> None:
+async def test_consumer_handles_every_command_and_retries_failures(shared: System) -> None:
     bot = await target(shared)
     await bot.send(*range(20))
     done, failed, stop = [], [], asyncio.Event()
@@ -140,7 +140,7 @@ async def test_a_consumer_handles_every_command_and_those_that_fail_again(shared
         assert await consumer.receive(wait_seconds=0) == []
 
 
-async def test_a_command_that_takes_long_stays_with_its_consumer(shared: System) -> None:
+async def test_long_command_stays_with_its_consumer(shared: System) -> None:
     bot = await target(shared)
     await bot.send("slow")
     started, finish, stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -159,7 +159,7 @@ async def test_a_command_that_takes_long_stays_with_its_consumer(shared: System)
         assert await bot.received() == []
         finish.set()
         await running
-    assert await shared.kernel.queue.depth(target_queue(bot.org_id, bot.queue)) == 0
+    assert await shared.kernel.tasks.queue.depth(target_queue(bot.org_id, bot.queue)) == 0
 
 
 async def _visible_at(bot: Target) -> object:
@@ -188,10 +188,10 @@ async def test_the_examples_of_the_documentation_receive_commands_and_telemetry(
     await bot.send({"n": 1})
     assert await examples["one"](shared.gateway_url, bot.key) == {"n": 1}
     await bot.send({"n": 2})
-    async with shared.kernel.database.transaction() as connection:
+    async with shared.kernel.stores.database.transaction() as connection:
         failure = CommandFailed(reason=FailureReason.ACL_DENY, command_id=uuid4())
         await tell(connection, [(shared.org_id, failure)] * 10)
-    await TelemetryBatches(shared.kernel.database, shared.kernel.settings).run_once()
+    await TelemetryBatches(shared.kernel.stores.database, shared.kernel.settings).run_once()
     running = [asyncio.create_task(examples[name](shared.gateway_url, bot.key)) for name in ("main", "listen")]
     printed = ""
 

@@ -1,4 +1,4 @@
-"""The authoritative count, against a model of windows; and that no number of takers can pass it."""
+"""The authoritative count of limits, compared with a model, and under concurrent use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlock.adapters.postgres import Database
-from interlock.bus import limits
-from interlock.bus.limits import Ask, Limits
 from interlock.bus.model import Limit
-from interlock.bus.tokens import Tokens
+from interlock.bus.path import limits
+from interlock.bus.path.limits import Ask, Limits, Tokens
 from interlock.clock import ManualClock
+from interlock.stores.postgres import Database
 from interlock.wire.bus_registry import Enforcement
 from tests.conftest import copied
 
@@ -43,7 +42,7 @@ async def taken(database: Database, limit: Limit, amount: int, org_id: UUID) -> 
 
 @dataclass
 class Window:
-    """Windows that follow each other on a line of whole seconds."""
+    """A model of consecutive windows of whole seconds."""
 
     limit: Limit
     start: float = -1.0
@@ -82,7 +81,7 @@ _limits = st.builds(
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(limit=_limits, moves=st.lists(st.tuples(st.integers(0, 7), st.integers(1, 12)), min_size=1, max_size=10))
-async def test_a_window_grants_what_the_model_says(
+async def test_window_grants_the_amount_of_the_model(
     place: tuple[Database, ManualClock], limit: Limit, moves: list[tuple[int, int]]
 ) -> None:
     database, clock = place
@@ -94,7 +93,7 @@ async def test_a_window_grants_what_the_model_says(
     assert all(sum_ <= limit.rate + limit.burst for sum_ in model.history.values())
 
 
-async def test_takers_at_once_get_the_whole_limit_and_not_one_more(place: tuple[Database, ManualClock]) -> None:
+async def test_concurrent_takers_get_exactly_the_limit(place: tuple[Database, ManualClock]) -> None:
     database, _ = place
     limit, org_id = Limit("mailer", "crowd", rate=100, window_seconds=3600), uuid4()
     grants = await asyncio.gather(*(taken(database, limit, 7, org_id) for _ in range(40)))
@@ -102,7 +101,7 @@ async def test_takers_at_once_get_the_whole_limit_and_not_one_more(place: tuple[
     assert all(0 < grant.wait_seconds <= 3600 for grant in grants)
 
 
-async def test_what_was_taken_by_a_transaction_that_fails_is_there_again(place: tuple[Database, ManualClock]) -> None:
+async def test_rollback_returns_tokens(place: tuple[Database, ManualClock]) -> None:
     database, _ = place
     limit, org_id = Limit("mailer", "undone", rate=5, window_seconds=3600), uuid4()
     async with database.connection() as connection:
@@ -113,7 +112,7 @@ async def test_what_was_taken_by_a_transaction_that_fails_is_there_again(place: 
     assert (await taken(database, limit, 5, org_id)).amount == 5
 
 
-async def test_tokens_end_with_the_window_that_they_were_taken_from(place: tuple[Database, ManualClock]) -> None:
+async def test_tokens_expire_with_their_window(place: tuple[Database, ManualClock]) -> None:
     database, clock = place
     limit, tokens = Limit("mailer", "ending", rate=100, window_seconds=10), Tokens(uuid4())
     now = clock.now().timestamp()
@@ -124,7 +123,7 @@ async def test_tokens_end_with_the_window_that_they_were_taken_from(place: tuple
     assert not tokens.take([limit], ends)
 
 
-async def test_a_process_fetches_no_more_than_it_has_asked_for(place: tuple[Database, ManualClock]) -> None:
+async def test_process_prefetches_no_more_than_its_recent_use(place: tuple[Database, ManualClock]) -> None:
     database, clock = place
     limit, tokens = Limit("mailer", "modest", rate=1000, window_seconds=3600), Tokens(uuid4())
     now = clock.now().timestamp()
@@ -134,7 +133,7 @@ async def test_a_process_fetches_no_more_than_it_has_asked_for(place: tuple[Data
     assert [tokens.take([limit], now) for _ in range(4)] == [True, True, True, False]
 
 
-async def test_at_most_so_many_dispatchers_prefetch_a_lane_in_one_second(place: tuple[Database, ManualClock]) -> None:
+async def test_number_of_prefetching_dispatchers_is_limited(place: tuple[Database, ManualClock]) -> None:
     database, clock = place
     limit, org_id = Limit("mailer", "herd", rate=1000, window_seconds=3600), uuid4()
     now = clock.now().timestamp()
@@ -150,7 +149,7 @@ async def test_at_most_so_many_dispatchers_prefetch_a_lane_in_one_second(place: 
     assert late.take([limit], now)
 
 
-async def test_a_relaxed_limit_closes_after_it_was_passed_and_opens_with_the_next_window(
+async def test_exceeded_relaxed_limit_closes_until_the_next_window(
     place: tuple[Database, ManualClock],
 ) -> None:
     database, clock = place
@@ -168,7 +167,7 @@ def own(rate: int, source: str = "billing", **more: object) -> Limit:
     return Limit("", "", rate, 3600.0, source=source, **more)  # type: ignore[arg-type]
 
 
-async def test_a_limit_on_a_source_has_a_window_and_tokens_of_its_own(place: tuple[Database, ManualClock]) -> None:
+async def test_source_limit_has_its_own_window_and_tokens(place: tuple[Database, ManualClock]) -> None:
     database, clock = place
     lane, now = Limit("mailer", "both", rate=1000, window_seconds=3600), clock.now().timestamp()
     tokens = Tokens(uuid4())
@@ -180,7 +179,7 @@ async def test_a_limit_on_a_source_has_a_window_and_tokens_of_its_own(place: tup
     assert (await taken(database, own(40, "shipping"), 100, tokens.org_id)).amount == 40
 
 
-async def test_a_limit_that_has_tokens_asks_for_no_more_while_another_holds_commands_back(
+async def test_limit_with_tokens_fetches_none_while_another_refuses(
     place: tuple[Database, ManualClock],
 ) -> None:
     _, clock = place
@@ -191,7 +190,7 @@ async def test_a_limit_that_has_tokens_asks_for_no_more_while_another_holds_comm
     assert [(wanted.limit.key, wanted.amount) for wanted in tokens.wanted(now)] == [(("", "", "billing"), 2)]
 
 
-async def test_what_is_given_back_in_the_transaction_can_be_taken_again(place: tuple[Database, ManualClock]) -> None:
+async def test_returned_tokens_can_be_taken_again(place: tuple[Database, ManualClock]) -> None:
     database, _ = place
     limit, org_id = own(5), uuid4()
     ask = Ask(org_id, limit, 5)

@@ -1,4 +1,4 @@
-"""What the shield tells beside its decisions: clocks that are off, keys that are about to end."""
+"""Notices of the shield: clock skew, and keys that are about to expire."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from interlock.bus import envelope as envelopes
-from interlock.bus.caches import Tenant
-from interlock.bus.envelope import read
 from interlock.bus.model import Key, Kind
-from interlock.bus.shield import Shield
+from interlock.bus.path.caches import Tenant
+from interlock.bus.path.verification import Shield
+from interlock.wire import commands
 from interlock.wire.bus_events import BusEvent, KeyExpiryImminent, LegacyKeyUsed, SkewNearLimit, SkewSample
+from interlock.wire.commands import read
 from tests.bus.producing import SECRET, SOURCE, signed
 
 NOW: Final = 1_800_000_000.0
@@ -30,17 +30,17 @@ def tenant(**key: float | None) -> Tenant:
 
 
 def told(known: Tenant, *, skew: float = 0.0, now: float = NOW, shield: Shield | None = None) -> list[BusEvent]:
-    shield = shield or Shield(dice=lambda: 1.0)
-    assert isinstance(shield.check(signed(now - skew, command_id=ID), SOURCE, known, now), envelopes.Envelope)
-    notices, shield.notices = shield.notices, []
-    assert {org_id for org_id, _ in notices} <= {known.org_id}
-    return [event for _, event in notices]
+    shield = shield or Shield(rng=lambda: 1.0)
+    verified = shield.verify([signed(now - skew, command_id=ID)], SOURCE, known, now)
+    assert isinstance(verified.results[0], commands.Envelope)
+    assert {org_id for org_id, _ in verified.notices} <= {known.org_id}
+    return [event for _, event in verified.notices]
 
 
 @pytest.mark.parametrize(
     ("skew", "near"), [(0, False), (47.9, False), (48, True), (-47.9, False), (-48, True), (60, True)]
 )
-def test_a_clock_that_is_off_by_eighty_percent_of_the_window_is_told(skew: float, near: bool) -> None:
+def test_clock_skew_above_80_percent_of_the_window_is_reported(skew: float, near: bool) -> None:
     found = told(tenant(), skew=skew)
     assert [type(event) for event in found] == [SkewNearLimit] * near
     if near:
@@ -49,9 +49,9 @@ def test_a_clock_that_is_off_by_eighty_percent_of_the_window_is_told(skew: float
         assert (found[0].received_at - found[0].sent_at).total_seconds() == skew
 
 
-def test_one_command_in_a_hundred_is_a_sample_of_how_far_clocks_are_off() -> None:
+def test_one_command_in_a_hundred_is_a_skew_sample() -> None:
     dice = iter([0.5, 0.0099, 0.01, 0.999])
-    shield = Shield(dice=lambda: next(dice))
+    shield = Shield(rng=lambda: next(dice))
     found = [told(tenant(), skew=1.5, shield=shield) for _ in range(4)]
     assert [[type(event) for event in events] for events in found] == [[], [SkewSample], [], []]
     (sample,) = found[1]
@@ -59,8 +59,8 @@ def test_one_command_in_a_hundred_is_a_sample_of_how_far_clocks_are_off() -> Non
     assert (sample.message_id, sample.source, sample.skew_seconds) == (UUID(ID), SOURCE, 1.5)
 
 
-def test_the_key_before_the_current_one_is_told_of_once_a_minute() -> None:
-    known, shield = tenant(expires_at=NOW + 5 * DAY, polled_at=NOW - 60), Shield(dice=lambda: 1.0)
+def test_use_of_the_previous_key_is_reported_once_a_minute() -> None:
+    known, shield = tenant(expires_at=NOW + 5 * DAY, polled_at=NOW - 60), Shield(rng=lambda: 1.0)
     assert told(tenant()) == []
     (event,) = told(known, shield=shield)
     polled = datetime.fromtimestamp(NOW - 60, UTC)
@@ -79,32 +79,31 @@ def test_the_key_before_the_current_one_is_told_of_once_a_minute() -> None:
         (60, 30 * DAY, True),
     ],
 )
-def test_a_key_that_ends_within_a_day_is_told_of_unless_its_producer_has_asked(
+def test_key_that_expires_within_a_day_is_reported_unless_polled(
     ends: float, polled: float | None, imminent: bool
 ) -> None:
     known = tenant(expires_at=NOW + ends, polled_at=None if polled is None else NOW - polled)
-    shield = Shield(dice=lambda: 1.0)
+    shield = Shield(rng=lambda: 1.0)
     assert (KeyExpiryImminent in {type(event) for event in told(known, shield=shield)}) == imminent
-    if imminent:  # once an hour
+    if imminent:  # emitted at most once an hour
         assert told(known, shield=shield, now=NOW + 30) == []
 
 
-def test_what_is_refused_is_no_sign_of_a_clock_or_a_key() -> None:
-    known, shield = tenant(expires_at=NOW + 60), Shield(dice=lambda: 0.0)
+def test_refused_command_causes_no_notice() -> None:
+    known, shield = tenant(expires_at=NOW + 60), Shield(rng=lambda: 0.0)
     message = msgspec.json.decode(signed(NOW - 50, command_id=ID))
     message["metadata"]["hmac"] = "0" * 64
-    shield.check(msgspec.json.encode(message), SOURCE, known, NOW)
-    assert shield.notices == []
+    assert shield.verify([msgspec.json.encode(message)], SOURCE, known, NOW).notices == []
 
 
-def test_a_signature_is_compared_in_a_time_that_says_nothing_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signatures_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[str, str]] = []
 
     def noted(one: str, other: str) -> bool:
         compared.append((one, other))
         return one == other
 
-    monkeypatch.setattr("interlock.bus.envelope.hmac.compare_digest", noted)
+    monkeypatch.setattr("interlock.wire.commands.hmac.compare_digest", noted)
     envelope = read(signed(NOW, command_id=ID))
-    assert envelopes.proves(SECRET, envelope)
+    assert commands.has_signature_of(SECRET, envelope)
     assert compared == [(envelope.metadata.hmac, envelope.metadata.hmac)]

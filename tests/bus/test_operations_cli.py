@@ -1,4 +1,4 @@
-"""Commands that operate the bus, as they are typed: what they print, for people and for programs."""
+"""CLI commands that operate the bus: their output for people and for programs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from interlock.bus.events import tell
-from interlock.bus.monitor import Monitor
-from interlock.bus.telemetry import TelemetryBatches
+from interlock.bus.alerts.route_health import Monitor
+from interlock.bus.telemetry.events import tell
+from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.cli.app import execute
 from interlock.wire.bus_events import CommandInvalid
 from tests.bus.targets import target
-from tests.system import System
+from tests.support.system import System
 
 
 class Terminal:
@@ -29,7 +29,7 @@ class Terminal:
     async def json(self, *line: str) -> Any:
         code, out = await self(*line, "--output", "json")
         assert code == 0, out
-        # The system of the test is in this process, and its log in the same place.
+        # The system runs in this process, and writes its log to the same stream.
         return json.loads(out[out.index("{\n") :])
 
 
@@ -42,9 +42,9 @@ def terminal(shared: System, capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 async def test_alerts_are_listed_routed_and_resolved(shared: System, terminal: Terminal) -> None:
     assert "There are no alerts." in (await terminal("alert", "list"))[1]
-    async with shared.kernel.database.transaction() as connection:
+    async with shared.kernel.stores.database.transaction() as connection:
         await tell(connection, [(shared.org_id, CommandInvalid(reason="bad"))] * 10)
-    await TelemetryBatches(shared.kernel.database, shared.kernel.settings).run_once()
+    await TelemetryBatches(shared.kernel.stores.database, shared.kernel.settings).run_once()
     (alert,) = (await terminal.json("alert", "list"))["alerts"]
     assert alert["told"] == 10
     (unrouted,) = (await terminal.json("alert", "unrouted"))["alerts"]
@@ -58,25 +58,25 @@ async def test_alerts_are_listed_routed_and_resolved(shared: System, terminal: T
     assert "webhook oncall" in (await terminal("alert", "channels"))[1]
 
 
-async def test_the_health_of_routes_is_shown(shared: System, terminal: Terminal) -> None:
+async def test_health_of_routes_is_shown(shared: System, terminal: Terminal) -> None:
     bot = await target(shared)
     await bot.send("a", "b")
-    await Monitor(shared.kernel.database, shared.kernel.settings).run_once()
-    shown = (await terminal.json("route-health"))["routes"]
+    await Monitor(shared.kernel.stores.database, shared.kernel.settings).run_once()
+    shown = (await terminal.json("route", "health"))["routes"]
     assert [(each["status"], each["depth"]) for each in shown if each["target"] == bot.service] == [("healthy", 2)]
-    assert bot.service in (await terminal("route-health"))[1]
-    assert bot.service not in (await terminal("route-health", "--bad"))[1]
+    assert bot.service in (await terminal("route", "health"))[1]
+    assert bot.service not in (await terminal("route", "health", "--bad"))[1]
 
 
-async def test_a_replay_is_started_shown_listed_and_canceled(terminal: Terminal) -> None:
-    assert "Nothing was ever sent again." in (await terminal("replay", "list"))[1]
+async def test_replay_is_started_shown_listed_and_canceled(terminal: Terminal) -> None:
+    assert "There are no replays." in (await terminal("replay", "list"))[1]
     filters = ("--dead-letters", "mail", "--source", "billing", "--since", "2026-01-31T12:00:00Z")
     started = await terminal.json("replay", "start", "--reason", "it was down", *filters, "--rate", "2", "--dry-run")
     assert (started["state"], started["dry_run"], started["filters"]["queue"]) == ("Selecting", True, "mail")
     shown = (await terminal("replay", "show", started["replay_id"]))[1]
     assert "it was down" in shown
     assert "queue mail, source billing, since 2026-01-31 12:00:00+00:00" in shown
-    assert "2 per second, 100000 in all" in shown
+    assert "2 per second, 100000 in total" in shown
     assert "it was down" in (await terminal("replay", "list"))[1]
     assert (await terminal.json("replay", "cancel", started["replay_id"]))["state"] == "Canceled"
     for wrong in ("yesterday", "2026-01-31T12:00:00"):

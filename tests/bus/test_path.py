@@ -1,4 +1,4 @@
-"""The path of a command through the real gateway and database: what is delivered, what is told, what is kept."""
+"""The path of a command through the real gateway and database: delivery, telemetry and stored state."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from interlock.bus.packed import unpacked
+from interlock.bus.path.delivery import unpacked
 from interlock.clock import ManualClock
 from interlock.errors import Unavailable
 from interlock.failpoints import arm, disarm
 from tests.bus.producing import signed
 from tests.bus.site import NAME, PRODUCER, TARGET, Bus, fresh, opened
 from tests.conftest import copied
-from tests.sources import deploy
-from tests.system import System, running
+from tests.support.sources import deploy
+from tests.support.system import System, running
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ async def bus(
         yield await opened(system)
 
 
-async def test_a_command_is_in_its_targets_queue_once_it_is_answered(bus: Bus) -> None:
+async def test_command_is_in_the_target_queue_before_the_reply(bus: Bus) -> None:
     command_id = fresh()
     verdict = await bus.send(bus.message(command_id=command_id, payload={"to": "someone", "é": [1, 2.5]}))
     assert verdict["outcome"] == "delivered"
@@ -52,14 +52,14 @@ async def test_a_command_is_in_its_targets_queue_once_it_is_answered(bus: Bus) -
     assert [each.metadata.id for each in unpacked(kept)] == [command_id]
 
 
-async def test_each_command_of_a_batch_is_answered_by_itself(bus: Bus) -> None:
+async def test_each_command_of_a_batch_has_its_own_verdict(bus: Bus) -> None:
     good, bad, unknown = bus.message(), bus.message().replace(b'"n":1', b'"n":2'), bus.message(name="no-such")
     results = await bus.batch([good, bad, b'{"nonsense":true}', unknown])
     assert [result["outcome"] for result in results] == ["delivered", "invalid", "invalid", "failed"]
     assert [result["reason"] for result in results] == [None, "invalid_hmac", "malformed", "route-missing"]
 
 
-async def test_a_strict_command_is_delivered_once_however_often_it_is_sent(bus: Bus) -> None:
+async def test_strict_command_is_delivered_once(bus: Bus) -> None:
     queue = await bus.lane("strict", dedupe_mode="strict")
     message = bus.message("strict", command_id=(command_id := fresh()))
     assert [r["outcome"] for r in await bus.batch([message, message])] == ["escalated", "escalated"]
@@ -70,9 +70,7 @@ async def test_a_strict_command_is_delivered_once_however_often_it_is_sent(bus: 
     assert sorted(await bus.outcomes(command_id)) == ["delivered", "duplicate", "duplicate"]
 
 
-async def test_the_gateway_knows_a_duplicate_by_itself_once_it_was_delivered(
-    bus: Bus, clock_of_bus: ManualClock
-) -> None:
+async def test_gateway_detects_duplicates_of_delivered_commands(bus: Bus, clock_of_bus: ManualClock) -> None:
     await bus.lane("known", dedupe_mode="strict")
     message = bus.message("known")
     await bus.send(message)
@@ -83,7 +81,7 @@ async def test_the_gateway_knows_a_duplicate_by_itself_once_it_was_delivered(
     assert (await bus.send(message))["outcome"] == "duplicate"
 
 
-async def test_an_id_is_free_again_after_its_time(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_id_can_be_used_again_after_the_dedupe_window(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue = await bus.lane("again", dedupe_mode="strict", dedupe_seconds=30.0)
     command_id = fresh()
     for _ in range(2):
@@ -94,9 +92,7 @@ async def test_an_id_is_free_again_after_its_time(bus: Bus, clock_of_bus: Manual
     assert await bus.outcomes(command_id) == ["delivered", "delivered"]
 
 
-async def test_a_strict_command_that_was_refused_may_come_again_under_its_id(
-    bus: Bus, clock_of_bus: ManualClock
-) -> None:
+async def test_refused_strict_command_may_be_sent_again(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue = await bus.lane("narrow", dedupe_mode="strict")
     await bus.limit("narrow", 1, 10.0)
     ids = [fresh(), fresh()]
@@ -110,7 +106,7 @@ async def test_a_strict_command_that_was_refused_may_come_again_under_its_id(
     assert [m["metadata"]["id"] for m in await bus.queue(queue)] == ids
 
 
-async def test_a_strict_limit_admits_its_rate_and_tells_the_others_when_to_come_again(bus: Bus) -> None:
+async def test_strict_limit_admits_its_rate_and_hints_when_to_retry(bus: Bus) -> None:
     queue = await bus.lane("limited")
     await bus.limit("limited", 5)
     await bus.refreshed()
@@ -125,7 +121,7 @@ async def test_a_strict_limit_admits_its_rate_and_tells_the_others_when_to_come_
     assert all("throttle_until" in failure for failure in failures)
 
 
-async def test_prefetched_tokens_let_commands_through_at_once_and_count_against_the_limit(bus: Bus) -> None:
+async def test_prefetched_tokens_admit_commands_within_the_limit(bus: Bus) -> None:
     queue = await bus.lane("warm")
     await bus.limit("warm", 60)
     await bus.refreshed()
@@ -139,7 +135,7 @@ async def test_prefetched_tokens_let_commands_through_at_once_and_count_against_
     assert 54 <= len(await bus.queue(queue)) <= 60
 
 
-async def test_a_relaxed_limit_lets_through_first_and_refuses_after_it_was_passed(bus: Bus) -> None:
+async def test_relaxed_limit_refuses_after_it_was_exceeded(bus: Bus) -> None:
     await bus.lane("relaxed")
     await bus.limit("relaxed", 2, enforcement="relaxed")
     await bus.refreshed()
@@ -151,7 +147,7 @@ async def test_a_relaxed_limit_lets_through_first_and_refuses_after_it_was_passe
     assert second["retry_after_ms"] > 0
 
 
-async def test_a_shadow_limit_refuses_nobody(bus: Bus) -> None:
+async def test_shadow_limit_refuses_nothing(bus: Bus) -> None:
     await bus.lane("shadow")
     await bus.limit("shadow", 1, enforcement="shadow")
     await bus.refreshed()
@@ -161,7 +157,7 @@ async def test_a_shadow_limit_refuses_nobody(bus: Bus) -> None:
         assert {result["outcome"] for result in results} == {"delivered"}
 
 
-async def test_a_new_route_works_at_once_by_the_slow_stage(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_new_route_works_immediately_through_the_slow_stage(bus: Bus, clock_of_bus: ManualClock) -> None:
     clock_of_bus.advance(3)
     await bus.route("brand-new")
     await bus.acl("brand-new")
@@ -176,7 +172,7 @@ async def test_a_new_route_works_at_once_by_the_slow_stage(bus: Bus, clock_of_bu
 @pytest.mark.parametrize(
     ("age", "outcome"), [(1.0, "delivered"), (3.0, "delivered"), (5.0, "escalated")], ids=["fresh", "stale", "expired"]
 )
-async def test_a_revoked_acl_works_for_as_long_as_its_sensitivity_allows(
+async def test_revoked_acl_works_no_longer_than_its_sensitivity_allows(
     bus: Bus, clock_of_bus: ManualClock, age: float, outcome: str
 ) -> None:
     name = f"revoked-{age:g}"
@@ -195,13 +191,13 @@ async def test_a_revoked_acl_works_for_as_long_as_its_sensitivity_allows(
     assert (await bus.send(bus.message(name)))["outcome"] in ("failed", "escalated")
 
 
-async def test_an_api_key_that_names_no_service_sends_nothing(bus: Bus) -> None:
+async def test_api_key_without_a_service_sends_nothing(bus: Bus) -> None:
     reply = await bus.system.user("POST", "/v1/commands", content=bus.message())
     assert reply.status_code == 403
 
 
-async def test_a_command_cannot_be_sent_as_another_service(bus: Bus) -> None:
-    """The secret is the same here, so that only the credential tells them apart."""
+async def test_command_cannot_be_sent_as_another_service(bus: Bus) -> None:
+    """Both services have the same secret, so that only the API key distinguishes them."""
     other = await bus.service("audit")
     await bus.refreshed()
     verdict = await bus.send(bus.message(command_id=(command_id := fresh())), key=other)
@@ -209,8 +205,8 @@ async def test_a_command_cannot_be_sent_as_another_service(bus: Bus) -> None:
     assert [event["source"] for event in await bus.events(command_id)] == ["test/audit"]
 
 
-async def test_the_commands_of_another_org_reach_nothing_here(bus: Bus) -> None:
-    rival = await bus.system.kernel.principals.create_org(f"rival-{uuid4().hex[:8]}")
+async def test_commands_of_another_org_are_refused(bus: Bus) -> None:
+    rival = await bus.system.kernel.access.principals.create_org(f"rival-{uuid4().hex[:8]}")
     elsewhere = Bus(System(**{**vars(bus.system), "org_id": rival.org_id}), "")
     key = await elsewhere.service(PRODUCER)
     before = len(await bus.queue(NAME))
@@ -219,7 +215,7 @@ async def test_the_commands_of_another_org_reach_nothing_here(bus: Bus) -> None:
     assert len(await bus.queue(NAME)) == before
 
 
-async def test_a_new_version_of_a_key_is_known_at_its_first_use(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_new_key_version_is_known_at_first_use(bus: Bus, clock_of_bus: ManualClock) -> None:
     key = await bus.service("rotating")
     await bus.acl(NAME, source="rotating")
     clock_of_bus.advance(3)
@@ -227,9 +223,9 @@ async def test_a_new_version_of_a_key_is_known_at_its_first_use(bus: Bus, clock_
     assert verdict["outcome"] in ("delivered", "escalated")
 
 
-async def test_nothing_is_answered_when_nothing_could_be_written(bus: Bus) -> None:
+async def test_failed_write_gives_no_verdict(bus: Bus) -> None:
     async def away() -> None:
-        raise Unavailable("The state database is away.")
+        raise Unavailable("The state database is unavailable.")
 
     before = len(await bus.queue(NAME))
     arm("command.before_commit", away)
@@ -241,13 +237,13 @@ async def test_nothing_is_answered_when_nothing_could_be_written(bus: Bus) -> No
     assert len(await bus.queue(NAME)) == before
 
 
-async def test_a_slow_stage_whose_store_goes_away_leaves_a_command_as_it_was(bus: Bus) -> None:
+async def test_slow_stage_without_its_store_leaves_the_hand_off(bus: Bus) -> None:
     queue = await bus.lane("kept", dedupe_mode="strict")
     await bus.limit("kept", 1)
     await bus.send(bus.message("kept", command_id=(command_id := fresh())))
 
     async def away() -> None:
-        raise Unavailable("The state database is away.")
+        raise Unavailable("The state database is unavailable.")
 
     arm("slow.before_commit", away)
     try:
@@ -262,9 +258,7 @@ async def test_a_slow_stage_whose_store_goes_away_leaves_a_command_as_it_was(bus
 
 
 @pytest.mark.parametrize(("table", "reason"), [("bus_acls", "acl-deny"), ("bus_routes", "route-missing")])
-async def test_the_slow_stage_takes_an_entry_whose_time_is_over_for_none(
-    bus: Bus, clock_of_bus: ManualClock, table: str, reason: str
-) -> None:
+async def test_slow_stage_ignores_expired_entries(bus: Bus, clock_of_bus: ManualClock, table: str, reason: str) -> None:
     name = f"ending-{table[4:]}"
     queue = await bus.lane(name, dedupe_mode="strict")
     await bus.execute(
@@ -278,7 +272,7 @@ async def test_the_slow_stage_takes_an_entry_whose_time_is_over_for_none(
     assert [event["reason"] for event in await bus.events(command_id)] == [reason]
 
 
-async def test_a_producer_that_goes_on_with_the_old_key_is_told_in_telemetry(bus: Bus) -> None:
+async def test_use_of_the_old_key_is_reported_in_telemetry(bus: Bus) -> None:
     key = await bus.service("legacy")
     await bus.acl(NAME, source="legacy")
     await bus.execute(
@@ -292,7 +286,7 @@ async def test_a_producer_that_goes_on_with_the_old_key_is_told_in_telemetry(bus
     assert all(event["version_id"] == "hmac-v1" for event in told.values())
 
 
-async def test_a_handoff_that_breaks_its_batch_holds_up_no_other(bus: Bus) -> None:
+async def test_hand_off_that_breaks_its_batch_delays_no_other(bus: Bus) -> None:
     queue = await bus.lane("sound", dedupe_mode="strict")
     await bus.execute(
         "insert into interlock.bus_handoffs (org_id, source, reason, body, facts, received_at)"
@@ -306,14 +300,14 @@ async def test_a_handoff_that_breaks_its_batch_holds_up_no_other(bus: Bus) -> No
     await bus.execute("delete from interlock.bus_handoffs")
 
 
-async def test_a_command_for_a_job_that_is_gone_is_a_delivery_failure(bus: Bus) -> None:
+async def test_command_for_a_removed_job_is_a_delivery_failure(bus: Bus) -> None:
     await bus.lane("orphan", queue=None, dlq=None, dag_name="gone", job_name="nothing")
     verdict = await bus.send(bus.message("orphan", command_id=(command_id := fresh())))
     assert (verdict["outcome"], verdict["reason"]) == ("failed", "delivery-failure")
     assert [event["reason"] for event in await bus.events(command_id)] == ["delivery-failure"]
 
 
-async def test_a_command_for_a_job_becomes_one_task_of_it_whose_payload_is_the_message(bus: Bus) -> None:
+async def test_command_for_a_job_becomes_one_task_with_the_message(bus: Bus) -> None:
     job = {"name": "by-command", "activation": "source", "source": {"kind": "command"}, "operator": "echo"}
     await deploy(bus.system, job | {"outputs": ["out"]}, dag="asked")
     for name, mode in (("job", "none"), ("strict-job", "strict")):
@@ -330,14 +324,14 @@ async def test_a_command_for_a_job_becomes_one_task_of_it_whose_payload_is_the_m
 
 
 async def _payloads(bus: Bus, command_id: str) -> list[Any]:
-    async with bus.system.kernel.database.connection() as connection:
+    async with bus.system.kernel.stores.database.connection() as connection:
         rows = await connection.fetch(
             "select payload from interlock.tasks where dedupe_key = $1", f"command:test/{PRODUCER}:{command_id}"
         )
     return [msgspec.json.decode(row["payload"]) for row in rows]
 
 
-async def test_a_payload_that_no_job_could_store_is_a_delivery_failure_and_spoils_no_other(bus: Bus) -> None:
+async def test_unstorable_payload_for_a_job_fails_alone(bus: Bus) -> None:
     job = {"name": "picky", "activation": "source", "source": {"kind": "command"}, "operator": "echo"}
     await deploy(bus.system, job | {"outputs": ["out"]}, dag="picky")
     await bus.lane("picky", queue=None, dlq=None, dag_name="picky", job_name="picky")
@@ -345,8 +339,8 @@ async def test_a_payload_that_no_job_could_store_is_a_delivery_failure_and_spoil
     assert [result["reason"] for result in results] == ["delivery-failure", None, None]
 
 
-async def test_an_invalid_command_is_told_with_what_could_be_read_of_it(bus: Bus) -> None:
-    now = bus.system.kernel.clock.now().timestamp()
+async def test_invalid_command_is_reported_with_its_readable_fields(bus: Bus) -> None:
+    now = bus.system.kernel.stores.clock.now().timestamp()
     late = signed(now - 91.4, command_id=(command_id := fresh()))
     assert (await bus.send(late))["reason"] == "expired_timestamp"
     (event,) = await bus.events(command_id)
@@ -358,20 +352,20 @@ async def test_an_invalid_command_is_told_with_what_could_be_read_of_it(bus: Bus
     "body",
     [b"", b"[]", b"null", b"{}", b'{"commands":[]}', b'{"commands":{}}', b'{"metadata":{},"commands":[{}]}', b"\xff"],
 )
-async def test_a_body_that_is_neither_a_command_nor_a_batch_is_a_bad_request(bus: Bus, body: bytes) -> None:
+async def test_body_that_is_no_command_or_batch_is_a_bad_request(bus: Bus, body: bytes) -> None:
     reply = await bus.system.user("POST", "/v1/commands", key=bus.key, content=body)
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
 
 
-async def test_a_batch_may_have_so_many_and_no_more(bus: Bus) -> None:
-    most = bus.system.kernel.settings.command_batch_limit
-    body = msgspec.json.encode({"commands": [{}] * (most + 1)})
+async def test_batch_size_is_limited(bus: Bus) -> None:
+    limit = bus.system.kernel.settings.command_batch_limit
+    body = msgspec.json.encode({"commands": [{}] * (limit + 1)})
     reply = await bus.system.user("POST", "/v1/commands", key=bus.key, content=body)
     assert (reply.status_code, reply.json()["code"]) == (413, "batch_too_large")
 
 
 @pytest.mark.parametrize("odd", [rb"\ud800", rb"\uDFFF", rb"\ud800\ud800", b"\xff"])
-async def test_half_a_character_in_one_command_refuses_that_one_alone(bus: Bus, odd: bytes) -> None:
+async def test_lone_surrogate_refuses_only_its_command(bus: Bus, odd: bytes) -> None:
     name = await bus.lane(f"odd-{odd.hex()}")
     good = [bus.message(name, command_id=fresh(), payload={"n": n, "s": "\U0001f682 \\ud800"}) for n in range(3)]
     bad = bus.message(name, command_id=fresh(), payload={"s": "MARK"}).replace(b"MARK", odd)
@@ -382,12 +376,64 @@ async def test_half_a_character_in_one_command_refuses_that_one_alone(bus: Bus, 
     assert [message["command"]["payload"]["n"] for message in await bus.queue(name)] == [0, 1, 2]
 
 
-async def test_half_a_character_in_a_single_command_is_a_verdict_like_any_other(bus: Bus) -> None:
-    verdict = await bus.send(bus.message(payload={"s": "MARK"}).replace(b"MARK", rb"\ud800"))
+@pytest.mark.parametrize("odd", [rb"\ud800", b"\xff", b'",' + b'"a":[' * 2_000 + b"0" + b"]" * 2_000 + b',"b":"'])
+async def test_a_single_command_that_cannot_be_read_gets_a_verdict(bus: Bus, odd: bytes) -> None:
+    verdict = await bus.send(bus.message(payload={"s": "MARK"}).replace(b"MARK", odd))
     assert (verdict["outcome"], verdict["reason"]) == ("invalid", "malformed")
 
 
-async def test_a_batch_that_is_there_twice_is_refused(bus: Bus) -> None:
+BAD_PAYLOADS: dict[str, bytes] = {
+    "nested 5,000 levels": b'{"a":' * 5_000 + b"1" + b"}" * 5_000,
+    "nested 2,000 levels, with a key of the batch": b'{"commands":' * 2_000 + b"[]" + b"}" * 2_000,
+    "half of a surrogate pair": rb'{"s":"\ud800"}',
+    "NUL as an escape in a name": rb'{"\u0000":"\u0000"}',
+    "NUL as a byte": b'{"s":"\x00"}',
+    "no UTF-8": b'{"s":"\xff"}',
+    "the same key twice": b'{"a":1,"a":2}',
+    "a number beyond a double": b'{"n":1e400}',
+    "a number of 10,000 digits": b'{"n":' + b"9" * 10_000 + b"}",
+    "no number": b'{"n":NaN}',
+    "brackets in strings": rb'{"s":"]}]}\"]}","n":NaN}',
+}
+
+
+async def test_bad_commands_of_a_batch_are_refused_alone(bus: Bus) -> None:
+    """Each kind between good commands, first one kind at a time, then all of them in one batch."""
+    await bus.lane("alone")
+
+    def good() -> bytes:
+        return bus.message("alone", payload={"s": '[{, \\ "', "n": [[]]})
+
+    def bad(payload: bytes) -> bytes:
+        return bus.message("alone", payload="MARK").replace(b'"MARK"', payload)
+
+    batches = [[payload] for payload in BAD_PAYLOADS.values()]
+    for payloads in [*batches, [*BAD_PAYLOADS.values()]]:
+        sent = [good(), *(each for payload in payloads for each in (bad(payload), good()))]
+        outcomes = [result["outcome"] for result in await bus.batch(sent)]
+        assert outcomes == ["delivered", *["invalid", "delivered"] * len(payloads)], payloads
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"commands":[1,]}',
+        b'{"commands":[,1]}',
+        b'{"commands":[{]}',
+        b'{"commands":[NaN] 5}',
+        b'{"commands":[NaN]}}',
+        b'{"commands":[NaN',
+        b'{"commands":[NaN],"more":1}',
+        b'{"commands":[' + b"{}[]" * 200_000 + b"]}",
+        b'{"commands":[' + b"[1," * 1_000_000 + b"]" * 1_000_000 + b"]}",
+    ],
+)
+async def test_a_batch_whose_commands_cannot_be_told_apart_is_refused(bus: Bus, body: bytes) -> None:
+    reply = await bus.system.user("POST", "/v1/commands", key=bus.key, content=body)
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+
+
+async def test_repeated_commands_key_is_refused(bus: Bus) -> None:
     message = bus.message(payload={"commands": '"commands"'})
     assert [r["outcome"] for r in await bus.batch([message, message])] != []
     body = b'{"commands":[' + message + b'], "commands":[]}'

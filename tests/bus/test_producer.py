@@ -1,4 +1,4 @@
-"""The producer's side of the SDK: signing, batches, hints, and keys that roll over, against the real bus."""
+"""The producer of the SDK with the real bus: signatures, batches, retry hints and key rotation."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from interlock.bus.queues import target_queue
+from interlock.bus.path.delivery import target_queue
 from interlock.client.bus import Command, CommandVerdict, Producer
 from interlock.errors import BadRequest, CommandRefused
 from tests.bus.registering import Tenant, tenant
+from tests.client.test_client import Scripted, problem, reply
 from tests.docs.pages import read
-from tests.system import System
-from tests.unit.test_client import Scripted, problem, reply
+from tests.support.system import System
 
 
 async def owner_and_key(system: System) -> tuple[Tenant, str]:
-    """A producer that may send one command to a target."""
+    """Returns an org, and the API key of a producer that may send one command."""
     owner = await tenant(system)
     await owner.services("billing", "discord-bot")
     await owner.put("routes", target="discord-bot", name="post-message", queue="posts", dlq="posts-dlq")
@@ -28,7 +28,7 @@ async def owner_and_key(system: System) -> tuple[Tenant, str]:
 
 
 async def delivered(owner: Tenant) -> list[str]:
-    async with owner.system.kernel.database.connection() as connection:
+    async with owner.system.kernel.stores.database.connection() as connection:
         rows = await connection.fetch(
             "select body::json #>> '{command,payload}' as payload from interlock.queue_messages where queue = $1"
             " order by message_id",
@@ -37,7 +37,7 @@ async def delivered(owner: Tenant) -> list[str]:
     return [row["payload"] for row in rows]
 
 
-async def test_the_example_of_the_documentation_sends_a_command(shared: System) -> None:
+async def test_example_of_the_documentation_sends_a_command(shared: System) -> None:
     owner, key = await owner_and_key(shared)
     (block,) = re.findall(r"```python\n(.*?)```", read("docs/bus.md"), re.DOTALL)
     names: dict[str, Any] = {}
@@ -46,7 +46,7 @@ async def test_the_example_of_the_documentation_sends_a_command(shared: System) 
     assert await delivered(owner) == ['{"channel":"general","text":"paid"}']
 
 
-async def test_a_batch_is_answered_command_by_command_in_its_order(shared: System) -> None:
+async def test_batch_results_are_in_the_order_of_the_commands(shared: System) -> None:
     owner, key = await owner_and_key(shared)
     commands = [Command(target="discord-bot", name="post-message", payload=number) for number in range(250)]
     commands[7] = Command(target="discord-bot", name="shout", payload=7)
@@ -62,22 +62,22 @@ async def test_a_batch_is_answered_command_by_command_in_its_order(shared: Syste
     assert len(await delivered(owner)) == 248
 
 
-async def test_a_key_that_was_replaced_or_revoked_is_exchanged_for_the_newest(shared: System) -> None:
+async def test_producer_replaces_a_rotated_or_revoked_key(shared: System) -> None:
     owner, key = await owner_and_key(shared)
     async with Producer(shared.gateway_url, key) as producer:
         await producer.send("discord-bot", "post-message", 1)
         assert (await producer.config()).active.version_id == "hmac-v1"
         reply = await owner.ask("DELETE", "/v1/service-keys/billing/hmac-v1")
         assert reply.status_code == 200
-        # The gateway may take the old key until it looks again: here it looks now.
-        caches = shared.kernel.ingress._caches
+        # The gateway accepts the old key until its next refresh: refresh now.
+        caches = shared.kernel.bus.ingress._caches
         await caches.refresh(caches.tenant(owner.org_id))
         await producer.send("discord-bot", "post-message", 2)
         assert (await producer.config()).active.version_id == "hmac-v2"
     assert await delivered(owner) == ["1", "2"]
 
 
-async def test_a_command_that_is_refused_raises_with_the_verdict(shared: System) -> None:
+async def test_refused_command_raises_with_the_verdict(shared: System) -> None:
     _owner, key = await owner_and_key(shared)
     async with Producer(shared.gateway_url, key, patience=0) as producer:
         with pytest.raises(CommandRefused) as refused:
@@ -87,7 +87,7 @@ async def test_a_command_that_is_refused_raises_with_the_verdict(shared: System)
             await producer.send("discord-bot", "post-message", Raw(b'{"a":1,"a":2}'))
 
 
-# Against a server that does what the test tells it to
+# A server whose replies the test controls
 
 CONFIG = {
     "tenant": "acme",
@@ -120,7 +120,7 @@ async def scripted() -> Any:
 
 
 class Time:
-    """A clock that only waiting moves."""
+    """A clock that only sleeping advances."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
@@ -135,7 +135,7 @@ def producing(server: Scripted, time: Time, **more: Any) -> Producer:
     return Producer(server.url, "key", now=lambda: time.now, pause=time.pause, **more)
 
 
-async def test_what_is_refused_for_the_moment_is_sent_again_when_the_hint_says(scripted: Scripted) -> None:
+async def test_throttled_command_is_retried_after_the_hint(scripted: Scripted) -> None:
     time = Time()
     scripted.script = [
         reply(CONFIG),
@@ -153,11 +153,11 @@ async def test_what_is_refused_for_the_moment_is_sent_again_when_the_hint_says(s
     ids = [re.findall(rb'"id":"([^"]+)"', body) for body in bodies]
     assert ids[0][1:] == ids[1]
     assert ids[1][1:] == ids[2]
-    # A message is good for a minute: each time it is signed anew.
+    # A message is valid for a minute, so that each attempt signs it again.
     assert len({stamp for body in bodies for stamp in re.findall(rb'"timestamp":"([^"]+)"', body)}) == 3
 
 
-async def test_patience_ends_and_what_will_never_do_is_not_tried_again(scripted: Scripted) -> None:
+async def test_retries_end_and_permanent_refusals_are_not_retried(scripted: Scripted) -> None:
     time = Time()
     throttled = ("failed", "rate-limit-exceeded", 4000)
     scripted.script = [reply(CONFIG), verdicts(throttled, ("failed", "acl-deny", None)), *[verdicts(throttled)] * 2]
@@ -167,7 +167,7 @@ async def test_patience_ends_and_what_will_never_do_is_not_tried_again(scripted:
     assert time.waits == [4.0, 4.0]
 
 
-async def test_the_configuration_is_asked_for_when_it_is_due_and_missed_for_a_while(scripted: Scripted) -> None:
+async def test_configuration_is_polled_when_due_and_may_be_missed(scripted: Scripted) -> None:
     time = Time()
     done = verdicts(("delivered", None, None))
     newer = CONFIG | {"active": {"version_id": "hmac-v2", "secret": "11" * 32, "expires_at": None}}
@@ -188,7 +188,7 @@ async def test_the_configuration_is_asked_for_when_it_is_due_and_missed_for_a_wh
     assert b'"version_id":"hmac-v2"' in scripted.requests[-1].body
 
 
-async def test_a_refused_key_is_asked_for_once_and_its_commands_sent_again(scripted: Scripted) -> None:
+async def test_refused_key_is_fetched_once_and_commands_are_resent(scripted: Scripted) -> None:
     newer = CONFIG | {"active": {"version_id": "hmac-v2", "secret": "11" * 32, "expires_at": None}}
     scripted.script = [
         reply(CONFIG),

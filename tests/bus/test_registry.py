@@ -1,4 +1,4 @@
-"""The registry: what may be registered and by whom, dry runs, the changelog, and the way back."""
+"""The registry: validation, permissions, dry runs, the changelog and reverts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from interlock.wire import KeyRequest, Role
 from tests.bus.registering import Tenant, tenant
-from tests.system import System
+from tests.support.system import System
 
 ROUTE = {"target": "bot", "name": "say", "queue": "says", "dlq": "says-dlq"}
 ACL = {"source": "billing", "target": "bot", "name": "say"}
@@ -18,7 +18,7 @@ LIMIT = {"target": "bot", "name": "say", "rate": 100}
 
 
 async def settled(shared: System) -> Tenant:
-    """A producer, a target, and everything for one command between them."""
+    """Registers a producer, a target, and everything for one command between them."""
     owner = await tenant(shared)
     await owner.services("billing", "bot")
     await owner.put("routes", **ROUTE)
@@ -28,14 +28,14 @@ async def settled(shared: System) -> Tenant:
 
 
 async def versions(owner: Tenant) -> dict[str, int]:
-    async with owner.system.kernel.database.connection() as connection:
+    async with owner.system.kernel.stores.database.connection() as connection:
         rows = await connection.fetch(
             "select kind, version from interlock.bus_versions where org_id = $1", owner.org_id
         )
     return {row["kind"]: row["version"] for row in rows}
 
 
-async def test_what_is_registered_is_shown_with_all_its_defaults(shared: System) -> None:
+async def test_registered_entries_are_shown_with_defaults(shared: System) -> None:
     owner = await settled(shared)
     (route,) = (await owner.get("/v1/routes"))["routes"]
     assert route | {"changed_at": ""} == ROUTE | {
@@ -60,7 +60,7 @@ async def test_what_is_registered_is_shown_with_all_its_defaults(shared: System)
     ]
 
 
-async def test_the_same_again_changes_nothing_and_another_value_is_an_update(shared: System) -> None:
+async def test_equal_request_changes_nothing_and_another_value_updates(shared: System) -> None:
     owner = await settled(shared)
     before = await versions(owner)
     again = await owner.put("acls", **ACL | {"source": f"{owner.org}/billing"})
@@ -75,7 +75,7 @@ async def test_the_same_again_changes_nothing_and_another_value_is_an_update(sha
     assert await versions(owner) == before | {"acls": before["acls"] + 1}
 
 
-async def test_a_dry_run_judges_by_every_rule_and_changes_nothing(shared: System) -> None:
+async def test_dry_run_validates_and_changes_nothing(shared: System) -> None:
     owner = await settled(shared)
     before, log = await versions(owner), await owner.get("/v1/changes")
     reply = await owner.ask("POST", "/v1/routes?dry_run=true", json=ROUTE | {"dedupe_mode": "strict"})
@@ -112,7 +112,7 @@ async def test_a_dry_run_judges_by_every_rule_and_changes_nothing(shared: System
         ({"queue": "says-dlq", "dlq": "d"}, "queue_taken"),
     ],
 )
-async def test_a_route_that_leads_nowhere_or_into_anothers_queue_is_refused(
+async def test_route_without_a_destination_or_to_a_taken_queue_is_refused(
     shared: System, entry: dict[str, Any], code: str
 ) -> None:
     owner = await settled(shared)
@@ -122,14 +122,14 @@ async def test_a_route_that_leads_nowhere_or_into_anothers_queue_is_refused(
     assert len((await owner.get("/v1/routes"))["routes"]) == 1
 
 
-async def test_a_queue_takes_several_commands_of_its_target_with_one_name_for_dead_letters(shared: System) -> None:
+async def test_queue_takes_several_commands_with_one_dlq(shared: System) -> None:
     owner = await settled(shared)
     assert (await owner.put("routes", **ROUTE | {"name": "shout"}))["action"] == "create"
     other = ROUTE | {"name": "cry", "dlq": "cries-dlq"}
     assert await owner.refusal("POST", "/v1/routes", json=other) == (409, "queue_taken")
 
 
-async def test_a_route_may_lead_to_a_job(shared: System) -> None:
+async def test_route_may_lead_to_a_job(shared: System) -> None:
     owner = await settled(shared)
     job = {"name": "load", "operator": "echo", "tasks": [1]}
     assert (await owner.ask("POST", "/v1/jobs", json=job)).status_code == 201
@@ -147,7 +147,7 @@ async def test_sources_and_targets_are_registered_services_of_the_org(shared: Sy
     assert await owner.refusal("POST", "/v1/keys", json={"user": "x", "service": "nobody"}) == (404, "unknown_service")
 
 
-async def test_the_limit_of_a_route_and_the_quota_of_a_source_are_two(shared: System) -> None:
+async def test_limit_of_a_route_and_quota_of_a_source_are_separate(shared: System) -> None:
     owner = await settled(shared)
     await owner.put("limits", **LIMIT | {"source": "billing", "rate": 5, "enforcement": "shadow"})
     found = [(each["source"], each["rate"]) for each in (await owner.get("/v1/limits?target=bot"))["limits"]]
@@ -156,7 +156,7 @@ async def test_the_limit_of_a_route_and_the_quota_of_a_source_are_two(shared: Sy
     assert [each["source"] for each in (await owner.get("/v1/limits"))["limits"]] == [None]
 
 
-async def test_every_change_can_be_taken_back_and_that_too(shared: System) -> None:
+async def test_every_change_and_every_revert_can_be_reverted(shared: System) -> None:
     owner = await settled(shared)
     made = await owner.put("limits", **LIMIT | {"name": "shout"})
     raised = await owner.put("limits", **LIMIT | {"name": "shout", "rate": 500})
@@ -176,7 +176,7 @@ async def test_every_change_can_be_taken_back_and_that_too(shared: System) -> No
     assert await owner.refusal("GET", f"/v1/changes/{2**70}") == (404, "not_found")
 
 
-async def test_what_came_into_being_is_taken_back_by_removing_it(shared: System) -> None:
+async def test_revert_of_a_creation_removes_the_entry(shared: System) -> None:
     owner = await settled(shared)
     (change,) = (await owner.get("/v1/changes?kind=acls"))["changes"]
     back = (await owner.ask("POST", f"/v1/changes/{change['change_id']}/revert")).json()
@@ -184,14 +184,14 @@ async def test_what_came_into_being_is_taken_back_by_removing_it(shared: System)
     assert (await owner.get("/v1/acls"))["acls"] == []
 
 
-async def test_a_change_is_taken_back_by_the_rules_of_today(shared: System) -> None:
+async def test_revert_is_validated_by_current_rules(shared: System) -> None:
     owner = await settled(shared)
     gone = (await owner.ask("DELETE", "/v1/acls/bot/say/billing")).json()
     assert (await owner.ask("DELETE", "/v1/services/billing")).status_code == 200
     assert await owner.refusal("POST", f"/v1/changes/{gone['change_id']}/revert") == (404, "unknown_service")
 
 
-async def test_the_changelog_says_who_when_and_how_it_was_newest_first(shared: System) -> None:
+async def test_changelog_shows_author_time_and_content_newest_first(shared: System) -> None:
     owner = await settled(shared)
     await owner.put("routes", **ROUTE, expected_drain_seconds=60)
     changes = (await owner.get("/v1/changes"))["changes"]
@@ -213,7 +213,7 @@ async def test_the_changelog_says_who_when_and_how_it_was_newest_first(shared: S
     assert await owner.get(f"/v1/changes/{changes[0]['change_id']}") == changes[0]
 
 
-async def test_a_service_goes_when_nothing_names_it_and_its_keys_go_with_it(shared: System) -> None:
+async def test_unused_service_is_removed_with_its_keys(shared: System) -> None:
     owner = await settled(shared)
     key = await owner.service_key("billing")
     for service in ("billing", "bot"):
@@ -225,7 +225,7 @@ async def test_a_service_goes_when_nothing_names_it_and_its_keys_go_with_it(shar
     assert [each["service"] for each in (await owner.get("/v1/service-keys"))["keys"]] == ["bot"]
 
 
-async def test_pages_go_on_where_they_ended(shared: System) -> None:
+async def test_pages_continue_at_the_cursor(shared: System) -> None:
     owner = await settled(shared)
     for number in range(5):
         await owner.put("routes", **ROUTE | {"name": f"say-{number}"})
@@ -244,7 +244,7 @@ async def test_pages_go_on_where_they_ended(shared: System) -> None:
             assert names == ["say", *(f"say-{number}" for number in range(5))]
 
 
-async def test_a_trial_tells_every_check_and_what_to_write(shared: System) -> None:
+async def test_trial_shows_every_check_and_its_fix(shared: System) -> None:
     owner = await settled(shared)
     good = await owner.ask("POST", "/v1/routes/test", json=ACL)
     assert good.json()["deliverable"] is True
@@ -263,9 +263,9 @@ async def test_a_trial_tells_every_check_and_what_to_write(shared: System) -> No
     assert "interlock acl allow nobody bot shout" in told["acl"]
 
 
-async def test_who_may_send_is_an_admins_to_say_and_where_it_goes_a_writers(shared: System) -> None:
+async def test_admins_change_acls_and_writers_change_routes(shared: System) -> None:
     owner = await settled(shared)
-    principals = shared.kernel.principals
+    principals = shared.kernel.access.principals
     made = await principals.create_key(KeyRequest(user="w", role=Role.WRITER), owner.org_id, granted_by=None)
     writer = Tenant(shared, owner.org, owner.org_id, made.key)
     assert (await writer.put("routes", **ROUTE, dedupe_mode="strict"))["changed_by"] == "w"
@@ -300,12 +300,12 @@ async def test_another_org_sees_and_changes_nothing(shared: System) -> None:
     assert (await owner.get("/v1/routes/bot/say"))["queue"] == "says"
 
 
-async def test_changes_at_the_same_moment_come_one_after_another(shared: System) -> None:
+async def test_concurrent_changes_are_serialised(shared: System) -> None:
     owner = await settled(shared)
     before = (await versions(owner))["limits"]
     await asyncio.gather(*(owner.put("limits", **LIMIT | {"rate": rate}) for rate in range(1, 21)))
     changes = (await owner.get("/v1/changes?kind=limits&limit=20"))["changes"]
     assert (await versions(owner))["limits"] == before + 20
-    # Each found what the one before it had left.
+    # Each change starts from the result of the previous one.
     for later, earlier in itertools.pairwise(changes):
         assert later["before"] == earlier["after"]

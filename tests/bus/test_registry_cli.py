@@ -1,4 +1,4 @@
-"""The registry from the command line, as the documentation does it."""
+"""The registry on the command line, with the examples of the documentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from interlock.cli.app import execute
 from tests.bus.registering import Tenant, tenant
 from tests.docs.pages import read
-from tests.system import System
+from tests.support.system import System
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ async def owner(shared: System, monkeypatch: pytest.MonkeyPatch) -> Tenant:
 
 
 async def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """In a thread: the commands run loops of their own."""
+    """Runs a command in a thread, since it starts an event loop of its own."""
     code = await asyncio.to_thread(execute, list(words))
     said = capsys.readouterr()
     return code, said.out + said.err
@@ -38,14 +38,14 @@ async def asked(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 
 
 async def documented(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = re.findall(r"## From nothing to a command\n\n```sh\n(.*?)```", read("docs/bus.md"), re.DOTALL)
+    (block,) = re.findall(r"## Quickstart\n\n```sh\n(.*?)```", read("docs/bus.md"), re.DOTALL)
     for line in block.splitlines():
         code, said = await run(capsys, *shlex.split(line)[1:])
         assert code == 0, said
 
 
 async def registered(owner: Tenant) -> None:
-    """The same, without the command line."""
+    """Registers the same entries over HTTP."""
     await owner.services("billing", "discord-bot")
     command = {"target": "discord-bot", "name": "post-message"}
     await owner.put("routes", **command, queue="discord-posts", dlq="discord-posts-dlq")
@@ -53,13 +53,15 @@ async def registered(owner: Tenant) -> None:
     await owner.put("limits", **command, rate=50)
 
 
-async def test_the_lines_of_the_documentation_lead_from_nothing_to_a_command(
+async def test_commands_of_the_documentation_lead_to_a_delivered_command(
     owner: Tenant, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await documented(capsys)
     trial = await asked(capsys, "route", "test", "billing", "discord-bot", "post-message")
     assert trial["deliverable"]
-    shown = {kind: await run(capsys, kind, "list") for kind in ("service", "route", "acl", "limit", "key", "change")}
+    shown = {
+        kind: await run(capsys, kind, "list") for kind in ("service", "route", "acl", "limit", "service-key", "change")
+    }
     assert {kind: code for kind, (code, _) in shown.items()} == dict.fromkeys(shown, 0)
     assert "queue discord-posts" in shown["route"][1]
     assert "50 / 1 s" in shown["limit"][1]
@@ -68,7 +70,7 @@ async def test_the_lines_of_the_documentation_lead_from_nothing_to_a_command(
         assert (await run(capsys, *words))[0] == 0
 
 
-async def test_a_command_that_would_not_arrive_is_told_with_what_to_write(
+async def test_trial_of_an_undeliverable_command_shows_the_fix(
     owner: Tenant, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await registered(owner)
@@ -78,7 +80,7 @@ async def test_a_command_that_would_not_arrive_is_told_with_what_to_write(
     assert (code, "interlock acl allow billing discord-bot post-message" in said) == (1, True)
 
 
-async def test_a_change_is_tried_made_and_taken_back(owner: Tenant, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_change_is_tried_made_and_reverted(owner: Tenant, capsys: pytest.CaptureFixture[str]) -> None:
     await registered(owner)
     words = ["limit", "set", "discord-bot", "post-message", "--rate", "5"]
     assert (await asked(capsys, *words, "--dry-run"))["change_id"] is None
@@ -88,14 +90,14 @@ async def test_a_change_is_tried_made_and_taken_back(owner: Tenant, capsys: pyte
     back = await asked(capsys, "change", "revert", made)
     assert (back["after"]["rate"], back["reverts"]) == (50, int(made))
     code, said = await run(capsys, "change", "revert", made)
-    assert (code, "changed since" in said) == (1, True)
+    assert (code, "was changed again by change" in said) == (1, True)
     for kind, *entry in (["limit", "discord-bot", "post-message"], ["route", "discord-bot", "post-message"]):
         assert (await asked(capsys, kind, "remove", *entry, "--yes"))["action"] == "delete"
     code, said = await run(capsys, "service", "remove", "billing", "--yes")
-    assert (code, "acls still name" in said) == (1, True)
+    assert (code, "acls still refer to" in said) == (1, True)
 
 
-async def test_a_source_is_given_a_limit_of_its_own(owner: Tenant, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_source_gets_its_own_limit(owner: Tenant, capsys: pytest.CaptureFixture[str]) -> None:
     await registered(owner)
     made = await asked(capsys, "limit", "set", "--source", "billing", "--rate", "200")
     assert (made["subject"], made["after"]["target"]) == ("*/*/billing", None)
@@ -114,11 +116,11 @@ async def test_keys_are_rotated_revoked_and_shown_to_their_service(
     owner: Tenant, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await registered(owner)
-    rotated = await asked(capsys, "key", "rotate", "billing", "--overlap-hours", "1")
+    rotated = await asked(capsys, "service-key", "rotate", "billing", "--overlap-hours", "1")
     assert rotated["version_id"] == "hmac-v2"
-    assert (await asked(capsys, "key", "revoke", "billing", "hmac-v1", "--yes"))["state"] == "revoked"
-    code, said = await run(capsys, "key", "config")
+    assert (await asked(capsys, "service-key", "revoke", "billing", "hmac-v1", "--yes"))["state"] == "revoked"
+    code, said = await run(capsys, "service-key", "config")
     assert (code, "commands:send" in said) == (1, True)
     monkeypatch.setenv("INTERLOCK_API_KEY", await owner.service_key("billing"))
-    code, said = await run(capsys, "key", "config")
+    code, said = await run(capsys, "service-key", "config")
     assert (code, "hmac-v2" in said) == (0, True)

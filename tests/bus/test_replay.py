@@ -1,4 +1,4 @@
-"""Commands sent again by the platform: selected, signed anew, through every check, on the record."""
+"""Replays: selection, new signatures, all checks, and the record of each."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from interlock.bus.archive import Archive
-from interlock.bus.queues import target_queue
-from interlock.bus.registry_reads import RegistryReads
-from interlock.bus.replaying import Replaying, _Taken
-from interlock.bus.secrets import Seal
-from interlock.bus.selecting import ArchiveSelection, selection
+from interlock.access.seals import Seal
+from interlock.bus.path.delivery import target_queue
+from interlock.bus.registry.loader import RegistryReads
+from interlock.bus.replay.archive import Archive
+from interlock.bus.replay.selection import ArchiveSelection, selection
+from interlock.bus.replay.sender import Replaying, _Taken
 from interlock.clock import ManualClock
 from interlock.wire.bus_replays import ReplayFilters
 from tests.bus.site import NAME, PRODUCER, TARGET, Bus, fresh, opened
 from tests.conftest import copied
-from tests.system import fence, running
+from tests.support.system import fence, running
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,10 @@ async def bus(
 
 def _replaying(bus: Bus) -> Replaying:
     kernel = bus.system.kernel
-    archive = Archive(kernel.database, kernel.settings, kernel.objects)
-    picked = ArchiveSelection(kernel.database, kernel.settings, kernel.objects, archive)
-    registry = RegistryReads(kernel.database, Seal(kernel.settings.signing_keys_dir))
-    return Replaying(kernel.database, kernel.settings, picked, registry, kernel.ingress)
+    archive = Archive(kernel.stores.database, kernel.settings, kernel.access.objects)
+    picked = ArchiveSelection(kernel.stores.database, kernel.settings, kernel.access.objects, archive)
+    registry = RegistryReads(kernel.stores.database, Seal(kernel.settings.signing_keys_dir))
+    return Replaying(kernel.stores.database, kernel.settings, picked, registry, kernel.bus.ingress)
 
 
 async def _ask(bus: Bus, **request: Any) -> dict[str, Any]:
@@ -73,7 +73,7 @@ async def _until_ended(bus: Bus, clock: ManualClock, replay_id: str) -> dict[str
 
 
 async def _dead(bus: Bus, name: str, payloads: list[Any], **columns: Any) -> tuple[str, list[str]]:
-    """A lane whose commands were delivered, and never settled."""
+    """Creates a lane whose delivered commands became dead letters."""
     queue = await bus.lane(name, **columns)
     ids = [fresh() for _ in payloads]
     messages = [bus.message(name, command_id=id_, payload=payload) for id_, payload in zip(ids, payloads, strict=True)]
@@ -86,7 +86,7 @@ async def _dead(bus: Bus, name: str, payloads: list[Any], **columns: Any) -> tup
     return queue, ids
 
 
-async def test_dead_letters_are_sent_again_as_replays_and_are_dead_no_more(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_dead_letters_are_replayed_and_removed(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue, ids = await _dead(bus, "lost", [{"n": n} for n in range(3)])
     clock_of_bus.advance(600)
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue})
@@ -111,7 +111,7 @@ async def test_dead_letters_are_sent_again_as_replays_and_are_dead_no_more(bus: 
     )
 
 
-async def test_dead_letters_with_a_nul_are_sent_again_and_unreadable_ones_stay(
+async def test_dead_letters_with_a_nul_are_replayed_and_unreadable_ones_stay(
     bus: Bus, clock_of_bus: ManualClock
 ) -> None:
     payloads = [{"a": "x\x00y", "\x00": 1}, {"n": 1}, {"n": 2}]
@@ -131,7 +131,7 @@ async def test_dead_letters_with_a_nul_are_sent_again_and_unreadable_ones_stay(
     assert await bus.system.value(left, target_queue(bus.system.org_id, queue)) == 1
 
 
-async def test_a_dry_run_counts_what_would_be_sent_and_sends_nothing(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_dry_run_counts_commands_and_sends_nothing(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue, ids = await _dead(bus, "counted", list(range(4)))
     filters = {"queue": queue, "command_ids": ids[:3], "source": PRODUCER, "target": TARGET, "name": "counted"}
     asked = await _ask(bus, origin="dead-letters", filters=filters, dry_run=True)
@@ -142,11 +142,11 @@ async def test_a_dry_run_counts_what_would_be_sent_and_sends_nothing(bus: Bus, c
     assert len(await bus.queue(queue)) == 4
 
 
-async def test_no_more_is_sent_in_a_second_than_was_asked_for(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_replay_keeps_its_rate(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue, _ = await _dead(bus, "slowly", list(range(5)))
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue}, rate=2)
     replaying, sent = _replaying(bus), []
-    assert await replaying.run_once() == 1  # selected
+    assert await replaying.run_once() == 1  # the first pass only selects
     for _ in range(4):
         while await replaying.run_once():
             continue
@@ -156,7 +156,7 @@ async def test_no_more_is_sent_in_a_second_than_was_asked_for(bus: Bus, clock_of
     assert (await _state(bus, asked["replay_id"]))["state"] == "Completed"
 
 
-async def test_a_replay_passes_every_check_and_what_is_refused_stays_dead(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_replay_passes_every_check_and_refused_letters_stay(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue, ids = await _dead(bus, "forbidden", ["a"])
     await bus.execute("delete from interlock.bus_routes where name = 'forbidden'")
     await bus.changed("routes")
@@ -164,7 +164,7 @@ async def test_a_replay_passes_every_check_and_what_is_refused_stays_dead(bus: B
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue})
     replaying = _replaying(bus)
     while await replaying.run_once():
-        continue  # what is known to be missing is asked for again a moment later: the clock stands still
+        continue  # a missing entry is looked up again only after a moment, and the clock does not advance
     ended = await _until_ended(bus, clock_of_bus, asked["replay_id"])
     assert (ended["state"], ended["sent"], ended["failed"]) == ("Completed", 0, 1)
     failure = (await bus.events(ids[0]))[-1]
@@ -176,7 +176,7 @@ async def test_a_replay_passes_every_check_and_what_is_refused_stays_dead(bus: B
     assert len(await bus.queue(queue)) == 1
 
 
-async def test_a_strict_route_gets_a_replayed_command_once(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_strict_route_gets_a_replayed_command_once(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue, ids = await _dead(bus, "strictly", ["a"], dedupe_mode="strict")
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue})
     await _until_ended(bus, clock_of_bus, asked["replay_id"])
@@ -186,7 +186,7 @@ async def test_a_strict_route_gets_a_replayed_command_once(bus: Bus, clock_of_bu
     assert (again["replay"], again["replay_id"]) == (True, asked["replay_id"])
 
 
-async def test_a_replay_that_is_canceled_sends_no_more(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_canceled_replay_sends_no_more(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue, _ = await _dead(bus, "stopped", list(range(3)))
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue}, rate=1)
     replaying = _replaying(bus)
@@ -202,7 +202,7 @@ async def test_a_replay_that_is_canceled_sends_no_more(bus: Bus, clock_of_bus: M
     assert await bus.system.value("select count(*) from interlock.bus_replay_items") == 0
 
 
-async def test_a_replay_that_makes_no_sense_is_refused(bus: Bus) -> None:
+async def test_inconsistent_replay_request_is_refused(bus: Bus) -> None:
     for wrong in (
         {"origin": "archive", "filters": {"queue": "mail"}},
         {"origin": "dead-letters"},
@@ -213,8 +213,8 @@ async def test_a_replay_that_makes_no_sense_is_refused(bus: Bus) -> None:
         assert (reply.status_code, reply.json()["code"]) == (400, "bad_replay")
 
 
-async def test_a_replay_of_the_archive_sends_what_spark_has_found(bus: Bus, clock_of_bus: ManualClock) -> None:
-    """The task is done here as the operator would: tests/spark has the operator do it."""
+async def test_replay_of_the_archive_sends_the_selection_of_spark(bus: Bus, clock_of_bus: ManualClock) -> None:
+    """The test completes the task itself; tests/spark runs the real operator."""
     queue = await bus.lane("archived")
     ids = [fresh(), fresh()]
     await bus.batch([bus.message("archived", command_id=each) for each in ids])
@@ -233,7 +233,7 @@ async def test_a_replay_of_the_archive_sends_what_spark_has_found(bus: Bus, cloc
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist([row]), sink)
     uri = data["export"]["prefix"] + "part-00000.parquet"
-    await bus.system.kernel.objects.put(uri, sink.getvalue())
+    await bus.system.kernel.access.objects.put(uri, sink.getvalue())
     result = {"prefix": data["export"]["prefix"], "files": [{"uri": uri, "bytes": 1}], "row_count": 1}
     assert (await bus.system.complete(claim, result=result)).status_code == 200
     ended = await _until_ended(bus, clock_of_bus, asked["replay_id"])
@@ -241,7 +241,7 @@ async def test_a_replay_of_the_archive_sends_what_spark_has_found(bus: Bus, cloc
     assert [json.dumps(message["command"]["payload"]) for message in await bus.queue(queue)][-1] == "[1]"
 
 
-async def test_a_replay_of_an_archive_that_could_not_be_read_says_so(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_replay_reports_an_unreadable_archive(bus: Bus, clock_of_bus: ManualClock) -> None:
     asked = await _ask(bus, origin="archive", filters={"name": NAME})
     await _replaying(bus).run_once()
     task_id = (await _state(bus, asked["replay_id"]))["task_id"]
@@ -251,7 +251,7 @@ async def test_a_replay_of_an_archive_that_could_not_be_read_says_so(bus: Bus, c
     assert "Canceled" in ended["detail"]
 
 
-async def test_another_orgs_admin_sees_and_stops_no_replay(bus: Bus) -> None:
+async def test_admin_of_another_org_sees_and_cancels_no_replay(bus: Bus) -> None:
     asked = await _ask(bus, origin="archive", dry_run=True)
     name = f"rival-{uuid4().hex[:8]}"
     await bus.system.user("POST", "/v1/orgs", json={"name": name})
@@ -264,11 +264,11 @@ async def test_another_orgs_admin_sees_and_stops_no_replay(bus: Bus) -> None:
     await bus.system.user("POST", f"/v1/replays/{asked['replay_id']}/cancel")
 
 
-async def test_a_replay_waits_for_what_another_process_is_just_archiving(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_replay_waits_for_commands_being_archived(bus: Bus, clock_of_bus: ManualClock) -> None:
     await bus.send(bus.message())
-    await Archive(bus.system.kernel.database, bus.system.kernel.settings, bus.system.kernel.objects).flush(
-        bus.system.org_id
-    )
+    await Archive(
+        bus.system.kernel.stores.database, bus.system.kernel.settings, bus.system.kernel.access.objects
+    ).flush(bus.system.org_id)
     await bus.send(bus.message())
     await bus.execute("update interlock.bus_archives set taken_until = interlock.clock() + interval '1 minute'")
     asked = await _ask(bus, origin="archive", dry_run=True)
@@ -285,13 +285,11 @@ async def test_a_replay_waits_for_what_another_process_is_just_archiving(bus: Bu
     await bus.system.user("POST", f"/v1/replays/{asked['replay_id']}/cancel")
 
 
-async def test_processes_that_both_take_a_replay_for_theirs_send_each_command_once(
-    bus: Bus, clock_of_bus: ManualClock
-) -> None:
+async def test_concurrent_senders_send_each_command_once(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue, ids = await _dead(bus, "contested", list(range(6)))
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue}, rate=6)
-    await _replaying(bus).run_once()  # selected
-    async with bus.system.kernel.database.connection() as connection:
+    await _replaying(bus).run_once()  # the first pass only selects
+    async with bus.system.kernel.stores.database.connection() as connection:
         row = await connection.fetchrow(
             "select * from interlock.bus_replays where replay_id = $1", UUID(asked["replay_id"])
         )
@@ -303,11 +301,11 @@ async def test_processes_that_both_take_a_replay_for_theirs_send_each_command_on
     assert (ended["sent"], ended["failed"]) == (6, 0)
 
 
-async def test_what_is_canceled_while_it_is_being_sent_is_not_sent(bus: Bus) -> None:
+async def test_cancel_during_a_send_rolls_it_back(bus: Bus) -> None:
     queue, _ = await _dead(bus, "withdrawn", list(range(3)))
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue}, rate=3)
     await _replaying(bus).run_once()
-    async with bus.system.kernel.database.connection() as connection:
+    async with bus.system.kernel.stores.database.connection() as connection:
         row = await connection.fetchrow(
             "select * from interlock.bus_replays where replay_id = $1", UUID(asked["replay_id"])
         )

@@ -1,4 +1,4 @@
-"""Keys of services: versions, rotation with an overlap, revocation, and what a producer is told."""
+"""Keys of services: versions, rotation with an overlap, revocation, and the configuration of producers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from interlock.adapters.postgres import Database
-from interlock.bus.keys import KeyRotation, ServiceKeys
-from interlock.bus.secrets import Seal, require_seal
+from interlock.access.seals import Seal, require_seal
+from interlock.apps.app import open_app
+from interlock.apps.bus import bus
+from interlock.bus.registry.keys import KeyRotation, ServiceKeys
 from interlock.clock import ManualClock, SystemClock
 from interlock.errors import ConfigurationError
 from interlock.settings import Settings
-from interlock.wiring import bus, kernel
+from interlock.stores.postgres import Database
 from tests.bus.registering import Tenant, tenant
-from tests.system import System
+from tests.support.system import System
 
 DAY, HOUR = 86_400.0, 3_600.0
 
@@ -40,10 +41,10 @@ async def rotate(owner: Tenant, **more: object) -> str:
 
 
 def rotation(system: System) -> KeyRotation:
-    return KeyRotation(system.kernel.service_keys)
+    return KeyRotation(system.kernel.bus.service_keys)
 
 
-async def test_a_service_finds_its_secret_in_its_configuration_and_nobody_else_does(shared: System) -> None:
+async def test_only_the_service_reads_its_secret(shared: System) -> None:
     owner, key = await producer(shared)
     config = await owner.config(key)
     assert (config["tenant"], config["source"]) == (owner.org, f"{owner.org}/billing")
@@ -59,13 +60,13 @@ async def test_a_service_finds_its_secret_in_its_configuration_and_nobody_else_d
     assert made.json()["code"] == "bad_scope"
 
 
-async def test_a_dump_of_the_database_has_no_secret_that_signs(shared: System) -> None:
+async def test_database_contains_no_plain_secret(shared: System) -> None:
     owner, key = await producer(shared)
     secret = bytes.fromhex((await owner.config(key))["active"]["secret"])
     assert not await shared.value("select bool_or(position($1 in sealed) > 0) from interlock.bus_keys", secret)
 
 
-async def test_a_secret_opens_only_for_what_it_was_sealed_for_and_with_its_own_key(tmp_path: Path) -> None:
+async def test_secret_opens_only_for_its_purpose_and_with_its_key(tmp_path: Path) -> None:
     seal = Seal(tmp_path / "keys")
     sealed = seal.seal(b"secret", "a")
     assert Seal(tmp_path / "keys").open(sealed, "a") == b"secret"
@@ -81,7 +82,7 @@ async def test_a_secret_opens_only_for_what_it_was_sealed_for_and_with_its_own_k
         Seal(tmp_path / "keys").open(sealed, "a")
 
 
-async def test_after_a_rotation_the_version_before_is_good_for_a_week(still: System, clock: ManualClock) -> None:
+async def test_previous_version_is_valid_for_a_week_after_rotation(still: System, clock: ManualClock) -> None:
     owner, key = await producer(still)
     first = (await owner.config(key))["active"]
     assert await rotate(owner) == "hmac-v2"
@@ -94,14 +95,14 @@ async def test_after_a_rotation_the_version_before_is_good_for_a_week(still: Sys
     assert await states(owner) == {"hmac-v1": "expired", "hmac-v2": "current"}
 
 
-async def test_two_versions_are_good_and_never_three(shared: System) -> None:
+async def test_at_most_two_versions_are_valid(shared: System) -> None:
     owner, _key = await producer(shared)
     await rotate(owner)
     await rotate(owner, overlap_seconds=3600)
     assert await states(owner) == {"hmac-v1": "expired", "hmac-v2": "previous", "hmac-v3": "current"}
 
 
-async def test_the_platform_rotates_after_thirty_days_once_and_producers_ask_by_then(
+async def test_platform_rotates_once_after_30_days_and_producers_poll_by_then(
     still: System, clock: ManualClock
 ) -> None:
     owner, key = await producer(still)
@@ -117,12 +118,12 @@ async def test_the_platform_rotates_after_thirty_days_once_and_producers_ask_by_
     clock.advance(29 * DAY)
     assert await rotation(still).run_once() == 0
     clock.advance(70 * DAY)
-    # One rotation, and the first version, which expired more than 90 days ago, is forgotten.
+    # The two changes: a rotation, and the deletion of the first version, which expired more than 90 days ago.
     assert await rotation(still).run_once() == 2
     assert await states(owner) == {"hmac-v2": "previous", "hmac-v3": "current"}
 
 
-async def test_a_revoked_version_is_good_no_more_and_the_current_one_is_replaced(shared: System) -> None:
+async def test_revoked_current_version_is_replaced(shared: System) -> None:
     owner, key = await producer(shared)
     leaked = (await owner.config(key))["active"]
     reply = await owner.ask("DELETE", "/v1/service-keys/billing/hmac-v1")
@@ -135,14 +136,14 @@ async def test_a_revoked_version_is_good_no_more_and_the_current_one_is_replaced
         assert (await owner.refusal("DELETE", f"/v1/service-keys/billing/{version}"))[0] == 404
 
 
-async def test_a_secret_does_not_come_back_by_a_revert(shared: System) -> None:
+async def test_key_change_cannot_be_reverted(shared: System) -> None:
     owner, _key = await producer(shared)
     await rotate(owner)
     (change, *_) = (await owner.get("/v1/changes?kind=keys"))["changes"]
     assert await owner.refusal("POST", f"/v1/changes/{change['change_id']}/revert") == (409, "not_reversible")
 
 
-async def test_dispatchers_learn_when_a_producer_has_seen_its_newest_key(still: System, clock: ManualClock) -> None:
+async def test_dispatchers_learn_when_a_producer_fetches_its_newest_key(still: System, clock: ManualClock) -> None:
     owner, key = await producer(still)
     count = "select version from interlock.bus_versions where org_id = $1 and kind = 'keys'"
 
@@ -160,7 +161,7 @@ async def test_dispatchers_learn_when_a_producer_has_seen_its_newest_key(still: 
     assert await still.value("select polled_at from interlock.service_polls") == clock.now()
 
 
-async def test_two_processes_that_start_at_once_seal_with_the_same_key(tmp_path: Path) -> None:
+async def test_concurrent_first_starts_share_one_seal_key(tmp_path: Path) -> None:
     seals = [Seal(tmp_path / "keys") for _ in range(8)]
     sealed = await asyncio.gather(*(asyncio.to_thread(seal.seal, b"secret", "a") for seal in seals))
     assert {seals[0].open(each, "a") for each in sealed} == {b"secret"}
@@ -168,7 +169,7 @@ async def test_two_processes_that_start_at_once_seal_with_the_same_key(tmp_path:
     assert (tmp_path / "keys" / "bus-seal.key").stat().st_mode & 0o777 == 0o600
 
 
-async def test_rotations_at_the_same_moment_make_one_version_each(shared: System) -> None:
+async def test_concurrent_rotations_create_one_version_each(shared: System) -> None:
     owner, _key = await producer(shared)
     made = await asyncio.gather(*(rotate(owner) for _ in range(5)))
     assert sorted(made) == [f"hmac-v{number}" for number in range(2, 7)]
@@ -182,32 +183,34 @@ async def test_only_registered_services_have_keys(shared: System) -> None:
     owner, _key = await producer(shared)
     body = {"service": "nobody"}
     assert await owner.refusal("POST", "/v1/service-keys", json=body) == (404, "unknown_service")
-    keys = ServiceKeys(shared.kernel.database, shared.kernel.settings, Seal(shared.kernel.settings.signing_keys_dir))
+    keys = ServiceKeys(
+        shared.kernel.stores.database, shared.kernel.settings, Seal(shared.kernel.settings.signing_keys_dir)
+    )
     assert (await keys.tenant_config(owner.org_id, owner.org, "billing")).service == "billing"
 
 
-async def test_a_second_host_with_another_seal_does_not_start(state_url: str, tmp_path: Path) -> None:
+async def test_host_with_another_seal_does_not_start(state_url: str, tmp_path: Path) -> None:
     first = Settings(dir=tmp_path, state_url=state_url, keys_dir=tmp_path / "first")
-    async with kernel(first, process="gateway"):
+    async with open_app(first, process="gateway"):
         pass
     async with bus(first):
         pass
     second = Settings(dir=tmp_path, state_url=state_url, keys_dir=tmp_path / "second")
-    for start in (kernel(second, process="gateway"), bus(second)):
+    for start in (open_app(second, process="gateway"), bus(second)):
         with pytest.raises(ConfigurationError, match=r"bus-seal\.key does not exist.*Copy bus-seal\.key"):
             await start.__aenter__()
     assert not (tmp_path / "second" / "bus-seal.key").exists()
     Seal(tmp_path / "second").seal(b"made by an older version", "any")
     with pytest.raises(ConfigurationError, match="was not sealed with"):
-        await kernel(second, process="gateway").__aenter__()
+        await open_app(second, process="gateway").__aenter__()
     shutil.copy(tmp_path / "first" / "bus-seal.key", tmp_path / "second")
-    async with kernel(second, process="gateway"):
+    async with open_app(second, process="gateway"):
         pass
 
 
-async def test_secrets_older_than_the_check_value_are_tried_with_the_seal(shared: System, tmp_path: Path) -> None:
+async def test_seal_is_checked_with_secrets_older_than_the_check_value(shared: System, tmp_path: Path) -> None:
     await producer(shared)
-    database = shared.kernel.database
+    database = shared.kernel.stores.database
     await shared.value("with gone as (delete from interlock.seals returning 1) select count(*) from gone")
     with pytest.raises(ConfigurationError, match="does not exist"):
         await require_seal(database, Seal(tmp_path))
@@ -216,7 +219,7 @@ async def test_secrets_older_than_the_check_value_are_tried_with_the_seal(shared
     assert await shared.value("select count(*) from interlock.seals") == 1
 
 
-async def test_of_two_first_starts_with_two_seals_one_is_refused(state_url: str, tmp_path: Path) -> None:
+async def test_one_of_two_first_starts_with_different_seals_is_refused(state_url: str, tmp_path: Path) -> None:
     database = await Database.open(state_url, size=2, timeout=30, clock=SystemClock(), name="test")
     try:
         seals = [Seal(tmp_path / name) for name in ("one", "two")]

@@ -1,4 +1,4 @@
-"""Snapshots of the registry: published whole or not at all, and never believed further than their signature."""
+"""Snapshots of the registry: atomic publication, and loading with full validation."""
 
 from __future__ import annotations
 
@@ -12,39 +12,38 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlock.access import compact
+from interlock.access import jwt
+from interlock.access.seals import Seal
 from interlock.bus import metrics
-from interlock.bus.caches import Caches
 from interlock.bus.model import Kind
-from interlock.bus.registry_reads import RegistryReads
-from interlock.bus.secrets import Seal
-from interlock.bus.snapshot import LATEST, OrgEntries, document_uri
-from interlock.bus.snapshot_loading import Snapshots
-from interlock.bus.snapshot_publishing import SnapshotPublishing
+from interlock.bus.path.caches import Caches
+from interlock.bus.registry.loader import RegistryReads
+from interlock.bus.registry.snapshot import LATEST, OrgEntries, Snapshots, document_uri
+from interlock.bus.registry.snapshot_publisher import SnapshotPublishing
 from interlock.client.bus import Producer
 from interlock.clock import ManualClock
 from tests.bus.registering import Tenant, tenant
-from tests.system import System
+from tests.support.system import System
 
 KINDS = [Kind.SERVICES, Kind.KEYS, Kind.ROUTES, Kind.ACLS, Kind.LIMITS]
 
 
 class Shop:
-    """A system with a registry, and what publishes and loads its snapshots."""
+    """A system with a registry, a publisher and a loader of its snapshots."""
 
     def __init__(self, system: System, owner: Tenant) -> None:
         self.system, self.owner = system, owner
         self.kernel = system.kernel
         self.seal = Seal(self.kernel.settings.signing_keys_dir)
-        self.objects = self.kernel.objects
+        self.objects = self.kernel.access.objects
 
     def publishing(self, **changed: Any) -> SnapshotPublishing:
         known = self.kernel.settings.model_copy(update=changed)
-        return SnapshotPublishing(self.kernel.database, known, self.objects, self.kernel.keyring)
+        return SnapshotPublishing(self.kernel.stores.database, known, self.objects, self.kernel.access.keyring)
 
     def snapshots(self, **changed: Any) -> Snapshots:
         known = self.kernel.settings.model_copy(update=changed)
-        return Snapshots(self.objects, self.kernel.keyring, self.seal, self.kernel.clock, known)
+        return Snapshots(self.objects, self.kernel.access.keyring, self.seal, self.kernel.stores.clock, known)
 
     async def loaded(self, **changed: Any) -> OrgEntries | None:
         return await self.snapshots(**changed).org(self.owner.org_id)
@@ -61,13 +60,13 @@ class Shop:
         await self.objects.put(self.objects.uri(key), data)
 
     async def point(self, **claims: Any) -> None:
-        """A pointer that the platform itself has signed, with claims of the test's."""
+        """Writes a pointer with the given claims, signed by the platform."""
         pointer = await self.pointer()
-        key = await self.kernel.keyring.active()
-        public = await self.kernel.keyring.public(key["kid"])
+        key = await self.kernel.access.keyring.active()
+        public = await self.kernel.access.keyring.public(key["kid"])
         assert public is not None
-        known = compact.payload_of(pointer["token"], public) or {}
-        token = await compact.signed(msgspec.json.encode(known | claims), key["kid"], self.kernel.keyring)
+        known = jwt.payload_of(pointer["token"], public) or {}
+        token = await jwt.signed(msgspec.json.encode(known | claims), key["kid"], self.kernel.access.keyring)
         await self.put(LATEST, msgspec.json.encode(pointer | {"token": token}))
 
 
@@ -93,9 +92,9 @@ def failures(reason: str) -> float:
     return float(metrics.SNAPSHOT_LOAD_FAILURES.labels(reason)._value.get())
 
 
-async def test_a_snapshot_says_what_the_registry_says(shop: Shop) -> None:
+async def test_snapshot_equals_the_registry(shop: Shop) -> None:
     found = await shop.loaded()
-    registry = RegistryReads(shop.kernel.database, shop.seal)
+    registry = RegistryReads(shop.kernel.stores.database, shop.seal)
     assert found is not None
     assert found.versions == await registry.versions(shop.owner.org_id)
     for kind in KINDS:
@@ -104,21 +103,21 @@ async def test_a_snapshot_says_what_the_registry_says(shop: Shop) -> None:
         assert asked, kind
 
 
-async def test_a_dispatcher_starts_from_it_as_old_as_it_is_and_then_asks(shop: Shop, clock: ManualClock) -> None:
+async def test_dispatcher_starts_from_a_snapshot_and_then_refreshes(shop: Shop, clock: ManualClock) -> None:
     class Silent(RegistryReads):
-        """A registry that knows bans, and nothing else may be asked of."""
+        """A registry that returns bans, and fails on any other query."""
 
         async def versions(self, org_id: UUID) -> Any:
             raise AssertionError
 
     clock.advance(30)
-    caches = Caches(Silent(shop.kernel.database, shop.seal), clock, start=shop.snapshots())
+    caches = Caches(Silent(shop.kernel.stores.database, shop.seal), clock, start=shop.snapshots())
     known = await caches.ready(shop.owner.org_id)
     now = clock.now().timestamp()
     assert {kind: known.age(kind, now) for kind in Kind} == dict.fromkeys(KINDS, 30.0) | {Kind.BANS: 0.0}
     assert ("bot", "say") in known.routes
     assert known.due
-    registry = RegistryReads(shop.kernel.database, shop.seal)
+    registry = RegistryReads(shop.kernel.stores.database, shop.seal)
     asking = Caches(registry, clock, start=shop.snapshots())
     known = await asking.ready(shop.owner.org_id)
     await shop.owner.ask("DELETE", "/v1/acls/bot/say/billing")
@@ -127,16 +126,18 @@ async def test_a_dispatcher_starts_from_it_as_old_as_it_is_and_then_asks(shop: S
     assert known.age(Kind.ACLS, now) == 0
 
 
-async def test_a_gateway_takes_commands_by_a_snapshot(shop: Shop) -> None:
+async def test_gateway_accepts_commands_by_a_snapshot(shop: Shop) -> None:
     key = await shop.owner.service_key("other")
-    async with Producer(shop.system.gateway_url, key, now=lambda: shop.kernel.clock.now().timestamp()) as producer:
+    async with Producer(
+        shop.system.gateway_url, key, now=lambda: shop.kernel.stores.clock.now().timestamp()
+    ) as producer:
         verdict = await producer.send("bot", "say", 1)
     assert verdict.outcome in ("delivered", "escalated")
-    (known,) = shop.kernel.ingress._caches._tenants.values()
+    (known,) = shop.kernel.bus.ingress._caches._tenants.values()
     assert known.versions[Kind.ROUTES] == (await shop.loaded()).versions[Kind.ROUTES]  # type: ignore[union-attr]
 
 
-async def test_no_secret_is_in_a_snapshot(shop: Shop) -> None:
+async def test_snapshot_contains_no_plain_secret(shop: Shop) -> None:
     config = await shop.owner.config(await shop.owner.service_key("billing"))
     document = await shop.document()
     for version in (config["active"], config["previous"]):
@@ -144,7 +145,7 @@ async def test_no_secret_is_in_a_snapshot(shop: Shop) -> None:
         assert bytes.fromhex(version["secret"]) not in document
 
 
-async def test_another_process_does_not_publish_right_after(shop: Shop, clock: ManualClock) -> None:
+async def test_second_process_does_not_publish_again(shop: Shop, clock: ManualClock) -> None:
     assert await shop.publishing().run_once() == 0
     clock.advance(30)
     assert await shop.publishing(bus_snapshots=False).run_once() == 0
@@ -154,7 +155,7 @@ async def test_another_process_does_not_publish_right_after(shop: Shop, clock: M
     assert await shop.loaded() is not None
 
 
-async def test_old_documents_are_removed_and_the_one_that_counts_stays(shop: Shop, clock: ManualClock) -> None:
+async def test_old_documents_are_removed_and_the_current_one_stays(shop: Shop, clock: ManualClock) -> None:
     clock.advance(3600)
     assert await shop.publishing().run_once() == 1
     places = [found.uri async for found in shop.objects.list_under(shop.objects.uri("snavio/registry/snapshot/"))]
@@ -162,7 +163,7 @@ async def test_old_documents_are_removed_and_the_one_that_counts_stays(shop: Sho
     assert set(places) == {newest, shop.objects.uri(LATEST)}
 
 
-async def test_one_past_the_limit_is_not_published_and_the_last_one_stays(shop: Shop, clock: ManualClock) -> None:
+async def test_snapshot_over_the_limit_is_not_published(shop: Shop, clock: ManualClock) -> None:
     before = await shop.pointer()
     clock.advance(60)
     too_large = metrics.SNAPSHOTS_TOO_LARGE._value.get()
@@ -177,7 +178,7 @@ async def refused(shop: Shop, reason: str, **changed: Any) -> None:
     assert failures(reason) == count + 1, reason
 
 
-async def test_anything_wrong_with_a_snapshot_is_counted_and_the_registry_asked(shop: Shop, clock: ManualClock) -> None:
+async def test_unusable_snapshot_is_counted_and_the_registry_is_read(shop: Shop, clock: ManualClock) -> None:
     document, pointer = await shop.document(), await shop.pointer()
     place = document_uri(pointer["version_id"])
     await refused(shop, "too_large", bus_snapshot_limit_bytes=1024)
@@ -212,7 +213,7 @@ async def test_anything_wrong_with_a_snapshot_is_counted_and_the_registry_asked(
     await refused(shop, "future")
 
 
-async def test_what_the_platform_signed_is_still_judged_by_the_rules_of_the_registry(shop: Shop) -> None:
+async def test_signed_snapshot_is_validated_by_registry_rules(shop: Shop) -> None:
     whole = json.loads(await shop.document())
     version_id = whole["version_id"]
     for change, reason in (
@@ -240,7 +241,7 @@ async def test_what_the_platform_signed_is_still_judged_by_the_rules_of_the_regi
 
 @given(st.booleans(), st.integers(0, 10_000), st.binary(max_size=8), st.integers(0, 20))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_a_damaged_snapshot_is_the_same_or_none(
+async def test_damaged_snapshot_is_unchanged_or_refused(
     shop: Shop, pointed: bool, at: int, noise: bytes, gone: int
 ) -> None:
     good = await shop.loaded()
@@ -254,7 +255,7 @@ async def test_a_damaged_snapshot_is_the_same_or_none(
     assert found is None or (found.as_of, found.versions) == (good.as_of, good.versions)
 
 
-async def test_an_unusable_snapshot_is_not_looked_for_with_every_org(shop: Shop, clock: ManualClock) -> None:
+async def test_unusable_snapshot_is_not_retried_for_every_org(shop: Shop, clock: ManualClock) -> None:
     pointer = await shop.objects.read(shop.objects.uri(LATEST)) or b""
     await shop.objects.delete(shop.objects.uri(LATEST))
     snapshots = shop.snapshots()

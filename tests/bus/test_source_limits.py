@@ -1,4 +1,4 @@
-"""A limit on a source alone: registered, held to by both stages, and never passed by any number of dispatchers."""
+"""Limits on a source alone: registration, enforcement by both stages, and concurrent dispatchers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from interlock.bus.ingress import Ingress
-from interlock.bus.slow import SlowStage
+from interlock.bus.build import build_ingress
+from interlock.bus.path.ingress import Ingress
+from interlock.bus.path.slow_stage import SlowStage
 from interlock.clock import ManualClock
-from interlock.wiring import _ingress
 from tests.bus.registering import Tenant, tenant
 from tests.bus.site import PRODUCER, TARGET, Bus, fresh, opened
 from tests.conftest import copied
-from tests.system import System, running
+from tests.support.system import System, running
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def failures(bus: Bus, ids: list[str]) -> list[dict[str, Any]]:
     return [event for i in ids for event in await bus.events(i) if event["event"] == "snavio.command.failed"]
 
 
-async def test_a_source_sends_so_many_to_all_its_targets_together(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_source_limit_covers_all_targets_together(bus: Bus, clock_of_bus: ManualClock) -> None:
     queues = [await bus.lane(name) for name in ("one", "two", "strict-two")]
     other = await bus.service("shipping")
     await bus.acl("one", source="shipping")
@@ -58,7 +58,7 @@ async def test_a_source_sends_so_many_to_all_its_targets_together(bus: Bus, cloc
     told = await failures(bus, ids)
     assert [event["reason"] for event in told] == ["rate-limit-exceeded"] * 4
     assert all(event["retry_after_ms"] > 0 and event["throttle_until"] for event in told)
-    # Nobody else is bound by it, and the next window is a new one.
+    # It does not affect other sources, and the next window starts from zero.
     assert (await bus.send(bus.message("one"), key=other))["outcome"] == "delivered"
     clock_of_bus.advance(3600)
     await bus.send(bus.message("one"))
@@ -66,7 +66,7 @@ async def test_a_source_sends_so_many_to_all_its_targets_together(bus: Bus, cloc
     assert await used(bus, source=PRODUCER) == 1
 
 
-async def test_prefetched_tokens_of_both_limits_let_a_command_through_at_once(bus: Bus) -> None:
+async def test_prefetched_tokens_of_both_limits_admit_a_command(bus: Bus) -> None:
     await bus.lane("warm")
     await bus.limit("warm", 1000)
     await bus.source_limit(60)
@@ -77,7 +77,7 @@ async def test_prefetched_tokens_of_both_limits_let_a_command_through_at_once(bu
     assert [(r["outcome"], r["reason"]) for r in warm] == [("delivered", None)] * 3 + [("escalated", "token_required")]
 
 
-async def test_what_the_limit_of_the_target_refuses_is_given_back_to_the_source(bus: Bus) -> None:
+async def test_refusal_by_the_target_limit_returns_the_source_token(bus: Bus) -> None:
     narrow, wide = await bus.lane("narrow"), await bus.lane("wide")
     await bus.limit("narrow", 2)
     await bus.source_limit(10)
@@ -90,7 +90,7 @@ async def test_what_the_limit_of_the_target_refuses_is_given_back_to_the_source(
     assert (len(await bus.queue(wide)), await used(bus, source=PRODUCER)) == (8, 10)
 
 
-async def test_a_source_at_its_limit_takes_nothing_from_the_limit_that_all_share(bus: Bus) -> None:
+async def test_source_at_its_limit_uses_no_shared_tokens(bus: Bus) -> None:
     queue = await bus.lane("shared")
     other = await bus.service("shipping")
     await bus.acl("shared", source="shipping")
@@ -104,7 +104,7 @@ async def test_a_source_at_its_limit_takes_nothing_from_the_limit_that_all_share
     assert len(await bus.queue(queue)) == 6
 
 
-async def test_a_relaxed_limit_on_a_source_is_passed_once_and_then_closed_in_that_gateway(bus: Bus) -> None:
+async def test_exceeded_relaxed_source_limit_closes_in_that_gateway(bus: Bus) -> None:
     await bus.lane("first")
     await bus.lane("second")
     await bus.source_limit(3, enforcement="relaxed")
@@ -117,7 +117,7 @@ async def test_a_relaxed_limit_on_a_source_is_passed_once_and_then_closed_in_tha
     assert verdict["throttle_until"]
 
 
-async def test_a_limit_on_a_source_that_is_only_watched_refuses_nothing_and_is_counted(bus: Bus) -> None:
+async def test_shadow_source_limit_counts_and_refuses_nothing(bus: Bus) -> None:
     await bus.lane("watched")
     await bus.source_limit(1, enforcement="shadow")
     await bus.refreshed()
@@ -127,8 +127,8 @@ async def test_a_limit_on_a_source_that_is_only_watched_refuses_nothing_and_is_c
     assert await used(bus, source=PRODUCER) == 6
 
 
-async def test_who_is_refused_by_its_own_limit_is_not_refused_for_crowding_the_target(bus: Bus) -> None:
-    """A ban becomes a refusal when the target has no room; a source that has none left is no sign of that."""
+async def test_refusal_by_the_source_limit_is_no_fairness_violation(bus: Bus) -> None:
+    """A ban becomes a refusal if the target has no room; an exhausted limit of the source does not count."""
     await bus.lane("roomy")
     await bus.limit("roomy", 10_000)
     await bus.source_limit(1)
@@ -149,28 +149,28 @@ async def test_who_is_refused_by_its_own_limit_is_not_refused_for_crowding_the_t
 
 async def gateways(system: System, count: int) -> list[Ingress]:
     kernel = system.kernel
-    return [_ingress(kernel.settings, kernel.database, kernel.wakeups) for _ in range(count)]
+    return [build_ingress(kernel.settings, kernel.stores.database, kernel.stores.wakeups) for _ in range(count)]
 
 
 @pytest.mark.parametrize("lane_rate", [None, 700, 90])
-async def test_no_number_of_dispatchers_lets_a_source_pass_its_limit(bus: Bus, lane_rate: int | None) -> None:
-    """Four gateways with tokens of their own and four slow stages, on three lanes at once."""
+async def test_concurrent_dispatchers_never_exceed_a_source_limit(bus: Bus, lane_rate: int | None) -> None:
+    """Four gateways with their own tokens and four slow stages, concurrently on three lanes."""
     system, names, rate = bus.system, ("a", "b", "c"), 400
     queues = [await bus.lane(name) for name in names]
     if lane_rate is not None:
         for name in names:
             await bus.limit(name, lane_rate)
     await bus.source_limit(rate)
-    doors, kernel = await gateways(system, 4), system.kernel
-    slow = [SlowStage(kernel.database, kernel.settings, kernel.wakeups) for _ in range(4)]
+    ingresses, kernel = await gateways(system, 4), system.kernel
+    slow = [SlowStage(kernel.stores.database, kernel.settings, kernel.stores.wakeups) for _ in range(4)]
 
-    async def produce(door: Ingress, place: int) -> int:
+    async def produce(gateway: Ingress, place: int) -> int:
         warm = 0
         for n in range(15):
             messages = [bus.message(names[(n + place + m) % 3]) for m in range(20)]
-            decided = await door.accept(system.org_id, f"test/{PRODUCER}", messages, list)
+            decided = await gateway.accept(system.org_id, f"test/{PRODUCER}", messages)
             warm += sum(each.outcome == "delivered" for each in decided)
-            await door.look_after()
+            await gateway.maintenance.run_once()
         return warm
 
     async def drain(stage: SlowStage) -> None:
@@ -178,7 +178,7 @@ async def test_no_number_of_dispatchers_lets_a_source_pass_its_limit(bus: Bus, l
             await stage.run_once()
 
     warm, _ = await asyncio.gather(
-        asyncio.gather(*(produce(door, n) for n, door in enumerate(doors))),
+        asyncio.gather(*(produce(gateway, n) for n, gateway in enumerate(ingresses))),
         asyncio.gather(*(drain(stage) for stage in slow)),
     )
     await bus.settle()
@@ -187,10 +187,10 @@ async def test_no_number_of_dispatchers_lets_a_source_pass_its_limit(bus: Bus, l
     assert sum(warm) > 0
     assert sum(delivered) <= rate
     assert lane_rate is None or max(delivered) <= lane_rate
-    # The rest are tokens that gateways have in hand.
+    # The gateways hold the remaining tokens.
     assert sum(delivered) >= 0.85 * expected
-    for door in doors:
-        await door.close()
+    for gateway in ingresses:
+        await gateway.close()
 
 
 # The registry
@@ -202,7 +202,7 @@ async def registered(system: System) -> Tenant:
     return owner
 
 
-async def test_a_limit_on_a_source_is_made_tried_shown_and_taken_back(shared: System) -> None:
+async def test_source_limit_is_created_tried_shown_and_reverted(shared: System) -> None:
     owner = await registered(shared)
     tried = (await owner.ask("POST", "/v1/limits?dry_run=true", json={"source": "billing", "rate": 9})).json()
     assert (tried["dry_run"], tried["change_id"], tried["subject"]) == (True, None, "*/*/billing")
@@ -227,7 +227,7 @@ async def test_a_limit_on_a_source_is_made_tried_shown_and_taken_back(shared: Sy
     assert (again["action"], again["after"]) == ("create", gone["before"])
 
 
-async def test_a_limit_on_nothing_half_of_a_command_or_nobody_is_refused(shared: System) -> None:
+async def test_incomplete_limit_is_refused(shared: System) -> None:
     owner = await registered(shared)
     for entry in ({}, {"target": "bot"}, {"name": "say", "source": "billing"}, {"target": "bot", "source": "billing"}):
         assert await owner.refusal("POST", "/v1/limits", json=entry | {"rate": 1}) == (400, "bad_limit"), entry
@@ -238,7 +238,7 @@ async def test_a_limit_on_nothing_half_of_a_command_or_nobody_is_refused(shared:
     assert (await owner.refusal("DELETE", "/v1/limits"))[0] == 400
 
 
-async def test_a_service_with_a_limit_or_a_quota_cannot_be_removed(shared: System) -> None:
+async def test_service_with_a_limit_or_a_quota_cannot_be_removed(shared: System) -> None:
     owner = await registered(shared)
     await owner.put("limits", source="billing", rate=1)
     assert await owner.refusal("DELETE", "/v1/services/billing") == (409, "service_in_use")
@@ -258,7 +258,7 @@ async def test_another_org_sees_and_removes_no_limit_on_a_source(shared: System)
     assert len((await owner.get("/v1/limits"))["limits"]) == 1
 
 
-async def test_the_trial_of_a_route_tells_of_the_limit_on_the_source(shared: System) -> None:
+async def test_trial_of_a_route_shows_the_source_limit(shared: System) -> None:
     owner = await registered(shared)
     await owner.put("limits", source="billing", rate=7)
     trial = {"source": "billing", "target": "bot", "name": "say"}

@@ -1,4 +1,4 @@
-"""Telemetry on its way from a decision to the tenant's queue, and out of it."""
+"""Telemetry: delivery to the tenant's queue, and removal by age."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import json
 from typing import Any
 from uuid import UUID
 
-from interlock.bus.events import tell
-from interlock.bus.queues import telemetry_queue
-from interlock.bus.telemetry import TelemetryAgeOut, TelemetryBatches
+from interlock.bus.telemetry.events import telemetry_queue, tell
+from interlock.bus.telemetry.loops import TelemetryAgeOut, TelemetryBatches
 from interlock.clock import ManualClock
 from interlock.telemetry import SET_ASIDE
 from interlock.wire.bus_events import LegacyKeyUsed
-from tests.system import System
+from tests.support.system import System
 
 
 async def _tell(system: System, *versions: str, org_id: UUID | None = None) -> None:
     events = [(org_id or system.org_id, LegacyKeyUsed(version_id=each, source="acme/billing")) for each in versions]
-    async with system.kernel.database.transaction() as connection:
+    async with system.kernel.stores.database.transaction() as connection:
         await tell(connection, events)
 
 
 async def _handed(system: System, org_id: UUID | None = None) -> list[list[dict[str, Any]]]:
-    queue = system.kernel.queue
+    queue = system.kernel.tasks.queue
     found = await queue.receive(
-        telemetry_queue(org_id or system.org_id), wait_seconds=0, most=1000, visibility_seconds=30
+        telemetry_queue(org_id or system.org_id), wait_seconds=0, limit=1000, visibility_seconds=30
     )
     return [json.loads(message.body)["events"] for message in found]
 
@@ -35,10 +34,10 @@ async def _another_org(system: System) -> UUID:
 
 
 def _batches(system: System) -> TelemetryBatches:
-    return TelemetryBatches(system.kernel.database, system.kernel.settings)
+    return TelemetryBatches(system.kernel.stores.database, system.kernel.settings)
 
 
-async def test_ten_events_go_at_once_and_fewer_after_a_second(still: System, clock: ManualClock) -> None:
+async def test_ten_events_are_sent_immediately_and_fewer_after_a_second(still: System, clock: ManualClock) -> None:
     await _tell(still, "a")
     assert await _batches(still).run_once() == 0
     await _tell(still, *"bcdefghijkl")
@@ -55,7 +54,7 @@ async def test_ten_events_go_at_once_and_fewer_after_a_second(still: System, clo
     assert await still.value("select count(*) from interlock.bus_telemetry") == 0
 
 
-async def test_a_tenant_gets_its_own_events_though_another_is_flooded(still: System, clock: ManualClock) -> None:
+async def test_flood_of_one_tenant_does_not_delay_another(still: System, clock: ManualClock) -> None:
     other = await _another_org(still)
     for _ in range(300):
         await _tell(still, "flood", org_id=other)
@@ -65,13 +64,13 @@ async def test_a_tenant_gets_its_own_events_though_another_is_flooded(still: Sys
     await batches.run_once()
     assert [[event["version_id"] for event in each] for each in await _handed(still)] == [["mine"]]
     assert await still.value("select count(*) from interlock.bus_telemetry where org_id = $1", other) == 100
-    assert batches.breath == 0  # more is there, and is not waited for
+    assert batches.batching_pause == 0  # more events are ready, so the loop does not wait for them
     await batches.run_once()
-    assert batches.breath > 0
+    assert batches.batching_pause > 0
 
 
-async def test_a_stored_body_with_a_nul_stops_no_age_out(still: System, clock: ManualClock) -> None:
-    """Of an invalid message, telemetry repeats what it said; what is no telemetry at all counts as one event."""
+async def test_stored_body_with_a_nul_does_not_stop_the_age_out(still: System, clock: ManualClock) -> None:
+    """An event of an invalid message repeats its fields; a body that is not telemetry counts as one event."""
     await _tell(still, "a\x00", "b")
     other = await _another_org(still)
     clock.advance(1)
@@ -79,7 +78,7 @@ async def test_a_stored_body_with_a_nul_stops_no_age_out(still: System, clock: M
     insert = "insert into interlock.queue_messages (queue, body) values ($1, $2)"
     for body in ('{"events_in": "x", "events": 5}', '["\\u0000", "\\ud800"]', '{"events_in": 4, "more": "\\u0000"}'):
         await still.value(insert, telemetry_queue(other), body)
-    age_out = TelemetryAgeOut(still.kernel.database, still.kernel.settings)
+    age_out = TelemetryAgeOut(still.kernel.stores.database, still.kernel.settings)
     clock.advance(15 * 86_400)
     assert await age_out.run_once() == 2
     dropped = "select (events -> 0 ->> 'dropped_events')::int from interlock.bus_telemetry where org_id = $1"
@@ -88,7 +87,7 @@ async def test_a_stored_body_with_a_nul_stops_no_age_out(still: System, clock: M
     assert await still.value("select count(*) from interlock.queue_messages") == 0
 
 
-async def test_telemetry_that_cannot_be_read_stops_nobody_elses(still: System, clock: ManualClock) -> None:
+async def test_unreadable_telemetry_does_not_stop_other_tenants(still: System, clock: ManualClock) -> None:
     before = SET_ASIDE.labels(loop="telemetry")._value.get()
     await still.value(
         "insert into interlock.bus_telemetry (org_id, events, events_in) values ($1, '[7]', 1)",
@@ -101,11 +100,11 @@ async def test_telemetry_that_cannot_be_read_stops_nobody_elses(still: System, c
     assert SET_ASIDE.labels(loop="telemetry")._value.get() == before + 1
 
 
-async def test_what_nobody_takes_is_dropped_and_told(still: System, clock: ManualClock) -> None:
+async def test_unconsumed_telemetry_is_dropped_and_reported(still: System, clock: ManualClock) -> None:
     await _tell(still, *"abc")
     clock.advance(1)
     await _batches(still).run_once()
-    age_out = TelemetryAgeOut(still.kernel.database, still.kernel.settings)
+    age_out = TelemetryAgeOut(still.kernel.stores.database, still.kernel.settings)
     clock.advance(14 * 86_400 - 1)
     assert await age_out.run_once() == 0
     clock.advance(1)

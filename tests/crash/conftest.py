@@ -1,4 +1,4 @@
-"""Crash tests say how to repeat them when they fail."""
+"""Shows how to repeat a failed crash test."""
 
 from __future__ import annotations
 

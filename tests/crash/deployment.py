@@ -1,4 +1,4 @@
-"""Interlock as processes that the test starts itself, as on several machines: it may kill, freeze and arm each."""
+"""Interlock as separate processes, as on several machines. The test starts, kills, freezes and arms each of them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from typing import Any
 import asyncpg
 import psutil
 
-from interlock.adapters.embedded import EmbeddedPostgres, EmbeddedValkey
-from interlock.adapters.postgres import Database, migrate
-from interlock.api.listener import bind
+from interlock.apps.up.credentials import Credentials, ensure_credentials
+from interlock.apps.up.folder import Folder
 from interlock.client import Client, WorkerClient
-from interlock.kernel.operators import Operators
+from interlock.http.listener import bind
 from interlock.settings import Settings
-from interlock.supervisor.credentials import Credentials, ensure_credentials
-from interlock.supervisor.folder import Folder
+from interlock.stores.embedded import EmbeddedPostgres, EmbeddedValkey
+from interlock.stores.postgres import Database, migrate
+from interlock.tasks.operators import Operators
 from interlock.wire import OperatorsReport
 from interlock.workers.catalogue import sources
 from interlock.workers.operators import catalogue_of
 from tests.crash.forking import Forked, fork_server
-from tests.patience import PATIENCE, answered, eventually
+from tests.support.patience import PATIENCE, answered, eventually
 
 OPERATORS = Path(__file__).parent / "operators"
 SETTINGS = {
@@ -39,14 +39,14 @@ SETTINGS = {
     "reconcile_grace_seconds": "1",
     "retention_seconds": "1",
     "drain_seconds": "0",
-    # Receivers of webhooks are in the test itself; a call that a killed dispatcher had open is made again soon.
+    # Webhook receivers run in the test process. A call that a killed dispatcher had open is soon repeated.
     "outbound_allow": '["127.0.0.1"]',
     "webhook_timeout_seconds": "1",
 }
 
 
 def clean_environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Ours without what steers Interlock."""
+    """Returns our environment without settings of Interlock."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
     return kept | _variables(settings or {})
 
@@ -57,7 +57,7 @@ def _variables(settings: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass
 class Process:
-    """One process of a deployment, started anew as often as the test wants."""
+    """One process of a deployment, which the test can restart any number of times."""
 
     name: str
     arguments: Sequence[str]
@@ -65,7 +65,7 @@ class Process:
     errors: Path
     listener: socket.socket | None = None
     on_start: Callable[[int], None] = lambda _pid: None
-    """Gets its pid before it is told what to be."""
+    """Called with its pid before it receives its arguments."""
     _running: Forked | None = None
 
     @property
@@ -84,30 +84,30 @@ class Process:
         return f"http://{host}:{port}"
 
     async def start(self, failpoints: str = "", **settings: str) -> None:
-        """Without waiting for it: one that is armed may not live until it answers."""
-        assert not self.alive, f"{self.name} runs already"
+        """Starts it without waiting until it is ready: an armed process may die before that."""
+        assert not self.alive, f"{self.name} is already running"
         armed = {"failpoints": failpoints} if failpoints else {}
-        told = _variables({**SETTINGS, **self.settings, **settings, **armed})
+        variables = _variables({**SETTINGS, **self.settings, **settings, **armed})
         ours, theirs = socket.socketpair()
         with ours:
             with self.errors.open("ab") as errors, theirs:
                 self._running = await (await fork_server(clean_environment())).fork(self.arguments, errors, theirs)
             self.on_start(self.pid)
             listener = [] if self.listener is None else [self.listener.fileno()]
-            socket.send_fds(ours, [json.dumps(told).encode()], listener)
+            socket.send_fds(ours, [json.dumps(variables).encode()], listener)
 
     async def ready(self) -> None:
         async with WorkerClient(self.url, "", patience=PATIENCE) as client:
             await client.health()
 
     async def ended(self) -> int:
-        """Its exit code, once it has ended."""
+        """Waits for its end and returns the exit code."""
         assert self._running is not None
         async with asyncio.timeout(PATIENCE):
             return await self._running.wait()
 
     async def killed_itself(self) -> None:
-        """Nobody else sends SIGKILL meanwhile: it was the failpoint."""
+        """Checks that it died at its failpoint. Nothing else sends SIGKILL at that time."""
         assert await self.ended() == -signal.SIGKILL, self.last_words()
 
     async def kill(self) -> None:
@@ -116,7 +116,7 @@ class Process:
             await self.ended()
 
     async def give_up(self) -> None:
-        """Leaves nothing behind."""
+        """Kills it and closes its listener."""
         await self.kill()
         if self.listener is not None:
             self.listener.close()
@@ -128,25 +128,25 @@ class Process:
         os.kill(self.pid, signal.SIGCONT)
 
     async def frozen(self) -> None:
-        """When it stands still, stopped by us or by a failpoint."""
+        """Waits until it is stopped, by the test or by a failpoint."""
         process = psutil.Process(self.pid)
         await eventually(lambda: process.status() == psutil.STATUS_STOPPED or not self.alive)
         assert self.alive, self.last_words()
 
     def drain(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
-        with suppress(ProcessLookupError):  # one that was not frozen may have ended already
+        with suppress(ProcessLookupError):  # a process that was not frozen may have ended
             self.thaw()
 
     async def stop(self) -> int:
-        """Once it listens for that: one that had only just been started would die of it instead."""
+        """Stops it once its signal handler is installed: before that, the signal would kill it."""
         await eventually(lambda: not self.alive or _catches(self.pid, signal.SIGTERM))
         self.drain()
         return await self.ended()
 
     def last_words(self) -> str:
         lines = self.errors.read_text(errors="replace").splitlines() if self.errors.exists() else []
-        return "\n".join([f"{self.name} said last:", *lines[-15:]])
+        return "\n".join([f"Last output of {self.name}:", *lines[-15:]])
 
 
 def _catches(pid: int, number: int) -> bool:
@@ -156,11 +156,11 @@ def _catches(pid: int, number: int) -> bool:
 
 
 UNTAKEN_OPERATORS = ("publisher", "writer")
-"""Names of jobs whose tasks the tests hold themselves, in a runtime without a worker."""
+"""Names of jobs whose tasks the tests claim themselves, in a runtime without a worker."""
 
 
 async def declare_operators(state_url: str) -> None:
-    """As a worker reports them: no test waits for the first report."""
+    """Reports the operators as a worker does, so that no test waits for the first report."""
     names = [*catalogue_of(sources([str(OPERATORS)]), spark=False).names(), *UNTAKEN_OPERATORS]
     database = await Database.open(state_url, size=1, name="test")
     try:
@@ -186,7 +186,7 @@ class Deployment:
 
     @property
     def work(self) -> Path:
-        """A folder for operators, which cannot open the platform's."""
+        """A folder for operators, which have no access to the platform's folder."""
         return self.folder.with_name("work")
 
     @property
@@ -198,14 +198,14 @@ class Deployment:
         return self["gateway"].url
 
     def client(self) -> Client:
-        """One that does not give up while a gateway is away."""
+        """Returns a client that keeps retrying while the gateway is down."""
         return Client(self.gateway_url, self.credentials.admin_key, patience=PATIENCE)
 
     def worker_client(self, dispatcher: str = "dispatcher") -> WorkerClient:
         return WorkerClient(self[dispatcher].url, self.credentials.worker_token, patience=PATIENCE)
 
     async def ask(self, sql: str, *arguments: Any) -> list[asyncpg.Record]:
-        """Straight from the state database: for what must hold there, whatever the API says."""
+        """Reads directly from the state database, for invariants that must hold there regardless of the API."""
         connection = await asyncpg.connect(self.state_url)
         try:
             return await connection.fetch(sql, *arguments)
@@ -213,7 +213,7 @@ class Deployment:
             await connection.close()
 
     async def until(self, sql: str, *arguments: Any) -> Any:
-        """Asks for one value again and again until it is something."""
+        """Polls for one value until it is true."""
         connection = await asyncpg.connect(self.state_url)
         try:
             return await answered(lambda: connection.fetchval(sql, *arguments))
@@ -221,7 +221,7 @@ class Deployment:
             await connection.close()
 
     def add_listening(self, kind: str, name: str, *, listener: socket.socket | None = None, **settings: str) -> Process:
-        """A gateway or dispatcher; on `listener` beside another one, or on a port of its own."""
+        """Adds a gateway or dispatcher, on the `listener` of another one or on its own port."""
         door = listener or bind("127.0.0.1:0", setting=kind)
         stores = {"state_url": self.state_url, "valkey_url": self.valkey_url}
         return self._add(kind, name, [], stores | settings, door)
@@ -237,14 +237,14 @@ class Deployment:
     def _add(
         self, kind: str, name: str, more: Sequence[str], settings: Mapping[str, str], listener: socket.socket | None
     ) -> Process:
-        arguments = [kind, "--dir", str(self.folder), *more]
+        arguments = ["serve", kind, "--dir", str(self.folder), *more]
         errors = self.folder / f"{name}.stderr"
         made = Process(name, arguments, {**self.settings, **settings}, errors, listener)
         self.processes[name] = made
         return made
 
     async def start(self, *names: str) -> None:
-        """Starts what is named, or all that does not run; returns when every listener answers."""
+        """Starts the named processes, or all that are not running. Returns when every listener answers."""
         chosen = [self[name] for name in names] or [p for p in self.processes.values() if not p.alive]
         for process in chosen:
             await process.start()
@@ -253,7 +253,7 @@ class Deployment:
                 await process.ready()
 
     async def stop(self) -> dict[str, int]:
-        """Drains what runs, workers first; how each ended."""
+        """Drains all running processes, workers first, and returns their exit codes."""
         running = [process for process in self.processes.values() if process.alive]
         codes = {}
         for process in sorted(running, key=lambda one: one.listener is not None):
@@ -268,7 +268,7 @@ class Deployment:
 
 @asynccontextmanager
 async def deployed(**settings: str) -> AsyncIterator[Deployment]:
-    """A database server of its own, a gateway, a dispatcher and a worker, all ready. They must drain cleanly."""
+    """Starts a database server, a gateway, a dispatcher and a worker, and waits for them. They must drain cleanly."""
     with tempfile.TemporaryDirectory(prefix="interlock-crash-") as path:
         folder = Folder(Path(path) / "platform")
         folder.logs.mkdir(parents=True)

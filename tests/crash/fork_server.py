@@ -1,7 +1,7 @@
-"""Loads Interlock once, and forks a process of it whenever the tests ask: most of a start is loading.
+"""Imports Interlock once and forks a process on request: most of the start-up time is imports.
 
 Run as a program with the descriptor of its channel. A request is a packet with the arguments of `interlock`, a file for
-what it says, and its end of the handover. Answers are packets, too: `[pid]` for a start, `[pid, code]` for an end.
+its output, and its end of the handover. Replies are packets, too: `[pid]` for a start, `[pid, code]` for an exit.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import traceback
 
 LOADED = (
     "interlock.cli.app",
-    "interlock.api.run",
-    "interlock.wiring",
+    "interlock.apps.dispatcher",
+    "interlock.apps.gateway",
     "interlock.workers",
     "interlock.telemetry",
     "uvloop",
 )
-MOST_BYTES = 65_536
+MAX_BYTES = 65_536
 
 
 def serve(channel: socket.socket) -> None:
-    """Until the tests hang up: what still runs then dies with its parent."""
+    """Serves until the tests disconnect. Children that still run then die with this process."""
     for module in LOADED:
         importlib.import_module(module)
-    gc.freeze()  # or a collection in each child would copy what they share
+    gc.freeze()  # otherwise a collection in each child would copy shared pages
     ears, mouth = os.pipe()
     os.set_blocking(mouth, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -40,7 +40,7 @@ def serve(channel: socket.socket) -> None:
     while True:
         ready, _, _ = select.select([channel.fileno(), ears], [], [])
         if ears in ready:
-            os.read(ears, MOST_BYTES)
+            os.read(ears, MAX_BYTES)
             _tell_ends(channel)
         if channel.fileno() in ready and not _fork(channel):
             return
@@ -58,14 +58,14 @@ def _tell_ends(channel: socket.socket) -> None:
 
 
 def _fork(channel: socket.socket) -> bool:
-    said, descriptors, _, _ = socket.recv_fds(channel, MOST_BYTES, 2)
-    if not said:
+    request, descriptors, _, _ = socket.recv_fds(channel, MAX_BYTES, 2)
+    if not request:
         return False
-    # Its end may be told only after its start.
+    # Its exit must be reported after its start.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     pid = os.fork()
     if pid == 0:
-        _become(json.loads(said), descriptors, channel)
+        _become(json.loads(request), descriptors, channel)
     channel.send(json.dumps([pid]).encode())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     for descriptor in descriptors:
@@ -74,7 +74,7 @@ def _fork(channel: socket.socket) -> bool:
 
 
 def _become(arguments: list[str], descriptors: list[int], channel: socket.socket) -> None:
-    """As if it had been started by itself."""
+    """Runs `interlock` in the child, as if started separately."""
     code = 1
     try:
         parent, (output, handover) = os.getppid(), descriptors
@@ -90,7 +90,7 @@ def _become(arguments: list[str], descriptors: list[int], channel: socket.socket
         sys.exit(importlib.import_module("interlock.cli.app").execute(sys.argv[1:]))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    except BaseException:  # nothing may go on as the server that it was forked from
+    except BaseException:  # the child must never continue as the server
         traceback.print_exc()
     finally:
         sys.stdout.flush()

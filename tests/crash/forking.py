@@ -1,4 +1,4 @@
-"""Processes of Interlock that are forked from one which has loaded it already."""
+"""Client of the fork server: processes of Interlock that need no imports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SERVER = Path(__file__).with_name("fork_server.py")
 
 @dataclass
 class Forked:
-    """With the face of a process of asyncio."""
+    """A forked process with the interface of an asyncio process."""
 
     pid: int
     returncode: int | None = None
@@ -34,7 +34,7 @@ class Forked:
 
 
 class ForkServer:
-    """One for all tests of a run, since they share a loop. It ends when this process does."""
+    """One server for all tests of a run, since they share an event loop. It ends with this process."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -62,11 +62,11 @@ class ForkServer:
             return await self._starts.get()
 
     def _listen(self) -> None:
-        said = self._channel.recv(4096)
-        if not said:
+        packet = self._channel.recv(4096)
+        if not packet:
             asyncio.get_running_loop().remove_reader(self._channel)
-            raise RuntimeError("the fork server has ended: see what it wrote to stderr")
-        pid, *code = json.loads(said)
+            raise RuntimeError("the fork server has exited: see its stderr")
+        pid, *code = json.loads(packet)
         if code:
             self._running.pop(pid).end(code[0])
         else:
@@ -78,7 +78,7 @@ _servers: dict[int, ForkServer] = {}
 
 
 async def fork_server(environment: Mapping[str, str]) -> ForkServer:
-    """That of this process."""
+    """Returns the fork server of this process and starts it if needed."""
     if os.getpid() not in _servers:
         _servers[os.getpid()] = await ForkServer.start(environment)
     return _servers[os.getpid()]

@@ -1,11 +1,11 @@
-"""A named pipe that operators wait at until the test lets them go."""
+"""A named pipe at which operators block until the test opens it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from tests.patience import eventually
+from tests.support.patience import eventually
 
 
 class Gate:
@@ -14,12 +14,12 @@ class Gate:
         self.path = path
 
     async def open(self) -> None:
-        """Lets go whoever has come; waits for the first."""
+        """Waits for the first operator and releases all that have arrived."""
         await eventually(self._opened)
 
     def _opened(self) -> bool:
         try:
             os.close(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK))
-        except OSError:  # nobody is there
+        except OSError:  # no reader yet
             return False
         return True

@@ -1,4 +1,4 @@
-"""An `interlock up` that may be killed, whole or in part, and is started again on its folder."""
+"""An `interlock up` that the test kills, completely or in part, and restarts on the same folder."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from valkey.asyncio import Valkey
 
 from interlock.client import Client
 from tests.crash.deployment import OPERATORS, clean_environment
-from tests.patience import PATIENCE
+from tests.support.patience import PATIENCE
 
 SETTINGS = {
     "worker_concurrency": "2",
     "log_level": "warning",
     "reconcile_seconds": "1",
     "reconcile_grace_seconds": "3",
-    # Far above what is asked: each request is counted in Valkey, and none is refused.
+    # Far above the load: each request is counted in Valkey, but none is refused.
     "requests_per_second": "100000",
 }
 
@@ -39,13 +39,13 @@ class Installation:
 
     @property
     def journal(self) -> Path:
-        """A file for operators, which cannot open the platform's folder."""
+        """A file for operators, which have no access to the platform's folder."""
         return self.folder.with_name("work") / "journal"
 
     async def start(self) -> None:
         where = ["--dir", str(self.folder), "--gateway", self.ports[0], "--internal", self.ports[1]]
         where += ["--query", "127.0.0.1:0"]
-        # A file: nobody reads stderr while the system runs, and a full pipe would stop it.
+        # Stderr goes to a file: a pipe that is not read would fill up and block the system.
         with (self.folder / "up.stderr").open("ab") as errors:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "interlock.cli", "up", "--json", "--operators", str(OPERATORS), *where),
@@ -77,7 +77,7 @@ class Installation:
         return await asyncio.wait_for(self.process.wait(), 120)
 
     def kill_child(self, name: str) -> bool:
-        """Whether there was one: it may just be between two lives."""
+        """Kills a child. Returns False if there was none, because it is being restarted."""
         assert self.process is not None
         for process in psutil.Process(self.process.pid).children():
             try:
@@ -89,7 +89,7 @@ class Installation:
         return False
 
     def kill_server(self, pid_file: str) -> bool:
-        """By the pid that a server wrote into its folder."""
+        """Kills a server by the pid file in its folder."""
         try:
             psutil.Process(int((self.folder / pid_file).read_text().split()[0])).kill()
         except (FileNotFoundError, IndexError, psutil.NoSuchProcess):
@@ -97,7 +97,7 @@ class Installation:
         return True
 
     async def flush(self) -> bool:
-        """Valkey forgets everything."""
+        """Deletes all data in Valkey."""
         endpoints = json.loads((self.folder / "endpoints.json").read_text())
         async with Valkey.from_url(endpoints["valkey_url"]) as valkey:
             return bool(await valkey.flushall())

@@ -1,7 +1,7 @@
-"""What was promised, kept outside of the system, and the audit that compares it with what the system holds.
+"""A ledger of promises outside of the system, and the audit that compares it with the system's state.
 
-Two books: what the gateway told clients, in this process; and what operators did, in a file that each step is
-appended to before the system hears of it.
+It has two parts: replies of the gateway, in this process; and steps of operators, in a file to which each step is
+appended before it is reported to the system.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from uuid import UUID
 import asyncpg
 
 from interlock.wire import RunState, RunView
-from tests.patience import PATIENCE, answered, eventually
+from tests.support.patience import PATIENCE, answered, eventually
 
 _ENDED: Final = (RunState.COMPLETED, RunState.CANCELED)
 
 
 @dataclass
 class Accepted:
-    """A submission that the gateway took, and what may become of it."""
+    """An accepted submission, and its possible outcomes."""
 
     run_id: UUID
     total: int
     failures: int = 0
     """Attempts that each task fails on purpose."""
     canceled: bool = False
-    """Somebody asked for its cancel: each task is canceled or has completed."""
+    """A cancellation was requested: each task is canceled or has completed."""
     blows_before: int = 0
     blows_after: int | None = None
-    """Blows dealt when it was accepted, and when it was seen to have ended."""
+    """Number of blows when it was accepted, and when it was seen to have ended."""
 
 
 class Step(NamedTuple):
@@ -52,13 +52,13 @@ class Ledger:
     journal: Path
     accepted: dict[str, Accepted] = field(default_factory=dict)
     blows: int = 0
-    """Kills and freezes so far. Each costs a task one attempt at most."""
+    """Kills and freezes so far. Each costs a task at most one attempt."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def note(self, key: str, run_id: UUID, total: int, *, blows: int, failures: int = 0) -> Accepted:
         async with self.changed:
             known = self.accepted.setdefault(key, Accepted(run_id, total, failures, blows_before=blows))
-            assert (known.run_id, known.total) == (run_id, total), "one Idempotency-Key, two answers"
+            assert (known.run_id, known.total) == (run_id, total), "one Idempotency-Key, two replies"
             self.changed.notify_all()
             return known
 
@@ -73,18 +73,18 @@ class Ledger:
                 yield Step(UUID(task_id), int(attempt), what, int(pid))
 
     async def has(self, task_id: UUID, what: str) -> None:
-        """Returns once an operator has noted that step of the task."""
+        """Waits until an operator has recorded that step of the task."""
         await eventually(lambda: any((step.task_id, step.what) == (task_id, what) for step in self.steps()))
 
 
-# Each finds what must not be, as rows to show.
+# Each query returns violations of an invariant.
 _VIOLATIONS: Final = {
     "a task that has not ended": """
         select task_id, status, attempt, parked, retry_at from interlock.tasks
         where status not in ('Completed', 'Canceled') or lease_expires_at is not null""",
-    "a slot that nobody holds": "select * from interlock.slots",
-    "a side effect that is owed": "select kind, target, due_at, tries from interlock.outbox",
-    "a count that was not added up": "select * from interlock.run_deltas",
+    "a slot without a holder": "select * from interlock.slots",
+    "a pending side effect": "select kind, target, due_at, tries from interlock.outbox",
+    "a count that was not folded": "select * from interlock.run_deltas",
     "a dead message": "select * from interlock.queue_messages where dead_at is not null",
     "a task without exactly one history of attempts": """
         select t.task_id, t.status, t.attempt, u.used from interlock.tasks t
@@ -100,7 +100,7 @@ _VIOLATIONS: Final = {
     "a result of another attempt": """
         select task_id, attempt, result from interlock.tasks
         where status = 'Completed' and (result ->> 'attempt')::int <> attempt""",
-    "outputs that were not committed once, by the attempt that counts": """
+    "outputs that were not committed once, by the last attempt": """
         select t.task_id, t.status, t.attempt, o.attempts from interlock.tasks t
         join interlock.jobs j on j.job_id = t.job_id
         cross join lateral (
@@ -109,7 +109,7 @@ _VIOLATIONS: Final = {
         ) o
         where o.attempts <> case t.status when 'Completed'
                                  then array_fill(t.attempt, array[jsonb_array_length(j.outputs)]) else '{}' end""",
-    "final events that were not committed once, by the attempt that counts": """
+    "final events that were not committed once, by the last attempt": """
         select t.task_id, t.status, t.attempt, e.attempts from interlock.tasks t
         join interlock.jobs j on j.job_id = t.job_id
         cross join lateral (
@@ -122,7 +122,7 @@ _VIOLATIONS: Final = {
         select p.publish_id, count(m.message_id) from interlock.buffer_publishes p
         left join interlock.queue_messages m on m.queue = 'buffer' and m.dedupe_key = p.publish_id::text
         group by p.publish_id having count(m.message_id) <> 1""",
-    "a run whose counters are not its tasks": """
+    "a run whose counters do not match its tasks": """
         select r.run_id, r.state, r.total, r.completed, r.canceled, r.queued, r.running, r.failed
         from interlock.runs r
         join lateral (
@@ -132,7 +132,7 @@ _VIOLATIONS: Final = {
         ) t on true
         where (r.total, r.completed, r.canceled, r.queued, r.running, r.failed, r.dead)
               is distinct from (t.total, t.completed, t.canceled, 0, 0, 0, 0)""",
-    "more than one key that signs": """
+    "not exactly one active signing key": """
         select count(*) from interlock.signing_keys where retired_at is null having count(*) <> 1""",
 }
 
@@ -142,10 +142,10 @@ _SETTLED: Final = """
 
 
 async def audit(state_url: str, ledger: Ledger, runs: list[RunView]) -> list[str]:
-    """All that is wrong, once every accepted run has ended; empty when every promise was kept."""
+    """Returns all violations, once every accepted run has ended. Empty if every promise was kept."""
     connection = await asyncpg.connect(state_url)
     try:
-        with suppress(TimeoutError):  # a side effect that is owed for ever is found below
+        with suppress(TimeoutError):  # the checks below find a side effect that stays pending
             await answered(lambda: connection.fetchval(_SETTLED))
         found = [
             f"{what}: {[tuple(row) for row in rows[:5]]}"
@@ -154,7 +154,7 @@ async def audit(state_url: str, ledger: Ledger, runs: list[RunView]) -> list[str
         ]
         tasks = await connection.fetch("select task_id, run_id, status::text, attempt, job_id from interlock.tasks")
         known = await connection.fetch(
-            # Of a batch query, its record tells.
+            # Batch queries have their own record.
             "select run_id from interlock.runs join interlock.jobs using (job_id)"
             " where dag_name is null and operator <> 'batch_query'"
         )
@@ -171,10 +171,10 @@ async def audit(state_url: str, ledger: Ledger, runs: list[RunView]) -> list[str
 
 
 def _accepted_and_ended(ledger: Ledger, runs: list[RunView], known: set[UUID]) -> Iterator[str]:
-    """Accepted = ended, and nothing else is there: each submission counts once, however often it was sent."""
+    """Checks that exactly the accepted runs exist and have ended: a submission counts once, even if sent often."""
     promised = {one.run_id: one for one in ledger.accepted.values()}
     if known != set(promised):
-        yield f"runs that nobody was told of: {known - set(promised)}; that are gone: {set(promised) - known}"
+        yield f"unknown runs: {known - set(promised)}; missing runs: {set(promised) - known}"
     if unended := set(promised) - {run.run_id for run in runs}:
         yield f"runs that have not ended: {unended}"
     for run in runs:
@@ -185,33 +185,33 @@ def _accepted_and_ended(ledger: Ledger, runs: list[RunView], known: set[UUID]) -
 
 
 def _paid_for(ledger: Ledger, tasks: list[Any]) -> Iterator[str]:
-    """A blow costs a task one attempt at most."""
+    """Checks that a blow costs a task at most one attempt."""
     by_run = {one.run_id: one for one in ledger.accepted.values()}
     for task in tasks:
         one = by_run.get(task["run_id"])
         if one is not None:
             after = ledger.blows if one.blows_after is None else one.blows_after
-            most = 1 + one.failures + after - one.blows_before
-            if task["attempt"] > most:
-                yield f"task {task['task_id']} took {task['attempt']} attempts where {most} were due"
+            limit = 1 + one.failures + after - one.blows_before
+            if task["attempt"] > limit:
+                yield f"task {task['task_id']} took {task['attempt']} attempts, at most {limit} were expected"
 
 
 def _journal(
     ledger: Ledger, tasks: dict[UUID, Any], history: list[Any], events: set[tuple[UUID, int]]
 ) -> Iterator[str]:
-    """What operators did and what the system says they did."""
+    """Compares the steps of operators with the system's record of them."""
     steps = list(ledger.steps())
     done = {(step.task_id, step.attempt, step.what) for step in steps}
     for task_id, task in tasks.items():
         if task["status"] == "Completed" and (task_id, task["attempt"], "ended") not in done:
-            yield f"task {task_id} completed by attempt {task['attempt']}, which no operator has finished"
+            yield f"task {task_id} completed by attempt {task['attempt']}, which no operator finished"
     given_back = Counter((row["task_id"], row["attempt"]) for row in history if row["outcome"] == "Released")
     for (task_id, attempt), times in Counter((s.task_id, s.attempt) for s in steps if s.what == "began").items():
         if times > 1 + given_back[task_id, attempt]:
             yield f"attempt {attempt} of task {task_id} ran {times} times"
         if task_id in tasks and attempt > tasks[task_id]["attempt"]:
-            yield f"attempt {attempt} of task {task_id} ran, and the task says {tasks[task_id]['attempt']}"
+            yield f"attempt {attempt} of task {task_id} ran, but the task has {tasks[task_id]['attempt']}"
     emitted = {step.task_id for step in steps if step.what == "emitted"}
     announced = {task_id for task_id, cursor in events if cursor % 2 == 0}
     if emitted - announced:
-        yield f"events that were accepted and are gone: {emitted - announced}"
+        yield f"accepted events that are missing: {emitted - announced}"

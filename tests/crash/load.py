@@ -1,4 +1,4 @@
-"""Clients that keep an installation busy with every kind of work, and never give up on a submission."""
+"""Clients that keep an installation busy with every kind of work and retry each submission until it is accepted."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from uuid import uuid4
 from interlock.client import Client
 from interlock.wire import DatasetRef, Policy, RunView, Scaling
 from tests.crash.ledger import Accepted, Ledger, audit
-from tests.crash.seed import dice
-from tests.patience import PATIENCE
+from tests.crash.seed import random_for
+from tests.support.patience import PATIENCE
 
 LEASE_SECONDS = 4.0
-"""Heartbeats come three times as often: a busy machine is no reason to lose a lease."""
+"""Heartbeats are sent three times as often, so that a busy machine does not lose a lease."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ KINDS = {
     "plain": Kind(20),
     "producing": Kind(6, outputs=1),
     "slow": Kind(3, {"seconds": 2.0}),
-    # One at a time: a wake-up that is lost with a process leaves nobody who would wake the rest.
+    # One at a time: if a wake-up is lost with its process, no other task wakes the rest.
     "capped": Kind(4, {}, {"scaling": Scaling(max_concurrency=1, key="/host", max_concurrency_per_key=1)}, outputs=1),
     "flaky": Kind(4, {"failures": 1}),
     "inline": Kind(4, {}, {"runtime": "dispatcher", "operator": "echo"}),
@@ -42,7 +42,7 @@ KINDS = {
 
 @dataclass
 class Load:
-    """`connect` makes a client of the gateway, which may have moved; `purpose` tells this load from others."""
+    """`connect` creates a client of the gateway, which may have moved; `purpose` identifies this load."""
 
     connect: Callable[[], Client]
     ledger: Ledger
@@ -50,7 +50,7 @@ class Load:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def submit(self, kind: Kind, **policy: Any) -> Accepted:
-        """The same key until there is an answer."""
+        """Submits with the same key until there is a reply."""
         key = f"{self.purpose} {next(self._numbers)}"
         settings: dict[str, Any] = {"max_attempts": 50, "backoff_seconds": 0.05, "lease_seconds": LEASE_SECONDS}
         options = {"operator": "crash.work", "config": {"journal": str(self.ledger.journal)}} | kind.options
@@ -71,7 +71,7 @@ class Load:
         return run
 
     async def _keep_busy(self, chance: random.Random, stop: asyncio.Event) -> None:
-        """Ends between two submissions: one that was sent is asked about until there is an answer."""
+        """Stops only between two submissions: a submission that was sent is retried until there is a reply."""
         kinds = list(KINDS)
         while not stop.is_set():
             chance.shuffle(kinds)
@@ -89,16 +89,16 @@ class Load:
 
     @asynccontextmanager
     async def running(self, clients: int = 3) -> AsyncIterator[None]:
-        """Clients that have one submission each under way, until the block ends."""
+        """Runs clients with one submission each in progress, until the context exits."""
         stop = asyncio.Event()
-        busy = [asyncio.create_task(self._keep_busy(dice(f"{self.purpose}, {n}"), stop)) for n in range(clients)]
+        busy = [asyncio.create_task(self._keep_busy(random_for(f"{self.purpose}, {n}"), stop)) for n in range(clients)]
         try:
             yield
             stop.set()
             await asyncio.gather(*busy)
         except BaseException as error:
             for client in filter(asyncio.Task.done, busy):
-                error.add_note(f"before that, a client failed: {client.exception()!r}")
+                error.add_note(f"a client had failed before: {client.exception()!r}")
             raise
         finally:
             for client in busy:
@@ -106,9 +106,9 @@ class Load:
             await asyncio.gather(*busy, return_exceptions=True)
 
     async def settle(self, state_url: str) -> None:
-        """Waits until all that was accepted has ended, and holds the system to every promise."""
+        """Waits until all accepted runs have ended, and audits the system."""
         runs: list[RunView] = []
-        with suppress(TimeoutError):  # the audit says what has not ended
+        with suppress(TimeoutError):  # the audit reports runs that have not ended
             async with asyncio.timeout(PATIENCE):
                 for one in list(self.ledger.accepted.values()):
                     runs += [await self.ended(one)]

@@ -1,4 +1,4 @@
-"""A control group with a memory limit, made below this process's own: what grows in it is killed by the kernel."""
+"""A control group with a memory limit, below this process's own group. The kernel kills processes that exceed it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from tests.patience import PATIENCE
+from tests.support.patience import PATIENCE
 
 ROOT = Path("/sys/fs/cgroup")
 
 
 class NoMemoryGroup(Exception):
-    """This machine does not let us limit memory; says why."""
+    """Memory cannot be limited on this machine; the message says why."""
 
 
 class MemoryGroup:
@@ -25,12 +25,12 @@ class MemoryGroup:
         self._path = path
 
     def add(self, pid: int) -> None:
-        """The process, and all that it starts from now on."""
+        """Adds the process and all its future children."""
         (self._path / "cgroup.procs").write_text(str(pid))
 
 
 def _parent() -> tuple[Path, dict[str, str]]:
-    """Our own group, and the files that limit a group below it: no swap, or nothing would ever be killed."""
+    """Returns our own group and the limit files of a group below it. Without swap, or nothing would be killed."""
     own = Path("/proc/self/cgroup").read_text()
     if legacy := re.search(r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:(.*)$", own, re.MULTILINE):
         return ROOT / "memory" / legacy[1].lstrip("/"), {"memory.limit_in_bytes": "{}", "memory.swappiness": "0"}
@@ -41,17 +41,17 @@ def _parent() -> tuple[Path, dict[str, str]]:
 
 @contextmanager
 def memory_group(limit_bytes: int) -> Iterator[MemoryGroup]:
-    """Raises NoMemoryGroup where that is not for us to do. Whoever is left in it at the end is killed."""
+    """Raises NoMemoryGroup if the group cannot be created. Processes that remain at the end are killed."""
     try:
         parent, limits = _parent()
         path = parent / f"interlock-crash-{uuid4().hex[:8]}"
         path.mkdir()
     except OSError as error:
-        raise NoMemoryGroup(f"a control group cannot be made: {error}") from error
+        raise NoMemoryGroup(f"a control group cannot be created: {error}") from error
     try:
         for file, text in limits.items():
             if not (path / file).exists():
-                raise NoMemoryGroup(f"{path} has no {file}: the memory controller is not handed down to us")
+                raise NoMemoryGroup(f"{path} has no {file}: the memory controller is not delegated")
             (path / file).write_text(text.format(limit_bytes))
         yield MemoryGroup(path)
     finally:
@@ -59,7 +59,7 @@ def memory_group(limit_bytes: int) -> Iterator[MemoryGroup]:
 
 
 def _remove(path: Path) -> None:
-    """Those that die are still in it for a moment."""
+    """Kills remaining processes and removes the group. Dying processes stay in it for a moment."""
     deadline = time.monotonic() + PATIENCE
     while True:
         for pid in (path / "cgroup.procs").read_text().split():

@@ -1,4 +1,4 @@
-"""A wire between a process and PostgreSQL that can fall silent: both ends stay open, and nothing passes."""
+"""A proxy between a process and PostgreSQL that can go silent: both ends stay open, but no data passes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
 
 LISTENER = b"interlock-listen"
-"""The name by which a LISTEN connection introduces itself."""
+"""The application name of a LISTEN connection."""
 
 
 @dataclass
 class Line:
-    """One connection through the wire."""
+    """One connection through the proxy."""
 
     sent: bytearray = field(default_factory=bytearray)
-    """All that the process said, as far as this end was told."""
+    """All data from the process that this end received."""
     received: bytearray = field(default_factory=bytearray)
     silent: bool = False
     abandoned: bool = False
@@ -56,7 +56,7 @@ class Wire:
             await asyncio.gather(*self._carrying, return_exceptions=True)
 
     def kill(self, dies: Callable[[Line], bool]) -> None:
-        """From now on such lines are dead, without a sign; those that are dead stay so."""
+        """Silences all matching connections from now on. Connections that are already silent stay silent."""
         self._dies = dies
         for line in self.lines:
             line.silent = line.silent or dies(line)
@@ -65,7 +65,7 @@ class Wire:
         self._dies = lambda _line: False
 
     async def first(self, found: Callable[[Line], bool], seconds: float) -> Line:
-        """The first line of which that is true, or becomes true in time."""
+        """Waits for the first connection that matches."""
         async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(lambda: any(map(found, self.lines)))
             return next(filter(found, self.lines))
@@ -83,7 +83,7 @@ class Wire:
         try:
             await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
             if line.silent:
-                await there  # the far end may be long gone: a dead line does not say so
+                await there  # the far end may be gone: a silent connection does not show it
             async with self._changed:
                 line.abandoned = there.done()
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""What a crash test decides by chance comes from one number: `make crash SEED=n` decides the same again."""
+"""All random decisions of crash tests derive from one seed: `make crash SEED=n` repeats them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import random
 
 SEED = int(os.environ.get("INTERLOCK_CRASH_SEED") or random.SystemRandom().randrange(2**31))
 KILLS = int(os.environ.get("INTERLOCK_CRASH_KILLS") or 8)
-"""How many random blows a test deals; CI's number by default, `make crash KILLS=200` for a long run."""
+"""Number of random blows per test: small by default for CI, `make crash KILLS=200` for a long run."""
 ROUNDS = max(1, KILLS // 40)
-"""How often a test goes through a scene that is not random: once in CI."""
+"""How often a test repeats a scenario that is not random: once in CI."""
 TIMEOUT = 300 + 15 * KILLS
-"""Seconds for one test."""
+"""Timeout of one test, in seconds."""
 
 
-def dice(purpose: str) -> random.Random:
-    """Dice of its own for each purpose: one test alone is the same as that test among all."""
+def random_for(purpose: str) -> random.Random:
+    """Returns a separate generator for each purpose, so that a test alone behaves as it does among all others."""
     return random.Random(f"{SEED}:{purpose}")
 
 

@@ -1,4 +1,4 @@
-"""Processes of the command bus that kill themselves where something is half done, and others that go on after them."""
+"""Bus processes that kill themselves in the middle of an operation, and others that continue after them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from interlock.bus.events import tell
-from interlock.bus.queues import target_queue, telemetry_queue
-from interlock.bus.snapshot import LATEST
+from interlock.bus.path.delivery import target_queue
+from interlock.bus.registry.snapshot import LATEST
+from interlock.bus.telemetry.events import telemetry_queue, tell
 from interlock.wire.bus_events import CommandInvalid, LegacyKeyUsed
 from tests.bus.commands import archived_payloads, owe_commands
 from tests.bus.registering import tenant
@@ -18,8 +18,8 @@ from tests.bus.site import NAME, opened
 from tests.bus.targets import target
 from tests.bus.test_alerts import mail_server
 from tests.crash.deployment import Process
-from tests.patience import answered
-from tests.system import System
+from tests.support.patience import answered
+from tests.support.system import System
 
 CASES = {
     ("bus", "replay.selected"),
@@ -45,11 +45,11 @@ def _bus(system: System, folder: Path, **settings: str) -> Process:
         "keys_dir": str(own.signing_keys_dir),
         "retention_seconds": "0.1",
     }
-    return Process("bus", ["bus", "--dir", str(folder)], known | settings, folder / "bus.stderr")
+    return Process("bus", ["serve", "bus", "--dir", str(folder)], known | settings, folder / "bus.stderr")
 
 
 async def _messages(system: System) -> list[dict[str, Any]]:
-    async with system.kernel.database.connection() as connection:
+    async with system.kernel.stores.database.connection() as connection:
         rows = await connection.fetch(
             "select body from interlock.queue_messages where queue = $1 order by message_id",
             telemetry_queue(system.org_id),
@@ -57,13 +57,11 @@ async def _messages(system: System) -> list[dict[str, Any]]:
     return [event for row in rows for event in json.loads(row["body"])["events"]]
 
 
-async def test_events_are_handed_over_once_though_the_process_dies_before_its_commit(
-    system: System, tmp_path: Path
-) -> None:
-    told = [f"hmac-v{n}" for n in range(25)]
-    async with system.kernel.database.transaction() as connection:
+async def test_events_are_delivered_once_if_process_dies_before_commit(system: System, tmp_path: Path) -> None:
+    versions = [f"hmac-v{n}" for n in range(25)]
+    async with system.kernel.stores.database.transaction() as connection:
         await tell(
-            connection, [(system.org_id, LegacyKeyUsed(version_id=each, source="acme/billing")) for each in told]
+            connection, [(system.org_id, LegacyKeyUsed(version_id=each, source="acme/billing")) for each in versions]
         )
     bus = _bus(system, tmp_path)
     try:
@@ -72,16 +70,14 @@ async def test_events_are_handed_over_once_though_the_process_dies_before_its_co
         assert await _messages(system) == []
         await bus.start()
         events = await answered(lambda: _messages(system))
-        assert [event["version_id"] for event in events] == told
+        assert [event["version_id"] for event in events] == versions
         assert await bus.stop() == 0
     finally:
         await bus.give_up()
 
 
-async def test_what_was_dropped_is_told_though_the_process_dies_before_its_commit(
-    system: System, tmp_path: Path
-) -> None:
-    async with system.kernel.database.transaction() as connection:
+async def test_dropped_events_are_reported_if_process_dies_before_commit(system: System, tmp_path: Path) -> None:
+    async with system.kernel.stores.database.transaction() as connection:
         await tell(connection, [(system.org_id, LegacyKeyUsed(version_id="hmac-v1", source="acme/billing"))])
     bus = _bus(system, tmp_path)
     try:
@@ -105,7 +101,7 @@ async def _dropped(system: System) -> bool:
     return any(event["event"] == "snavio.telemetry.dropped" for event in await _messages(system))
 
 
-async def test_commands_are_archived_once_though_the_process_dies_anywhere(system: System, tmp_path: Path) -> None:
+async def test_commands_are_archived_once_wherever_the_process_dies(system: System, tmp_path: Path) -> None:
     bus = _bus(system, tmp_path, archive_seconds="0.2")
     try:
         for point in ("archive.written", "archive.before_commit"):
@@ -125,7 +121,7 @@ async def _nothing_is_owed(system: System) -> bool:
     return bool(await system.value("select not exists (select 1 from interlock.bus_archive)"))
 
 
-async def test_an_alert_is_mailed_and_a_route_judged_though_the_process_dies_in_between(
+async def test_alert_is_mailed_and_route_health_recorded_if_process_dies_in_between(
     system: System, tmp_path: Path
 ) -> None:
     bot = await target(system)
@@ -140,8 +136,8 @@ async def test_an_alert_is_mailed_and_a_route_judged_though_the_process_dies_in_
             await bus.start("monitor.before_commit=kill")
             await bus.killed_itself()
             assert await system.value("select count(*) from interlock.bus_route_health") == 0
-            # Not before: one that is killed while it mails leaves the mail to itself for longer than a test waits.
-            async with system.kernel.database.transaction() as connection:
+            # Not earlier: a process that is killed while it mails keeps the mail for longer than a test waits.
+            async with system.kernel.stores.database.transaction() as connection:
                 await tell(connection, [(system.org_id, CommandInvalid(reason="bad"))])
             await bus.start("alert_mail.sent=kill")
             await bus.killed_itself()
@@ -160,11 +156,9 @@ async def _delivered(system: System) -> bool:
     return bool(await system.value("select bool_and(status = 'Delivered') from interlock.bus_alert_emails"))
 
 
-async def test_a_snapshot_counts_once_it_is_whole_though_the_process_dies_before(
-    system: System, tmp_path: Path
-) -> None:
+async def test_snapshot_is_used_only_once_complete_if_process_dies_before(system: System, tmp_path: Path) -> None:
     await (await tenant(system)).services("billing")
-    objects = system.kernel.objects
+    objects = system.kernel.access.objects
 
     async def latest() -> bytes | None:
         return await objects.read(objects.uri(LATEST))
@@ -181,7 +175,7 @@ async def test_a_snapshot_counts_once_it_is_whole_though_the_process_dies_before
         await bus.give_up()
 
 
-async def test_a_replay_goes_on_where_a_process_died(system: System, tmp_path: Path) -> None:
+async def test_replay_continues_where_a_process_died(system: System, tmp_path: Path) -> None:
     site = await opened(system)
     await site.batch([site.message(payload={"n": n}) for n in range(5)])
     queue = target_queue(system.org_id, NAME)
@@ -198,7 +192,7 @@ async def test_a_replay_goes_on_where_a_process_died(system: System, tmp_path: P
         await bus.start()
         await answered(lambda: _replayed(system, asked["replay_id"]))
         found = await site.queue(NAME)
-        # By the one that lived: what the others had sent went with them.
+        # Sent by the surviving process: the transactions of the others were rolled back.
         assert sorted(message["command"]["payload"]["n"] for message in found) == [*range(5)]
         assert await bus.stop() == 0
     finally:

@@ -1,4 +1,4 @@
-"""Gateways and slow stages that die in the middle of a decision, and what is left of the commands that they had."""
+"""Gateways and slow stages that die in the middle of a decision, and the state of the commands that they had."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from interlock.api.listener import bind
-from interlock.bus.auditor import report
 from interlock.bus.model import Ban, BanKind
+from interlock.bus.path.fairness import report
+from interlock.http.listener import bind
 from tests.bus.site import NAME, PRODUCER, TARGET, Bus, fresh, opened
 from tests.crash.deployment import Process
-from tests.patience import answered
-from tests.system import System
+from tests.support.patience import answered
+from tests.support.system import System
 
 CASES = {
     ("gateway", "command.before_commit"),
@@ -39,7 +39,7 @@ async def _delivered(bus: Bus, queue: str) -> list[str]:
     return sorted(message["metadata"]["id"] for message in await bus.queue(queue))
 
 
-async def test_a_strict_command_is_delivered_once_though_the_slow_stage_dies_before_its_commit(
+async def test_strict_command_is_delivered_once_if_slow_stage_dies_before_commit(
     system: System, tmp_path: Path
 ) -> None:
     bus = await opened(system)
@@ -48,7 +48,9 @@ async def test_a_strict_command_is_delivered_once_though_the_slow_stage_dies_bef
     ids = sorted(fresh() for _ in range(20))
     messages = [bus.message("strict", command_id=command_id) for command_id in ids]
     assert {r["outcome"] for r in await bus.batch(messages)} == {"escalated"}
-    process = Process("bus", ["bus", "--dir", str(tmp_path / "bus")], _settings(system), tmp_path / "bus.stderr")
+    process = Process(
+        "bus", ["serve", "bus", "--dir", str(tmp_path / "bus")], _settings(system), tmp_path / "bus.stderr"
+    )
     try:
         await process.start("slow.before_commit=kill")
         await process.killed_itself()
@@ -58,8 +60,8 @@ async def test_a_strict_command_is_delivered_once_though_the_slow_stage_dies_bef
         await answered(lambda: _all_decided(bus))
         assert await _delivered(bus, queue) == ids
         assert await system.value("select used from interlock.bus_windows where name = 'strict'") == 20
-        told = [await bus.outcomes(command_id) for command_id in ids]
-        assert all(sorted(each) == ["delivered", "duplicate"] for each in told)
+        outcomes = [await bus.outcomes(command_id) for command_id in ids]
+        assert all(sorted(each) == ["delivered", "duplicate"] for each in outcomes)
         assert await process.stop() == 0
     finally:
         await process.give_up()
@@ -69,12 +71,14 @@ async def _all_decided(bus: Bus) -> bool:
     return bool(await bus.system.value("select not exists (select 1 from interlock.bus_handoffs)"))
 
 
-async def test_a_batch_whose_gateway_dies_before_the_commit_has_left_nothing(system: System, tmp_path: Path) -> None:
+async def test_batch_leaves_nothing_if_gateway_dies_before_commit(system: System, tmp_path: Path) -> None:
     bus = await opened(system)
     queue = await bus.lane("plain")
     door = bind("127.0.0.1:0", setting="gateway")
     folder = str(system.kernel.settings.dir)
-    process = Process("gateway", ["gateway", "--dir", folder], _settings(system), tmp_path / "gateway.stderr", door)
+    process = Process(
+        "gateway", ["serve", "gateway", "--dir", folder], _settings(system), tmp_path / "gateway.stderr", door
+    )
     ids = sorted(fresh() for _ in range(5))
     body = b'{"commands":[' + b",".join(bus.message("plain", command_id=command_id) for command_id in ids) + b"]}"
     try:
@@ -98,13 +102,13 @@ async def test_a_batch_whose_gateway_dies_before_the_commit_has_left_nothing(sys
         await process.give_up()
 
 
-async def test_an_abuse_is_told_once_though_the_auditor_dies_before_its_commit(system: System, tmp_path: Path) -> None:
+async def test_abuse_is_reported_once_if_auditor_dies_before_commit(system: System, tmp_path: Path) -> None:
     bus = await opened(system)
     ban = Ban(f"test/{PRODUCER}", BanKind.WARM, 0.0, TARGET, NAME, 0.91, 0.12, 60)
-    async with system.kernel.database.transaction() as connection:
+    async with system.kernel.stores.database.transaction() as connection:
         await report(connection, [(system.org_id, ban)] * 3, {})
     settings = _settings(system) | {"audit_seconds": "0.1", "telemetry_seconds": "3600"}
-    process = Process("bus", ["bus", "--dir", str(tmp_path / "bus")], settings, tmp_path / "bus.stderr")
+    process = Process("bus", ["serve", "bus", "--dir", str(tmp_path / "bus")], settings, tmp_path / "bus.stderr")
     try:
         await process.start("audit.before_commit=kill")
         await process.killed_itself()
@@ -118,9 +122,7 @@ async def test_an_abuse_is_told_once_though_the_auditor_dies_before_its_commit(s
 
 
 @pytest.mark.parametrize("on", ["lane", "source"])
-async def test_eight_dispatchers_let_through_what_a_limit_admits_and_not_one_more(
-    system: System, tmp_path: Path, on: str
-) -> None:
+async def test_eight_dispatchers_together_never_exceed_a_limit(system: System, tmp_path: Path, on: str) -> None:
     bus = await opened(system)
     queue = await bus.lane("narrow")
     await (bus.limit("narrow", 250) if on == "lane" else bus.source_limit(250))
@@ -132,7 +134,9 @@ async def test_eight_dispatchers_let_through_what_a_limit_admits_and_not_one_mor
     await bus.looked_after()
     settings = _settings(system) | {"telemetry_seconds": "3600"}
     dispatchers = [
-        Process(f"bus-{n}", ["bus", "--dir", str(tmp_path / f"bus-{n}")], settings, tmp_path / f"bus-{n}.stderr")
+        Process(
+            f"bus-{n}", ["serve", "bus", "--dir", str(tmp_path / f"bus-{n}")], settings, tmp_path / f"bus-{n}.stderr"
+        )
         for n in range(8)
     ]
     try:
@@ -141,10 +145,10 @@ async def test_eight_dispatchers_let_through_what_a_limit_admits_and_not_one_mor
         await answered(lambda: _all_decided(bus))
         delivered = await _delivered(bus, queue)
         assert len(delivered) == len(set(delivered))
-        # Tokens that this gateway has prefetched and not used are the rest.
+        # The rest are tokens that this gateway has prefetched and not used.
         assert 0.95 * 250 <= len(delivered) <= 250
-        told = [event for event in await bus.events() if event["event"] == "snavio.command.failed"]
-        assert len(told) == 400 - len(delivered)
+        failed = [event for event in await bus.events() if event["event"] == "snavio.command.failed"]
+        assert len(failed) == 400 - len(delivered)
         for process in dispatchers:
             assert await process.stop() == 0
     finally:

@@ -1,7 +1,7 @@
-"""SIGKILL at every failpoint, in the process where it lives, one after the other on a system under load.
+"""SIGKILL at every failpoint, in its process, one after the other on a system under load.
 
-Each process is started armed, dies where it was told to, and is started again: armed for its next death, or, after
-the last, as it is. What loops pass through without work is armed only when there is work for them.
+Each process is started armed, dies at its failpoint, and is restarted: armed for the next failpoint, or unarmed after
+the last. A failpoint that a loop passes even without work is armed only when there is work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from msgspec import Raw
 from interlock.client import Client, Fence, QueryClient, TaskClient
 from interlock.errors import ServerUnreachable
 from interlock.failpoints import NAMES
-from interlock.kernel.tasks import run_task_id
+from interlock.tasks.completion import run_task_id
 from interlock.wire import (
     ClaimRequest,
     Completion,
@@ -46,19 +46,19 @@ from interlock.wire import (
     WebhookRequest,
     WriteGrant,
 )
-from tests.bundles import zipped
 from tests.crash import test_bus, test_bus_path, test_ingest, test_pipeline, test_sink
 from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load
-from tests.crash.seed import ROUNDS, dice
-from tests.patience import PATIENCE
-from tests.receivers import receiving
-from tests.shards import into_shard
+from tests.crash.seed import ROUNDS, random_for
+from tests.support.bundles import zipped
+from tests.support.patience import PATIENCE
+from tests.support.receivers import receiving
+from tests.support.shards import into_shard
 
 PLAIN, INLINE = KINDS["plain"], KINDS["inline"]
 UNTAKEN = Kind(4, {}, {"runtime": "udf"})
-"""Waits for a worker that nobody starts."""
+"""Waits for a worker that is never started."""
 
 
 @dataclass
@@ -68,22 +68,22 @@ class Scene:
     deployment: Deployment
     load: Load
     ledger: Ledger
-    dice: random.Random
+    rng: random.Random
     victim: Process
 
     async def arm(self, failpoint: str, *, skip: int = 0, **settings: str) -> None:
         """Starts the victim so that it dies at the failpoint, after up to `skip` passes."""
         await self.down()
-        await self.victim.start(f"{failpoint}=kill*{self.dice.randint(0, skip)}", **settings)
+        await self.victim.start(f"{failpoint}=kill*{self.rng.randint(0, skip)}", **settings)
 
     async def down(self) -> None:
-        """What is done now waits for the victim."""
+        """Kills the victim, so that the following work waits for it."""
         if self.victim.alive:
             await self.victim.kill()
             self.ledger.blows += 1
 
     async def up(self) -> None:
-        """What is done now needs the victim."""
+        """Starts the victim, which the following work needs."""
         if not self.victim.alive:
             await self.victim.start()
 
@@ -105,7 +105,7 @@ def dies(process: str, failpoint: str) -> Callable[[Case], Case]:
 
 
 def _under_load(process: str, failpoint: str, skip: int) -> None:
-    """A place that the load leads the process to."""
+    """Registers a failpoint that the process reaches under load."""
 
     async def case(scene: Scene) -> None:
         await scene.arm(failpoint, skip=skip)
@@ -131,7 +131,7 @@ _under_load("worker", "worker.before_complete", 3)
 
 
 def _with_work(failpoint: str, kind: Kind) -> None:
-    """A place that the dispatcher comes to by itself, once there is something to do."""
+    """Registers a failpoint that the dispatcher reaches by itself as soon as there is work."""
 
     async def case(scene: Scene) -> None:
         await scene.down()
@@ -149,7 +149,7 @@ _with_work("receive.before_commit", PLAIN)
 _with_work("receive.committed", PLAIN)
 
 
-# What users do by hand
+# User actions
 
 
 @dies("gateway", "cancel.before_commit")
@@ -167,7 +167,7 @@ async def _(scene: Scene) -> None:
 
 @dies("dispatcher", "cancel.before_commit")
 async def _(scene: Scene) -> None:
-    """The gateway dies between the request, which is durable, and the tasks: the loop finds them."""
+    """The gateway dies between the durable request and the tasks: the loop finds them."""
     await scene.down()
     one = await scene.load.submit(UNTAKEN)
     one.canceled = True
@@ -191,7 +191,7 @@ async def _(scene: Scene) -> None:
     async with scene.deployment.client() as client:
         dead = [task.task_id async for task in client.tasks(run=(await client.wait(one.run_id)).run_id)]
         await scene.arm("redrive.before_commit")
-        with suppress(ServerUnreachable):  # the reply is lost, and nobody may ask twice without looking
+        with suppress(ServerUnreachable):  # the reply is lost, and the call is not idempotent
             await client.retry_task(dead[0])
         await scene.death()
         await scene.victim.start()
@@ -200,7 +200,7 @@ async def _(scene: Scene) -> None:
 
 
 async def _unledgered(scene: Scene) -> JobAccepted:
-    """A job that is about to go: nobody counts its tasks."""
+    """Submits a job that will be deleted; the ledger does not include it."""
     async with scene.deployment.client() as client:
         return await client.submit([{}, {}], operator="crash.work", runtime="udf")
 
@@ -283,7 +283,7 @@ async def _(scene: Scene) -> None:
 
 
 async def _end_export(scene: Scene, client: Client, started: ExportView) -> None:
-    """No Spark worker is here to make its files: the task is canceled, and the ledger told of it."""
+    """Ends an export without a Spark worker: cancels its task, and records that in the ledger."""
     await scene.deployment.until("select not exists (select from interlock.exports where task_id is null)")
     view = await client.results.export(started.job_id, started.export_id)
     assert view.task_id is not None
@@ -295,7 +295,7 @@ async def _end_export(scene: Scene, client: Client, started: ExportView) -> None
 
 @dies("dispatcher", "export_staging.before_commit")
 async def _(scene: Scene) -> None:
-    """What was staged is staged again, and one task makes files of it."""
+    """Rows are staged again, and one task writes the files."""
     await scene.up()
     one = await scene.load.submit(PLAIN)
     async with scene.deployment.client() as client:
@@ -340,7 +340,7 @@ _HANDED_OVER = "select source -> 'parts' -> 0 ->> 'size' from interlock.ingests 
 
 @dies("dispatcher", "rerun_copies.before_commit")
 async def _(scene: Scene) -> None:
-    """What was copied is copied again, to the same place, and handed over once. No ingest is here to go on with it."""
+    """Rows are copied again, to the same location, and handed over once. There is no ingest to continue with them."""
     await scene.up()
     one = await scene.load.submit(PLAIN)
     async with scene.deployment.client() as client:
@@ -369,8 +369,8 @@ async def _(scene: Scene) -> None:
 
 @dies("gateway", "registry.before_commit")
 async def _(scene: Scene) -> None:
-    """The entry, its record and its first key are there together, or none of them is."""
-    name = f"s{scene.dice.getrandbits(40)}"
+    """The entry, its record and its first key are created together, or not at all."""
+    name = f"s{scene.rng.getrandbits(40)}"
     await scene.arm("registry.before_commit")
     async with scene.deployment.client() as client:
         making = asyncio.create_task(client.registry.put_service(ServiceRequest(name=name)))
@@ -385,7 +385,7 @@ async def _(scene: Scene) -> None:
 
 @dies("gateway", "service_key.before_commit")
 async def _(scene: Scene) -> None:
-    name = f"s{scene.dice.getrandbits(40)}"
+    name = f"s{scene.rng.getrandbits(40)}"
     async with scene.deployment.client() as client:
         await scene.up()
         await client.registry.put_service(ServiceRequest(name=name))
@@ -416,10 +416,10 @@ _uploading("bundle.before_commit")
 
 
 def _telling(failpoint: str, *, calls: int) -> None:
-    """What was taken is told by the next dispatcher, under the id that it had."""
+    """The next dispatcher makes the call, with the same delivery id."""
 
     async def case(scene: Scene) -> None:
-        name = f"w{scene.dice.getrandbits(40)}"
+        name = f"w{scene.rng.getrandbits(40)}"
         await scene.down()
         async with receiving() as receiver, scene.deployment.client() as client:
             await client.webhooks.create(WebhookRequest(name=name, url=receiver.url, job="nobody"))
@@ -427,8 +427,8 @@ def _telling(failpoint: str, *, calls: int) -> None:
             await scene.arm(failpoint)
             await scene.death()
             await scene.victim.start()
-            told = "select status = 'Delivered' from interlock.webhook_deliveries where delivery_id = $1"
-            await scene.deployment.until(told, delivery_id)
+            delivered = "select status = 'Delivered' from interlock.webhook_deliveries where delivery_id = $1"
+            await scene.deployment.until(delivered, delivery_id)
             assert [call.delivery for call in receiver.calls] == [str(delivery_id)] * calls
             await client.webhooks.delete(name)
 
@@ -493,7 +493,7 @@ returning true
 
 @dies("gateway", "deploy.before_commit")
 async def _(scene: Scene) -> None:
-    name = f"dag{scene.dice.getrandbits(40)}"
+    name = f"dag{scene.rng.getrandbits(40)}"
     await scene.arm("deploy.before_commit")
     async with scene.deployment.client() as client:
         deploying = asyncio.create_task(client.dags.deploy(_DAG.format(name=name, n=1)))
@@ -506,8 +506,8 @@ async def _(scene: Scene) -> None:
 
 @dies("dispatcher", "cutover.before_commit")
 async def _(scene: Scene) -> None:
-    """A version that is being built is complete as soon as its one task is done."""
-    name = f"dag{scene.dice.getrandbits(40)}"
+    """A version that is being built is complete as soon as its only task is done."""
+    name = f"dag{scene.rng.getrandbits(40)}"
     await scene.down()
     async with scene.deployment.client() as client:
         await client.dags.deploy(_DAG.format(name=name, n=1))
@@ -524,8 +524,8 @@ async def _(scene: Scene) -> None:
 
 @dies("dispatcher", "retirement.before_commit")
 async def _(scene: Scene) -> None:
-    """A version was abandoned: what it has built is dropped."""
-    name = f"dag{scene.dice.getrandbits(40)}"
+    """A version was abandoned: its data is dropped."""
+    name = f"dag{scene.rng.getrandbits(40)}"
     await scene.down()
     async with scene.deployment.client() as client:
         await client.dags.deploy(_DAG.format(name=name, n=1))
@@ -542,12 +542,12 @@ async def _(scene: Scene) -> None:
     await scene.deployment.until(left, name)
 
 
-# Loops of the dispatcher: there is work for them before it starts
+# Loops of the dispatcher: they have work before it starts
 
 
 @dies("dispatcher", "reap.before_commit")
 async def _(scene: Scene) -> None:
-    """A worker has died, too: its leases run out."""
+    """A worker has died, too: its leases expire."""
     await scene.up()
     one = await scene.load.submit(KINDS["slow"])
     held = "select exists (select from interlock.tasks where run_id = $1 and status = 'Running'{})"
@@ -587,7 +587,7 @@ async def _(scene: Scene) -> None:
 
 @dies("dispatcher", "reconcile.before_commit")
 async def _(scene: Scene) -> None:
-    """Every wake-up of the queue is lost."""
+    """All wake-ups of the queue are lost."""
     await scene.down()
     one = await scene.load.submit(PLAIN)
     await scene.deployment.ask("delete from interlock.queue_messages where queue = 'platform'")
@@ -599,7 +599,7 @@ async def _(scene: Scene) -> None:
 
 @dies("dispatcher", "retention.before_commit")
 async def _(scene: Scene) -> None:
-    """It reaches the failpoint in the middle of an old run, and only there; the audit finds the run whole."""
+    """Dies while deleting an old run; the audit finds the run complete."""
     await scene.up()
     await scene.deployment.until("select exists (select from interlock.runs where ended_at < now())")
     await scene.arm("retention.before_commit", retention_days="0.000001")
@@ -611,7 +611,7 @@ async def _(scene: Scene) -> None:
 
 @dies("dispatcher", "release.before_commit")
 async def _(scene: Scene) -> None:
-    """A worker drains while it runs tasks that take longer. It may have given some back before that by itself."""
+    """A worker drains while it runs longer tasks. It may have released some of them before."""
     await scene.down()
     one = await scene.load.submit(KINDS["slow"])
     await scene.arm("release.before_commit")
@@ -656,7 +656,7 @@ async def _(scene: Scene) -> None:
 
 
 async def _claimed(scene: Scene, run_id: UUID) -> tuple[Release, WriteGrant]:
-    """The next attempt of the run's only task, and where it may write."""
+    """Claims the next attempt of the run's only task and returns its fence and its write grant."""
     await scene.deployment.until("select status = 'Queued' from interlock.tasks where run_id = $1", run_id)
     async with scene.deployment.worker_client() as worker:
         claim = (await worker.claim_batch(ClaimRequest(worker_id="here", run_id=run_id, start=0, end=0))).claims[0]
@@ -667,8 +667,8 @@ async def _claimed(scene: Scene, run_id: UUID) -> tuple[Release, WriteGrant]:
     ), claim.task.outputs[0]
 
 
-async def _ended(scene: Scene, held: Release, status: Literal["Completed", "Failed"], **said: Any) -> None:
-    ended = Completion(**msgspec.structs.asdict(held), status=status, **said)
+async def _ended(scene: Scene, held: Release, status: Literal["Completed", "Failed"], **fields: Any) -> None:
+    ended = Completion(**msgspec.structs.asdict(held), status=status, **fields)
     async with scene.deployment.worker_client() as worker:
         assert (await worker.complete(CompletionBatch(items=[ended]))).accepted == 1
 
@@ -695,7 +695,7 @@ _WRITER = Kind(1, {}, {"operator": "writer", "runtime": "udf"}, outputs=1)
 
 @dies("dispatcher", "files.before_commit")
 async def _(scene: Scene) -> None:
-    """Who asks again is told, and his prefix is known."""
+    """The repeated request is answered, and the prefix is recorded."""
     await scene.up()
     one = await scene.load.submit(_WRITER, lease_seconds=600)
     held, _grant = await _claimed(scene, one.run_id)
@@ -711,7 +711,7 @@ async def _(scene: Scene) -> None:
 
 @dies("dispatcher", "credentials.before_commit")
 async def _(scene: Scene) -> None:
-    """Who asks again is given them, and his prefixes are known."""
+    """The repeated request returns credentials, and the prefixes are recorded."""
     await scene.up()
     one = await scene.load.submit(_WRITER, lease_seconds=600)
     async with scene.deployment.worker_client() as worker:
@@ -797,7 +797,7 @@ async def _holder(scene: Scene) -> AsyncIterator[Holder]:
 
 @dies("gateway", "object.before_visible")
 async def _(scene: Scene) -> None:
-    """All of it is on the disk, and none of it is to be seen."""
+    """The whole object is on disk, but not visible."""
     await scene.up()
     async with _holder(scene) as holder:
         await scene.arm("object.before_visible")
@@ -812,7 +812,7 @@ async def _(scene: Scene) -> None:
 
 @dies("gateway", "object.visible")
 async def _(scene: Scene) -> None:
-    """Who has got no answer ends his upload again."""
+    """The client did not get a reply and completes its upload again."""
     await scene.up()
     async with _holder(scene) as holder:
         upload = (await holder.ask("POST", "?uploads")).json()["upload_id"]
@@ -840,15 +840,15 @@ jobs:
 
 
 async def _source(scene: Scene, source: str, runtime: str = "platform") -> str:
-    """Deploys a DAG of one source; its name."""
-    name = f"dag{scene.dice.getrandbits(40)}"
+    """Deploys a DAG with one source and returns its name."""
+    name = f"dag{scene.rng.getrandbits(40)}"
     async with scene.deployment.client() as client:
         await client.dags.deploy(_SOURCE_DAG.format(name=name, source=source, runtime=runtime))
     return name
 
 
 async def _retire(scene: Scene, name: str) -> None:
-    """It starts nothing more, and what it has made ends."""
+    """Deactivates the source and waits until its tasks have ended."""
     await scene.deployment.ask("update interlock.jobs set active = false where dag_name = $1", name)
     ended = """select not exists (
         select from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
@@ -944,7 +944,7 @@ def _queries(scene: Scene, patience: float) -> QueryClient:
 
 @dies("query", "query.before_commit")
 async def _(scene: Scene) -> None:
-    """What was not recorded was not answered; the open record is given up in time."""
+    """An unrecorded query was not answered; its open record is closed in time."""
     await scene.arm("query.before_commit")
     async with _queries(scene, 0) as queries:
         await scene.victim.ready()
@@ -963,7 +963,7 @@ async def _(scene: Scene) -> None:
 
 @dies("query", "batch_query.before_commit")
 async def _(scene: Scene) -> None:
-    """Task and record are made together, or neither is."""
+    """Task and record are created together, or not at all."""
     made = "select count(*) from interlock.jobs where operator = 'batch_query'"
     before = (await scene.deployment.ask(made))[0][0]
     await scene.arm("batch_query.before_commit")
@@ -984,7 +984,7 @@ async def _(scene: Scene) -> None:
 
 
 def test_every_failpoint_has_a_case() -> None:
-    """A new one has to be died at, too."""
+    """Fails for a new failpoint without a crash test."""
     elsewhere = (*test_pipeline.CASES, *test_sink.CASES, *test_ingest.CASES, *test_bus.CASES, *test_bus_path.CASES)
     assert {failpoint for _, failpoint in (*CASES, *elsewhere)} == NAMES
 
@@ -1003,7 +1003,7 @@ async def test_a_kill_at_every_failpoint_loses_nothing_and_commits_nothing_twice
     site: tuple[Deployment, Ledger], process: str
 ) -> None:
     deployment, ledger = site
-    chance = dice(f"deaths of the {process}")
+    chance = random_for(f"deaths of the {process}")
     load = Load(deployment.client, ledger, f"failpoints of the {process}")
     scene = Scene(deployment, load, ledger, chance, deployment[process])
     order = [failpoint for place, failpoint in sorted(CASES) if place == process] * ROUNDS

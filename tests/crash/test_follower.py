@@ -1,4 +1,4 @@
-"""Followers that are killed and frozen at any moment, on a chain that goes back and forth meanwhile."""
+"""Followers that are killed and frozen at random, on a chain with reorgs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.chains import Node, served
-from tests.crash.seed import KILLS, dice
-from tests.followers import Attempt, Site, attempt, data_database, lease
+from tests.crash.seed import KILLS, random_for
+from tests.support.chains import Node, served
+from tests.support.followers import Attempt, Site, attempt, data_database, lease
 
 
 @pytest.fixture
@@ -25,10 +25,8 @@ async def site(postgres_url: str) -> AsyncIterator[Site]:
         await connection.close()
 
 
-async def test_whatever_strikes_them_the_rows_are_the_chain_and_readers_have_heard_of_all_of_it(
-    site: Site, tmp_path: Path
-) -> None:
-    chance = dice("a follower")
+async def test_rows_and_events_match_the_chain_after_random_kills_and_freezes(site: Site, tmp_path: Path) -> None:
+    chance = random_for("a follower")
     everyone: list[Attempt] = []
     frozen: list[Attempt] = []
     async with served(blocks=60) as node, AsyncExitStack() as attempts:
@@ -56,14 +54,14 @@ async def test_whatever_strikes_them_the_rows_are_the_chain_and_readers_have_hea
         for older in frozen:
             os.kill(older.process.pid, signal.SIGCONT)
         for one in everyone:
-            # Killed, or refused once it went on.
+            # Killed, or refused after it continued.
             assert (await one.ended())[0] in (-signal.SIGKILL, 1)
             await one.hear()
         await site.check(node.chain, 0, head, in_order=False)
 
 
 async def _live(node: Node, chance: random.Random, requests: int) -> None:
-    """So many requests, with blocks and reorgs between them."""
+    """Waits for that many requests, with blocks and reorgs between them."""
     for _ in range(requests):
         await node.asked(1)
         if chance.random() < 0.3:

@@ -1,4 +1,4 @@
-"""Processes that stand still past their leases while others do their work, and then go on where they stood."""
+"""Processes that are frozen past their leases while others do their work, and then continue."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from uuid import UUID
 
 import pytest
 
-from interlock.kernel.tasks import run_task_id
+from interlock.tasks.completion import run_task_id
 from interlock.wire import Outcome, TaskStatus
 from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.gate import Gate
 from tests.crash.ledger import Accepted, Ledger
 from tests.crash.load import Kind, Load
-from tests.crash.seed import KILLS, dice
-from tests.patience import PATIENCE, eventually
+from tests.crash.seed import KILLS, random_for
+from tests.support.patience import PATIENCE, eventually
 
 DATABASE_TIMEOUT_SECONDS = "3"
-"""After this the database lets go of what a frozen process holds."""
+"""After this time the database releases the locks of a frozen process."""
 
 ANYWHERE = "anywhere"
 IN_THE_MIDDLE = {
@@ -53,10 +53,10 @@ async def site() -> AsyncIterator[Site]:
 
 
 @pytest.mark.parametrize("name", ["dispatcher", "worker"])
-async def test_a_frozen_process_holds_nobody_up_and_changes_nothing_when_it_is_thawed(site: Site, name: str) -> None:
-    load, chance = site.load(f"a frozen {name}"), dice(f"where the {name} freezes")
+async def test_frozen_process_blocks_no_other_and_changes_nothing_after_thaw(site: Site, name: str) -> None:
+    load, chance = site.load(f"a frozen {name}"), random_for(f"where the {name} freezes")
     process = site.deployment[name]
-    # The first holds a lock that every dispatcher needs; the others are drawn.
+    # The first holds a lock that every dispatcher needs; the others are random.
     first, *others = [*IN_THE_MIDDLE[name], ANYWHERE]
     places = [first, *(chance.choice(others) for _ in range(max(1, KILLS // 8)))]
     async with load.running():
@@ -81,17 +81,17 @@ async def _freeze(ledger: Ledger, process: Process, place: str, chance: random.R
 
 
 async def _ends_meanwhile(load: Load, one: Accepted, place: str) -> None:
-    """What was accepted before the freeze ends although the process stands still."""
+    """Checks that a run accepted before the freeze ends while the process is frozen."""
     try:
         async with asyncio.timeout(PATIENCE):
             await load.ended(one)
     except TimeoutError as error:
-        error.add_note(f"frozen at {place}, and {one} does not end")
+        error.add_note(f"frozen at {place}: {one} does not end")
         raise
 
 
 async def _frozen_with_a_finished_task(site: Site, load: Load, **policy: Any) -> UUID:
-    """The worker's child has done the task, and the worker, which stands still, has not told."""
+    """Freezes the worker after its child has finished the task and before the worker has reported it."""
     await site.deployment["worker-2"].kill()
     gate = Gate(site.deployment.work / f"gate-{len(site.ledger.accepted)}")
     kind = Kind(1, {"gate": str(gate.path), "quiet": True}, outputs=1)
@@ -107,7 +107,7 @@ async def _frozen_with_a_finished_task(site: Site, load: Load, **policy: Any) ->
 
 
 async def _becomes(site: Site, task_id: UUID, status: TaskStatus) -> list[tuple[int, Outcome | None]]:
-    """Its attempts, once it is there."""
+    """Waits until the task has the status and returns its attempts."""
     await site.deployment.until(
         "select exists (select from interlock.tasks where task_id = $1 and status = $2::text::interlock.task_status)",
         task_id,
@@ -119,7 +119,10 @@ async def _becomes(site: Site, task_id: UUID, status: TaskStatus) -> list[tuple[
 
 
 async def _run_completes(site: Site, task_id: UUID) -> None:
-    """Its run had ended with the dead letter: the counters follow the late report in their next pass."""
+    """Waits for the task's run.
+
+    It had ended with the dead letter; the counters include the late report a pass later.
+    """
     await site.deployment.until(
         "select exists (select from interlock.runs r join interlock.tasks t on t.run_id = r.run_id"
         " where t.task_id = $1 and r.state = 'Completed')",
@@ -127,7 +130,7 @@ async def _run_completes(site: Site, task_id: UUID) -> None:
     )
 
 
-async def test_the_late_report_of_a_thawed_worker_is_fenced_off_once_a_newer_attempt_has_run(site: Site) -> None:
+async def test_late_report_of_thawed_worker_is_fenced_after_a_newer_attempt_has_run(site: Site) -> None:
     load = site.load("a late report that is fenced off")
     task_id = await _frozen_with_a_finished_task(site, load)
     await site.deployment.start("worker-2")
@@ -146,7 +149,7 @@ async def test_the_late_report_of_a_thawed_worker_is_fenced_off_once_a_newer_att
 
 
 @pytest.mark.parametrize("policy", [{"backoff_seconds": 600}, {"max_attempts": 1}], ids=["waiting", "dead letter"])
-async def test_the_late_report_of_a_thawed_worker_counts_while_no_newer_attempt_has_started(
+async def test_late_report_of_thawed_worker_is_accepted_before_a_newer_attempt_starts(
     site: Site, policy: dict[str, int]
 ) -> None:
     load = site.load(f"a late report that counts with {policy}")
@@ -177,8 +180,8 @@ async def test_a_late_report_of_a_dead_letter_survives_the_death_of_its_dispatch
     await site.settle(load)
 
 
-async def test_tasks_that_a_draining_worker_is_still_given_are_given_back_unused(site: Site) -> None:
-    """The dispatcher stands still between its claim and the answer, and the worker is told to end meanwhile."""
+async def test_tasks_claimed_during_a_drain_are_released(site: Site) -> None:
+    """The dispatcher freezes between the claim and its reply, and the worker is told to drain in the meantime."""
     load = site.load("a drain during a claim")
     dispatcher, worker = site.deployment["dispatcher"], site.deployment["worker"]
     await site.deployment["worker-2"].kill()

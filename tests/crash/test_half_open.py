@@ -1,4 +1,4 @@
-"""A LISTEN connection that is dead and does not know: work goes on without it, and it is found out in time."""
+"""A half-open LISTEN connection: work continues without it, and it is detected in time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from uuid import uuid4
 
 import pytest
 
-from interlock.adapters.notifications import CHECK_SECONDS, LOST_SECONDS
+from interlock.stores.notifications import CHECK_SECONDS, LOST_SECONDS
 from interlock.wire import ReceiveRequest
 from tests.crash.deployment import Deployment, deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load
 from tests.crash.proxy import Line, Wire
-from tests.patience import PATIENCE
+from tests.support.patience import PATIENCE
 
 SLOW_MACHINE_SECONDS = 10.0
-"""What a busy machine may add to a limit."""
+"""Allowance for a busy machine."""
 
 
 def listening(line: Line) -> bool:
@@ -28,7 +28,7 @@ def about_to_listen(line: Line) -> bool:
     return line.listens and b"LISTEN" in line.sent
 
 
-def told(line: Line) -> bool:
+def notified(line: Line) -> bool:
     """A notification has come through."""
     return not line.silent and b"interlock_queue\0platform" in line.received
 
@@ -40,7 +40,7 @@ async def _seconds_until_given_up(wire: Wire, line: Line) -> float:
 
 
 async def _seconds_until_received(deployment: Deployment, load: Load) -> float:
-    """A receiver that waits already is given a new message because the dispatcher looks, far before its wait ends."""
+    """A waiting receiver gets a new message because the dispatcher polls, long before its wait ends."""
     me = f"here-{uuid4()}"
     request = ReceiveRequest(queue="udf", worker_id=me, wait_seconds=3 * SLOW_MACHINE_SECONDS, visibility_seconds=600)
     async with deployment.worker_client() as worker, deployment.client() as client:
@@ -69,7 +69,7 @@ def load(deployment: Deployment) -> Load:
 @pytest.mark.parametrize(
     ("dies", "seconds"), [(listening, LOST_SECONDS), (about_to_listen, CHECK_SECONDS)], ids=["later", "at_once"]
 )
-async def test_a_listen_connection_that_falls_silent_is_replaced_and_tasks_go_on_meanwhile(
+async def test_silent_listen_connection_is_replaced_while_tasks_continue(
     deployment: Deployment, load: Load, dies: Callable[[Line], bool], seconds: float
 ) -> None:
     async with Wire(deployment.state_url).up() as wire:
@@ -88,9 +88,9 @@ async def test_a_listen_connection_that_falls_silent_is_replaced_and_tasks_go_on
         for kind in ("plain", "inline", "flaky"):
             await load.ended(await load.submit(KINDS[kind]))
         assert await replacing < seconds + SLOW_MACHINE_SECONDS
-        assert not any(map(told, wire.lines))
+        assert not any(map(notified, wire.lines))
         wire.mend()
-        hearing = asyncio.create_task(wire.first(told, PATIENCE))
+        hearing = asyncio.create_task(wire.first(notified, PATIENCE))
         async with load.running():
             await hearing
         await load.settle(deployment.state_url)

@@ -1,4 +1,4 @@
-"""Ingest processes that kill themselves after every step: each line of a list, each scope of a backfill is one task."""
+"""Ingest processes that kill themselves after every step. Each line of a list, or scope of a backfill, is one task."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from tests.conftest import copied
 from tests.crash.deployment import Process
-from tests.crash.seed import ROUNDS, dice
-from tests.ingests import Intake, intake
-from tests.patience import answered
-from tests.pipelines import Flow
+from tests.crash.seed import ROUNDS, random_for
+from tests.support.ingests import Intake, intake
+from tests.support.patience import answered
+from tests.support.pipelines import Flow
 
 _OF_LARGE = (
     "ingest.received",
@@ -54,7 +54,7 @@ def _process(door: Intake, name: str, folder: Path) -> Process:
         "shard_threshold": "50",
         "sweep_seconds": "0.1",
     }
-    return Process(name, ["ingest", "--dir", str(folder)], settings, folder / f"{name}.stderr")
+    return Process(name, ["serve", "ingest", "--dir", str(folder)], settings, folder / f"{name}.stderr")
 
 
 def _list_for(point: str, number: int) -> bytes:
@@ -68,7 +68,7 @@ def _list_for(point: str, number: int) -> bytes:
 
 
 async def test_ingests_that_die_anywhere_make_each_line_one_task(door: Intake, tmp_path: Path) -> None:
-    chance = dice("ingests")
+    chance = random_for("ingests")
     points = sorted(_OF_LISTS) * ROUNDS
     chance.shuffle(points)
     runs: dict[str, bytes] = {}
@@ -108,7 +108,7 @@ SCOPES = 100
 
 
 async def test_ingests_that_die_anywhere_make_each_scope_of_a_backfill_one_task(door: Intake, tmp_path: Path) -> None:
-    chance = dice("backfills")
+    chance = random_for("backfills")
     points = sorted(_OF_BACKFILLS) * ROUNDS
     chance.shuffle(points)
     flow = Flow(door.system)

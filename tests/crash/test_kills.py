@@ -1,5 +1,4 @@
-"""Processes and servers of an `interlock up` are killed at random under load; the ledger outside then holds it to all
-that it promised."""
+"""Kills processes and servers of an `interlock up` at random under load. The ledger outside then audits the system."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from valkey.exceptions import ValkeyError
 from tests.crash.installation import Installation, installation
 from tests.crash.ledger import Ledger
 from tests.crash.load import Load
-from tests.crash.seed import KILLS, dice
-from tests.patience import eventually
+from tests.crash.seed import KILLS, random_for
+from tests.support.patience import eventually
 
 
 def _child(name: str) -> Callable[[Installation], Awaitable[None]]:
@@ -31,7 +30,7 @@ def _server(pid_file: str) -> Callable[[Installation], Awaitable[None]]:
 async def _flush(here: Installation) -> None:
     try:
         await here.flush()
-    except (ValkeyError, OSError):  # it has just been killed: nothing is left to forget
+    except (ValkeyError, OSError):  # Valkey was just killed, so its data is gone anyway
         return
 
 
@@ -46,8 +45,8 @@ BLOWS: dict[str, Callable[[Installation], Awaitable[None]]] = {
 }
 
 
-async def test_nothing_accepted_is_lost_or_done_twice_while_processes_are_killed_at_random() -> None:
-    chance = dice("blows")
+async def test_accepted_work_is_not_lost_or_done_twice_under_random_kills() -> None:
+    chance = random_for("blows")
     async with installation() as here:
         ledger = Ledger(here.journal)
         load = Load(here.client, ledger, "kills")

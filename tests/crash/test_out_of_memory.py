@@ -1,4 +1,6 @@
-"""Children that are killed, by the kernel for their memory or by somebody: the attempt says which, the task goes on."""
+"""Child processes that are killed, by the kernel for memory or by a signal: the attempt records which, the task
+continues.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,17 @@ from uuid import UUID
 import psutil
 import pytest
 
-from interlock.kernel.tasks import run_task_id
+from interlock.tasks.completion import run_task_id
 from interlock.wire import Crash, Outcome
 from tests.crash.deployment import Deployment, deployed
 from tests.crash.gate import Gate
 from tests.crash.ledger import Ledger
 from tests.crash.load import Kind, Load
 from tests.crash.memory_group import MemoryGroup, NoMemoryGroup, memory_group
-from tests.patience import eventually
+from tests.support.patience import eventually
 
 LIMIT_BYTES = 400 << 20
-"""Plenty for a worker and its children, as long as they do nothing with it."""
+"""Enough for a worker and its children as long as they are idle."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def load(deployment: Deployment) -> Load:
     return Load(deployment.client, Ledger(deployment.journal), "children")
 
 
-async def test_a_child_that_the_kernel_kills_for_its_memory_is_told_from_one_that_is_killed(
+async def test_child_killed_by_the_oom_killer_is_distinguished_from_other_kills(
     group: MemoryGroup, deployment: Deployment, load: Load
 ) -> None:
     worker = deployment["worker"]
@@ -52,27 +54,25 @@ async def test_a_child_that_the_kernel_kills_for_its_memory_is_told_from_one_tha
     await worker.start()
     before = await _children(deployment)
     hoard = await load.submit(Kind(1, {}, {"operator": "crash.hoard"}))
-    load.ledger.blows += 1  # the kernel's
+    load.ledger.blows += 1  # the kernel kills the child
     await load.ended(hoard)
     assert await _ends(deployment, run_task_id(hoard.run_id, 0)) == [
         (Outcome.FAILED, "WorkerCrashed", Crash(signal="SIGKILL", oom=True)),
         (Outcome.COMPLETED, None, None),
     ]
-    # The other child was there when the first one died, and is killed by hand now.
+    # The other child survived the first one's death and is killed by a signal now.
     survivor = (before & await _children(deployment)).pop()
     await _kill_by_hand(deployment, load, survivor)
     await load.settle(deployment.state_url)
 
 
-async def test_a_child_that_is_killed_costs_its_task_an_attempt_that_says_so(
-    deployment: Deployment, load: Load
-) -> None:
+async def test_killed_child_costs_one_attempt_with_a_crash_record(deployment: Deployment, load: Load) -> None:
     await _kill_by_hand(deployment, load, (await _children(deployment)).pop())
     await load.settle(deployment.state_url)
 
 
 async def _children(deployment: Deployment) -> set[int]:
-    """Both children of the worker, once they are there."""
+    """Waits for both children of the worker."""
 
     def two() -> set[int]:
         return {child.pid for child in psutil.Process(deployment["worker"].pid).children()}
@@ -81,7 +81,7 @@ async def _children(deployment: Deployment) -> set[int]:
 
 
 async def _kill_by_hand(deployment: Deployment, load: Load, victim: int) -> None:
-    """Both children are at a gate: the victim's task is begun and not done."""
+    """Kills one of two children that block at a gate: the victim's task has started and is not done."""
     gate = Gate(deployment.work / f"gate-{victim}")
     one = await load.submit(Kind(2, {"gate": str(gate.path)}))
     tasks = [run_task_id(one.run_id, index) for index in range(2)]

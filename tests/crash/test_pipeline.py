@@ -1,7 +1,7 @@
 """A DAG under load whose processes die: every accepted change reaches every job, and every cursor its end.
 
-A ledger outside holds what was accepted. In the end each job has made just the scopes that follow from it, each of the
-newest change, and streams are read to where they were said to be.
+A ledger outside of the system records accepted changes. At the end each job has exactly the scopes that follow from
+them, each computed from the newest change, and streams are read to their end.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pytest
 from interlock.client import Client
 from interlock.wire import SourceEvent
 from tests.crash.deployment import Deployment, Process, deployed
-from tests.crash.seed import KILLS, dice
-from tests.patience import answered
+from tests.crash.seed import KILLS, random_for
+from tests.support.patience import answered
 
 WIDTH: Final = 10
 SCOPES: Final = 40
 DAG: Final = """
 name: crash
-defaults: {{ max_attempts: 50, backoff_seconds: 0.05, heartbeat_timeout_seconds: 4 }}
+defaults: {{ max_attempts: 50, backoff_seconds: 0.05, backoff_cap_seconds: 1, heartbeat_timeout_seconds: 4 }}
 jobs:
   - {{ name: source, activation: source, source: {{ kind: manual }}, operator: crash.scope, outputs: [rows] }}
   - {{ name: stream, activation: source, source: {{ kind: manual }}, operator: crash.scope, outputs: [rows] }}
@@ -51,7 +51,7 @@ jobs:
     config: {{ journal: "{journal}" }}
 """
 
-# What each job has of its current version; empty bounds are left out.
+# The scopes of each job in its current version; empty bounds are omitted.
 _MADE: Final = """
     select j.name, array_agg((p.range_start, p.range_end) order by p.range_start) as scopes
     from interlock.jobs j
@@ -59,7 +59,7 @@ _MADE: Final = """
     join interlock.partitions p on p.dataset_version = v.dataset_version
     where j.dag_name = 'crash' and j.current and j.source is null
     group by j.name"""
-# A scope that was given for an older change than the newest of its inputs, or is not done.
+# Scopes that are not done, or were assigned for an older change than the newest one of their inputs.
 _STALE: Final = """
     select count(*) from interlock.edges g
     join interlock.jobs j on j.job_id = g.job_id and j.current
@@ -83,10 +83,10 @@ _TWICE: Final = """
 
 @dataclass
 class Feed:
-    """What was accepted, and how much of it."""
+    """Generates changes and records which were accepted."""
 
     deployment: Deployment
-    dice: random.Random
+    rng: random.Random
     partitions: set[int] = field(default_factory=set)
     cursor: int = -1
     accepted: int = 0
@@ -100,14 +100,14 @@ class Feed:
             await client.dags.deploy(self.yaml(edition), operators=["crash.scope"])
 
     async def _one(self, client: Client) -> None:
-        """A partition, new or rewritten; or the stream goes on."""
-        if self.dice.random() < 0.6:
-            place = self.dice.randrange(SCOPES)
+        """Sends a new or rewritten partition, or advances the stream."""
+        if self.rng.random() < 0.6:
+            place = self.rng.randrange(SCOPES)
             event = SourceEvent(start=place * WIDTH, end=place * WIDTH + WIDTH - 1)
             await client.sources.send("crash", "source", [event])
             self.partitions.add(place)
         else:
-            cursor = self.cursor + self.dice.randint(1, 5)
+            cursor = self.cursor + self.rng.randint(1, 5)
             await client.sources.send("crash", "stream", [SourceEvent(cursor=cursor)])
             self.cursor = cursor
         async with self.changed:
@@ -157,7 +157,7 @@ class Feed:
         try:
             await answered(quiet, 180)
         except TimeoutError as error:
-            error.add_note(f"what is left: {await self._left()}")
+            error.add_note(f"remaining tasks: {await self._left()}")
             raise
         made = {row["name"]: [tuple(scope) for scope in row["scopes"]] for row in await self.deployment.ask(_MADE)}
         wanted = [(place * WIDTH, place * WIDTH + WIDTH - 1) for place in sorted(self.partitions)]
@@ -168,7 +168,7 @@ class Feed:
 
 
 def _covered(scopes: list[tuple[int, int]]) -> int:
-    """The last of an unbroken row of scopes from 0."""
+    """Returns the end of a gapless sequence of scopes from 0."""
     reached = -1
     for start, end in scopes:
         assert start == reached + 1, f"a gap or an overlap before {start}"
@@ -201,7 +201,7 @@ async def armed(victim: Process, failpoint: str, skip: int = 0, **settings: str)
 
 def _under_load(process: str, failpoint: str) -> None:
     async def case(feed: Feed, victim: Process) -> None:
-        await armed(victim, failpoint, feed.dice.randint(0, 3))
+        await armed(victim, failpoint, feed.rng.randint(0, 3))
         await victim.killed_itself()
         await victim.start()
 
@@ -225,17 +225,17 @@ async def _(feed: Feed, victim: Process) -> None:
 
 @dies("dispatcher", "cutover.before_commit")
 async def _(feed: Feed, victim: Process) -> None:
-    """The new generation is built while changes come in."""
+    """The new generation is built while changes arrive."""
     await armed(victim, "cutover.before_commit")
     await feed.deploy(edition=3)
     await victim.killed_itself()
     await victim.start()
 
 
-async def test_a_kill_at_any_step_from_a_change_to_its_tasks_loses_and_doubles_nothing(site: Deployment) -> None:
-    feed = Feed(site, dice("changes of the pipeline"))
+async def test_kill_at_any_step_from_change_to_task_loses_and_duplicates_nothing(site: Deployment) -> None:
+    feed = Feed(site, random_for("changes of the pipeline"))
     await feed.deploy()
-    chance = dice("deaths of the pipeline")
+    chance = random_for("deaths of the pipeline")
     order = sorted(CASES)
     chance.shuffle(order)
     async with feed.running():

@@ -1,4 +1,4 @@
-"""A runner that is killed takes the code with it, and the next one starts on what it left behind."""
+"""A killed runner takes user code with it, and the next runner starts on its folder."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from tests.access.runners import CONFINEMENTS, heard, running, with_word, zipped
-from tests.patience import eventually
+from tests.support.patience import eventually
+from tests.untrusted.sandboxes import CONFINEMENTS, heard, running, with_word, zipped
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls need Linux")
 
 
 @pytest.mark.parametrize("confinement", CONFINEMENTS)
-async def test_a_runner_that_is_killed_leaves_no_process(confinement: str) -> None:
+async def test_killed_runner_leaves_no_process(confinement: str) -> None:
     nonce = str(uuid4().int % 10**9)
     async with running(confinement, "http://127.0.0.1:9") as runner:
-        payload = {"nonce": nonce, "tell": f"{runner.files.url}/v1/task/tell/{nonce}"}
+        payload = {"nonce": nonce}
         call = asyncio.create_task(runner.invoke(zipped("hostile"), "main.hang_with_children", payload=payload))
         await heard(runner, nonce)
         await eventually(lambda: len(with_word(nonce)) == 3)

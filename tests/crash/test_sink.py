@@ -1,4 +1,4 @@
-"""Sinks that kill themselves at every place where something is half done, and others that go on beside them."""
+"""Sinks that kill themselves at every step, and others that continue concurrently."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.buffers import Dataset, Depot, depot, is_there, row
 from tests.conftest import copied
 from tests.crash.deployment import Process
-from tests.crash.seed import ROUNDS, dice
-from tests.patience import answered
+from tests.crash.seed import ROUNDS, random_for
+from tests.support.buffers import Dataset, Depot, depot, is_there, row
+from tests.support.patience import answered
 
 CASES = {
     ("sink", point)
@@ -45,11 +45,11 @@ def _sink(site: Depot, name: str, folder: Path) -> Process:
         "buffer_keep_seconds": "0",
         "sweep_seconds": "0.1",
     }
-    return Process(name, ["sink", "--dir", str(folder)], settings, folder / f"{name}.stderr")
+    return Process(name, ["serve", "sink", "--dir", str(folder)], settings, folder / f"{name}.stderr")
 
 
 async def _visible(site: Depot) -> None:
-    """What a sink that died holds comes at once, and so do the files that it was about to delete."""
+    """Makes messages of a dead sink visible now, and makes the files that it would have deleted due now."""
     await site.visible()
     await site.system.value(
         "update interlock.buffer_publishes set sweep_at = interlock.clock()"
@@ -58,7 +58,7 @@ async def _visible(site: Depot) -> None:
 
 
 async def test_sinks_that_die_anywhere_load_every_batch_once(site: Depot, tmp_path: Path) -> None:
-    chance = dice("sinks")
+    chance = random_for("sinks")
     first, last = await site.deploy("first"), await site.deploy("last", on_conflict="update")
     points = sorted(point for _, point in CASES) * ROUNDS
     chance.shuffle(points)
@@ -84,8 +84,8 @@ async def test_sinks_that_die_anywhere_load_every_batch_once(site: Depot, tmp_pa
             await _check(site, dataset, known)
         for publish_id in bad:
             assert (await site.buffer(publish_id))["status"] == "Refused"
-        told = await site.system.http.get(f"http://{address}/metrics")
-        assert "interlock_sink_batches_total" in told.text
+        metrics = await site.system.http.get(f"http://{address}/metrics")
+        assert "interlock_sink_batches_total" in metrics.text
         assert await victim.stop() == 0
         assert await other.stop() == 0
     finally:
@@ -94,7 +94,7 @@ async def test_sinks_that_die_anywhere_load_every_batch_once(site: Depot, tmp_pa
 
 
 async def _for_spark(site: Depot) -> dict[str, str]:
-    """A sink that leaves everything to Spark, and believes that there is one."""
+    """Configures a sink to leave all batches to Spark, and registers a Spark worker."""
     await site.system.value(
         "insert into interlock.workers (worker_id, queue, last_seen_at) values ('w', 'spark', interlock.clock())"
         " on conflict (worker_id, queue) do update set last_seen_at = excluded.last_seen_at"

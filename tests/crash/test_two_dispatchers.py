@@ -1,15 +1,15 @@
-"""Two dispatchers behind one address are killed in turn: one is always enough."""
+"""Two dispatchers on one address are killed alternately: one is always enough."""
 
 from __future__ import annotations
 
 from tests.crash.deployment import deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Load
-from tests.crash.seed import KILLS, dice
+from tests.crash.seed import KILLS, random_for
 
 
-async def test_two_dispatchers_killed_in_turn_lose_nothing_and_work_goes_on_meanwhile() -> None:
-    chance = dice("deaths of two dispatchers")
+async def test_two_dispatchers_killed_alternately_lose_nothing_while_work_continues() -> None:
+    chance = random_for("deaths of two dispatchers")
     async with deployed() as deployment:
         first = deployment["dispatcher"]
         second = deployment.add_listening("dispatcher", "dispatcher-2", listener=first.listener)
@@ -22,7 +22,7 @@ async def test_two_dispatchers_killed_in_turn_lose_nothing_and_work_goes_on_mean
                 await ledger.reaches(len(ledger.accepted) + chance.randint(1, 4))
                 await victim.kill()
                 ledger.blows += 1
-                # New work comes to its end while only the other one runs, which was the victim before.
+                # New work completes while only the other dispatcher runs, which was the previous victim.
                 await load.ended(await load.submit(chance.choice(list(KINDS.values()))))
                 await victim.start()
         await load.settle(deployment.state_url)

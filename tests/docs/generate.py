@@ -1,4 +1,4 @@
-"""The pages that follow from the code: `.venv/bin/python -m tests.docs.generate` writes them, a test compares."""
+"""Generates documentation from the code: `.venv/bin/python -m tests.docs.generate`. A test compares the result."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from interlock.settings import BUILT_IN_RUNTIMES, Runtime, RuntimeKind, Settings
+from tests.docs.house import drawing
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMAND = ".venv/bin/python -m tests.docs.generate"
@@ -23,15 +24,15 @@ _NOTE = f"<!-- Generated: change the code, then run `{COMMAND}`. -->\n"
 _SETTINGS = f"""{_NOTE}
 # Settings
 
-A value comes from, in this order:
+A value comes from the first of these that sets it:
 
-1. an option of the command line, where there is one;
-2. the environment, `INTERLOCK_` and the name in capitals;
-3. `interlock.toml` in the working directory, or the file that `INTERLOCK_CONFIG` names;
+1. an option of the command line, if there is one;
+2. the environment: `INTERLOCK_` and the name in capitals;
+3. `interlock.toml` in the working directory, or the file in `INTERLOCK_CONFIG`;
 4. the default.
 
-`interlock config` prints every setting with its value and where that came from; secrets are masked. A wrong value, or
-a name that does not exist, stops the start with a sentence that says what to write.
+`interlock config` prints every setting with its value and its origin; secrets are masked. An invalid value or an
+unknown name stops the process at startup, with a message that says what to write.
 
 ```toml
 # interlock.toml
@@ -42,17 +43,17 @@ tls_key = "/etc/interlock/tls.key"
 retention_days = 30
 ```
 
-Beside the settings, `INTERLOCK_FAILPOINTS` arms failpoints in tests; see [CONTRIBUTING](../CONTRIBUTING.md#failpoints).
+In addition, `INTERLOCK_FAILPOINTS` arms failpoints in tests; see [CONTRIBUTING](../CONTRIBUTING.md#failpoints).
 """
 
 _GROUPS = {
     "dir": "Folder and stores",
     "gateway": "Listeners",
-    "gateway_url": "Clients and workers: where the servers are",
+    "gateway_url": "Clients and workers: addresses of the servers",
     "keys_dir": "Capability tokens",
     "sync_threshold": "Jobs and tasks",
     "queue_direct": "Queues",
-    "relay_seconds": "Loops: the pause after a pass that found nothing to do",
+    "relay_seconds": "Background loops: delay after a pass without work",
     "worker_concurrency": "Workers",
     "spark_master": "Spark",
     "log_level": "Logs",
@@ -62,17 +63,17 @@ _GROUPS = {
 _RUNTIMES = """
 ## Runtimes
 
-A runtime says where jobs run and what they get when their policy is silent. Built in:
+A runtime defines where jobs run and their default policy. Built in:
 
 """
 
 _OWN_RUNTIMES = """
-`queue`: a worker takes its tasks from a queue. `inline`: the dispatcher runs them itself. `invoke`: the dispatcher
-has a runner do it, which `interlock up` starts, or `runner_url` and `runner_lambda` name: [untrusted
-code](untrusted-code.md). `interlock up` starts a worker for `platform` and one for `spark`; for `udf` there is none,
-and its tasks wait for one of yours.
+`queue`: a worker receives its tasks from a queue. `inline`: the dispatcher runs them itself. `invoke`: the dispatcher
+calls a runner, which `interlock up` starts, or which `runner_url` or `runner_lambda` names: [untrusted
+code](untrusted-code.md). `interlock up` starts a worker for `platform` and one for `spark`, but none for `udf`: its
+tasks wait for your own worker.
 
-`runtimes` adds to these or replaces them. Every gateway, dispatcher and worker must know the same ones.
+`runtimes` adds runtimes or replaces built-in ones. Every gateway, dispatcher and worker must have the same ones.
 
 ```toml
 [runtimes.gpu]
@@ -82,8 +83,8 @@ timeout_seconds = 7200
 memory_mb = 8192          # address space of each child process
 ```
 
-In the environment: `INTERLOCK_RUNTIMES='{"gpu": {"timeout_seconds": 7200}}'`. A worker for it is
-`interlock worker --runtime gpu`.
+In the environment: `INTERLOCK_RUNTIMES='{"gpu": {"timeout_seconds": 7200}}'`. Start its worker with
+`interlock serve worker --runtime gpu`.
 
 | key | default | |
 |---|---|---|
@@ -91,11 +92,11 @@ In the environment: `INTERLOCK_RUNTIMES='{"gpu": {"timeout_seconds": 7200}}'`. A
 
 _RUNTIME_KEYS = {
     "kind": "`queue`, `inline` or `invoke`",
-    "queue": "name of its queue; empty takes the runtime's own name",
+    "queue": "name of its queue; if empty, the name of the runtime",
     "alias_of": "another name for that runtime",
-    "lease_seconds": "how long a silent worker keeps a task",
-    "timeout_seconds": "longest time of an attempt",
-    "memory_mb": "address space of each child process, in MiB; unset for none",
+    "lease_seconds": "how long a worker keeps a task without heartbeats",
+    "timeout_seconds": "maximum duration of an attempt",
+    "memory_mb": "limit of the address space of each child process, in MiB; unset: no limit",
     "image": "container image, for deployments that start workers by image; Interlock does not read it",
 }
 
@@ -157,14 +158,14 @@ def _runtime_row(name: str) -> list[str]:
 _CLI = f"""{_NOTE}
 # Command line
 
-`.venv/bin/interlock` after `make install`. Every command has `--help` with an example.
+`make install` installs the command as `.venv/bin/interlock`. Every command has `--help` with an example.
 
-- **Output.** Tables for people; `--output json` gives what the API said, for programs. Colour only on a terminal, and
-  `NO_COLOR` is respected.
-- **Exit codes.** 0 done, 1 failed, 2 wrong usage. An error is one sentence on stderr; `--verbose` adds the trace.
-- **Which server.** `INTERLOCK_GATEWAY_URL` and `INTERLOCK_API_KEY`; where they are unset, those of the `interlock up`
-  that runs in `--dir`.
-- **Completion.** `interlock --install-completion` for your shell.
+- **Output.** Commands print tables for people; `--output json` prints the API's reply, for programs. Colours are used
+  only on a terminal; `NO_COLOR` is respected.
+- **Exit codes.** 0 success, 1 failure, 2 wrong usage. An error is one sentence on stderr; `--verbose` adds a traceback.
+- **Server.** `INTERLOCK_GATEWAY_URL` and `INTERLOCK_API_KEY` select the server and the key. If they are unset, commands
+  use the `interlock up` that runs in `--dir`.
+- **Completion.** `interlock --install-completion` installs it for your shell.
 
 """
 
@@ -180,7 +181,7 @@ def cli_page() -> str:
 
 
 def cli_commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every command and group, with the words that call it. Any: Typer has no public name for their classes."""
+    """Yields every command and group with its path. Any: Typer has no public name for their classes."""
     yield path, command
     for name, child in getattr(command, "commands", {}).items():
         yield from cli_commands(child, f"{path} {name}")
@@ -237,8 +238,15 @@ def _row(cells: list[str]) -> str:
 PAGES = {"settings.md": settings_page, "cli.md": cli_page}
 
 
+def architecture() -> str:
+    """Returns docs/architecture.md with the drawing of the packages as they are now."""
+    before, begin, rest = (DOCS / "architecture.md").read_text().partition("<!-- drawing: begin -->\n")
+    _, end, after = rest.partition("<!-- drawing: end -->")
+    return f"{before}{begin}{drawing()}\n{end}{after}"
+
+
 def main() -> None:
-    for name, page in PAGES.items():
+    for name, page in {**PAGES, "architecture.md": architecture}.items():
         (DOCS / name).write_text(page())
         sys.stdout.write(f"wrote {DOCS / name}\n")
 

@@ -1,4 +1,4 @@
-"""The documentation as tests read it: pages, links, code spans, shell lines."""
+"""The documentation, parsed for tests: pages, links, code spans, shell commands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prose(text: str) -> str:
 
 
 def spans(text: str) -> list[str]:
-    """What stands in backticks, outside of blocks."""
+    """Returns the text in backticks, outside of code blocks."""
     return _SPAN.findall(prose(text))
 
 
@@ -43,7 +43,7 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Headings as GitHub names them."""
+    """Returns the anchors that GitHub creates for headings."""
     return {_anchor(heading) for heading in _HEADING.findall(prose(text))}
 
 
@@ -53,13 +53,13 @@ def _anchor(heading: str) -> str:
 
 
 def rows(text: str) -> list[list[str]]:
-    """Cells of every table row."""
+    """Returns the cells of every table row."""
     lines = [line for line in prose(text).splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
 def shell_commands(text: str) -> Iterator[list[str]]:
-    """Words of every command in the page's shell blocks, and of those that a console block shows after a `$`."""
+    """Yields the words of every command in shell blocks, and after a `$` in console blocks."""
     console = [line[2:] for block in blocks(text, "console") for line in block.splitlines() if line.startswith("$ ")]
     for block in [*blocks(text, "sh"), *console]:
         for line in block.replace("\\\n", " ").splitlines():

@@ -1,4 +1,4 @@
-"""The command line is documented as it is, and every command that a page shows can be typed."""
+"""The command line reference is up to date, and every command in the documentation is valid."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _ROOT_COMMAND: Any = typer.main.get_command(app)
 _TARGET = re.compile(r"make ([a-z]+)")
 
 
-def test_the_reference_is_what_the_commands_say() -> None:
+def test_cli_reference_is_up_to_date() -> None:
     assert read("docs/cli.md") == cli_page(), f"run {COMMAND}"
 
 
 @pytest.mark.parametrize(
     "command", [pytest.param(found, id=path) for path, found in cli_commands(_ROOT_COMMAND, "interlock")]
 )
-def test_every_command_says_what_it_does_and_shows_an_example(command: Any) -> None:
+def test_every_command_has_a_description_and_an_example(command: Any) -> None:
     assert command.help
     assert hasattr(command, "commands") or "Example:" in (command.epilog or "")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
-def test_every_command_in_a_shell_block_can_be_typed(page: Path) -> None:
+def test_every_command_in_a_shell_block_is_valid(page: Path) -> None:
     for words in shell_commands(page.read_text()):
         name = next((number for number, word in enumerate(words) if Path(word).name == "interlock"), None)
         if name is not None:
@@ -38,14 +38,14 @@ def test_every_command_in_a_shell_block_can_be_typed(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
-def test_every_command_in_the_text_can_be_typed(page: Path) -> None:
+def test_every_command_in_the_text_is_valid(page: Path) -> None:
     for span in spans(page.read_text()):
         if span.startswith("interlock ") and "…" not in span:
             _check(span.split()[1:])
 
 
 def _check(words: list[str]) -> None:
-    """Follows the words down to a command, and looks for every option that they name."""
+    """Follows the words to a command and checks every option among them."""
     command = _ROOT_COMMAND
     rest = list(words)
     while rest and hasattr(command, "commands") and not rest[0].startswith("-"):

@@ -1,4 +1,4 @@
-"""Every test that the pages about guarantees and security name must exist."""
+"""Every test that the pages on guarantees and security name exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's tour, typed as it stands on a real `interlock up`."""
+"""Runs the README's tour, exactly as written, on a real `interlock up`."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ import httpx
 import pytest
 
 from tests.docs.pages import ROOT, blocks, read
-from tests.patience import eventually
+from tests.support.patience import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 GATEWAY = "127.0.0.1:7070"
 NOT_COMPLETED = ("--operator fail", "run watch", "from volumes")
-"""What ends with exit code 1: some task did not complete; or there is no whole range of blocks yet, so nothing runs on
-Spark here and volumes has no rows to ask about. The demo's test has them."""
+"""Commands that exit with code 1: a task did not complete, or there is no complete range of blocks, so nothing runs on
+Spark here and volumes has no rows. The demo's test covers these."""
 CHAIN = "http://127.0.0.1:8545"
 BLOCKS = 20
 
 
 def _make_up() -> list[str]:
-    """What `make up` runs."""
+    """Returns the command that `make up` runs."""
     (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "/interlock up" in line]
     return line.removesuffix(" $(UP_ARGS)").partition("/interlock ")[2].split()
 
 
 @dataclass
 class Terminal:
-    """A second terminal beside the one in which `interlock up` runs."""
+    """A second terminal, next to the one with `interlock up`."""
 
     folder: Path
     gateway: str
@@ -46,7 +46,7 @@ class Terminal:
     def type(self, line: str, *, expect: int = 0) -> str:
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         ended = subprocess.run(
-            # A refusal counts: curl by itself calls it a success.
+            # Without -f, curl would report success for an error reply.
             ["bash", "-c", line.replace(GATEWAY, self.gateway).replace("curl -s ", "curl -sf ")],
             cwd=self.folder,
             env=environment,
@@ -62,7 +62,7 @@ class Terminal:
         return httpx.get(f"http://{self.gateway}{path}", headers={"Authorization": f"Bearer {key}"}).json()
 
     def followed(self, dataset: str) -> int | None:
-        """The last block that stands in it."""
+        """Returns the last block in a dataset."""
         view = self.ask(f"/v1/datasets/{dataset}")
         cursor: int | None = next(
             one["cursor"] for one in view["versions"] if one["dataset_version"] == view["current_version"]
@@ -70,7 +70,7 @@ class Terminal:
         return cursor
 
     def with_ids(self, line: str) -> str:
-        """The newest run for RUN, and its first task for TASK: what a reader would copy."""
+        """Replaces RUN with the newest run and TASK with its first task, as a reader would."""
         run = self.ask("/v1/jobs?limit=1")["jobs"][0]["run"]["run_id"]
         task = self.ask(f"/v1/tasks?run={run}&limit=1")["tasks"][0]["task_id"]
         return line.replace("RUN", run).replace("TASK", task)
@@ -105,7 +105,7 @@ def terminal() -> Iterator[Terminal]:
 
 
 def _devchain() -> tuple[subprocess.Popen[str], str]:
-    """The chain of the tour, with too few blocks for a range, and its URL."""
+    """Starts the tour's chain, with too few blocks for a range, and returns its URL."""
     options = ["--listen", "127.0.0.1:0", "--manual", "--blocks", str(BLOCKS), "-o", "json"]
     command = [sys.executable, "-m", "interlock.cli", "devchain", *options, "--parent", str(os.getpid())]
     chain = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -118,7 +118,7 @@ def test_make_up_lets_jobs_reach_the_development_chain() -> None:
     assert exported == f'INTERLOCK_OUTBOUND_ALLOW ?= ["{CHAIN.removeprefix("http://")}"]'
 
 
-async def test_the_commands_of_the_tour_do_what_it_says(terminal: Terminal) -> None:
+async def test_commands_of_the_tour_work_as_described(terminal: Terminal) -> None:
     operators, _ = blocks(read("README.md"), "python")
     (terminal.folder / "my_operators.py").write_text(operators)
     for line in _lines():
@@ -133,7 +133,7 @@ async def test_the_commands_of_the_tour_do_what_it_says(terminal: Terminal) -> N
 
 
 def _lines() -> Iterator[str]:
-    """One by one, since ids are copied in between; what shares a variable stays together."""
+    """Yields lines one by one, since ids are copied in between. Lines that share a variable stay together."""
     for block in blocks(read("README.md"), "sh"):
         if "curl" in block and shutil.which("curl"):
             yield block

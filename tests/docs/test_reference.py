@@ -1,4 +1,4 @@
-"""Every name that users meet is documented, and what is documented exists."""
+"""Every name in the public interface is documented, and every documented name exists."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from interlock.api import dispatcher, gateway, query
+from interlock.apps import dispatcher, gateway
 from interlock.failpoints import NAMES
-from interlock.kernel.loop import Gathering, Periodic
-from interlock.kernel.relay import Relay
+from interlock.processes.loop import Gathering, Periodic
+from interlock.query import routes as query
 from interlock.settings import Settings
+from interlock.tasks.outbox_relay import Relay
 from interlock.telemetry import REGISTRY
 from interlock.wire import (
     BackfillRequest,
@@ -63,12 +64,12 @@ def documented(page: str) -> set[str]:
 # Settings
 
 
-def test_the_settings_page_is_what_the_settings_say() -> None:
+def test_settings_page_is_up_to_date() -> None:
     assert read("docs/settings.md") == settings_page(), f"run {COMMAND}"
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
-def test_every_setting_has_a_description_and_a_place_on_the_page(name: str) -> None:
+def test_every_setting_has_a_description_and_is_on_the_page(name: str) -> None:
     assert Settings.model_fields[name].description
     assert f"INTERLOCK_{name.upper()}" in documented("docs/settings.md")
 
@@ -153,7 +154,7 @@ BODIES += [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_every_field_that_is_sent_is_documented(body: Any) -> None:
+def test_every_request_field_is_documented(body: Any) -> None:
     page = read("docs/http-api.md") + read("docs/workers.md") + read("docs/datasets.md")
     words = set(re.findall(r"\w+", page))
     assert {field.encode_name for field in msgspec.structs.fields(body)} - words == set()
@@ -174,8 +175,8 @@ def test_every_documented_error_code_exists() -> None:
     assert named - _codes() == set()
 
 
-def test_every_reason_of_an_explanation_is_documented_with_what_to_do() -> None:
-    tree = ast.parse((SOURCE / "kernel" / "explain.py").read_text())
+def test_every_explanation_reason_is_documented_with_advice() -> None:
+    tree = ast.parse((SOURCE / "tasks" / "explain.py").read_text())
     reasons = {reason for node in ast.walk(tree) if (reason := _reason(node))}
     assert len(reasons) > 10
     assert reasons - documented("docs/http-api.md") == set()
@@ -183,7 +184,7 @@ def test_every_reason_of_an_explanation_is_documented_with_what_to_do() -> None:
 
 
 def _reason(node: ast.AST) -> str | None:
-    """The first of the two that a rule returns: its reason, then a sentence."""
+    """Returns the reason of a rule's return statement, which is (reason, sentence)."""
     match node:
         case ast.Return(value=ast.Tuple(elts=[ast.Constant(value=str() as reason), _])):
             return reason
@@ -199,7 +200,7 @@ def test_every_reason_for_not_claiming_is_documented() -> None:
 
 
 def test_every_statement_that_moves_a_task_is_in_the_table_of_transitions() -> None:
-    statements = re.split(r"^-- name: ", (SOURCE / "sql/queries/tasks.sql").read_text(), flags=re.MULTILINE)[1:]
+    statements = re.split(r"^-- name: ", (SOURCE / "tasks/queries/tasks.sql").read_text(), flags=re.MULTILINE)[1:]
     moving = {re.split(r"\W", text)[0] for text in statements if "update interlock.tasks" in text}
     assert len(moving) > 8
     assert moving - documented("docs/task-states.md") == set()

@@ -1,4 +1,4 @@
-"""What must not stand anywhere in the repository."""
+"""Checks for texts that must not occur in the repository."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REGISTRIES = [
     ("ghcr", "io"),
     ("quay", "io"),
 ]
-"""Apart, so that this file does not name them."""
+"""Split, so that this file does not contain them."""
 
 _NOT_OURS = {"__pycache__", "dist", "results"}
 _OURS_THOUGH_HIDDEN = {".ci", ".gitignore"}
@@ -27,7 +27,7 @@ _OURS_THOUGH_HIDDEN = {".ci", ".gitignore"}
 
 @functools.cache
 def _texts() -> dict[str, str]:
-    """Everything that is kept in the repository, by path."""
+    """Returns every file of the repository, by path."""
     texts: dict[str, str] = {}
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [name for name in folders if _is_ours(name)]
@@ -42,6 +42,6 @@ def _is_ours(name: str) -> bool:
 
 
 @pytest.mark.parametrize("host", [".".join(host) for host in _REGISTRIES])
-def test_no_file_names_the_host_of_a_package_registry(host: str) -> None:
+def test_no_file_contains_the_host_of_a_package_registry(host: str) -> None:
     assert len(_texts()) > 50
     assert [path for path, text in _texts().items() if host in text] == []

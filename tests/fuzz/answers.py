@@ -1,4 +1,4 @@
-"""What every answer must be, however odd the question; and questions that no client library would ask."""
+"""Properties that every response must have, and raw requests that no client library would send."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Answer(Protocol):
 
 @dataclass(frozen=True)
 class RawAnswer:
-    """One response as it came over the wire."""
+    """One response as received over the wire."""
 
     status_code: int
     headers: dict[str, str]
@@ -32,7 +32,7 @@ class RawAnswer:
 
 
 def require_orderly(answer: Answer, what: Any = "") -> int:
-    """No server error; a refusal is a documented problem with the request's id. Returns the status."""
+    """Checks that there is no server error, and that a refusal is a documented problem with a request id."""
     assert answer.status_code < 500, (what, answer.content)
     assert answer.headers.get("x-request-id"), what
     if answer.status_code >= 400:
@@ -44,7 +44,7 @@ def require_orderly(answer: Answer, what: Any = "") -> int:
 
 
 async def exchanged(url: str, raw: bytes, *, patience: float = 10) -> list[RawAnswer]:
-    """Sends bytes and reads what comes back, until the server closes or has nothing more to say."""
+    """Sends bytes and reads responses until the server closes the connection or sends nothing more."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**20)
     answers = []

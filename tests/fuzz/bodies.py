@@ -1,4 +1,4 @@
-"""Bodies that are accepted, in terms of the stand-ins: for every operation that takes one."""
+"""A valid body for every operation that takes one, with stand-ins for ids."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ GATEWAY: dict[str, list[Body]] = {
     ],
 }
 PUT = frozenset({"/v1/alert-channels/{event}", "/v1/secrets/{secret}"})
-"""Those that are not posted."""
+"""Operations that use PUT instead of POST."""
 DISPATCHER: dict[str, list[Body]] = {
     "/internal/operators": [{"queue": "platform", "worker_id": "odd", "operators": ["module:function"]}],
     "/internal/task-claim": [

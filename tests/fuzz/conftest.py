@@ -1,4 +1,4 @@
-"""One pair of real processes for all of these tests: whatever one of them sends, the next must still be served."""
+"""One set of real processes for all of these tests: after every test, they must still serve the next one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from interlock.adapters.embedded import EmbeddedValkey
+from interlock.stores.embedded import EmbeddedValkey
 from tests.conftest import copied
 from tests.fuzz.site import Site, running_site
 from tests.fuzz.state import State

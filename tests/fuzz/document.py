@@ -1,4 +1,4 @@
-"""The served OpenAPI documents, bent towards what is there: wherever an id belongs, a stand-in may stand as well."""
+"""The served OpenAPI documents, modified so that ids may also be stand-ins for existing objects."""
 
 from __future__ import annotations
 
@@ -180,12 +180,12 @@ BY_PATH: dict[str, dict[str, list[Any]]] = {
     **{f"/v1/inbox/{{queue}}/{what}": {"queue": [INBOX]} for what in _INBOX},
     "/v1/hooks/{hook_id}": {"hook_id": [HOOK], "X-Interlock-Token": [HOOK_TOKEN]},
 }
-"""Parameters that make sense only together."""
+"""Parameters that are only useful together."""
 
 
 OBJECT = "/v1/objects/{key}"
-"""A key has slashes, which by OpenAPI no parameter of a path can have: what is there is asked for in
-tests/integration/test_gateway_objects.py."""
+"""A key contains slashes, which OpenAPI does not allow in a path parameter. Existing keys are tested in
+tests/access/test_gateway_objects.py."""
 
 
 def bent(document: Schema) -> Schema:
@@ -195,7 +195,7 @@ def bent(document: Schema) -> Schema:
             for parameter in operation.get("parameters", []):
                 known = PARAMETERS | BY_PATH.get(path, {})
                 parameter["schema"] = _or(known.get(parameter["name"], []), parameter["schema"])
-            # A zip is put there by the driver: JSON has no words for it.
+            # The driver inserts a zip, which JSON cannot express.
             if "requestBody" in operation and path != "/v1/bundles":
                 examples = {str(n): {"value": body} for n, body in enumerate((GATEWAY | DISPATCHER | QUERIES)[path])}
                 content = operation["requestBody"]["content"]
@@ -203,7 +203,7 @@ def bent(document: Schema) -> Schema:
                 if "text/plain" in content:
                     content["text/plain"]["examples"] = {"0": {"value": dag_text("plain")}}
     if "QueryFormat" in document["components"]["schemas"]:
-        # The others are streams, which the document has one word for each.
+        # The other formats are streams, which the document describes only by their media type.
         document["components"]["schemas"]["QueryFormat"] = {"const": "json"}
     for name, properties in PROPERTIES.items():
         known = document["components"]["schemas"].get(name, {}).get("properties", {})

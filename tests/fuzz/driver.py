@@ -1,4 +1,4 @@
-"""Runs schemathesis over one listener, with every phase it has, and says what it found."""
+"""Runs schemathesis on one listener, with all its phases, and returns its findings."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from schemathesis.core import NOT_SET
 from schemathesis.engine import events, from_schema
 from schemathesis.hooks import GLOBAL_HOOK_DISPATCHER
 
-from tests.bundles import zipped
 from tests.fuzz import checks
 from tests.fuzz.document import bent
 from tests.fuzz.site import Site
 from tests.fuzz.state import CAPABILITY, RUNNING, State, make_whole, names_of
+from tests.support.bundles import zipped
 
 EXAMPLES = int(os.environ.get("INTERLOCK_FUZZ_EXAMPLES", "3"))
-"""Random requests per operation and phase; those that follow from the document alone come on top."""
+"""Random requests per operation and phase, in addition to those derived from the document alone."""
 
 
 @dataclass
 class Found:
-    """What one run over a listener brought to light."""
+    """The findings of one run on a listener."""
 
     failures: dict[tuple[str, str | None], str] = field(default_factory=dict)
-    """By check and operation: one of each is enough to see what is wrong."""
+    """One failure per check and operation, which is enough to see the cause."""
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
     phases: set[str] = field(default_factory=set)
 
@@ -40,12 +40,12 @@ class Found:
 
 @schemathesis.serializer("application/zip")
 def _as_bytes(_: Any, value: Any) -> bytes:
-    """The document calls it text; each of its characters is a byte here."""
+    """Encodes text of the document in which each character is a byte."""
     return value if isinstance(value, bytes) else str(value).encode("latin-1", "replace")
 
 
 ANSWERED_EACH = {("negative_data_rejection", "POST /v1/commands")}
-"""A command that is wrong gets a verdict of its own in an answer that is none: its neighbours may be right."""
+"""An invalid command gets its own verdict in a successful response, because its neighbours may be valid."""
 
 
 def _config(base_url: str) -> schemathesis.Config:
@@ -99,7 +99,7 @@ def _before_each_call(state: State) -> Iterator[None]:
 
 
 def prepare(state: State, case: Case[Any]) -> None:
-    """Real things for stand-ins, and the token that goes with them."""
+    """Replaces stand-ins with existing objects, and adds the token that belongs to them."""
     if case.body is not NOT_SET and case.meta is not None and case.meta.generation.mode.is_positive:
         make_whole(case.body)
         if case.operation.path == "/v1/bundles":
@@ -110,7 +110,7 @@ def prepare(state: State, case: Case[Any]) -> None:
     if isinstance(case.body, dict) and case.body.get("task_id") == RUNNING:
         claim = state.take(RUNNING)
         case.body = state.exchange(case.body, names_of(claim))
-        # A request that was made to come without a token, or with a bad one, shall do so.
+        # A request that was generated without a token, or with a bad one, must stay so.
         if case.headers.get(CAPABILITY) == state.held["capability_token"]:
             case.headers[CAPABILITY] = claim["capability_token"]
     elif isinstance(case.body, dict | list):
@@ -122,7 +122,7 @@ def prepare(state: State, case: Case[Any]) -> None:
 
 
 def _hurry(body: Any) -> None:
-    """A receive that may wait would: up to half a minute each."""
+    """Shortens receives, which would otherwise wait for up to half a minute each."""
     if isinstance(body, dict):
         wait = body.get("wait_seconds", 20.0)
         if isinstance(wait, int | float) and not isinstance(wait, bool) and 0 <= wait <= 30:

@@ -1,4 +1,4 @@
-"""Capability tokens that are almost right: whatever is listed or drawn here must be refused."""
+"""Capability tokens that are almost valid: everything listed or generated here must be refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from hypothesis import strategies as st
 
-from tests.forging import ORDER, b64, es256, part
+from tests.support.forging import ORDER, b64, es256, part
 
 Strategy = st.SearchStrategy[str]
 MISSING = object()
@@ -24,7 +24,7 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class Genuine:
-    """A token that verifies, with the key that signed it and one that did not."""
+    """A valid token, with the key that signed it and another key."""
 
     token: str
     key: ec.EllipticCurvePrivateKey
@@ -48,16 +48,16 @@ class Genuine:
 
 
 def listed(genuine: Genuine) -> list[str]:
-    """The attacks that can be counted."""
+    """Returns the attacks that can be enumerated."""
     return [*signed_by_us_but_wrong(genuine), *other_signatures(genuine), *other_spellings(genuine)]
 
 
 def drawn(genuine: Genuine) -> Strategy:
-    """Those that cannot."""
+    """Returns a strategy for the attacks that cannot be enumerated."""
     return st.one_of(signed_by_somebody_else(genuine), noise_for_a_signature(genuine), nearly_the_same(genuine))
 
 
-# What our own key never says: should it ever, the token is still refused.
+# Claims that our own key never signs: the token is refused even if it did.
 
 _WRONG_HEADERS: dict[str, list[Any]] = {
     "alg": [MISSING, "none", "None", "", "HS256", "RS256", "ES384", "ES256K", "EdDSA", "es256", ["ES256"], None, 7],
@@ -120,7 +120,7 @@ def _segment(content: Any) -> str:
 
 
 def _twice(content: dict[str, Any], name: str) -> str:
-    """The same member two times: the one that everybody expects comes last."""
+    """Encodes a duplicate member; the expected value comes last."""
     return b64((json.dumps({name: content[name]})[:-1] + ", " + json.dumps(content)[1:]).encode())
 
 
@@ -136,11 +136,11 @@ def signed_by_us_but_wrong(genuine: Genuine) -> Iterator[str]:
         yield f"{text}.{es256(genuine.key, text)}"
 
 
-# What others can make of what they see: our public key, and tokens of ours.
+# Attacks with public information: our public key, and tokens of ours.
 
 
 def _public(genuine: Genuine) -> list[bytes]:
-    """Everything about our public key that could be taken for a shared secret."""
+    """Returns all encodings of our public key that could be misused as a shared secret."""
     key, spki = genuine.key.public_key(), serialization.PublicFormat.SubjectPublicKeyInfo
     encoded = [
         key.public_bytes(encoding, spki) for encoding in (serialization.Encoding.PEM, serialization.Encoding.DER)
@@ -156,7 +156,7 @@ def _public(genuine: Genuine) -> list[bytes]:
 
 
 def signed_by_somebody_else(genuine: Genuine) -> Strategy:
-    """Any header, any claims, and every signature that can be made without the private key."""
+    """Generates tokens with any header and claims, and every signature that is possible without the private key."""
 
     def build(head: dict[str, Any], claims: dict[str, Any], sign: str, secret: bytes) -> str:
         text = f"{_segment(head)}.{_segment(claims)}"
@@ -184,7 +184,7 @@ def signed_by_somebody_else(genuine: Genuine) -> Strategy:
     return st.builds(build, heads, claims, signs, st.sampled_from(_public(genuine)))
 
 
-# The same text with another signature.
+# The same text with another signature
 
 
 def other_signatures(genuine: Genuine) -> Iterator[str]:
@@ -209,7 +209,7 @@ def noise_for_a_signature(genuine: Genuine) -> Strategy:
     return signatures.filter(lambda made: made != raw).map(lambda made: f"{genuine.text}.{b64(made)}")
 
 
-# The same token, spelled in another way.
+# The same token in another spelling
 
 _TAILS = ["=", "==", ".", "..", ".x", "\n", "\r\n", "\0", "%", "é", "\u200b", ",", ";q=1", " x", "A" * 20_000]
 _HEADS = ["Bearer ", "JWT ", ".", '"', "=", "\ufeff", "x."]
@@ -230,7 +230,7 @@ def other_spellings(genuine: Genuine) -> Iterator[str]:
         f"{token} {token}",
     )
     yield from (f"{signature}.{payload}.{head}", f'"{token}"', json.dumps({"payload": payload, "signature": signature}))
-    # The last character of a segment may have bits to spare: one token has one spelling.
+    # The last character of a segment may have unused bits: only one spelling is valid.
     for character in _ALPHABET:
         yield from (f"{head[:-1]}{character}.{payload}.{signature}", f"{head}.{payload[:-1]}{character}.{signature}")
         yield token[:-1] + character

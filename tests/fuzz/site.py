@@ -1,4 +1,4 @@
-"""Gateway, dispatcher and query service as processes of their own, on sockets that the test holds."""
+"""Gateway, dispatcher and query service as separate processes, on sockets that the test holds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 import asyncpg
 import httpx
 
-from interlock.api.listener import bind, url_of
-from interlock.bus.changelog import Registrar
-from interlock.bus.entries import SERVICE
+from interlock.apps.app import open_app
+from interlock.bus.registry.changelog import Registrar
+from interlock.bus.registry.entries import SERVICE
+from interlock.http.listener import bind, url_of
 from interlock.settings import Settings
 from interlock.wire import KeyRequest, Role, ServiceRequest, WorkerTokenRequest
-from interlock.wiring import kernel
-from tests.dags import valid
-from tests.datasets import CHAIN
+from tests.support.dags import valid
+from tests.support.datasets import CHAIN
 
 ORG = "fuzzed"
 RIVAL = "rival"
@@ -32,7 +32,7 @@ PRODUCER, TARGET = "fuzz-producer", "fuzz-target"
 
 @dataclass
 class Site:
-    """Three listeners that answer only to what comes through their sockets."""
+    """Three listeners that are reachable only through their sockets."""
 
     state_url: str
     folder: Path
@@ -69,7 +69,7 @@ class Site:
         return self.folder / f"{process}.log"
 
     def complaints(self) -> list[dict[str, Any]]:
-        """New log lines that tell of a defect: errors, and whatever has a trace."""
+        """Returns new log lines that show a defect: errors, and everything with a stack trace."""
         lines = [json.loads(line) for name in self.processes for line in self._new_lines(name)]
         return [line for line in lines if line["level"] in ("error", "critical") or "exception" in line]
 
@@ -79,7 +79,7 @@ class Site:
         return lines[first:]
 
     async def rows(self, sql: str) -> list[asyncpg.Record]:
-        """Straight from the state database: for what must hold there, whatever the API says."""
+        """Reads directly from the state database, for invariants independent of the API."""
         connection = await asyncpg.connect(self.state_url)
         try:
             return await connection.fetch(sql)
@@ -106,19 +106,19 @@ async def running_site(state_url: str, valkey_url: str, folder: Path) -> AsyncIt
 
 
 async def _founded(settings: Settings, state_url: str, folder: Path) -> Site:
-    async with kernel(settings, process="founding") as parts:
-        org, rival = await parts.principals.create_org(ORG), await parts.principals.create_org(RIVAL)
+    async with open_app(settings, process="founding") as parts:
+        org, rival = await parts.access.principals.create_org(ORG), await parts.access.principals.create_org(RIVAL)
         by = Registrar(org.org_id, org.name, "root")
         for service in (PRODUCER, TARGET):
-            await parts.bus_registry.put(SERVICE, ServiceRequest(name=service), by)
+            await parts.bus.registry.put(SERVICE, ServiceRequest(name=service), by)
         root = KeyRequest(user="root", role=Role.ADMIN)
         speaking = KeyRequest(user="root", role=Role.ADMIN, service=PRODUCER)
         keys = [
-            await parts.principals.create_key(request, o.org_id, granted_by=None)
+            await parts.access.principals.create_key(request, o.org_id, granted_by=None)
             for request, o in ((speaking, org), (root, rival))
         ]
-        token = await parts.principals.create_worker_token(WorkerTokenRequest(name="test"))
-        await parts.deployments.deploy(valid(CHAIN), org.org_id, "root")
+        token = await parts.access.principals.create_worker_token(WorkerTokenRequest(name="test"))
+        await parts.dags.deployments.deploy(valid(CHAIN), org.org_id, "root")
     return Site(state_url, folder, keys[0].key, keys[1].key, token.token)
 
 
@@ -132,12 +132,12 @@ async def _start(site: Site, process: str, address: str, settings: Settings) -> 
         "INTERLOCK_VALKEY_URL": settings.valkey_url.get_secret_value(),
         "INTERLOCK_LOG_FORMAT": "json",
         "INTERLOCK_TOKEN_TTL_SECONDS": "3600",
-        "INTERLOCK_AUTH_FAILURES_PER_SECOND": "0",  # forgeries by the thousand, all from one address
+        "INTERLOCK_AUTH_FAILURES_PER_SECOND": "0",  # the tests send thousands of forgeries from one address
         "INTERLOCK_RECONCILE_SECONDS": "1",
         "INTERLOCK_RECONCILE_GRACE_SECONDS": "2",
     }
     if process == "gateway":
-        # The worst of identity providers: whose keys sign tokens of another kind, too.
+        # The worst case of an identity provider: its keys also sign tokens of another kind.
         keys = f"{site.internal_url}/internal/jwks/task"
         environment |= {
             "INTERLOCK_OIDC_ISSUER": site.internal_url,
@@ -148,6 +148,6 @@ async def _start(site: Site, process: str, address: str, settings: Settings) -> 
         environment |= {"INTERLOCK_INTERNAL_URL": site.internal_url, "INTERLOCK_QUERY_TIMEOUT_SECONDS": "5"}
     with site.log(process).open("wb") as log, listener:
         site.processes[process] = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "interlock.cli", process, "--fd", str(listener.fileno()),
+            sys.executable, "-m", "interlock.cli", "serve", process, "--fd", str(listener.fileno()),
             env=environment, stderr=log, pass_fds=[listener.fileno()],
         )  # fmt: skip

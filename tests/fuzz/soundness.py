@@ -1,4 +1,4 @@
-"""What must hold of a large and battered state. Each statement takes few passes and selects what breaks its rule."""
+"""Invariants of a large state after a fuzz run. Each statement takes few passes and selects violations."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ RULES: Final = {
 
 
 async def broken(connection: asyncpg.Connection[Any]) -> dict[str, list[asyncpg.Record]]:
-    """Rules that do not hold, each with a few that break it."""
+    """Returns the violated invariants, each with a few violating rows."""
     found = {rule: await connection.fetch(f"{offenders} limit 5") for rule, offenders in RULES.items()}
     return {rule: rows for rule, rows in found.items() if rows}

@@ -1,8 +1,8 @@
 """Work in every state, behind fixed names.
 
-A generated request may hold one of the stand-ins below where an id belongs. Just before it is sent, each is exchanged
-for a real thing of that kind that nobody has used up yet: so generation is the same in every run, and requests still
-reach states that a random UUID would never meet.
+A generated request may contain one of the stand-ins below in place of an id. Just before it is sent, each stand-in is
+replaced with an unused existing object of that kind. So generation is deterministic, and requests still reach states
+that a random UUID would never reach.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from uuid import UUID, uuid4
 import psycopg
 
 from interlock.dags.definition import content_hash
-from interlock.kernel.tasks import run_task_id
-from tests.bundles import zipped
-from tests.dags import valid
+from interlock.tasks.completion import run_task_id
 from tests.fuzz.site import ORG, PRODUCER, TARGET, Site
-from tests.system import fence
+from tests.support.bundles import zipped
+from tests.support.dags import valid
+from tests.support.system import fence
 
 Names = dict[str, str]
 
@@ -54,7 +54,7 @@ FREE_SERVICE, COMMAND, CHANGE = "a-free-service", "a-command-of-a-target", "a-ch
 LIMITED = "a-service-with-a-limit"
 ALERT, REPLAY, OPEN_JOB = _id(47), _id(48), _id(49)
 
-# These are real as they are: the test chooses them.
+# These exist as they are, because the test chooses them.
 JOB, CAPPED_JOB, DONE_JOB = "fuzzed-job", "capped-job", "done-job"
 DATASET, VERSION = _id(21), _id(22)
 DAG, DAG_JOB = "chain", "double"
@@ -69,7 +69,7 @@ _OUTPUTS = [{"dataset_uuid": DATASET, "dataset_version": VERSION}]
 
 
 def dag_text(name: str, number: int = 0) -> str:
-    """Each number is another version of it."""
+    """Returns a DAG; each number is another version of it."""
     return f"""
 name: {name}
 jobs:
@@ -98,7 +98,7 @@ RETIRED_VERSION = content_hash(valid(dag_text(RETIRED_DAG)))
 
 
 class State:
-    """Hands out real things for stand-ins; makes more of a kind when the last one is gone."""
+    """Returns existing objects for stand-ins, and creates more when they are used up."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -155,7 +155,7 @@ class State:
         self._done = self._completed()
         self._submitted(_MANY, name=CAPPED_JOB, scaling={"max_concurrency": 3})
         self.held = self.take(RUNNING)
-        """An attempt that stays as it is: its token goes with requests that name another task or none."""
+        """An attempt that stays unchanged: its token is sent with requests that name another task or none."""
         self.object_token, self._object_prefix = self._objects_of(self.held)
 
     @property
@@ -169,18 +169,18 @@ class State:
         return pool.popleft()
 
     def spared(self, value: Any) -> Any:
-        """The credentials of the test itself are in the lists it reads; revoked, they would end it."""
+        """Protects the credentials of the test itself, which appear in lists; revoking them would end the test."""
         own = {self._site.admin_key.split("_")[1]: KEY, self._site.worker_token.split("_")[1]: TOKEN}
         own |= {PRODUCER: FREE_SERVICE}
         return own.get(value, value) if isinstance(value, str) else value
 
     def exchange(self, value: Any, names: Names | None = None) -> Any:
-        """The same value with something real for every stand-in; those of one object belong together."""
+        """Returns the value with an existing object for every stand-in; those in one object belong together."""
         if isinstance(value, dict):
             here = names if names is not None else self._together(value)
             return {self.exchange(k, here): self.exchange(v, here) for k, v in value.items()}
         if isinstance(value, list):
-            # A list as long as a list may be would take thousands; a few real ones among strangers will do.
+            # Very long lists would need thousands of objects; a few existing ones among unknown ones are enough.
             return [self.exchange(item, names) for item in value[:_REAL]] + value[_REAL:]
         if not isinstance(value, str):
             return value
@@ -236,7 +236,7 @@ class State:
         return [claim["task_id"] for claim in claims]
 
     def _completed(self) -> Any:
-        """A run that has ended, with results."""
+        """Creates an ended run with results."""
         accepted = self._submitted(_FEW, name=DONE_JOB, outputs=[])
         wanted = {"worker_id": "fuzz", "run_id": accepted["run_id"], "start": 0, "end": _FEW - 1}
         claims = self._site.worker("/internal/task-claim", wanted)["claims"]
@@ -252,7 +252,7 @@ class State:
         return messages
 
     def _objects_of(self, claim: dict[str, Any]) -> tuple[str, str]:
-        """An attempt's object token, and the prefix of its output, where it has put an object."""
+        """Returns the object token of an attempt, and the prefix of its output, which contains an object."""
         url, headers = f"{self._site.internal_url}/v1/task/credentials", {CAPABILITY: claim["capability_token"]}
         minted = self._site.http.post(url, json=fence(claim), headers=headers).raise_for_status().json()
         prefix = str(minted["write_prefixes"][0]).removeprefix(f"file://{self._site.folder}/objects/")
@@ -266,7 +266,7 @@ class State:
             self._site.user("POST", "/v1/dags", json={"yaml": dag_text(name, number)})
 
     def _building(self) -> str:
-        """A DAG with a current version, a retired one, and one that waits for a worker that nobody starts."""
+        """Creates a DAG with a current version, a retired one, and one that waits for a worker that does not exist."""
         name = f"dag-{uuid4()}"
         self._deployed(name, 2)
         told = {"events": [{"start": 0, "end": 9}]}
@@ -275,14 +275,14 @@ class State:
         return name
 
     def _backfill(self) -> str:
-        """One that goes on: its job's queue is full, and has no worker."""
+        """Creates a backfill that stays active: the queue of its job is full and has no worker."""
         request = {"start": 0, "end": 49}
         return str(
             self._site.user("POST", "/v1/dags/backfilled/jobs/derive/backfills", json=request)["backfill"]["run_id"]
         )
 
     def _asked(self, queries: int) -> list[str]:
-        """Records of queries that were exported. No query service runs here."""
+        """Inserts records of exported queries, because no query service runs here."""
         exports = f"file://{self._site.folder.absolute()}/objects/exports/"
         with psycopg.connect(self._site.state_url) as connection:
             rows = connection.execute(
@@ -296,7 +296,7 @@ class State:
         return [row[0] for row in rows]
 
     def _exports(self, exports: int) -> list[str]:
-        """Of runs that have ended, in their first steps. No worker is here to make files of them."""
+        """Inserts exports of ended runs, which stay in their first steps because no worker runs here."""
         with psycopg.connect(self._site.state_url) as connection:
             rows = connection.execute(
                 "insert into interlock.exports (org_id, job_id, run_id, format, stretch, last_index)"
@@ -307,7 +307,7 @@ class State:
         return [row[0] for row in rows]
 
     def _secret(self) -> str:
-        """Not asked for, as below."""
+        """Inserts it into the database, as below."""
         name = f"S{uuid4().hex}"
         with psycopg.connect(self._site.state_url) as connection:
             connection.execute(
@@ -318,7 +318,7 @@ class State:
         return name
 
     def _webhooks(self, names: list[str]) -> list[str]:
-        """Not asked for: an org has so many and no more, and requests that are made up may have filled it."""
+        """Inserts them into the database: fuzzed requests may have used up the webhooks that an org may have."""
         with psycopg.connect(self._site.state_url) as connection:
             connection.execute(
                 "insert into interlock.webhooks (org_id, name, url, events, secret, created_by)"
@@ -339,7 +339,7 @@ class State:
         return name
 
     def _command(self) -> str:
-        """One that may be sent, has a route and a limit: each of them to be removed."""
+        """Creates a command with permission, route and limit, each of which can be removed."""
         entry = {"target": TARGET, "name": f"c{uuid4().hex}"}
         self._site.user("POST", "/v1/routes", json=entry | {"queue": "fuzzed", "dlq": "fuzzed-dlq"})
         self._site.user("POST", "/v1/acls", json=entry | {"source": TARGET})
@@ -352,7 +352,7 @@ class State:
         return str(self._site.user("POST", "/v1/limits", json=entry)["change_id"])
 
     def _alert(self) -> str:
-        """Such as operations sees to."""
+        """Creates an alert that operators handle."""
         with psycopg.connect(self._site.state_url) as connection:
             row = connection.execute(
                 "insert into interlock.bus_alerts (org_id, event, opened_at, told, sample, critical, unrouted)"
@@ -378,7 +378,7 @@ class State:
         return [row[0] for row in rows]
 
     def _refused(self, batches: int) -> list[str]:
-        """Published batches, as a sink leaves those that are bad: here is none."""
+        """Inserts rejected batches as a sink would leave them; no sink runs here."""
         claim = self.take(RUNNING)
         grant = claim["task"]["outputs"][0]
         ref = {name: grant[name] for name in ("dataset_uuid", "dataset_version")}
@@ -396,7 +396,7 @@ class State:
         return ids
 
     def _sources(self) -> Any:
-        """A DAG of sources; the secret of a hook that nobody changes."""
+        """Deploys a DAG with sources, and returns the secret of a hook that nothing changes."""
         self._site.user("POST", "/v1/dags", json={"yaml": _SOURCES})
         return self._site.user("POST", f"/v1/dags/{SOURCES_DAG}/jobs/called/secret", json={})
 
@@ -414,7 +414,7 @@ class State:
 
 
 def make_whole(value: Any) -> None:
-    """Parts that make sense only together, each drawn for itself, would hardly ever meet."""
+    """Combines values that are only useful together; drawn independently, they would hardly ever match."""
     if isinstance(value, dict):
         if value.get("lease_token") == LEASE:
             value |= {"run_id": HELD_RUN, "attempt": 1} if "run_id" in value else {"task_id": RUNNING, "attempt": 1}

@@ -1,4 +1,4 @@
-"""Credentials at the door: how they are presented, whose they are, and what is left of them when their time is over."""
+"""Credentials: how they are presented, which attempts they cover, and what remains after they expire."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from interlock.apps.app import open_app
 from interlock.clock import ManualClock
 from interlock.errors import Unauthenticated
 from interlock.wire import KeyRequest, Role
-from interlock.wiring import kernel
-from tests.forging import b64, es256, part
 from tests.fuzz.answers import exchanged, require_orderly
 from tests.fuzz.driver import EXAMPLES
 from tests.fuzz.forgeries import Genuine
 from tests.fuzz.state import DATASET, VERSION
 from tests.fuzz.test_token_forgeries import TASK_PATHS, Victim, said
-from tests.system import System, fence
+from tests.support.forging import b64, es256, part
+from tests.support.system import System, fence
 
 Claim = dict[str, Any]
 OUTPUTS = [{"dataset_uuid": DATASET, "dataset_version": VERSION}]
 OUTSIDE = st.sampled_from("ABCxyz019-_. \n\t\0é=%")
 
 
-# How they are presented
+# Presentation
 
 
 @dataclass(frozen=True)
 class Door:
-    """A request that needs one kind of credential, and one that opens it."""
+    """A request that requires one kind of credential, with a valid one."""
 
     url: str
     line: str
@@ -75,7 +75,7 @@ KINDS = ["user", "worker", "attempt"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_credential_is_known_by_any_spelling_of_its_header(doors: dict[str, Door], kind: str) -> None:
+async def test_credential_header_name_is_case_insensitive(doors: dict[str, Door], kind: str) -> None:
     door = doors[kind]
     name, value = door.header.encode(), door.value.encode()
     for line in (name, name.lower(), name.upper()):
@@ -84,7 +84,7 @@ async def test_a_credential_is_known_by_any_spelling_of_its_header(doors: dict[s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_of_several_credentials_none_counts(doors: dict[str, Door], kind: str) -> None:
+async def test_several_credentials_are_refused(doors: dict[str, Door], kind: str) -> None:
     door = doors[kind]
     good, bad, empty = door.line_with(door.value), door.line_with("nobody"), door.line_with("")
     joined = door.line_with(f"{door.value}, {door.value}")
@@ -93,7 +93,7 @@ async def test_of_several_credentials_none_counts(doors: dict[str, Door], kind: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_credential_elsewhere_in_the_request_is_none(doors: dict[str, Door], kind: str) -> None:
+async def test_credential_outside_its_header_is_ignored(doors: dict[str, Door], kind: str) -> None:
     door, other = doors[kind], doors[KINDS[KINDS.index(kind) - 1]]
     method, path, version = door.line.split()
     token = door.value.removeprefix("Bearer ")
@@ -112,7 +112,7 @@ async def test_a_credential_elsewhere_in_the_request_is_none(doors: dict[str, Do
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_header_that_is_broken_up_is_no_header(doors: dict[str, Door], kind: str) -> None:
+async def test_split_credential_header_is_refused(doors: dict[str, Door], kind: str) -> None:
     door = doors[kind]
     name, value = door.header.encode(), door.value.encode()
     for place in (1, len(value) // 2, len(value) - 1):
@@ -127,14 +127,14 @@ async def test_a_header_that_is_broken_up_is_no_header(doors: dict[str, Door], k
     ["", "Bearer", "Bearer ", "Bearer: {}", "Bearer\t{}", "Token {}", "Basic {}", "{}", "Bearer,{}", "Bearer \"{}\"",
      "Bearer {} x", "BearerX {}", "Digest {}", "Bearer {},", "Bearer key={}", "Bear er {}"],
 )  # fmt: skip
-async def test_a_key_that_does_not_come_as_a_bearer_is_refused(doors: dict[str, Door], value: str) -> None:
+async def test_key_without_bearer_scheme_is_refused(doors: dict[str, Door], value: str) -> None:
     door = doors["user"]
     assert (await door.knock(door.line_with(value.format(door.value.removeprefix("Bearer ")))))[0] == 401
     assert (await door.knock(door.line_with(door.value.replace("Bearer", "bEARER  "))))[0] == 200
 
 
 def near(secret: str) -> st.SearchStrategy[str]:
-    """Strings that differ from a secret by little."""
+    """Generates strings that differ slightly from a secret."""
     place = st.integers(0, len(secret) - 1)
     return st.one_of(
         st.builds(lambda i, c: secret[:i] + c + secret[i + 1 :], place, OUTSIDE),
@@ -148,15 +148,15 @@ def near(secret: str) -> st.SearchStrategy[str]:
     ).filter(lambda made: made != secret)
 
 
-KEY_WORDS = "The API key is not valid; make one with `interlock users create`."
-WORKER_WORDS = "The worker token is not valid; make one with `interlock users worker-token`."
+KEY_WORDS = "The API key is not valid; create one with `interlock users create`."
+WORKER_WORDS = "The worker token is not valid; create one with `interlock users worker-token`."
 
 
 @settings(max_examples=20 * EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-async def test_no_mutation_of_a_key_or_of_a_worker_token_opens_anything(shared: System, data: st.DataObject) -> None:
-    """And whatever is wrong with one, malformed, unknown or with another secret, it is told in the same words."""
-    principals = shared.kernel.principals
+async def test_mutated_key_or_worker_token_is_refused(shared: System, data: st.DataObject) -> None:
+    """Malformed, unknown and wrong credentials all get the same message."""
+    principals = shared.kernel.access.principals
     with pytest.raises(Unauthenticated) as key:
         await principals.authenticate(data.draw(near(shared.admin_key)))
     with pytest.raises(Unauthenticated) as worker:
@@ -164,8 +164,8 @@ async def test_no_mutation_of_a_key_or_of_a_worker_token_opens_anything(shared: 
     assert (key.value.detail, worker.value.detail) == (KEY_WORDS, WORKER_WORDS)
 
 
-async def test_the_secret_of_one_key_does_not_fit_another(shared: System) -> None:
-    principals = shared.kernel.principals
+async def test_secret_of_one_key_is_refused_for_another(shared: System) -> None:
+    principals = shared.kernel.access.principals
     other = (await principals.create_key(KeyRequest(user="x", role=Role.READER), shared.org_id, granted_by=None)).key
     (_, mine, secret), (_, theirs, _) = shared.admin_key.split("_", 2), other.split("_", 2)
     for forged in (f"ilk_{theirs}_{secret}", f"ilk_{uuid4().hex[:16]}_{secret}", f"ilw_{mine}_{secret}"):
@@ -173,7 +173,7 @@ async def test_the_secret_of_one_key_does_not_fit_another(shared: System) -> Non
             await principals.authenticate(forged)
 
 
-# Whose they are
+# Ownership
 
 
 async def attempt_of(system: System, *, org: str | None = None, **job: Any) -> Claim:
@@ -185,9 +185,9 @@ async def attempt_of(system: System, *, org: str | None = None, **job: Any) -> C
 
 @pytest.fixture(scope="module")
 async def attempts(shared: System) -> dict[str, Claim]:
-    """Attempts in every state, of two orgs, and one that never was."""
-    rival = await shared.kernel.principals.create_org("rival")
-    key = await shared.kernel.principals.create_key(
+    """Attempts in every state, of two orgs, and one that does not exist."""
+    rival = await shared.kernel.access.principals.create_org("rival")
+    key = await shared.kernel.access.principals.create_key(
         KeyRequest(user="r", role=Role.ADMIN), rival.org_id, granted_by=None
     )
     several = [{"dataset_uuid": str(uuid4()), "dataset_version": str(uuid4())} for _ in range(40)]
@@ -207,16 +207,16 @@ async def attempts(shared: System) -> dict[str, Claim]:
 
 
 def victim_of(system: System, claim: Claim) -> Victim:
-    key = system.kernel.keyring.signers.pem.private(part(claim["capability_token"], 0)["kid"])
+    key = system.kernel.access.keyring.signers.pem.private(part(claim["capability_token"], 0)["kid"])
     return Victim(system, claim, Genuine(claim["capability_token"], key, key))
 
 
 @settings(max_examples=3 * EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-async def test_a_token_says_nothing_about_anybody_elses_attempt(
+async def test_token_reveals_nothing_about_other_attempts(
     shared: System, attempts: dict[str, Claim], data: st.DataObject
 ) -> None:
-    """Not even with that attempt's lease in hand; and in the same words whatever became of it, or if it never was."""
+    """Not even with the lease of that attempt; the message is the same in every state, and if it never existed."""
     holder = data.draw(st.sampled_from([name for name in attempts if name != "nobody"]))
     path = data.draw(st.sampled_from(TASK_PATHS))
     victim = victim_of(shared, attempts["another"])
@@ -231,7 +231,7 @@ async def test_a_token_says_nothing_about_anybody_elses_attempt(
     assert await victim.rows() == before
 
 
-# When their time is over
+# Expiry
 
 Ending = Callable[[System, ManualClock, Claim], Awaitable[None]]
 
@@ -249,7 +249,7 @@ async def taken_over(system: System, clock: ManualClock, claim: Claim) -> None:
 
 
 async def given_back_and_claimed_again(system: System, clock: ManualClock, claim: Claim) -> None:
-    """The number of the attempt stays the same, so the old token still names it: only the lease tells them apart."""
+    """The attempt number stays the same, so the old token still names it: only the lease differs."""
     await system.worker("POST", "/internal/task-release", json={"items": [fence(claim)]})
     again = await system.claim(claim["task_id"], "second")
     assert (again["status"], again["attempt"]) == ("Claimed", claim["attempt"])
@@ -273,9 +273,7 @@ CHANGING = ["/v1/task/heartbeat", "/v1/task/events", "/v1/task/buffer-publish", 
 
 
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
-async def test_a_token_outlives_its_attempt_and_changes_nothing(
-    still: System, clock: ManualClock, ending: Ending
-) -> None:
+async def test_token_of_an_ended_attempt_changes_nothing(still: System, clock: ManualClock, ending: Ending) -> None:
     claim = await still.claim(await still.one(outputs=OUTPUTS, policy={"backoff_seconds": 1, "jitter": 0}))
     victim = victim_of(still, claim)
     await ending(still, clock, claim)
@@ -289,7 +287,7 @@ async def test_a_token_outlives_its_attempt_and_changes_nothing(
 
 
 @pytest.mark.parametrize("ending", [completed, failed, canceled], ids=lambda ending: ending.__name__)
-async def test_a_report_may_be_replayed_and_not_be_changed(still: System, clock: ManualClock, ending: Ending) -> None:
+async def test_report_may_be_replayed_but_not_changed(still: System, clock: ManualClock, ending: Ending) -> None:
     claim = await still.claim(await still.one(policy={"backoff_seconds": 3600}))
     victim = victim_of(still, claim)
     await ending(still, clock, claim)
@@ -305,8 +303,8 @@ async def test_a_report_may_be_replayed_and_not_be_changed(still: System, clock:
     assert await victim.rows() == before
 
 
-async def test_a_stolen_key_is_worthless_once_its_time_is_over(still: System, clock: ManualClock) -> None:
-    """In every process that ever knew it, for tokens that are new and for those that were seen before."""
+async def test_stolen_key_is_worthless_after_its_expiry(still: System, clock: ManualClock) -> None:
+    """In every process that knew the key, for new tokens and for tokens seen before."""
     claim = await still.claim(await still.one(outputs=OUTPUTS, policy={"lease_seconds": 7000, "timeout_seconds": 7200}))
     victim = victim_of(still, claim)
 
@@ -318,15 +316,15 @@ async def test_a_stolen_key_is_worthless_once_its_time_is_over(still: System, cl
         text = f"{victim.genuine.text.split('.')[0]}.{b64(payload.content)}"
         return f"{text}.{es256(victim.genuine.key, text)}"
 
-    async with kernel(still.kernel.settings, process="second", clock=clock) as second:
+    async with open_app(still.kernel.settings, process="second", clock=clock) as second:
         seen = forged("seen")
-        for tokens in (still.kernel.tokens, second.tokens):
+        for tokens in (still.kernel.access.tokens, second.access.tokens):
             await tokens.verify(seen)
-        await second.keyring.rotate()
+        await second.access.keyring.rotate()
         clock.advance(599)
-        await still.kernel.tokens.verify(forged("late"))
+        await still.kernel.access.tokens.verify(forged("late"))
         clock.advance(2)
-        for tokens in (still.kernel.tokens, second.tokens):
+        for tokens in (still.kernel.access.tokens, second.access.tokens):
             for token in (seen, forged("new")):
                 with pytest.raises(Unauthenticated):
                     await tokens.verify(token)

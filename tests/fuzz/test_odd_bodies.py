@@ -1,4 +1,4 @@
-"""Valid requests with one value that is odd: what JSON can say and nobody expects, at every place of every body."""
+"""Valid requests with one odd value: valid but unexpected JSON, in every position of every body."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fuzz.bodies import DISPATCHER, GATEWAY, PUT, Body
 from tests.fuzz.driver import EXAMPLES
 from tests.fuzz.site import Site
 from tests.fuzz.state import CAPABILITY, HOOK, HOOK_TOKEN, RUNNING, State, names_of
-from tests.system import System, fence
+from tests.support.system import System, fence
 
 Place = tuple[Any, ...]
 
@@ -58,20 +58,20 @@ ODD: dict[str, bytes] = {
 }
 
 SHARP = ["NUL", "half a character", "past 64 bits"]
-"""What a decoder lets through and a database does not: these go everywhere, the others where chance puts them."""
+"""Values that a decoder accepts and a database rejects: these go into every position, the others into random ones."""
 
 REQUESTS = [(path, body) for bodies in (GATEWAY, DISPATCHER) for path, several in bodies.items() for body in several]
 
 
 def places(value: Any, at: Place = ()) -> Iterator[Place]:
-    """Every value inside, and the whole."""
+    """Yields the position of every value, and of the whole."""
     yield at
     for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from places(part, (*at, key))
 
 
 def with_odd(body: Any, place: Place, odd: bytes) -> bytes:
-    """The body as text, with raw bytes where a value was: no encoder would write most of them."""
+    """Encodes the body with raw bytes in place of a value; no encoder would write most of them."""
     mark = "the odd value"
 
     def put(value: Any, at: Place) -> Any:
@@ -85,7 +85,7 @@ def with_odd(body: Any, place: Place, odd: bytes) -> bytes:
 
 
 def prepared(site: Site, state: State, body: Body) -> tuple[Body, dict[str, str]]:
-    """The body about real things, and every credential that may be asked for with it."""
+    """Returns the body with existing objects, and all credentials that the request may need."""
     claim = state.take(RUNNING)
     real: Body = state.exchange(body, names_of(claim) if body.get("task_id") == RUNNING else None)
     return real, {
@@ -102,7 +102,7 @@ def url_of(site: Site, state: State, path: str) -> str:
 
 
 @pytest.mark.parametrize(("path", "body"), REQUESTS, ids=[path for path, _ in REQUESTS])
-async def test_an_odd_value_anywhere_gets_an_orderly_answer(
+async def test_odd_value_gets_an_orderly_response(
     site: Site, state: State, http: httpx.AsyncClient, path: str, body: Body
 ) -> None:
     async def ask(place: Place, name: str) -> int:
@@ -121,13 +121,13 @@ async def test_an_odd_value_anywhere_gets_an_orderly_answer(
     assert site.complaints() == []
 
 
-async def test_a_digit_that_is_no_number_names_nothing_in_a_list(shared: System) -> None:
+async def test_non_ascii_digit_is_not_a_list_index(shared: System) -> None:
     for body in ({"dedupe_by": "/²"}, {"scaling": {"key": "/²", "max_concurrency_per_key": 1}}):
         job = {"operator": "echo", "tasks": [["a", "b", "c"]]} | body
         require_orderly(await shared.user("POST", "/v1/jobs", json=job), body)
 
 
-async def test_progress_may_be_nearly_nothing(shared: System) -> None:
+async def test_tiny_progress_value_is_accepted(shared: System) -> None:
     claim = await shared.claim(await shared.one())
     for progress in (1e-45, 1e-46, 5e-324, 1.0):
         body = fence(claim) | {"progress": progress}

@@ -1,4 +1,4 @@
-"""Requests that no client library would send: odd addresses, odd framing, and plain noise on the socket."""
+"""Requests that no client library would send: odd addresses, odd framing, and random bytes on the socket."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def request(site: Site, method: str, target: bytes, *headers: bytes, body: bytes
 
 
 @pytest.mark.parametrize(("method", "path"), [*PATHS, *INTERNAL])
-async def test_an_odd_address_gets_an_orderly_answer(site: Site, state: State, method: str, path: str) -> None:
+async def test_odd_address_gets_an_orderly_response(site: Site, state: State, method: str, path: str) -> None:
     url = site.internal_url if (method, path) in INTERNAL else site.gateway_url
     targets = [path.format(odd).encode() for odd in ODD_TEXTS]
     targets += [
@@ -137,10 +137,10 @@ async def test_an_odd_address_gets_an_orderly_answer(site: Site, state: State, m
 
 @settings(max_examples=5 * EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-async def test_a_cursor_of_ones_own_making_shows_nobody_elses_tasks(
+async def test_forged_cursor_shows_no_tasks_of_other_orgs(
     site: Site, state: State, http: httpx.AsyncClient, data: st.DataObject
 ) -> None:
-    """A cursor is opaque, not secret: whoever takes one apart may put in what they like."""
+    """A cursor is opaque but not secret: a client may decode one and change it."""
     foreign = site.user("GET", f"/v1/tasks/{state.take(FOREIGN)}", key=site.rival_key)
     ids = st.sampled_from(
         [foreign["job_id"], foreign["run_id"], foreign["task_id"], state.take(RUN), str(uuid4()), None]
@@ -210,7 +210,7 @@ FRAMES: dict[str, tuple[list[bytes], bytes, set[int]]] = {
 
 
 @pytest.mark.parametrize("frame", FRAMES)
-async def test_an_odd_frame_gets_an_orderly_answer(site: Site, frame: str) -> None:
+async def test_odd_framing_gets_an_orderly_response(site: Site, frame: str) -> None:
     headers, body, expected = FRAMES[frame]
     for url, path in ((site.gateway_url, b"/v1/jobs"), (site.internal_url, b"/internal/task-claim")):
         answers = await exchanged(url, request(site, "POST", path, *headers, body=body))
@@ -239,7 +239,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
-async def test_an_odd_request_line_gets_an_orderly_answer(site: Site, line: str) -> None:
+async def test_odd_request_line_gets_an_orderly_response(site: Site, line: str) -> None:
     raw, status = LINES[line]
     for url in (site.gateway_url, site.internal_url):
         answers = await exchanged(url, raw + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -247,8 +247,8 @@ async def test_an_odd_request_line_gets_an_orderly_answer(site: Site, line: str)
         require_orderly(answers[0], line)
 
 
-async def test_a_head_that_never_ends_is_cut_off(site: Site) -> None:
-    """Unauthenticated, and without end: the server must not keep what it cannot use."""
+async def test_endless_request_head_is_cut_off(site: Site) -> None:
+    """An unauthenticated request without end: the server must not store what it cannot use."""
     host, port = site.gateway_url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"GET / HTTP/1.1\r\nX-Long: ")
@@ -270,8 +270,8 @@ TRAILERS = {"many trailers": (b"0\r\n", b"X-Late: 1\r\n" * 6000), "one trailer":
 
 @pytest.mark.parametrize("listener", ["gateway", "dispatcher", "query"])
 @pytest.mark.parametrize("form", TRAILERS)
-async def test_endless_trailers_cost_no_memory(site: Site, listener: str, form: str) -> None:
-    """Unauthenticated: the reply is a 401 or a 404, and the trailers go on after it."""
+async def test_endless_trailers_use_no_memory(site: Site, listener: str, form: str) -> None:
+    """Unauthenticated: the response is a 401 or a 404, and the trailers continue after it."""
     opening, piece = TRAILERS[form]
     host, port = site.urls[listener].removeprefix("http://").split(":")
     process = psutil.Process(site.processes[listener].pid)
@@ -284,7 +284,7 @@ async def test_endless_trailers_cost_no_memory(site: Site, listener: str, form: 
             sent += len(piece)
             await writer.drain()
     except ConnectionError:
-        pass  # the server has hung up, as it should
+        pass  # the server closed the connection, as it should
     finally:
         writer.transport.abort()
     assert sent < 30_000_000
@@ -292,7 +292,7 @@ async def test_endless_trailers_cost_no_memory(site: Site, listener: str, form: 
     assert (await exchanged(site.urls[listener], request(site, "GET", b"/healthz")))[0].status_code == 200
 
 
-async def test_requests_pass_while_a_thousand_others_are_half_open(site: Site) -> None:
+async def test_requests_are_served_beside_a_thousand_half_open_ones(site: Site) -> None:
     host, port = site.gateway_url.removeprefix("http://").split(":")
     held = []
     try:
@@ -312,7 +312,7 @@ async def test_requests_pass_while_a_thousand_others_are_half_open(site: Site) -
 
 
 def noise(valid: bytes) -> st.SearchStrategy[bytes]:
-    """Bytes near a valid request: some changed, dropped, doubled or cut off."""
+    """Generates bytes near a valid request: some changed, dropped, repeated or truncated."""
     place, piece = st.integers(0, len(valid) - 1), st.binary(min_size=1, max_size=4)
     changed = st.builds(lambda i, b: valid[:i] + b + valid[i + len(b) :], place, piece)
     added = st.builds(lambda i, b: valid[:i] + b + valid[i:], place, piece)
@@ -324,13 +324,13 @@ def noise(valid: bytes) -> st.SearchStrategy[bytes]:
 
 @settings(max_examples=2 * EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-async def test_noise_on_the_socket_breaks_nothing(site: Site, state: State, data: st.DataObject) -> None:
+async def test_random_bytes_on_the_socket_break_nothing(site: Site, state: State, data: st.DataObject) -> None:
     claim = json.dumps({"worker_id": "noise", "task_id": state.take(RUNNING)["task_id"]}).encode()
     framed = request(site, "POST", b"/internal/task-claim", JSON, b"Content-Length: %d" % len(claim), body=claim)
     plain = request(site, "GET", b"/v1/tasks?limit=1&status=Queued")
     for url, valid in ((site.internal_url, framed), (site.gateway_url, plain)):
         noises = data.draw(st.lists(noise(valid), min_size=8, max_size=8))
-        # A request that was cut short is waited for: nobody answers it, so nobody is waited for here.
+        # The server waits for the rest of a truncated request and sends no response, so the test does not wait for one.
         for raw, answers in zip(
             noises, await asyncio.gather(*(exchanged(url, n, patience=0.05) for n in noises)), strict=True
         ):

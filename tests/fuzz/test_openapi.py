@@ -1,6 +1,6 @@
-"""Every operation of the OpenAPI documents, with real credentials and work in every state behind it.
+"""All operations of the OpenAPI documents, with valid credentials and work in every state.
 
-INTERLOCK_FUZZ_EXAMPLES makes the run longer than CI's.
+Set INTERLOCK_FUZZ_EXAMPLES for a longer run than in CI.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from tests.fuzz.driver import Found, fuzz
 from tests.fuzz.site import Site
 from tests.fuzz.soundness import broken
 from tests.fuzz.state import CAPABILITY, State
-from tests.system import until
+from tests.support.system import until
 
 pytestmark = pytest.mark.timeout(3600)
 
 
-async def test_the_gateway_answers_everything_as_it_documents(site: Site, state: State) -> None:
+async def test_gateway_responses_match_its_openapi_document(site: Site, state: State) -> None:
     found = fuzz(site, state, site.gateway_url, {"Authorization": f"Bearer {site.admin_key}"})
     require_reach(found)
     assert not found.failures, found.told()
     await require_whole(site)
 
 
-async def test_the_dispatcher_answers_everything_as_it_documents(site: Site, state: State) -> None:
+async def test_dispatcher_responses_match_its_openapi_document(site: Site, state: State) -> None:
     headers = {"X-Trace-Worker-Token": site.worker_token, CAPABILITY: state.held["capability_token"]}
     headers["Authorization"] = f"Bearer {site.admin_key}"  # for the metrics
     found = fuzz(site, state, site.internal_url, headers)
@@ -35,21 +35,21 @@ async def test_the_dispatcher_answers_everything_as_it_documents(site: Site, sta
     await require_whole(site)
 
 
-async def test_the_query_service_answers_everything_as_it_documents(site: Site, state: State) -> None:
+async def test_query_service_responses_match_its_openapi_document(site: Site, state: State) -> None:
     headers = {"Authorization": f"Bearer {site.admin_key}", CAPABILITY: state.held["capability_token"]}
     found = fuzz(site, state, site.query_url, headers)
-    # No operation of it leads to another.
+    # None of its operations links to another.
     require_reach(found, {"examples", "coverage", "fuzzing"})
     assert not found.failures, found.told()
     await require_whole(site)
 
 
 OPEN = {"GET /healthz", "GET /internal/jwks/task"}
-"""Of the dispatcher."""
+"""Operations of the dispatcher without credentials."""
 
 
-def test_what_needs_no_credential_is_told_here(site: Site) -> None:
-    """Which credential an operation documents follows from its guard: one that lost its guard would show up here."""
+def test_only_listed_operations_need_no_credential(site: Site) -> None:
+    """The guard of an operation determines its documented credential, so a lost guard shows up here."""
     for url, known in (
         (site.gateway_url, {"GET /healthz", "POST /v1/hooks/{hook_id}"}),
         (site.internal_url, OPEN),
@@ -65,7 +65,7 @@ def test_what_needs_no_credential_is_told_here(site: Site) -> None:
 
 
 def require_reach(found: Found, phases: Collection[str] = ("examples", "coverage", "fuzzing", "stateful")) -> None:
-    """Otherwise nothing was shown: every phase ran, every operation did what it is for, and refused what it should."""
+    """Checks that the run proves something: every phase ran, and every operation both succeeded and refused."""
     assert found.phases == set(phases)
     operations = {operation for operation, _ in found.statuses}
     assert {operation for operation, status in found.statuses if 200 <= status <= 202} == operations
@@ -74,7 +74,7 @@ def require_reach(found: Found, phases: Collection[str] = ("examples", "coverage
 
 
 async def require_whole(site: Site) -> None:
-    """What the fuzz left behind is sound once the loops have caught up, and nobody complains."""
+    """Checks that the state is consistent once the loops have caught up, and that no process logged an error."""
     connection = await asyncpg.connect(site.state_url)
 
     async def holds() -> bool:

@@ -1,7 +1,7 @@
-"""Odd payloads, keys, configs and reports through the whole life of a task, beside an org that must not notice.
+"""Odd payloads, keys, configs and reports through the whole life of a task, next to an org that must be unaffected.
 
-A seeded generator, real servers, and a clock that the test moves: an org's latency is the number of rounds from its
-submission to its result, and it is one round whatever the other org sends.
+It uses a seeded generator, real servers, and a clock that the test moves. The latency of an org is the number of rounds
+from its submission to its result, which must be one round whatever the other org sends.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import msgspec
 import pytest
 from valkey.asyncio import Valkey
 
-from interlock.adapters.embedded import EmbeddedValkey
 from interlock.clock import ManualClock
+from interlock.stores.embedded import EmbeddedValkey
 from interlock.wire import ClaimBatchReply, KeyRequest, Role
 from tests.fuzz.test_odd_bodies import ODD
-from tests.system import System, running
+from tests.support.system import System, running
 
 ROUNDS, EACH = 8, 8
 LONG = "".join(chr(0x10000 + secrets.randbelow(0x10000)) for _ in range(1000))
@@ -40,7 +40,7 @@ ODDER: dict[str, bytes] = {
 VALUES = [*ODD.values(), *ODDER.values()]
 POINTERS = ["/h", "/h/0", "/h/a", "/", "/~1", "/h~0", "host", "/" * 400]
 STORED = [b'{"h": 1e400}', rb'{"h": "\u0000", "url": "\u0000"}', b'{"h": 1, "h": 2}', b"[" * 700 + b"]" * 700]
-"""What no submission takes any more, and earlier versions took."""
+"""Values that earlier versions accepted and that submissions now reject."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Life:
         return self.rng.choice(VALUES)
 
     def submission(self) -> bytes:
-        """A job that is as it should be but for one to three odd values."""
+        """Returns a valid job except for one to three odd values."""
         rng = self.rng
         payloads = [rng.choice([b'{"h": %b, "url": "http://a.example/"}', b'{"url": %b}', b"%b"]) % v for v in
                     (self.odd() if rng.random() < 0.5 else b'"x"' for _ in range(rng.randint(1, 5)))]  # fmt: skip
@@ -88,7 +88,7 @@ class Life:
             self.refused += 1
 
     async def spoil(self) -> None:
-        """Some of what waits becomes what an earlier version had accepted."""
+        """Changes some waiting tasks to values that an earlier version accepted."""
         for run_id in self.submitted[-EACH:]:
             if self.rng.random() < 0.3:
                 spoilt = "update interlock.tasks set payload = $2::text::json where run_id = $1 and status = 'Queued'"
@@ -100,7 +100,7 @@ class Life:
                 await self.system.value(spoilt, run_id, LONG)
 
     async def work(self) -> None:
-        """One round of a worker that takes all there is: receive, claim, heartbeat and report in batches."""
+        """Runs one round of a worker that takes all tasks: receive, claim, heartbeat and report in batches."""
         waiting = list[dict[str, Any]]()
         while messages := await self.system.receive(max_messages=100):
             for message in messages:
@@ -143,7 +143,7 @@ class Life:
         assert len(reply.json()["items"]) == len(held)
 
     async def report(self, held: list[tuple[dict[str, Any], str]]) -> None:
-        """The attacker's with odd results and errors, next to the victim's."""
+        """Reports odd results and errors for the attacker, in the same batch as the victim's."""
         lawful = [value for value in VALUES if _is_json(value) and len(value) < 10_000]
         items = []
         for fence, org_id in held:
@@ -169,7 +169,7 @@ class Life:
 
 
 def _is_json(value: bytes) -> bool:
-    """As a dispatcher takes it in a report: one that is no JSON at all fails the request that it is in."""
+    """Returns True for valid JSON, as a dispatcher requires in a report; otherwise the whole request fails."""
     try:
         msgspec.json.decode(value, type=msgspec.Raw)
         pairs = json.loads(value.decode("utf-8", "replace"), object_pairs_hook=list, parse_int=str, parse_float=str)
@@ -189,10 +189,10 @@ async def paced(state_url: str, tmp_path: Path, clock: ManualClock, valkey: Embe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_whatever_one_org_sends_another_waits_no_longer(paced: System, clock: ManualClock, seed: int) -> None:
-    org = await paced.kernel.principals.create_org("attacker")
+async def test_odd_input_of_one_org_does_not_delay_another(paced: System, clock: ManualClock, seed: int) -> None:
+    org = await paced.kernel.access.principals.create_org("attacker")
     grant = KeyRequest(user="root", role=Role.ADMIN)
-    key = await paced.kernel.principals.create_key(grant, org.org_id, granted_by=None)
+    key = await paced.kernel.access.principals.create_key(grant, org.org_id, granted_by=None)
     life = Life(paced, random.Random(seed), key.key)
     for _ in range(ROUNDS):
         for _ in range(EACH):

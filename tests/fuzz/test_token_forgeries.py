@@ -1,6 +1,6 @@
-"""The attacks on capability tokens, drawn at random and, where there are few enough, all of them.
+"""Attacks on capability tokens, generated randomly and, where there are few enough, exhaustively.
 
-Whatever is presented is refused in words that say nothing about the task, and changes nothing.
+Every forged token is refused with a message that reveals nothing about the task, and changes nothing.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlock.access import keyring as keyring_module
-from interlock.access.compact import MAX_PRESENTED_BYTES
+from interlock.access import keyring
+from interlock.access.jwt import MAX_PRESENTED_BYTES
 from interlock.errors import Unauthenticated
-from tests.forging import part
 from tests.fuzz.answers import require_orderly
 from tests.fuzz.bodies import DISPATCHER
 from tests.fuzz.driver import EXAMPLES
 from tests.fuzz.forgeries import Genuine, drawn, listed
 from tests.fuzz.state import DATASET, VERSION
-from tests.system import System, fence
+from tests.support.forging import part
+from tests.support.system import System, fence
 
 TASK_PATHS = [path for path in DISPATCHER if path.startswith("/v1/task/")]
 TABLES = ["tasks", "attempts", "slots", "outbox", "queue_messages", "output_commits", "dataset_events"]
@@ -34,7 +34,7 @@ TABLES += ["buffer_publishes", "capabilities", "run_deltas", "signing_keys", "fi
 
 @dataclass(frozen=True)
 class Victim:
-    """A running attempt that could do everything an attempt may do, if it were asked with its own token."""
+    """A running attempt with all permissions that an attempt can have, when called with its own token."""
 
     system: System
     claim: dict[str, Any]
@@ -53,12 +53,12 @@ class Victim:
         return fence(self.claim) | own[path] | more
 
     async def rows(self) -> str:
-        """A fingerprint of everything that a request of an attempt could change."""
+        """Returns a fingerprint of everything that a request of an attempt could change."""
         text = " || ".join(f"coalesce((select string_agg(t::text, ';') from interlock.{t} t), '')" for t in TABLES)
         return str(await self.system.value(f"select md5({text})"))
 
     async def refuses(self, token: str, path: str) -> None:
-        """In the same words for a task that exists and for one that does not."""
+        """Checks the refusal, with the same message for a task that exists and for one that does not."""
         known = await self.ask(token, path, self.body(path))
         unknown = await self.ask(token, path, self.body(path, task_id=str(uuid4()), lease_token=str(uuid4())))
         for answer in (known, unknown):
@@ -72,13 +72,13 @@ class Victim:
 
 
 def said(answer: httpx.Response) -> tuple[Any, ...]:
-    """All of an answer but what tells one request from another."""
+    """Returns the parts of a response that do not differ between requests."""
     names = {name: value for name, value in answer.headers.items() if name not in ("x-request-id", "date")}
     return answer.status_code, sorted(names), {k: v for k, v in answer.json().items() if k != "request_id"}
 
 
 def sendable(token: str) -> bool:
-    """A header may begin and end with spaces that are not part of it, and holds no control characters."""
+    """Returns False for tokens that a header cannot carry: with outer spaces or control characters."""
     return token.strip(" \t") == token and not any(ord(c) < 32 or ord(c) == 127 for c in token) and len(token) < 60_000
 
 
@@ -87,15 +87,15 @@ async def victim(shared: System) -> Victim:
     outputs = [{"dataset_uuid": DATASET, "dataset_version": VERSION}]
     claim = await shared.claim(await shared.one(outputs=outputs, policy={"lease_seconds": 3600}))
     token = claim["capability_token"]
-    key = shared.kernel.keyring.signers.pem.private(part(token, 0)["kid"])
+    key = shared.kernel.access.keyring.signers.pem.private(part(token, 0)["kid"])
     return Victim(shared, claim, Genuine(token, key, ec.generate_private_key(ec.SECP256R1())))
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _impatient() -> Iterator[None]:
-    """An unknown kid may wait for the next look at the database; here it looks at once."""
+    """Removes the wait before an unknown kid causes a database read."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keyring_module, "_REFRESH_SECONDS", 0.0)
+        patch.setattr(keyring, "_REFRESH_SECONDS", 0.0)
         yield
 
 
@@ -107,12 +107,12 @@ async def _unchanged(victim: Victim) -> AsyncIterator[None]:
 
 
 @pytest.mark.usefixtures("_unchanged")
-async def test_every_attack_on_the_list_is_refused(victim: Victim) -> None:
+async def test_every_listed_forgery_is_refused(victim: Victim) -> None:
     attacks = [token for token in listed(victim.genuine) if token != victim.genuine.token]
     assert len(attacks) > 400
     for number, token in enumerate(attacks):
         with pytest.raises(Unauthenticated):
-            await victim.system.kernel.tokens.verify(token)
+            await victim.system.kernel.access.tokens.verify(token)
         if number % 6 == 0 and sendable(token):
             await victim.refuses(token, TASK_PATHS[number // 6 % len(TASK_PATHS)])
 
@@ -120,17 +120,17 @@ async def test_every_attack_on_the_list_is_refused(victim: Victim) -> None:
 @pytest.mark.usefixtures("_unchanged")
 @settings(max_examples=10 * EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-async def test_whatever_is_drawn_from_the_attacks_is_refused(victim: Victim, data: st.DataObject) -> None:
+async def test_every_generated_forgery_is_refused(victim: Victim, data: st.DataObject) -> None:
     token = data.draw(drawn(victim.genuine))
     path = data.draw(st.sampled_from(TASK_PATHS))
     with pytest.raises(Unauthenticated):
-        await victim.system.kernel.tokens.verify(token)
+        await victim.system.kernel.access.tokens.verify(token)
     if sendable(token):
         await victim.refuses(token, path)
 
 
-async def test_every_bit_of_a_token_counts(victim: Victim) -> None:
-    token, verify = victim.genuine.token, victim.system.kernel.tokens.verify
+async def test_flipping_any_bit_of_a_token_is_refused(victim: Victim) -> None:
+    token, verify = victim.genuine.token, victim.system.kernel.access.tokens.verify
     await verify(token)
     for place, character in enumerate(token):
         for bit in range(7):
@@ -138,8 +138,8 @@ async def test_every_bit_of_a_token_counts(victim: Victim) -> None:
                 await verify(token[:place] + chr(ord(character) ^ 1 << bit) + token[place + 1 :])
 
 
-async def test_a_token_with_a_piece_missing_moved_or_doubled_is_refused(victim: Victim) -> None:
-    token, verify = victim.genuine.token, victim.system.kernel.tokens.verify
+async def test_token_with_missing_moved_or_repeated_parts_is_refused(victim: Victim) -> None:
+    token, verify = victim.genuine.token, victim.system.kernel.access.tokens.verify
     for n in range(len(token)):
         pieces = [token[:n], token[n + 1 :], token[:n] + token[n + 1 :], token[:n] + token[n] + token[n:]]
         pieces.append(token[:n] + token[n : n + 2][::-1] + token[n + 2 :])
@@ -151,13 +151,13 @@ async def test_a_token_with_a_piece_missing_moved_or_doubled_is_refused(victim: 
 
 @pytest.mark.usefixtures("_unchanged")
 @pytest.mark.parametrize("size", [MAX_PRESENTED_BYTES, MAX_PRESENTED_BYTES + 1, 50_000])
-async def test_a_long_token_is_refused_however_it_is_signed(victim: Victim, size: int) -> None:
+async def test_oversized_token_is_refused_regardless_of_its_signature(victim: Victim, size: int) -> None:
     head, payload = victim.genuine.text.split(".")
     for token in ("a" * size, f"{head}.{payload + 'A' * (size - len(victim.genuine.token))}.{'A' * 86}"):
         await victim.refuses(token, "/v1/task/heartbeat")
 
 
-async def test_the_attempt_itself_is_let_in(victim: Victim) -> None:
-    """What all of the above differs from: the same requests, with the token as it was given out."""
+async def test_original_token_is_accepted(victim: Victim) -> None:
+    """The baseline of the tests above: the same requests with the original token."""
     for path in sorted(TASK_PATHS, key=lambda path: path.endswith("complete")):
         assert require_orderly(await victim.ask(victim.genuine.token, path, victim.body(path))) == 200

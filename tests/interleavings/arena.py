@@ -1,4 +1,4 @@
-"""Where races take place: one database, three dispatchers that share nothing but it, and somebody who looks on."""
+"""The environment of a race: one database, three dispatchers that share nothing else, and an observer's connection."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from uuid import UUID
 
 import asyncpg
 
-from interlock.adapters.postgres import Database, Row
-from interlock.adapters.queue import Received
+from interlock.apps.app import App, assemble
 from interlock.clock import ManualClock
 from interlock.settings import Settings
+from interlock.stores.postgres import Database, Row
+from interlock.tasks.queue import Received
 from interlock.wire import JobAccepted
-from interlock.wiring import Kernel, assemble
 from tests.interleavings import invariants
 from tests.interleavings.operations import (
     ORG,
@@ -36,7 +36,7 @@ POLICY = {"max_attempts": 3, "backoff_seconds": 10, "jitter": 0, "lease_seconds"
 PAST_THE_LEASE = 61.0
 PAST_THE_BACKOFF = 11.0
 
-# Rows that others refer to go last. TRUNCATE would make a new file of every table and index, however few the rows.
+# Referencing rows are deleted first. TRUNCATE would create a new file for every table and index, however few the rows.
 _EMPTIED = """
     do $$ declare name regclass; begin
         for name in
@@ -66,22 +66,22 @@ class Arena:
         self.clock = clock
         self.kernels = self._assembled()
         self.indirect = self._assembled(queue_direct=False)[0]
-        """A gateway whose queue is not in Postgres: what it owes goes to the outbox."""
+        """A gateway whose queue is outside Postgres: it writes messages to the outbox."""
 
     @property
     def objects_root(self) -> str:
         return self._settings.objects_root
 
-    def _assembled(self, **settings: Any) -> list[Kernel]:
+    def _assembled(self, **settings: Any) -> list[App]:
         made = self._settings.model_copy(update=settings)
         return [assemble(made, database, coordination=None, state_url="") for database in self._databases]
 
     @property
-    def home(self) -> Kernel:
+    def home(self) -> App:
         return self.kernels[0]
 
     async def play(self, order: Order, **operations: Operation) -> Played:
-        """Plays the order, folds the counters, and checks what must hold whoever won."""
+        """Plays the order, folds the counters, and checks the invariants that hold in every order."""
         used = dict(zip(operations, self.kernels, strict=False))
         race = Race(
             order,
@@ -102,21 +102,21 @@ class Arena:
             continue
 
     async def do(self, operation: Operation) -> Any:
-        """Alone, before or after a race."""
+        """Runs an operation alone, before or after a race."""
         return await operation(self.home)
 
     async def empty(self) -> None:
         await self.watcher.execute(_EMPTIED)
 
     async def emptied(self) -> Arena:
-        """The same place as if new: no rows, and nothing that a kernel remembers."""
+        """Returns a clean arena: no rows, and no cached state in the kernels."""
         await self.empty()
         return Arena(self._settings, self._databases, self.watcher, self.clock)
 
-    # Setting the scene. Messages are settled as a worker would, so that a wake-up found later is a new one.
+    # Setup. Messages are acked as a worker would, so that a wake-up found later is a new one.
 
-    async def submitted(self, tasks: int = 1, *, kernel: Kernel | None = None, **job: Any) -> JobAccepted:
-        """A run of queued tasks."""
+    async def submitted(self, tasks: int = 1, *, kernel: App | None = None, **job: Any) -> JobAccepted:
+        """Submits a run of queued tasks."""
         policy = POLICY | job.pop("policy", {})
         accepted, _ = await submit([{"host": "a", "n": n} for n in range(tasks)], policy=policy, **job)(
             kernel or self.home
@@ -125,7 +125,7 @@ class Arena:
         return accepted
 
     async def claimed(self, tasks: int = 1, **job: Any) -> list[Lease]:
-        """A run whose tasks all run, as far as its cap allows."""
+        """Submits a run and claims its tasks, as far as its cap allows."""
         accepted = await self.submitted(tasks, **job)
         (message,) = await self.do(receive())
         await self.do(claim_range(accepted.run_id, 0, tasks - 1, message=message))
@@ -140,20 +140,20 @@ class Arena:
         return [Lease(*row) for row in rows]
 
     async def failed(self, **job: Any) -> Lease:
-        """The ended attempt of a task that waits for its retry."""
+        """Returns the ended attempt of a task that waits for its retry."""
         (lease,) = await self.claimed(**job)
         await self.do(complete(lease, "Failed"))
         return lease
 
     async def reaped(self, **job: Any) -> Lease:
-        """An attempt that the reaper wrote off: its task waits for a retry, or its holder's late report."""
+        """Returns an attempt that the reaper has ended: its task waits for a retry, or for its holder's late report."""
         (lease,) = await self.claimed(**job)
         self.clock.advance(PAST_THE_LEASE)
         assert await self.do(one_pass("reaper")) == 1
         return lease
 
     async def requeued(self, **job: Any) -> Lease:
-        """An attempt that was written off and whose task is queued for the next one."""
+        """Returns a reaped attempt whose task is queued for the next one."""
         lease = await self.reaped(**job)
         self.clock.advance(PAST_THE_BACKOFF)
         assert await self.do(one_pass("retries")) == 1
@@ -162,7 +162,7 @@ class Arena:
     async def claim(self, task_id: UUID) -> Lease:
         return lease_of(await self.do(claim_one(task_id)))
 
-    # Looking at the outcome
+    # Outcome
 
     async def task(self, task_id: UUID) -> Row:
         row: Row | None = await self.watcher.fetchrow("select * from interlock.tasks where task_id = $1", task_id)
@@ -173,7 +173,7 @@ class Arena:
         return await self.watcher.fetch("select * from interlock.tasks where run_id = $1 order by task_index", run_id)
 
     async def state(self, task_id: UUID) -> tuple[str, int]:
-        """Status and attempt."""
+        """Returns status and attempt."""
         row = await self.task(task_id)
         return row["status"], row["attempt"]
 
@@ -189,7 +189,7 @@ class Arena:
         return str(await self.value("select state from interlock.runs where run_id = $1", run_id))
 
     async def messages(self) -> list[Received]:
-        """All that a worker would receive now."""
+        """Receives all visible messages."""
         found: list[Received] = await self.do(receive(100))
         return found
 
@@ -217,5 +217,5 @@ async def opened(url: str, directory: Path, *, kernels: int = 3) -> AsyncIterato
             stack.push_async_callback(database.close)
             databases.append(database)
         arena = Arena(settings, databases, watcher, clock)
-        await arena.home.keyring.ensure()
+        await arena.home.access.keyring.ensure()
         yield arena

@@ -1,7 +1,7 @@
-"""One arena per module, emptied before each race: making a database costs more than most races take.
+"""One arena per module, emptied before each race: creating a database takes longer than most races.
 
-Plans, and with them the order in which rows are locked, follow from what the server knows of its tables. In an arena of
-all modules that is what an autovacuum found between the races of others.
+Plans, and with them the order in which rows are locked, depend on the table statistics. In an arena shared by all
+modules, they would depend on what an autovacuum found between the races of other modules.
 """
 
 from __future__ import annotations

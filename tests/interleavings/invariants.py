@@ -1,4 +1,4 @@
-"""What must hold after every race, whoever won. Each statement selects what breaks its rule."""
+"""Invariants that hold after every race. Each statement selects the rows that violate it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Plays operations that race, move by move, in an order that the test chose.
+"""Plays racing operations, move by move, in an order that the test chooses.
 
-Each operation runs as a task of its own on connections of its own. Its gates are failpoints: there it stands, with its
-transaction open and its locks held, until it is its turn again. A move lets one operation run on until everybody
-stands: at a gate, at the end, or behind a lock that another holds. Who waits for whom is what PostgreSQL says, so
-nothing here depends on time, and an operation that is let through by another's commit goes on within that move.
+Each operation runs in its own task on its own connections. Its gates are failpoints: there it stops, with its
+transaction open and its locks held, until its next move. A move lets one operation run until every operation has
+stopped: at a gate, at its end, or behind a lock that another holds. PostgreSQL reports the lock waits, so nothing here
+depends on time. An operation that is unblocked by another's commit continues within that move.
 
     orders(reap="reap.before_commit", complete="complete.before_commit")
 
-has the six ways to shuffle two moves of each: it begins (and stops at its gate), it ends.
+returns the six ways to shuffle two moves of each: start (and stop at its gate), and end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Gates = str | tuple[str, ...]
 Operation = Callable[[], Awaitable[Any]]
 
 OWN_GATE = "own"
-"""The gate of an operation that is the test's own: no failpoint, it calls `stand_at` itself."""
+"""The gate of an operation defined by a test: it is no failpoint, the operation calls `stand_at` itself."""
 _PATIENCE_SECONDS = 60
 _MOMENT_SECONDS = 0.003
 _WAITS = """
@@ -44,7 +44,7 @@ _WAITS = """
 
 @dataclass(frozen=True)
 class Order:
-    """Who moves when. Every operation appears once more than it has gates."""
+    """The order of moves. Every operation appears once more than it has gates."""
 
     gates: Mapping[str, tuple[str, ...]]
     moves: tuple[str, ...]
@@ -57,20 +57,23 @@ class Order:
 
     @property
     def second(self) -> str:
-        """The next to begin."""
+        """The next operation to start."""
         return next(name for name in self.moves if name != self.first)
 
     def meeting(self, *, after: str | None = None) -> set[tuple[str, str]]:
-        """What the waits of two are when the second waits for the first if they meet; `after`: if that began."""
+        """Returns the expected waits if the second operation waits for the first when they overlap.
+
+        With `after`, only if that operation started first.
+        """
         return {(self.second, self.first)} if self.overlap and after in (None, self.first) else set()
 
     def before(self, one: str, other: str) -> bool:
-        """Whether `one` had ended when `other` began."""
+        """True if `one` had ended when `other` started."""
         return self._last(one) < self.moves.index(other)
 
     @property
     def overlap(self) -> bool:
-        """Whether any two are under way at the same time."""
+        """True if any two operations overlap."""
         return any(
             not self.before(one, other) and not self.before(other, one)
             for one in self.gates
@@ -95,9 +98,9 @@ class Order:
 
 
 def orders(*, alike: tuple[str, ...] = (), **gates: Gates) -> list[Order]:
-    """Every order in which operations with these gates can move.
+    """Returns every order in which operations with these gates can move.
 
-    Operations that are `alike` do the same, so that of two orders that mirror each other one is enough.
+    Operations that are `alike` do the same, so one of two mirrored orders is enough.
     """
     stops = {name: (gate,) if isinstance(gate, str) else gate for name, gate in gates.items()}
     left = {name: len(gate) + 1 for name, gate in stops.items()}
@@ -113,12 +116,12 @@ def _shuffled(left: dict[str, int]) -> Iterator[tuple[str, ...]]:
 
 
 def in_every_order(*, alike: tuple[str, ...] = (), **gates: Gates) -> pytest.MarkDecorator:
-    """A test per order: it gets the order and plays it."""
+    """Runs a test once per order; the test plays it."""
     return pytest.mark.parametrize("order", orders(alike=alike, **gates), ids=str)
 
 
 def while_one_breaks(**gates: str) -> pytest.MarkDecorator:
-    """A test per pair of breaker and survivor: the survivor begins while the breaker stands at its gate."""
+    """Runs a test once per pair: the survivor starts while the failing operation waits at its gate."""
     stops = {name: (gate,) for name, gate in gates.items()}
     pairs = [(one, other) for one in gates for other in gates if one != other]
     broken = [Order(stops, (one, other, one, other), breaking=one) for one, other in pairs]
@@ -127,24 +130,24 @@ def while_one_breaks(**gates: str) -> pytest.MarkDecorator:
 
 @dataclass
 class Played:
-    """What came of a race: an answer or a refusal each, and who really waited for whom."""
+    """The outcome of a race: an answer or a refusal per operation, and the lock waits."""
 
     answers: dict[str, Any]
     waits: set[tuple[str, str]]
-    """(who waited, for whom), whenever everybody stood."""
+    """Pairs of (waiter, holder), collected whenever all operations had stopped."""
 
     def __getitem__(self, name: str) -> Any:
         return self.answers[name]
 
     def refusal(self, name: str) -> tuple[str, str | None]:
-        """The code of a refused operation, and the part of its fence that was stale."""
+        """Returns the code of a refused operation, and the stale part of its fence."""
         error = self.answers[name]
         assert isinstance(error, InterlockError), f"{name} was not refused: {error}"
         return error.code, error.extra.get("stale")
 
 
 class _Racer:
-    """One operation under way. The context variable tells two at the same failpoint apart."""
+    """A running operation. The context variable distinguishes two operations at the same failpoint."""
 
     current: ContextVar[_Racer | None] = ContextVar("racer", default=None)
 
@@ -166,7 +169,7 @@ class _Racer:
             self.task = asyncio.create_task(self._run())
             self.task.add_done_callback(lambda _: self._news.set())
         else:
-            # Behind a lock it keeps the turn, and will pass its gate without stopping.
+            # Blocked by a lock, it keeps the permit and will pass its gate without stopping.
             self._turns.release()
 
     async def _run(self) -> Any:
@@ -192,7 +195,7 @@ class _Racer:
         return self.task is not None and self.task.done()
 
     def answer(self) -> Any:
-        """Refusals are answers; anything else that was raised is a defect and fails the test."""
+        """Returns the result. Refusals are results; any other exception is a defect and fails the test."""
         assert self.task is not None
         error = self.task.exception()
         if error is not None and not isinstance(error, InterlockError | FailpointError):
@@ -207,7 +210,7 @@ class _Racer:
 
 @dataclass
 class Race:
-    """Operations by name, and the application name of the connections that each uses."""
+    """Operations by name, and the application name of the connections of each."""
 
     order: Order
     operations: Mapping[str, Operation]
@@ -215,7 +218,7 @@ class Race:
     watcher: asyncpg.Connection[Any]
     waits: set[tuple[str, str]] = field(default_factory=set)
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Somebody has reached a gate, or the end."""
+    """Set when an operation reaches a gate or its end."""
 
     async def play(self) -> Played:
         assert set(self.operations) == set(self.order.gates), "an operation without gates, or gates without operation"
@@ -250,7 +253,7 @@ class Race:
                     return
 
     async def _somebody_arrives(self) -> bool:
-        """For a moment only: whoever waits for a lock arrives nowhere, and PostgreSQL knows."""
+        """Waits only briefly: an operation that waits for a lock does not arrive, and PostgreSQL reports it."""
         try:
             async with asyncio.timeout(_MOMENT_SECONDS):
                 await self.news.wait()
@@ -260,21 +263,21 @@ class Race:
         return True
 
     async def _who_waits(self) -> set[tuple[str, str]]:
-        """Between the operations. What a background process of the server holds, it will let go by itself."""
+        """Returns waits among the operations. Background processes of the server release their locks without help."""
         named = {application: name for name, application in self.applications.items()}
         rows = await self.watcher.fetch(_WAITS, list(named))
         return {(named[row["waiter"]], named[row["holder"]]) for row in rows}
 
 
 async def stand_at(gate: str) -> None:
-    """What an armed failpoint does; an operation that is the test's own calls it where it wants to be stopped."""
+    """Stops at a gate: called by an armed failpoint, or by an operation that a test defines."""
     racer = _Racer.current.get()
     if racer is not None:
         await racer.pass_gate(gate)
 
 
 def _ring(waits: set[tuple[str, str]]) -> list[str]:
-    """A circle of waiting operations, if there is one."""
+    """Returns a cycle of waiting operations, if there is one."""
     for start, _ in waits:
         if path := _way_back(waits, [start]):
             return path

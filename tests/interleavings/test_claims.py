@@ -1,11 +1,11 @@
-"""Who gets a queued task: claims against each other, and against whatever queues, ends or takes back a task."""
+"""Claims of a queued task against each other, and against operations that queue, end or release a task."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from interlock.kernel.tasks import run_task_id
+from interlock.tasks.completion import run_task_id
 from tests.interleavings.arena import PAST_THE_BACKOFF, Arena
 from tests.interleavings.operations import (
     End,
@@ -53,7 +53,7 @@ async def test_claims_of_overlapping_ranges_in_every_order_share_every_task_once
 
 
 @in_every_order(alike=("one", "other"), one="claim.before_commit", other="claim.before_commit")
-async def test_claims_of_a_part_of_one_range_in_every_order_wait_for_nobody(arena: Arena, order: Order) -> None:
+async def test_partial_claims_of_one_range_in_every_order_never_wait(arena: Arena, order: Order) -> None:
     run_id = (await arena.submitted(6)).run_id
     part = claim_range(run_id, 0, 5, limit=3)
     played = await arena.play(order, one=part, other=part)
@@ -64,7 +64,7 @@ async def test_claims_of_a_part_of_one_range_in_every_order_wait_for_nobody(aren
 @pytest.mark.parametrize("limit", [2, 3])
 @pytest.mark.parametrize("locked", [0, 1, 3])
 @in_every_order(sweep=OWN_GATE, claim="claim.before_commit")
-async def test_part_claim_leaves_a_wake_up_for_what_somebody_else_has_locked(
+async def test_partial_claim_leaves_a_wake_up_for_locked_tasks(
     arena: Arena, order: Order, limit: int, locked: int
 ) -> None:
     run_id = (await arena.submitted(4)).run_id
@@ -95,7 +95,7 @@ async def test_a_list_and_a_range_of_the_same_tasks_in_every_order_the_first_get
     assert listed == ({CLAIMED} if order.first == "listed" else {refused("AlreadyRunning")})
 
 
-# Against what queues a task
+# Against operations that queue a task
 
 
 @in_every_order(retry="retry.before_commit", claim="claim.before_commit")
@@ -110,7 +110,7 @@ async def test_retry_and_claim_in_every_order_only_a_queued_task_is_claimed(aren
     else:
         assert (played["claim"].status, played["claim"].reason) == refused("NotDue")
         assert await arena.state(task_id) == ("Queued", 2)
-    # Its wake-up came with it, and whoever gets that finds the task or nothing.
+    # Its wake-up came with it; a worker that receives it finds the task or nothing.
     assert len(await arena.messages()) == 1
 
 
@@ -129,23 +129,23 @@ async def test_release_and_claim_in_every_order_the_same_attempt_runs_once_at_a_
         assert await arena.state(lease.task_id) == ("Queued", 1)
 
 
-# Against what ends a task
+# Against operations that end a task
 
 
-@pytest.mark.parametrize("said", ["Completed", "Failed"])
+@pytest.mark.parametrize("reported", ["Completed", "Failed"])
 @in_every_order(complete="complete.before_commit", claim="claim.before_commit")
 async def test_late_report_and_next_claim_in_every_order_the_first_counts(
-    arena: Arena, order: Order, said: End
+    arena: Arena, order: Order, reported: End
 ) -> None:
     late = await arena.requeued()
-    played = await arena.play(order, complete=complete(late, said), claim=claim(late.task_id))
+    played = await arena.play(order, complete=complete(late, reported), claim=claim(late.task_id))
     assert played.waits == order.meeting()
     if order.first == "complete":
-        assert played["complete"].status == said
-        verdict = refused("Completed" if said == "Completed" else "NotDue")
+        assert played["complete"].status == reported
+        verdict = refused("Completed" if reported == "Completed" else "NotDue")
         assert (played["claim"].status, played["claim"].reason) == verdict
-        assert await arena.state(late.task_id) == (said, 1)
-        assert await arena.history(late.task_id) == [(1, said)]
+        assert await arena.state(late.task_id) == (reported, 1)
+        assert await arena.history(late.task_id) == [(1, reported)]
     else:
         assert played.refusal("complete") == ("fenced", "attempt")
         assert await arena.state(late.task_id) == ("Running", 2)
@@ -196,7 +196,7 @@ async def test_cancel_of_a_run_and_claim_of_its_range_in_every_order_reach_every
         assert await arena.run_state(run_id) == "Running"
 
 
-# Three at once
+# Three operations
 
 
 @in_every_order(complete="complete.before_commit", retry="retry.before_commit", claim="claim.before_commit")
@@ -213,7 +213,7 @@ async def test_late_report_retry_and_claim_in_every_order_run_or_end_the_task(ar
         assert (played["complete"].status, played["complete"].duplicate) == ("Completed", False)
         assert await arena.state(late.task_id) == ("Completed", 1)
         assert await arena.history(late.task_id) == [(1, "Completed")]
-    # The claim got the task exactly when it came after the retry and before the report.
+    # The claim got the task exactly if it came after the retry and before the report.
     began = [name for n, name in enumerate(order.moves) if name not in order.moves[:n]]
     assert (played["claim"].status == "Claimed") == (order.before("retry", "claim") and began[-1] == "complete")
 
@@ -232,11 +232,11 @@ async def test_two_claims_and_a_cancel_in_every_order_have_at_most_one_holder(ar
         assert played[order.first].status == "Claimed"
 
 
-# One of two breaks
+# One of two operations fails
 
 
 @while_one_breaks(cancel="cancel.before_commit", claim="claim.before_commit")
-async def test_when_cancel_or_claim_breaks_the_other_is_as_if_alone(arena: Arena, order: Order) -> None:
+async def test_when_cancel_or_claim_fails_the_other_acts_as_if_alone(arena: Arena, order: Order) -> None:
     task_id = run_task_id((await arena.submitted()).run_id, 0)
     played = await arena.play(order, cancel=cancel(task_id), claim=claim(task_id))
     survivor = "claim" if order.breaking == "cancel" else "cancel"
@@ -247,16 +247,16 @@ async def test_when_cancel_or_claim_breaks_the_other_is_as_if_alone(arena: Arena
 
 
 @while_one_breaks(one="claim.before_commit", other="claim.before_commit")
-async def test_when_a_claim_breaks_the_one_that_waited_for_it_gets_the_task(arena: Arena, order: Order) -> None:
+async def test_when_a_claim_fails_the_waiting_one_gets_the_task(arena: Arena, order: Order) -> None:
     run_id = (await arena.submitted(3)).run_id
-    whole = claim_range(run_id, 0, 2)
-    played = await arena.play(order, one=whole, other=whole)
+    claims = claim_range(run_id, 0, 2)
+    played = await arena.play(order, one=claims, other=claims)
     survivor = "other" if order.breaking == "one" else "one"
     assert (played[survivor], played.waits) == ([0, 1, 2], {(survivor, order.breaking)})
 
 
 @while_one_breaks(complete="complete.before_commit", claim="claim.before_commit")
-async def test_when_late_report_or_next_claim_breaks_the_other_counts(arena: Arena, order: Order) -> None:
+async def test_when_late_report_or_next_claim_fails_the_other_wins(arena: Arena, order: Order) -> None:
     late = await arena.requeued()
     await arena.play(order, complete=complete(late), claim=claim(late.task_id))
     expected = ("Running", 2) if order.breaking == "complete" else ("Completed", 1)

@@ -1,4 +1,4 @@
-"""Who ends a running attempt when several want to: its holder, the reaper, a user, a drain."""
+"""Operations that end a running attempt: its holder, the reaper, a user, a drain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from interlock.access.tokens import write_prefix
-from interlock.kernel import reaper
+from interlock.tasks import reaper
 from interlock.wire import Event, Output
 from tests.interleavings.arena import PAST_THE_LEASE, Arena
 from tests.interleavings.operations import End, Lease, cancel, complete, emit, heartbeat, one_pass, release, retry
@@ -18,7 +18,7 @@ STALE_STATUS = ("fenced", "status")
 
 
 async def expired(arena: Arena, tasks: int = 1, **job: Any) -> list[Lease]:
-    """Running attempts whose lease has run out unnoticed."""
+    """Returns running attempts whose lease has expired unnoticed."""
     leases = await arena.claimed(tasks, **job)
     arena.clock.advance(PAST_THE_LEASE)
     return leases
@@ -27,32 +27,32 @@ async def expired(arena: Arena, tasks: int = 1, **job: Any) -> list[Lease]:
 # Against the reaper
 
 
-@pytest.mark.parametrize("said", ["Completed", "Failed"])
+@pytest.mark.parametrize("reported", ["Completed", "Failed"])
 @in_every_order(reap="reap.before_commit", complete="complete.before_commit")
-async def test_reaper_and_report_in_every_order_end_as_reported(arena: Arena, order: Order, said: End) -> None:
+async def test_reaper_and_report_in_every_order_end_as_reported(arena: Arena, order: Order, reported: End) -> None:
     (lease,) = await expired(arena)
-    played = await arena.play(order, reap=one_pass("reaper"), complete=complete(lease, said))
+    played = await arena.play(order, reap=one_pass("reaper"), complete=complete(lease, reported))
     assert played["reap"] == (1 if order.first == "reap" else 0)
-    assert (played["complete"].status, played["complete"].duplicate) == (said, False)
+    assert (played["complete"].status, played["complete"].duplicate) == (reported, False)
     assert played.waits == order.meeting(after="reap")
-    assert await arena.state(lease.task_id) == (said, 1)
-    assert await arena.history(lease.task_id) == [(1, said)]
-    assert await arena.run_state(lease.run_id) == ("Completed" if said == "Completed" else "Running")
+    assert await arena.state(lease.task_id) == (reported, 1)
+    assert await arena.history(lease.task_id) == [(1, reported)]
+    assert await arena.run_state(lease.run_id) == ("Completed" if reported == "Completed" else "Running")
 
 
-@pytest.mark.parametrize("said", ["Completed", "Failed"])
+@pytest.mark.parametrize("reported", ["Completed", "Failed"])
 @in_every_order(reap="reap.before_commit", complete="complete.before_commit")
 async def test_reaper_and_report_of_the_last_attempt_in_every_order_end_as_reported(
-    arena: Arena, order: Order, said: End
+    arena: Arena, order: Order, reported: End
 ) -> None:
     (lease,) = await expired(arena, policy={"max_attempts": 1})
-    played = await arena.play(order, reap=one_pass("reaper"), complete=complete(lease, said))
+    played = await arena.play(order, reap=one_pass("reaper"), complete=complete(lease, reported))
     assert played["reap"] == (1 if order.first == "reap" else 0)
-    assert (played["complete"].status, played["complete"].duplicate) == (said, False)
+    assert (played["complete"].status, played["complete"].duplicate) == (reported, False)
     assert played.waits == order.meeting(after="reap")
-    assert (await arena.task(lease.task_id))["dead"] == (said == "Failed")
-    assert await arena.history(lease.task_id) == [(1, said)]
-    assert await arena.run_state(lease.run_id) == said
+    assert (await arena.task(lease.task_id))["dead"] == (reported == "Failed")
+    assert await arena.history(lease.task_id) == [(1, reported)]
+    assert await arena.run_state(lease.run_id) == reported
 
 
 @in_every_order(redrive="redrive.before_commit", complete="complete.before_commit")
@@ -73,9 +73,7 @@ async def test_redrive_and_late_report_of_a_dead_letter_in_every_order_the_first
 
 
 @in_every_order(fold="fold.before_commit", complete="complete.before_commit")
-async def test_end_of_a_run_and_late_report_of_its_dead_letter_in_every_order_complete_it(
-    arena: Arena, order: Order
-) -> None:
+async def test_run_end_and_late_report_of_dead_letter_in_every_order_complete_it(arena: Arena, order: Order) -> None:
     lease = await arena.reaped(policy={"max_attempts": 1})
     played = await arena.play(order, fold=one_pass("run-counters"), complete=complete(lease))
     assert (played["complete"].status, played.waits) == ("Completed", set())
@@ -104,7 +102,7 @@ async def test_two_reapers_in_every_order_end_an_attempt_once(arena: Arena, orde
 
 
 @in_every_order(alike=("one", "other"), one="reap.before_commit", other="reap.before_commit")
-async def test_two_reapers_in_every_order_share_the_work_and_wait_for_nobody(
+async def test_two_reapers_in_every_order_share_the_work_without_waiting(
     arena: Arena, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "_BATCH", 1)
@@ -150,7 +148,7 @@ async def test_reaper_and_cancel_in_every_order_end_in_a_cancel(arena: Arena, or
     (lease,) = await expired(arena)
     played = await arena.play(order, reap=one_pass("reaper"), cancel=cancel(lease.task_id))
     assert played.waits == order.meeting(after="reap")
-    # A reaper that met the cancel's lock left the attempt to its next pass.
+    # A reaper that found the row locked by the cancel left the attempt to its next pass.
     passed_by = order.first == "cancel" and order.overlap
     assert (played["reap"], await arena.do(one_pass("reaper"))) == ((0, 1) if passed_by else (1, 0))
     assert await arena.state(lease.task_id) == ("Canceled", 1)
@@ -158,14 +156,12 @@ async def test_reaper_and_cancel_in_every_order_end_in_a_cancel(arena: Arena, or
 
 
 @in_every_order(reap="reap.before_commit", emit="events.before_commit")
-async def test_reaper_and_events_in_every_order_the_events_are_in_before_the_lease_ends_or_not_at_all(
-    arena: Arena, order: Order
-) -> None:
+async def test_reaper_and_events_in_every_order_no_event_follows_the_end(arena: Arena, order: Order) -> None:
     output: dict[str, Any] = {"dataset_uuid": uuid4(), "dataset_version": uuid4()}
     (lease,) = await expired(arena, outputs=[output])
     played = await arena.play(order, reap=one_pass("reaper"), emit=emit(lease, Event(**output, cursor=7)))
     assert played.waits == order.meeting(after="reap")
-    # A reaper that meets the events passes the attempt by.
+    # A reaper that finds the row locked by the events skips the attempt.
     assert played["reap"] == (0 if order.first == "emit" and order.overlap else 1)
     assert (played["emit"] is None) == (order.first == "reap")
     assert await arena.value("select count(*) from interlock.dataset_events") == (order.first == "emit")
@@ -174,19 +170,19 @@ async def test_reaper_and_events_in_every_order_the_events_are_in_before_the_lea
 # Against the holder's own report
 
 
-@pytest.mark.parametrize("said", ["Completed", "Failed", "Canceled"])
+@pytest.mark.parametrize("reported", ["Completed", "Failed", "Canceled"])
 @in_every_order(cancel="cancel.before_commit", complete="complete.before_commit")
-async def test_cancel_and_report_in_every_order_agree_on_one_end(arena: Arena, order: Order, said: End) -> None:
+async def test_cancel_and_report_in_every_order_agree_on_one_end(arena: Arena, order: Order, reported: End) -> None:
     (lease,) = await arena.claimed()
-    played = await arena.play(order, cancel=cancel(lease.task_id), complete=complete(lease, said))
+    played = await arena.play(order, cancel=cancel(lease.task_id), complete=complete(lease, reported))
     assert played.waits == order.meeting()
     ends = {"Completed": "Completed", "Failed": "Canceled", "Canceled": "Canceled"}
-    assert await arena.state(lease.task_id) == (ends[said], 1)
+    assert await arena.state(lease.task_id) == (ends[reported], 1)
     canceled_first = order.first == "cancel"
-    # A failure that came before the cancel is history; one that came after it is the cancel.
-    assert played["complete"].status == (ends[said] if canceled_first else said)
+    # A failure before the cancel is recorded; a failure after it counts as the cancel.
+    assert played["complete"].status == (ends[reported] if canceled_first else reported)
     assert await arena.history(lease.task_id) == [(1, played["complete"].status)]
-    asked = canceled_first or said == "Failed"
+    asked = canceled_first or reported == "Failed"
     assert (await arena.task(lease.task_id))["cancel_requested"] == asked
 
 
@@ -215,15 +211,13 @@ async def test_different_reports_of_one_attempt_in_every_order_the_first_counts(
 
 
 @in_every_order(old="complete.before_commit", new="complete.before_commit")
-async def test_reports_of_an_old_and_the_current_attempt_in_every_order_the_current_one_counts(
-    arena: Arena, order: Order
-) -> None:
+async def test_reports_of_old_and_current_attempt_in_every_order_the_current_wins(arena: Arena, order: Order) -> None:
     old = await arena.requeued()
     new = await arena.claim(old.task_id)
     played = await arena.play(order, old=complete(old, "Failed"), new=complete(new))
     assert played.refusal("old") == ("fenced", "attempt")
     assert (played["new"].status, played["new"].duplicate) == ("Completed", False)
-    # The stale lease token matches no row: such a report delays nobody.
+    # The stale lease token matches no row, so such a report blocks no other.
     assert played.waits == set()
     assert await arena.state(old.task_id) == ("Completed", 2)
     assert await arena.history(old.task_id) == [(1, "LeaseExpired"), (2, "Completed")]
@@ -254,13 +248,11 @@ async def test_report_and_events_in_every_order_no_event_comes_after_the_end(are
     assert await arena.value("select count(*) from interlock.dataset_events") == (order.first == "emit")
 
 
-# Cancel against the other two that a holder does
+# Cancel against heartbeat and release
 
 
 @in_every_order(beat="heartbeat.before_commit", cancel="cancel.before_commit")
-async def test_heartbeat_and_cancel_in_every_order_the_beat_that_comes_second_tells_of_the_cancel(
-    arena: Arena, order: Order
-) -> None:
+async def test_heartbeat_after_a_cancel_reports_it_in_every_order(arena: Arena, order: Order) -> None:
     (lease,) = await arena.claimed()
     played = await arena.play(order, beat=heartbeat(lease), cancel=cancel(lease.task_id))
     assert played.waits == order.meeting()
@@ -280,7 +272,7 @@ async def test_release_and_cancel_in_every_order_end_in_a_cancel(arena: Arena, o
     assert await arena.run_state(lease.run_id) == "Canceled"
 
 
-# Three at once
+# Three operations
 
 
 @in_every_order(reap="reap.before_commit", complete="complete.before_commit", cancel="cancel.before_commit")
@@ -292,18 +284,18 @@ async def test_reaper_report_and_cancel_in_every_order_have_one_outcome(arena: A
         assert (played["complete"].status, played["complete"].duplicate) == ("Completed", False)
         assert await arena.history(lease.task_id) == [(1, "Completed")]
     else:
-        # Both others came before the report: between them they have ended the task.
+        # Both other operations came before the report: together they ended the task.
         assert (status, played["reap"], played.refusal("complete")) == ("Canceled", 1, STALE_STATUS)
         assert await arena.history(lease.task_id) in ([(1, "Canceled")], [(1, "LeaseExpired")])
         assert order.first != "complete"
     assert attempt == 1
 
 
-# One of two breaks
+# One of two operations fails
 
 
 @while_one_breaks(reap="reap.before_commit", complete="complete.before_commit")
-async def test_when_reaper_or_report_breaks_the_other_is_as_if_alone(arena: Arena, order: Order) -> None:
+async def test_when_reaper_or_report_fails_the_other_acts_as_if_alone(arena: Arena, order: Order) -> None:
     (lease,) = await expired(arena)
     played = await arena.play(order, reap=one_pass("reaper"), complete=complete(lease))
     if order.breaking == "reap":
@@ -316,7 +308,7 @@ async def test_when_reaper_or_report_breaks_the_other_is_as_if_alone(arena: Aren
 
 
 @while_one_breaks(cancel="cancel.before_commit", complete="complete.before_commit")
-async def test_when_cancel_or_report_breaks_the_other_is_as_if_alone(arena: Arena, order: Order) -> None:
+async def test_when_cancel_or_report_fails_the_other_acts_as_if_alone(arena: Arena, order: Order) -> None:
     (lease,) = await arena.claimed()
     played = await arena.play(order, cancel=cancel(lease.task_id), complete=complete(lease, "Failed"))
     assert played.waits == order.meeting()
@@ -326,7 +318,7 @@ async def test_when_cancel_or_report_breaks_the_other_is_as_if_alone(arena: Aren
 
 
 @while_one_breaks(beat="heartbeat.before_commit", reap="reap.before_commit")
-async def test_when_heartbeat_or_reaper_breaks_the_other_is_as_if_alone(arena: Arena, order: Order) -> None:
+async def test_when_heartbeat_or_reaper_fails_the_other_acts_as_if_alone(arena: Arena, order: Order) -> None:
     (lease,) = await expired(arena)
     played = await arena.play(order, beat=heartbeat(lease), reap=one_pass("reaper"))
     assert await arena.state(lease.task_id) == ("Running", 1)

@@ -1,4 +1,4 @@
-"""Reports of many tasks by their indexes, as workers say that all went well, crossed by what touches one of them."""
+"""Reports of many tasks by index, as workers report success, against operations on one of the tasks."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ async def test_a_grouped_report_twice_in_every_order_counts_once(arena: Arena, o
 
 
 @in_every_order(group="complete.before_commit", failure="complete.before_commit")
-async def test_grouped_report_and_failure_of_one_task_in_every_order_the_first_counts_for_that_task(
-    arena: Arena, order: Order
-) -> None:
+async def test_grouped_report_and_failure_of_one_task_in_every_order_the_first_wins(arena: Arena, order: Order) -> None:
     leases = await arena.claimed(TASKS)
     played = await arena.play(order, group=complete_group(leases), failure=complete(leases[1], "Failed"))
     assert played.waits == order.meeting()
@@ -66,9 +64,7 @@ async def test_grouped_report_and_cancel_of_one_task_in_every_order_complete_it(
 
 
 @in_every_order(group="complete.before_commit", release="release.before_commit")
-async def test_grouped_report_and_release_of_one_task_in_every_order_the_first_counts_for_that_task(
-    arena: Arena, order: Order
-) -> None:
+async def test_grouped_report_and_release_of_one_task_in_every_order_the_first_wins(arena: Arena, order: Order) -> None:
     leases = await arena.claimed(TASKS)
     played = await arena.play(order, group=complete_group(leases), release=release(leases[1]))
     assert played.waits == order.meeting()
@@ -89,30 +85,28 @@ async def test_grouped_report_and_heartbeats_in_every_order_complete_every_task(
 
 
 @while_one_breaks(group="complete.before_commit", reap="reap.before_commit")
-async def test_when_grouped_report_or_reaper_breaks_the_other_is_as_if_alone(arena: Arena, order: Order) -> None:
+async def test_when_grouped_report_or_reaper_fails_the_other_acts_as_if_alone(arena: Arena, order: Order) -> None:
     leases = await arena.claimed(TASKS)
     arena.clock.advance(PAST_THE_LEASE)
     played = await arena.play(order, group=complete_group(leases), reap=one_pass("reaper"))
     if order.breaking == "reap":
         assert played["group"].accepted == TASKS
     else:
-        # Passed by, since the report held them; their alarm is still set.
+        # Skipped, because the report had locked them; their alarm is still set.
         assert (played["reap"], await arena.do(one_pass("reaper"))) == (0, TASKS)
     expected = "Completed" if order.breaking == "reap" else "Failed"
     assert await ends(arena, leases[0].run_id) == [expected] * TASKS
 
 
 @in_every_order(reap="reap.before_commit", beat="heartbeat.before_commit")
-async def test_reaper_and_heartbeat_of_a_part_in_every_order_keep_an_alarm_for_what_runs(
-    arena: Arena, order: Order
-) -> None:
+async def test_reaper_and_partial_heartbeat_in_every_order_keep_an_alarm(arena: Arena, order: Order) -> None:
     leases = await arena.claimed(TASKS)
     arena.clock.advance(PAST_THE_LEASE)
     played = await arena.play(order, reap=one_pass("reaper"), beat=heartbeat(leases[0], leases[2]))
     kept = order.first == "beat"
     assert played["reap"] == (1 if kept else TASKS)
     assert await ends(arena, leases[0].run_id) == (["Running", "Failed", "Running"] if kept else ["Failed"] * TASKS)
-    # Whoever stops beating is found in time.
+    # A worker that stops sending heartbeats is found in time.
     arena.clock.advance(PAST_THE_LEASE)
     while await arena.do(one_pass("reaper")):
         continue

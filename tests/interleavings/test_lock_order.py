@@ -1,8 +1,8 @@
-"""Operations on many rows at once lock them in one order: two that overlap wait one way, and never in a ring.
+"""Operations on many rows lock them in one order, so that two overlapping ones never deadlock.
 
-Somebody else holds one row in the middle. Two operations begin, take what they reach before it, and wait. When it is
-let go, they go on from where they stand: if their orders differ, each now needs what the other has. The scheduler sees
-the ring, long before PostgreSQL breaks it by ending one of them.
+A third transaction holds one row in the middle. Two operations start, lock the rows before it, and wait. When it is
+released, they continue: if their orders differ, each now needs a row that the other holds. The scheduler detects the
+cycle, long before PostgreSQL breaks it by aborting one of them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from interlock.adapters.queue import Outgoing
-from interlock.kernel.tasks import run_task_id
+from interlock.tasks.completion import run_task_id
+from interlock.tasks.queue import Outgoing
 from tests.interleavings.arena import PAST_THE_BACKOFF, PAST_THE_LEASE, Arena
 from tests.interleavings.operations import (
     QUEUE,
@@ -41,14 +41,17 @@ HOLD_MESSAGE = "select 1 from interlock.queue_messages where dedupe_key = $1 for
 
 
 def around_a_held_row(*names: str, held_at: str = OWN_GATE) -> pytest.MarkDecorator:
-    """Somebody holds a row; the two begin in either order, and wait; the row is let go."""
+    """Parametrizes a test: a row is held, the two operations start in either order and wait, the row is released."""
     gates = {"holder": (held_at,)} | dict.fromkeys(names, ())
     both = [Order(gates, ("holder", *began, "holder")) for began in (names, names[::-1])]
     return pytest.mark.parametrize("order", both, ids=str)
 
 
 async def crosswise_run(arena: Arena, **job: Any) -> tuple[UUID, list[UUID]]:
-    """A run whose first two tasks by index are not the first by id: in these orders its rows are met crosswise."""
+    """Returns a run whose first two tasks have ids in the opposite order of their indexes.
+
+    Statements that lock by index and by id therefore meet its rows in opposite orders.
+    """
     while True:
         run_id = (await arena.submitted(TASKS, **job)).run_id
         ids = [run_task_id(run_id, index) for index in range(TASKS)]
@@ -62,7 +65,7 @@ async def statuses(arena: Arena, run_id: UUID) -> set[str]:
 
 
 @around_a_held_row("claim", "cancel")
-async def test_a_claim_of_a_range_and_a_cancel_of_its_run_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+async def test_range_claim_and_run_cancel_never_deadlock(arena: Arena, order: Order) -> None:
     run_id, ids = await crosswise_run(arena)
     played = await arena.play(
         order, holder=hold(HOLD_TASK, ids[1]), claim=claim_range(run_id, 0, TASKS - 1), cancel=cancel_run(run_id)
@@ -72,19 +75,17 @@ async def test_a_claim_of_a_range_and_a_cancel_of_its_run_never_wait_in_a_ring(a
 
 
 @around_a_held_row("ranged", "listed")
-async def test_a_claim_of_a_range_and_one_of_a_list_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+async def test_range_claim_and_list_claim_never_deadlock(arena: Arena, order: Order) -> None:
     run_id, ids = await crosswise_run(arena)
     await arena.play(
         order, holder=hold(HOLD_TASK, ids[1]), ranged=claim_range(run_id, 0, TASKS - 1), listed=claim(*reversed(ids))
     )
-    # What a claim left alone because it was held has its message still, or its holder.
+    # A task that a claim skipped because it was locked still has its message, or a holder.
     assert await statuses(arena, run_id) <= {"Running", "Queued"}
 
 
 @around_a_held_row("ranged", "late")
-async def test_a_claim_of_a_range_and_late_reports_of_its_tasks_never_wait_in_a_ring(
-    arena: Arena, order: Order
-) -> None:
+async def test_range_claim_and_late_reports_never_deadlock(arena: Arena, order: Order) -> None:
     run_id, ids = await crosswise_run(arena)
     (message,) = await arena.messages()
     await arena.do(claim_range(run_id, 0, TASKS - 1, message=message))
@@ -104,7 +105,7 @@ async def test_a_claim_of_a_range_and_late_reports_of_its_tasks_never_wait_in_a_
 
 
 @around_a_held_row("complete", "cancel")
-async def test_completions_and_a_cancel_of_their_run_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+async def test_completions_and_run_cancel_never_deadlock(arena: Arena, order: Order) -> None:
     leases = await arena.claimed(TASKS)
     middle = sorted(lease.task_id for lease in leases)[TASKS // 2]
     played = await arena.play(
@@ -118,7 +119,7 @@ async def test_completions_and_a_cancel_of_their_run_never_wait_in_a_ring(arena:
 
 
 @around_a_held_row("complete", "beat")
-async def test_completions_and_heartbeats_in_opposite_order_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+async def test_completions_and_heartbeats_in_opposite_order_never_deadlock(arena: Arena, order: Order) -> None:
     leases = await arena.claimed(TASKS)
     middle = sorted(lease.task_id for lease in leases)[TASKS // 2]
     played = await arena.play(
@@ -133,7 +134,7 @@ async def test_completions_and_heartbeats_in_opposite_order_never_wait_in_a_ring
 
 @around_a_held_row("complete", "other")
 @pytest.mark.parametrize("other", ["heartbeats", "cancel", "reports"])
-async def test_completions_of_a_range_and_whatever_else_its_tasks_meet_never_wait_in_a_ring(
+async def test_completions_of_a_range_never_deadlock_with_other_operations(
     arena: Arena, order: Order, other: str
 ) -> None:
     run_id, ids = await crosswise_run(arena)
@@ -149,9 +150,7 @@ async def test_completions_of_a_range_and_whatever_else_its_tasks_meet_never_wai
 
 
 @around_a_held_row("one", "other", held_at="submit.before_commit")
-async def test_submissions_with_the_same_dedupe_keys_in_opposite_order_never_wait_in_a_ring(
-    arena: Arena, order: Order
-) -> None:
+async def test_submissions_with_dedupe_keys_in_opposite_order_never_deadlock(arena: Arena, order: Order) -> None:
     job = {"name": "deduped", "dedupe_by": "/id"}
     await arena.do(submit([{"id": "known"}], **job))
     middle, up, down = ([{"id": key} for key in keys] for keys in ("m", "amz", "zma"))
@@ -160,9 +159,7 @@ async def test_submissions_with_the_same_dedupe_keys_in_opposite_order_never_wai
 
 
 @around_a_held_row("reap", "cancel")
-async def test_a_reaper_that_hands_slots_on_and_a_cancel_of_the_run_never_wait_in_a_ring(
-    arena: Arena, order: Order
-) -> None:
+async def test_reaper_that_frees_slots_and_run_cancel_never_deadlock(arena: Arena, order: Order) -> None:
     run_id, ids = await crosswise_run(arena, scaling={"max_concurrency": 2})
     (message,) = await arena.messages()
     await arena.do(claim_range(run_id, 0, TASKS - 1, message=message))
@@ -174,7 +171,7 @@ async def test_a_reaper_that_hands_slots_on_and_a_cancel_of_the_run_never_wait_i
 
 
 @around_a_held_row("retain", "retry")
-async def test_retention_and_a_retry_of_old_dead_letters_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+async def test_retention_and_retry_of_old_dead_letters_never_deadlock(arena: Arena, order: Order) -> None:
     leases = await arena.claimed(TASKS, policy={"max_attempts": 1})
     run_id = leases[0].run_id
     arena.clock.advance(PAST_THE_LEASE)
@@ -188,7 +185,7 @@ async def test_retention_and_a_retry_of_old_dead_letters_never_wait_in_a_ring(ar
 
 
 @around_a_held_row("complete", "cancel")
-async def test_slots_handed_to_many_and_a_cancel_of_them_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+async def test_slots_handed_over_and_cancel_of_the_waiting_never_deadlock(arena: Arena, order: Order) -> None:
     run_id, _ = await crosswise_run(arena, scaling={"max_concurrency": 3})
     (message,) = await arena.messages()
     await arena.do(claim_range(run_id, 0, TASKS - 1, message=message))
@@ -202,11 +199,11 @@ async def test_slots_handed_to_many_and_a_cancel_of_them_never_wait_in_a_ring(ar
 
 
 def send(*keys: str) -> Operation:
-    return lambda kernel: kernel.queue.send_batch(QUEUE, [Outgoing("{}", dedupe_key=key) for key in keys])
+    return lambda kernel: kernel.tasks.queue.send_batch(QUEUE, [Outgoing("{}", dedupe_key=key) for key in keys])
 
 
 @around_a_held_row("one", "other")
-async def test_senders_of_the_same_messages_in_opposite_order_never_wait_in_a_ring(arena: Arena, order: Order) -> None:
+async def test_senders_of_the_same_messages_in_opposite_order_never_deadlock(arena: Arena, order: Order) -> None:
     await arena.do(send("a", "m", "z"))
     await arena.play(order, holder=hold(HOLD_MESSAGE, "m"), one=send("a", "m", "z"), other=send("z", "m", "a"))
     assert len(await arena.messages()) == 3
@@ -214,7 +211,7 @@ async def test_senders_of_the_same_messages_in_opposite_order_never_wait_in_a_ri
 
 @around_a_held_row("send", "settle")
 @pytest.mark.parametrize("settle", [ack, extend], ids=["ack", "extend"])
-async def test_a_sender_and_whoever_settles_the_same_messages_never_wait_in_a_ring(
+async def test_sender_and_receiver_of_the_same_messages_never_deadlock(
     arena: Arena, order: Order, settle: object
 ) -> None:
     for key in ("z", "m", "a"):

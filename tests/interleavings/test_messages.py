@@ -1,12 +1,12 @@
-"""Wake-ups: delivered again while they are settled, sent again while they are carried out."""
+"""Wake-ups: redelivered while they are settled, sent again while they are processed."""
 
 from __future__ import annotations
 
 from uuid import UUID
 
-from interlock.adapters.queue import Received
-from interlock.kernel.tasks import run_task_id
-from interlock.wiring import Kernel
+from interlock.apps.app import App
+from interlock.tasks.completion import run_task_id
+from interlock.tasks.queue import Received
 from tests.interleavings.arena import PAST_THE_BACKOFF, Arena
 from tests.interleavings.operations import (
     VISIBILITY_SECONDS,
@@ -23,11 +23,11 @@ from tests.interleavings.operations import (
     submit,
 )
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
-from tests.system import until
+from tests.support.system import until
 
 
 async def overdue(arena: Arena, tasks: int = 1) -> tuple[UUID, Received]:
-    """A run, and its message with a worker that has kept it for too long."""
+    """Returns a run, and its message at a worker that has kept it past its visibility timeout."""
     run_id = (await arena.submitted(tasks)).run_id
     (message,) = await arena.messages()
     arena.clock.advance(VISIBILITY_SECONDS + 1)
@@ -35,15 +35,15 @@ async def overdue(arena: Arena, tasks: int = 1) -> tuple[UUID, Received]:
 
 
 def passing(arena: Arena, seconds: float) -> Operation:
-    """Time, as one of those that race."""
+    """Advances the clock, as one of the racing operations."""
 
-    async def advance(_: Kernel) -> None:
+    async def advance(_: App) -> None:
         arena.clock.advance(seconds)
 
     return advance
 
 
-# A message against its next delivery
+# A message against its redelivery
 
 
 @in_every_order(alike=("one", "other"), one="receive.before_commit", other="receive.before_commit")
@@ -78,7 +78,7 @@ async def test_redelivery_and_extension_in_every_order_leave_one_holder(arena: A
 
 
 @in_every_order(redeliver="receive.before_commit", nack="settle.before_commit")
-async def test_redelivery_and_giving_back_in_every_order_leave_the_message_to_one(arena: Arena, order: Order) -> None:
+async def test_redelivery_and_nack_in_every_order_leave_one_holder(arena: Arena, order: Order) -> None:
     _, message = await overdue(arena)
     played = await arena.play(order, redeliver=receive(), nack=nack(message))
     assert played["nack"] == (1 if order.first == "nack" else 0)
@@ -88,9 +88,7 @@ async def test_redelivery_and_giving_back_in_every_order_leave_the_message_to_on
 
 
 @in_every_order(claim=("claim.before_commit", "claim.committed"), redeliver="receive.before_commit")
-async def test_redelivery_and_the_claim_of_its_message_in_every_order_run_every_task_once(
-    arena: Arena, order: Order
-) -> None:
+async def test_redelivery_and_claim_of_its_message_in_every_order_run_tasks_once(arena: Arena, order: Order) -> None:
     run_id, message = await overdue(arena, tasks=3)
     played = await arena.play(order, claim=claim_range(run_id, 0, 2, message=message), redeliver=receive())
     assert (played["claim"], played.waits) == ([0, 1, 2], set())
@@ -100,9 +98,7 @@ async def test_redelivery_and_the_claim_of_its_message_in_every_order_run_every_
 
 
 @in_every_order(first=("claim.before_commit", "claim.committed"), again=("claim.before_commit", "claim.committed"))
-async def test_claims_with_two_deliveries_of_one_message_in_every_order_run_every_task_once(
-    arena: Arena, order: Order
-) -> None:
+async def test_claims_with_two_deliveries_of_one_message_run_every_task_once(arena: Arena, order: Order) -> None:
     run_id, message = await overdue(arena, tasks=3)
     (again,) = await arena.messages()
     played = await arena.play(
@@ -112,7 +108,7 @@ async def test_claims_with_two_deliveries_of_one_message_in_every_order_run_ever
     )
     assert played[order.first] == [0, 1, 2]
     assert sorted([*played["first"], *played["again"]]) == [0, 1, 2]
-    # The older delivery's receipt is worthless; the newer one settles the message, with or without tasks.
+    # The receipt of the older delivery is invalid; the newer one acks the message, with or without tasks.
     assert await arena.value("select count(*) from interlock.queue_messages") == 0
 
 
@@ -136,12 +132,10 @@ async def test_parts_claimed_by_two_deliveries_of_one_message_in_every_order_los
 
 
 @in_every_order(submit="submit.before_commit", time=(), receive="receive.before_commit")
-async def test_submission_and_receiver_in_every_order_a_message_that_commits_late_is_received_all_the_same(
-    arena: Arena, order: Order
-) -> None:
+async def test_message_that_commits_late_is_received_in_every_order(arena: Arena, order: Order) -> None:
     played = await arena.play(order, submit=submit([1]), time=passing(arena, 10), receive=receive())
     assert len(played["receive"]) == (1 if order.before("submit", "receive") else 0)
-    receiver = arena.kernels[2]  # that of the race: it remembers how far it has looked
+    receiver = arena.kernels[2]  # the receiver of the race: it remembers its scan position
 
     async def found() -> list[Received]:
         received: list[Received] = await receive()(receiver)
@@ -150,11 +144,11 @@ async def test_submission_and_receiver_in_every_order_a_message_that_commits_lat
     assert len(played["receive"] or await until(found)) == 1
 
 
-# A message against sending it again
+# A message against a resend
 
 
 async def due_again(arena: Arena) -> Received:
-    """The message of an attempt that has failed since; its worker has not settled it yet."""
+    """Returns the message of an attempt that has failed since; its worker has not acked it yet."""
     lease = await arena.failed()
     arena.clock.advance(PAST_THE_BACKOFF)
     await arena.do(one_pass("retries"))
@@ -166,9 +160,7 @@ async def due_again(arena: Arena) -> Received:
 
 
 @in_every_order(retry="retry.before_commit", ack="settle.before_commit")
-async def test_retry_and_ack_of_the_last_attempts_message_in_every_order_leave_one_wake_up(
-    arena: Arena, order: Order
-) -> None:
+async def test_retry_and_ack_of_last_message_in_every_order_leave_one_wake_up(arena: Arena, order: Order) -> None:
     message = await due_again(arena)
     played = await arena.play(order, retry=one_pass("retries"), ack=ack(message))
     assert played.waits == ({("retry", "ack")} if order.overlap and order.first == "ack" else set())
@@ -178,11 +170,12 @@ async def test_retry_and_ack_of_the_last_attempts_message_in_every_order_leave_o
 
 
 @while_one_breaks(retry="retry.before_commit", ack="settle.before_commit")
-async def test_when_retry_or_ack_breaks_the_other_is_as_if_alone(arena: Arena, order: Order) -> None:
+async def test_when_retry_or_ack_fails_the_other_acts_as_if_alone(arena: Arena, order: Order) -> None:
     message = await due_again(arena)
     played = await arena.play(order, retry=one_pass("retries"), ack=ack(message))
     if order.breaking == "retry":
-        # The ack had left the message to the retry: it will come back, and wake for nothing or for the retry.
+        # The ack skipped the message, locked by the retry. It becomes visible again and wakes a worker for the retry or
+        # for nothing.
         assert played["ack"] == 0
         assert await arena.do(one_pass("retries")) == 1
     assert len(await arena.messages()) == 1
@@ -202,9 +195,7 @@ async def test_two_relays_in_every_order_send_a_message_once(arena: Arena, order
 
 
 @in_every_order(slow="relay.sent", time=(), other="relay.sent")
-async def test_a_slow_relay_and_one_that_takes_over_from_it_in_every_order_leave_one_message(
-    arena: Arena, order: Order
-) -> None:
+async def test_slow_relay_and_its_successor_in_every_order_leave_one_message(arena: Arena, order: Order) -> None:
     await arena.submitted(kernel=arena.indirect)
     played = await arena.play(order, slow=one_pass("relay"), time=passing(arena, 6), other=one_pass("relay"))
     first, then = sorted(("slow", "other"), key=order.moves.index)

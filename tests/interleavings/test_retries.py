@@ -1,4 +1,4 @@
-"""Queueing a failed task again: the retry loop, a user, and who may still change their mind."""
+"""Queueing a failed task again: the retry loop and a user, against cancels, late reports and claims."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from interlock.kernel import retries
+from interlock.tasks import reaper
 from tests.interleavings.arena import PAST_THE_BACKOFF, Arena
 from tests.interleavings.operations import cancel, claim, complete, one_pass, retry
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
@@ -15,7 +15,7 @@ NOT_FAILED = ("not_failed", None)
 
 
 async def due(arena: Arena) -> UUID:
-    """A failed task whose wait is over."""
+    """Returns a failed task whose backoff has elapsed."""
     lease = await arena.failed()
     arena.clock.advance(PAST_THE_BACKOFF)
     return lease.task_id
@@ -36,10 +36,10 @@ async def test_two_retry_loops_in_every_order_queue_a_task_once(arena: Arena, or
 
 
 @in_every_order(alike=("one", "other"), one="retry.before_commit", other="retry.before_commit")
-async def test_two_retry_loops_in_every_order_share_the_work_and_wait_for_nobody(
+async def test_two_retry_loops_in_every_order_share_the_work_without_waiting(
     arena: Arena, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "_BATCH", 1)
+    monkeypatch.setattr(reaper, "_RETRY_BATCH", 1)
     tasks = [(await arena.failed()).task_id, (await arena.failed()).task_id]
     arena.clock.advance(PAST_THE_BACKOFF)
     played = await arena.play(order, one=one_pass("retries"), other=one_pass("retries"))
@@ -138,7 +138,7 @@ async def test_retry_by_hand_and_claim_in_every_order_only_a_queued_task_is_clai
 
 
 @while_one_breaks(retry="retry.before_commit", cancel="cancel.before_commit")
-async def test_when_retry_loop_or_cancel_breaks_the_task_is_the_others(arena: Arena, order: Order) -> None:
+async def test_when_retry_loop_or_cancel_fails_the_other_gets_the_task(arena: Arena, order: Order) -> None:
     task_id = await due(arena)
     played = await arena.play(order, retry=one_pass("retries"), cancel=cancel(task_id))
     if order.breaking == "retry":
@@ -151,7 +151,7 @@ async def test_when_retry_loop_or_cancel_breaks_the_task_is_the_others(arena: Ar
 
 
 @while_one_breaks(loop="retry.before_commit", user="redrive.before_commit")
-async def test_when_retry_loop_or_retry_by_hand_breaks_no_attempt_is_used_up_by_it(arena: Arena, order: Order) -> None:
+async def test_when_retry_loop_or_manual_retry_fails_it_uses_up_no_attempt(arena: Arena, order: Order) -> None:
     task_id = await due(arena)
     await arena.play(order, loop=one_pass("retries"), user=retry(task_id))
     if order.breaking == "user":

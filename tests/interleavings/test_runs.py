@@ -1,10 +1,10 @@
-"""A run's counters, its end, its cancel and its removal, each crossed by what its tasks do."""
+"""A run's counters, end, cancel and deletion, against operations on its tasks."""
 
 from __future__ import annotations
 
 import pytest
 
-from interlock.kernel import runs
+from interlock.tasks import runs
 from tests.interleavings.arena import Arena
 from tests.interleavings.operations import cancel_run, complete, one_pass, retry
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
@@ -26,21 +26,21 @@ async def test_counters_and_completion_in_every_order_count_it_once(arena: Arena
 
 
 @in_every_order(alike=("one", "other"), one="fold.before_commit", other="fold.before_commit")
-async def test_two_counters_in_every_order_count_everything_once_and_one_at_a_time(
+async def test_two_counter_loops_in_every_order_count_everything_once(
     arena: Arena, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "_BATCH", 1)
     (lease,) = await arena.claimed()
     await arena.do(complete(lease))
     played = await arena.play(order, one=one_pass("run-counters"), other=one_pass("run-counters"))
-    # There is something to count for both, and both would have to write to the same run.
+    # There is work for both, and both would have to write to the same run.
     assert (played[order.first], played[order.second]) == ((1, 0) if order.overlap else (1, 1))
     assert played.waits == set()
     assert await arena.run_state(lease.run_id) == "Completed"
 
 
 @while_one_breaks(one="fold.before_commit", other="fold.before_commit")
-async def test_when_counting_breaks_what_it_had_taken_is_counted_by_the_next_pass(arena: Arena, order: Order) -> None:
+async def test_when_counting_fails_the_next_pass_counts_its_deltas(arena: Arena, order: Order) -> None:
     (lease,) = await arena.claimed()
     await arena.do(complete(lease))
     await arena.play(order, one=one_pass("run-counters"), other=one_pass("run-counters"))
@@ -48,9 +48,7 @@ async def test_when_counting_breaks_what_it_had_taken_is_counted_by_the_next_pas
 
 
 @in_every_order(fold="fold.before_commit", retry="redrive.before_commit")
-async def test_the_end_of_a_run_and_a_retry_of_its_dead_letter_in_every_order_leave_it_open(
-    arena: Arena, order: Order
-) -> None:
+async def test_run_end_and_retry_of_dead_letter_in_every_order_leave_it_open(arena: Arena, order: Order) -> None:
     dead = await arena.failed(**ONE_ATTEMPT)
     await arena.play(order, fold=one_pass("run-counters"), retry=retry(dead.task_id))
     assert await arena.state(dead.task_id) == ("Queued", 2)
@@ -58,9 +56,7 @@ async def test_the_end_of_a_run_and_a_retry_of_its_dead_letter_in_every_order_le
 
 
 @in_every_order(fold="fold.before_commit", cancel=())
-async def test_the_end_of_a_run_and_its_cancel_in_every_order_leave_it_as_its_tasks_ended(
-    arena: Arena, order: Order
-) -> None:
+async def test_run_end_and_cancel_in_every_order_keep_the_outcome_of_its_tasks(arena: Arena, order: Order) -> None:
     (lease,) = await arena.claimed()
     await arena.do(complete(lease))
     played = await arena.play(order, fold=one_pass("run-counters"), cancel=cancel_run(lease.run_id))
@@ -70,9 +66,7 @@ async def test_the_end_of_a_run_and_its_cancel_in_every_order_leave_it_as_its_ta
 
 
 @in_every_order(cancel="cancel.before_commit", complete="complete.before_commit")
-async def test_cancel_of_a_run_and_completion_of_a_part_in_every_order_agree_on_every_task(
-    arena: Arena, order: Order
-) -> None:
+async def test_run_cancel_and_partial_completion_in_every_order_agree(arena: Arena, order: Order) -> None:
     leases = await arena.claimed(3)
     played = await arena.play(order, cancel=cancel_run(leases[0].run_id), complete=complete(leases[1]))
     assert played["complete"].status == "Completed"
@@ -85,9 +79,7 @@ async def test_cancel_of_a_run_and_completion_of_a_part_in_every_order_agree_on_
 
 
 @in_every_order(user="cancel.before_commit", loop="cancel.before_commit")
-async def test_a_cancel_of_a_run_and_the_loop_behind_it_in_every_order_cancel_each_task_once(
-    arena: Arena, order: Order
-) -> None:
+async def test_run_cancel_and_its_loop_in_every_order_cancel_each_task_once(arena: Arena, order: Order) -> None:
     run_id = (await arena.submitted(3)).run_id
     other_run = (await arena.submitted(2)).run_id
     played = await arena.play(order, user=cancel_run(run_id), loop=one_pass("run-cancels"))
@@ -105,16 +97,14 @@ def past_retention(arena: Arena) -> None:
 
 
 @in_every_order(retain="retention.before_commit", complete="complete.before_commit")
-async def test_retention_and_a_report_that_comes_weeks_late_in_every_order_change_nothing(
-    arena: Arena, order: Order
-) -> None:
+async def test_retention_and_very_late_report_in_every_order_change_nothing(arena: Arena, order: Order) -> None:
     (lease,) = await arena.claimed()
     await arena.do(complete(lease))
     await arena.fold()
     past_retention(arena)
     played = await arena.play(order, retain=one_pass("retention"), complete=complete(lease))
     assert played.waits == set()
-    # The answer is a look at the row after the report found nothing to change.
+    # The reply reads the row after the report found nothing to change.
     gone = order.before("retain", "complete") or order.moves[-1] == "complete"
     if gone:
         assert played.refusal("complete") == ("fenced", "task")
@@ -142,7 +132,7 @@ async def test_retention_and_a_late_report_of_a_dead_letter_in_every_order_leave
 
 
 @in_every_order(retain="retention.before_commit", retry="redrive.before_commit")
-async def test_retention_and_retry_of_an_old_dead_letter_in_every_order_keep_all_or_nothing(
+async def test_retention_and_retry_of_old_dead_letter_in_every_order_keep_all_or_none(
     arena: Arena, order: Order
 ) -> None:
     dead = await arena.failed(**ONE_ATTEMPT)
@@ -160,7 +150,7 @@ async def test_retention_and_retry_of_an_old_dead_letter_in_every_order_keep_all
 
 
 @in_every_order(alike=("one", "other"), one="retention.before_commit", other="retention.before_commit")
-async def test_two_retentions_in_every_order_delete_a_run_each_and_wait_for_nobody(arena: Arena, order: Order) -> None:
+async def test_two_retentions_in_every_order_delete_a_run_each_without_waiting(arena: Arena, order: Order) -> None:
     for _ in range(2):
         (lease,) = await arena.claimed()
         await arena.do(complete(lease))
@@ -177,7 +167,7 @@ async def test_two_retentions_in_every_order_delete_a_run_each_and_wait_for_nobo
     one="complete.before_commit",
     other="complete.before_commit",
 )
-async def test_counters_and_two_completions_in_every_order_end_the_run_when_both_are_in(
+async def test_counters_and_two_completions_in_every_order_end_the_run(
     arena: Arena, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "_BATCH", 1)

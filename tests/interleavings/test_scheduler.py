@@ -1,4 +1,4 @@
-"""The scheduler itself: it knows every order, tells callers apart, sees who waits, and finds a ring of waiters."""
+"""The scheduler itself: it enumerates orders, distinguishes callers, sees lock waits, and detects deadlocks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 
 from interlock import failpoints
+from interlock.apps.app import App
 from interlock.errors import NotFound
-from interlock.wiring import Kernel
 from tests.interleavings import invariants
 from tests.interleavings.arena import Arena
 from tests.interleavings.operations import ORG, Operation, cancel, claim_range, complete, hold, one_pass
@@ -17,6 +17,10 @@ from tests.interleavings.scheduler import OWN_GATE, Order, orders, stand_at
 
 PAIR = {"one": (OWN_GATE,), "other": (OWN_GATE,)}
 LOCK = "select pg_advisory_xact_lock($1)"
+ADVISORY_LOCKS = """
+    select count(*) from pg_locks join pg_database d on d.oid = database
+    where locktype = 'advisory' and datname = current_database()
+"""
 
 
 def test_two_operations_with_a_gate_each_have_six_orders() -> None:
@@ -37,7 +41,7 @@ def test_orders_are_all_there_and_none_is_twice() -> None:
     assert str(orders(one="a", other=())[0]) == "one begins, one ends, other runs"
 
 
-def test_an_order_knows_who_was_done_before_whom() -> None:
+def test_order_knows_which_operation_ended_first() -> None:
     apart, met = Order(PAIR, ("one", "one", "other", "other")), Order(PAIR, ("other", "one", "one", "other"))
     assert (apart.before("one", "other"), apart.before("other", "one"), apart.overlap) == (True, False, False)
     assert (met.before("one", "other"), met.before("other", "one"), met.overlap) == (False, False, True)
@@ -54,9 +58,9 @@ async def test_the_same_failpoint_holds_one_caller_and_lets_another_pass(arena: 
     order = Order({"held": ("complete.before_commit",), "free": ()}, ("held", "free", "held"))
     seen: list[str] = []
 
-    async def free(kernel: Kernel) -> None:
+    async def free(kernel: App) -> None:
         await complete(other)(kernel)
-        seen.append((await kernel.reads.task(one.task_id, ORG)).status)
+        seen.append((await kernel.tasks.reads.task(one.task_id, ORG)).status)
 
     await arena.play(order, held=complete(one), free=free)
     assert seen == ["Running"]
@@ -69,12 +73,12 @@ async def test_failpoints_are_disarmed_when_a_race_is_over(arena: Arena) -> None
     assert not failpoints.armed("reap.before_commit")
 
 
-async def test_a_waiting_operation_goes_on_when_the_lock_is_released_and_not_before(arena: Arena) -> None:
+async def test_waiting_operation_continues_only_when_the_lock_is_released(arena: Arena) -> None:
     done: list[str] = []
 
     def locking(name: str) -> Operation:
-        async def work(kernel: Kernel) -> None:
-            async with kernel.database.transaction() as connection:
+        async def work(kernel: App) -> None:
+            async with kernel.stores.database.transaction() as connection:
                 await connection.execute(LOCK, 1)
                 done.append(name)
                 await stand_at(OWN_GATE)
@@ -87,8 +91,8 @@ async def test_a_waiting_operation_goes_on_when_the_lock_is_released_and_not_bef
 
 
 def both_locks(first: int, then: int) -> Operation:
-    async def work(kernel: Kernel) -> None:
-        async with kernel.database.transaction() as connection:
+    async def work(kernel: App) -> None:
+        async with kernel.stores.database.transaction() as connection:
             await connection.execute(LOCK, first)
             await stand_at(OWN_GATE)
             await connection.execute(LOCK, then)
@@ -96,33 +100,34 @@ def both_locks(first: int, then: int) -> Operation:
     return work
 
 
-async def test_operations_that_wait_in_a_ring_are_a_failure_and_leave_nothing_behind(arena: Arena) -> None:
+async def test_deadlocked_operations_fail_and_leave_nothing_behind(arena: Arena) -> None:
     order = Order(PAIR, ("one", "other", "one", "other"))
     with pytest.raises(AssertionError, match=r"deadlock: .* waits for .* waits for"):
         await arena.play(order, one=both_locks(1, 2), other=both_locks(2, 1))
-    assert await arena.value("select count(*) from pg_locks where locktype = 'advisory'") == 0
+    # pg_locks lists the locks of all databases; other systems of this test process share the server.
+    assert await arena.value(ADVISORY_LOCKS) == 0
 
 
-async def test_an_operation_that_is_never_let_go_is_a_failure(arena: Arena) -> None:
+async def test_operation_that_never_ends_is_a_failure(arena: Arena) -> None:
     order = Order(PAIR, ("one", "other"))
     with pytest.raises(AssertionError, match="never ended"):
         await arena.play(order, one=hold(LOCK, 1), other=hold(LOCK, 1))
 
 
-async def test_a_refusal_is_an_answer_and_any_other_error_is_raised(arena: Arena) -> None:
+async def test_refusal_is_a_result_and_any_other_error_is_raised(arena: Arena) -> None:
     alone = Order({"one": ()}, ("one",))
     played = await arena.play(alone, one=cancel(UUID(int=7)))
     assert isinstance(played["one"], NotFound)
     assert played.refusal("one") == ("not_found", None)
 
-    async def broken(_: Kernel) -> None:
+    async def broken(_: App) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await arena.play(alone, one=broken)
 
 
-async def test_an_operation_that_breaks_is_rolled_back_at_its_gate(arena: Arena) -> None:
+async def test_failing_operation_is_rolled_back_at_its_gate(arena: Arena) -> None:
     (lease,) = await arena.claimed()
     order = Order({"complete": ("complete.before_commit",)}, ("complete", "complete"), breaking="complete")
     played = await arena.play(order, complete=complete(lease))
@@ -143,7 +148,7 @@ async def test_an_operation_that_breaks_is_rolled_back_at_its_gate(arena: Arena)
         ("update interlock.tasks set status = 'Queued', lease_expires_at = null", "history|slot|wake-up|counters"),
     ],
 )
-async def test_damage_is_found_whoever_did_it(arena: Arena, damage: str, rule: str) -> None:
+async def test_every_violated_invariant_is_reported(arena: Arena, damage: str, rule: str) -> None:
     run_id = (await arena.submitted(1, scaling={"max_concurrency": 1})).run_id
     await arena.do(claim_range(run_id, 0, 0))
     await arena.check()

@@ -1,17 +1,17 @@
-"""A rotation of the signing key, crossed by what signs and what rotates."""
+"""Rotation of the signing key, against signing and against other rotations."""
 
 from __future__ import annotations
 
-from interlock.kernel.tasks import run_task_id
-from interlock.wiring import Kernel
-from tests.forging import part
+from interlock.apps.app import App
+from interlock.tasks.completion import run_task_id
 from tests.interleavings.arena import Arena
 from tests.interleavings.operations import claim
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
+from tests.support.forging import part
 
 
-async def rotate(kernel: Kernel) -> str:
-    return (await kernel.keyring.rotate()).kid
+async def rotate(kernel: App) -> str:
+    return (await kernel.access.keyring.rotate()).kid
 
 
 def pem_files(arena: Arena) -> set[str]:
@@ -19,17 +19,15 @@ def pem_files(arena: Arena) -> set[str]:
 
 
 @in_every_order(rotate="rotate.before_commit", claim=("claim.before_commit", "claim.committed"))
-async def test_rotation_and_claim_in_every_order_give_a_token_that_every_dispatcher_verifies(
-    arena: Arena, order: Order
-) -> None:
+async def test_rotation_and_claim_in_every_order_issue_a_verifiable_token(arena: Arena, order: Order) -> None:
     old = await arena.value("select kid from interlock.signing_keys where retired_at is null")
     task_id = run_task_id((await arena.submitted()).run_id, 0)
     played = await arena.play(order, rotate=rotate, claim=claim(task_id))
     token = played["claim"].capability_token
     assert part(token, 0)["kid"] == (played["rotate"] if order.before("rotate", "claim") else old)
     for kernel in arena.kernels:
-        await kernel.keyring.refresh()
-        assert (await kernel.tokens.verify(token)).task_id == task_id
+        await kernel.access.keyring.refresh()
+        assert (await kernel.access.tokens.verify(token)).task_id == task_id
 
 
 @in_every_order(alike=("one", "other"), one="rotate.before_commit", other="rotate.before_commit")
@@ -47,7 +45,7 @@ async def test_two_rotations_in_every_order_leave_one_key_that_signs(arena: Aren
 
 
 @while_one_breaks(one="rotate.before_commit", other="rotate.before_commit")
-async def test_when_a_rotation_breaks_the_other_makes_the_key(arena: Arena, order: Order) -> None:
+async def test_when_a_rotation_fails_the_other_makes_the_key(arena: Arena, order: Order) -> None:
     played = await arena.play(order, one=rotate, other=rotate)
     survivor = "other" if order.breaking == "one" else "one"
     signing = await arena.value("select kid from interlock.signing_keys where retired_at is null")

@@ -1,4 +1,4 @@
-"""Handing a slot over: a job with a cap is never above it, and nobody who waits for a slot is forgotten."""
+"""Handing over slots: a job is never above its cap, and no task that waits for a slot is forgotten."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from interlock.adapters.queue import Received
-from interlock.kernel.tasks import run_task_id
+from interlock.tasks.completion import run_task_id
+from interlock.tasks.queue import Received
 from tests.interleavings.arena import PAST_THE_BACKOFF, PAST_THE_LEASE, Arena
 from tests.interleavings.operations import (
     Lease,
@@ -31,7 +31,7 @@ HANDING_OVER = ("complete.committed", "wake.before_commit")
 
 
 async def one_runs_others_wait(arena: Arena, others: int, scaling: dict[str, Any]) -> tuple[Lease, list[UUID]]:
-    """A holder of the only slot, and the tasks parked behind it, oldest first."""
+    """Returns the holder of the only slot, and the tasks parked behind it, oldest first."""
     leases = await arena.claimed(name="capped", scaling=scaling)
     waiting = [await one_more_waits(arena, scaling) for _ in range(others)]
     assert await arena.value("select count(*) from interlock.tasks where parked") == others
@@ -46,7 +46,7 @@ async def one_more_waits(arena: Arena, scaling: dict[str, Any]) -> UUID:
 
 
 async def claim_all(arena: Arena) -> None:
-    """What workers do with the messages that are there."""
+    """Claims with all visible messages, as workers would."""
     for message in await arena.messages():
         await claim_by(arena, message)
 
@@ -60,7 +60,7 @@ async def claim_by(arena: Arena, message: Received) -> None:
 
 
 async def drained(arena: Arena) -> bool:
-    """Whether wake-ups alone, without the reconciler, bring every task to its end; under the cap all the way."""
+    """Returns True if wake-ups alone, without the reconciler, end every task without exceeding the cap."""
     arena.clock.advance(PAST_THE_BACKOFF)
     await arena.do(one_pass("retries"))
     running = "select task_id, attempt, lease_token, run_id from interlock.tasks where status = 'Running'"
@@ -83,7 +83,7 @@ async def test_completion_and_claim_of_a_waiting_task_in_every_order_hand_the_sl
     holder, (next_one, _) = await one_runs_others_wait(arena, 2, scaling)
     played = await arena.play(order, complete=complete(holder), claim=claim(next_one))
     assert played["complete"].status == "Completed"
-    # The slot is free from the moment the completion has committed: its second move.
+    # The slot is free once the completion has committed: its second move.
     committed = [place for place, name in enumerate(order.moves) if name == "complete"][1]
     began = order.moves.index("claim")
     assert played["claim"].status == ("Claimed" if began > committed else "NotClaimed")
@@ -115,7 +115,7 @@ async def test_release_and_claim_of_a_waiting_task_in_every_order_hand_the_slot_
 
 
 @in_every_order(alike=("one", "other"), one=HANDING_OVER, other=HANDING_OVER)
-async def test_two_completions_in_every_order_give_both_their_slots_to_who_waits(arena: Arena, order: Order) -> None:
+async def test_two_completions_in_every_order_hand_over_both_slots(arena: Arena, order: Order) -> None:
     leases = await arena.claimed(5, scaling={"max_concurrency": 2})
     assert len(leases) == 2
     played = await arena.play(order, one=complete(leases[0]), other=complete(leases[1]))
@@ -126,9 +126,7 @@ async def test_two_completions_in_every_order_give_both_their_slots_to_who_waits
 
 
 @in_every_order(alike=("one", "other"), one="claim.before_commit", other="claim.before_commit")
-async def test_two_claims_for_one_slot_in_every_order_have_one_winner_and_the_other_waits_for_a_slot(
-    arena: Arena, order: Order
-) -> None:
+async def test_two_claims_for_one_slot_in_every_order_park_the_loser(arena: Arena, order: Order) -> None:
     run_id = (await arena.submitted(2, scaling=ONE_AT_A_TIME)).run_id
     tasks = {"one": run_task_id(run_id, 0), "other": run_task_id(run_id, 1)}
     played = await arena.play(order, one=claim(tasks["one"]), other=claim(tasks["other"]))
@@ -143,7 +141,7 @@ async def test_two_claims_for_one_slot_in_every_order_have_one_winner_and_the_ot
 async def test_claim_of_a_capped_task_waits_for_a_row_lock_and_loses_no_wake_up(
     arena: Arena, order: Order, scaling: dict[str, Any]
 ) -> None:
-    """The router locks queued tasks that take a newer change in with them; so does the sweep of files."""
+    """The router locks queued tasks that take in a newer change; so does the sweep of files."""
     task_id = run_task_id((await arena.submitted(scaling=scaling)).run_id, 0)
     (message,) = await arena.messages()
     lock = hold("select 1 from interlock.tasks where task_id = $1 for no key update", task_id)
@@ -162,9 +160,7 @@ async def test_two_claims_of_one_task_of_a_capped_job_in_every_order_take_one_sl
 
 
 @in_every_order(complete=COMPLETING, cancel="cancel.before_commit")
-async def test_completion_and_cancel_of_the_next_in_line_in_every_order_wake_the_one_behind_it(
-    arena: Arena, order: Order
-) -> None:
+async def test_completion_and_cancel_of_next_task_wake_the_one_after_it(arena: Arena, order: Order) -> None:
     holder, (next_one, _) = await one_runs_others_wait(arena, 2, ONE_AT_A_TIME)
     played = await arena.play(order, complete=complete(holder), cancel=cancel(next_one))
     assert (played["complete"].status, played["cancel"].status) == ("Completed", "Canceled")
@@ -172,9 +168,7 @@ async def test_completion_and_cancel_of_the_next_in_line_in_every_order_wake_the
 
 
 @in_every_order(reap="reap.before_commit", cancel="cancel.before_commit")
-async def test_reaper_and_cancel_of_the_next_in_line_in_every_order_wake_the_one_behind_it(
-    arena: Arena, order: Order
-) -> None:
+async def test_reaper_and_cancel_of_next_task_wake_the_one_after_it(arena: Arena, order: Order) -> None:
     _, (next_one, _) = await one_runs_others_wait(arena, 2, ONE_AT_A_TIME)
     arena.clock.advance(PAST_THE_LEASE)
     played = await arena.play(order, reap=one_pass("reaper"), cancel=cancel(next_one))
@@ -183,14 +177,12 @@ async def test_reaper_and_cancel_of_the_next_in_line_in_every_order_wake_the_one
 
 
 @in_every_order(complete=COMPLETING, late="complete.before_commit")
-async def test_completion_and_late_report_of_the_next_in_line_in_every_order_wake_the_one_behind_it(
-    arena: Arena, order: Order
-) -> None:
+async def test_completion_and_late_report_of_next_task_wake_the_one_after_it(arena: Arena, order: Order) -> None:
     late, (second,) = await one_runs_others_wait(arena, 1, ONE_AT_A_TIME)
     arena.clock.advance(PAST_THE_LEASE)
     await arena.do(one_pass("reaper"))
     holder = await arena.claim(second)
-    # The written-off task is queued again and parked: the next in line, though its last holder may still report.
+    # The reaped task is queued again and parked: it is next, although its last holder may still report.
     arena.clock.advance(PAST_THE_BACKOFF)
     await arena.do(one_pass("retries"))
     await claim_all(arena)
@@ -209,9 +201,7 @@ async def test_completion_and_reconciler_in_every_order_hand_the_slot_over(arena
 
 
 @while_one_breaks(complete="wake.before_commit", claim="claim.before_commit")
-async def test_when_a_hand_over_breaks_a_claim_gets_the_slot_and_when_a_claim_breaks_it_is_handed_over(
-    arena: Arena, order: Order
-) -> None:
+async def test_when_hand_over_or_claim_fails_the_other_takes_the_slot(arena: Arena, order: Order) -> None:
     holder, (next_one,) = await one_runs_others_wait(arena, 1, ONE_AT_A_TIME)
     played = await arena.play(order, complete=complete(holder), claim=claim(next_one))
     survivor = "claim" if order.breaking == "complete" else "complete"

@@ -1,4 +1,4 @@
-"""Submitting the same thing twice at once: by Idempotency-Key, by dedupe key, by the name of a job."""
+"""Concurrent duplicate submissions: by Idempotency-Key, by dedupe key, by the name of a job."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ async def test_two_bodies_with_one_key_in_every_order_the_first_is_accepted(aren
 
 
 @while_one_breaks(one="submit.before_commit", other="submit.before_commit")
-async def test_when_a_submission_breaks_the_one_with_the_same_key_is_accepted_as_new(
-    arena: Arena, order: Order
-) -> None:
+async def test_when_a_submission_fails_its_idempotency_key_stays_free(arena: Arena, order: Order) -> None:
     same = submit([1, 2], key="k")
     played = await arena.play(order, one=same, other=same)
     assert played.waits == order.meeting()
@@ -73,7 +71,7 @@ async def test_two_submissions_with_one_dedupe_key_in_every_order_make_its_task_
 
 
 @while_one_breaks(one="submit.before_commit", other="submit.before_commit")
-async def test_when_a_submission_breaks_its_dedupe_keys_are_free(arena: Arena, order: Order) -> None:
+async def test_when_a_submission_fails_its_dedupe_keys_stay_free(arena: Arena, order: Order) -> None:
     await arena.do(submit(items("known"), **DEDUPED))
     same = submit(items("a", "b"), **DEDUPED)
     played = await arena.play(order, one=same, other=same)
@@ -91,7 +89,7 @@ async def test_two_first_submissions_to_a_name_in_every_order_make_one_job(arena
 
 
 @in_every_order(alike=("one", "other"), one="submit.before_commit", other="submit.before_commit")
-async def test_two_definitions_for_a_new_name_in_every_order_the_first_stands(arena: Arena, order: Order) -> None:
+async def test_two_definitions_for_a_new_name_in_every_order_the_first_wins(arena: Arena, order: Order) -> None:
     played = await arena.play(
         order,
         one=submit([1], name="n", operator=OPERATORS["one"]),
@@ -104,7 +102,7 @@ async def test_two_definitions_for_a_new_name_in_every_order_the_first_stands(ar
 
 
 @in_every_order(alike=("one", "other"), one="submit.before_commit", other="submit.before_commit")
-async def test_two_updates_of_a_job_in_every_order_the_last_stands_and_both_run(arena: Arena, order: Order) -> None:
+async def test_two_updates_of_a_job_in_every_order_the_last_wins_and_both_run(arena: Arena, order: Order) -> None:
     await arena.do(submit([0], name="n", operator="sleep"))
     played = await arena.play(
         order,

@@ -1,4 +1,4 @@
-"""Rules of claiming: one task, a list, a range or several, with the message that named them or without."""
+"""Rules for claims: one task, a list, one or several ranges, with the message that named them or without."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Claiming(Driven):
         self.claim_ids(at, ids + [UNKNOWN] * unknown, grouped=grouped, crash=crash)
 
     def some_holds(self, numbers: Sequence[int], age: str) -> list[Hold]:
-        """Of what workers hold; if nobody holds anything, somebody claims first. Empty when nothing can be claimed."""
+        """Chooses among the claims that workers hold, or claims first. Empty if nothing can be claimed."""
         if not self.live_holds() and (age == "live" or not self.holds):
             task = self.some_task(numbers[0], status="Queued")
             self.claim_ids(0, [task.task_id], one=True)
@@ -61,8 +61,8 @@ class Claiming(Driven):
             return self.look("claim, lost")
         taken, reasons = self.model.claim(ids, self._worker(at), reach=_PLATFORM if limited else None)
         if reply is not None:
-            said = {claim.task_id: claim.reason for claim in reply.claims if claim.status == "NotClaimed"}
-            assert said == reasons, f"{said}, not {reasons}"
+            actual = {claim.task_id: claim.reason for claim in reply.claims if claim.status == "NotClaimed"}
+            assert actual == reasons, f"{actual}, not {reasons}"
         self._take_over(reply, taken)
         return self.look(f"claim {taken}, not {list(reasons.values())}; {crash if reply is None else ''}")
 
@@ -71,16 +71,16 @@ class Claiming(Driven):
         numbers=several,
         first=st.integers(0, 3),
         size=st.integers(1, 6),
-        most=st.integers(1, 7),
+        limit=st.integers(1, 7),
         crash=crashes,
     )
-    def claim_ranges(self, at: int, numbers: list[int], first: int, size: int, most: int, crash: str | None) -> None:
-        """One range, or the start of it; or the same range of several runs, whole."""
+    def claim_ranges(self, at: int, numbers: list[int], first: int, size: int, limit: int, crash: str | None) -> None:
+        """Claims one range or the start of it, or the same range of several runs."""
         runs = list(dict.fromkeys(self.some_run(n) for n in numbers))
         if len(runs) > 1:
             self._claim_whole_ranges(at, runs, first, first + size - 1, crash)
         else:
-            self.claim_range(at, runs[0], first, first + size - 1, most, crash=crash)
+            self.claim_range(at, runs[0], first, first + size - 1, limit, crash=crash)
 
     def claim_range(
         self,
@@ -88,26 +88,26 @@ class Claiming(Driven):
         run: Run,
         first: int,
         last: int,
-        most: int,
+        limit: int,
         *,
         crash: str | None = None,
         letter: Letter | None = None,
     ) -> None:
-        what = {"run_id": run.run_id, "start": first, "end": last, "limit": most}
+        what = {"run_id": run.run_id, "start": first, "end": last, "limit": limit}
         current = letter is not None and self.is_current(letter)
-        committed, reply = self._claim(at, what, grouped=most % 2 == 0, crash=crash, letter=letter)
+        committed, reply = self._claim(at, what, grouped=limit % 2 == 0, crash=crash, letter=letter)
         if not committed:
             return self.look("claim of a range, lost")
         wanted = [t.task_id for t in run.tasks_in(self.model.tasks) if first <= (t.index or 0) <= last]
         size = last - first + 1
-        taken, _ = self.model.claim(wanted, self._worker(at), most=most if most < size else None)
+        taken, _ = self.model.claim(wanted, self._worker(at), limit=limit if limit < size else None)
         self._take_over(reply, taken)
         if letter is not None and reply is not None:
-            rest = last - max(t.index or 0 for t in taken) if taken and most < size and len(taken) == most else 0
+            rest = last - max(t.index or 0 for t in taken) if taken and limit < size and len(taken) == limit else 0
             assert reply.remaining == rest
             if current:
                 self._settled(letter, last - rest + 1 if rest else None)
-        return self.look(f"claim {first}-{last} of a run, {most} at most: {taken}; {crash if reply is None else ''}")
+        return self.look(f"claim {first}-{last} of a run, {limit} at most: {taken}; {crash if reply is None else ''}")
 
     def _claim_whole_ranges(self, at: int, runs: list[Run], first: int, last: int, crash: str | None) -> None:
         spans = [ClaimRange(run.run_id, first, last) for run in runs]
@@ -133,13 +133,13 @@ class Claiming(Driven):
         crash: str | None = None,
         letter: Letter | None = None,
     ) -> tuple[bool, ClaimBatchReply | None]:
-        """Whether it committed, and what was answered: when the dispatcher died in between, nobody knows who holds."""
+        """Returns whether the claim committed, and the reply: None if the dispatcher died in between."""
         self.clock.advance(0.001)
         message = letter.as_receipt() if letter else None
         request = ClaimRequest(worker_id=self._worker(at), grouped=grouped, tokens=not grouped, message=message, **what)
         who = PLATFORM_WORKER if limited else ANY_WORKER
         try:
-            return True, self.call(at, lambda kernel: kernel.claims.claim(request, who), crash=crash)
+            return True, self.call(at, lambda kernel: kernel.tasks.claims.claim(request, who), crash=crash)
         except Crashed:
             return crash != "claim.before_commit", None
 
@@ -155,8 +155,10 @@ class Claiming(Driven):
         assert by_task.keys() == {task.task_id for task in taken}, f"claimed {by_task.keys()}, not {taken}"
         for task in taken:
             hold = by_task[task.task_id]
-            said = hold.attempt, expiry[task.task_id]
-            assert said == (task.attempt, task.lease_expires_at), f"{task}: a lease {said}, not {task.lease_expires_at}"
+            actual = hold.attempt, expiry[task.task_id]
+            assert actual == (task.attempt, task.lease_expires_at), (
+                f"{task}: a lease {actual}, not {task.lease_expires_at}"
+            )
             task.lease_token = hold.lease_token
             self.holds.append(hold)
 
@@ -173,10 +175,10 @@ class Claiming(Driven):
         assert jwt.get_unverified_header(token)["kid"] == active["kid"]
 
     def is_current(self, letter: Letter) -> bool:
-        """No later delivery, and no settling, has made its receipt worthless."""
+        """True if neither a later delivery nor an ack has invalidated its receipt."""
         return bool(self.world.select(_CURRENT, int(letter.message_id), letter.receipt))
 
     def _settled(self, letter: Letter, rest_from: int | None) -> None:
-        """The message of a claim is gone, or stands for what the worker had no room for."""
+        """Checks that the message of a claim is gone, or names the tasks that the worker had no room for."""
         rows = self.world.select(_START, int(letter.message_id))
         assert [row["start"] for row in rows] == ([] if rest_from is None else [rest_from])

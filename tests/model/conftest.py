@@ -1,4 +1,4 @@
-"""The world that the machine drives. Its modules' assertions explain themselves like those of a test."""
+"""The world that the state machine drives. Assertions in its modules are rewritten like those of a test."""
 
 from __future__ import annotations
 

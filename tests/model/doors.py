@@ -1,4 +1,4 @@
-"""Rules by which work comes in: jobs of a list of tasks, posts to known jobs, and tasks of no run."""
+"""Rules for new work: jobs with a list of tasks, submissions to existing jobs, and tasks without a run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from interlock.kernel.shards import SMALL_SHARD
-from interlock.kernel.submission import Submitted
-from interlock.kernel.tasks import enqueue, run_task_id
+from interlock.apps.app import App
+from interlock.jobs.submission import Submitted
+from interlock.tasks.completion import enqueue, run_task_id
+from interlock.tasks.shards import SMALL_SHARD
 from interlock.wire import JobAccepted, JobRequest
-from interlock.wiring import Kernel
 from tests.model.driving import Driven, Refused, chosen, dispatchers, often, picks, seldom
 from tests.model.parts import Definition, Job, Task
 from tests.model.world import Crashed
-from tests.shards import into_shard
+from tests.support.shards import into_shard
 
 _IDEMPOTENCY = timedelta(hours=24)
 
@@ -36,7 +36,7 @@ definitions = st.builds(
     per_key=st.sampled_from([None, None, None, 1, 2]),
     outputs=st.booleans(),
 )
-# A dispatcher runs its own tasks beside each other: with a cap, who gets the slot would be a matter of luck.
+# A dispatcher runs its own tasks concurrently: with a cap, it would be random which of them gets the slot.
 inline_definitions = st.builds(
     Definition,
     runtime=st.just("dispatcher"),
@@ -51,7 +51,7 @@ keys = st.sampled_from([None, None, "first", "second"])
 
 @dataclass(frozen=True)
 class Post:
-    """A request, kept so that it can be sent again as it was."""
+    """A request, kept so that it can be repeated unchanged."""
 
     definition: Definition | None
     name: str | None
@@ -62,8 +62,10 @@ class Post:
 
     @property
     def sharded(self) -> bool:
-        """By its items, not by choice: what is sent again is the same. Where a job has no cap, that is: which of its
-        tasks in several shards gets a slot would be a matter of luck."""
+        """Decided by the items, so that a repeated request gives the same. Only for jobs without a cap.
+
+        For a capped job it would be random which task of several shards gets a slot.
+        """
         free = self.definition is not None and self.definition.max_concurrency is self.definition.per_key is None
         return free and self.name is None and not self.deduped and len(self.items) % 2 == 1
 
@@ -131,20 +133,20 @@ class Doors(Driven):
         deduped: bool,
         key: str | None,
     ) -> None:
-        """To a job by its name; without one, an earlier request as it was."""
+        """Submits to a job by its name; without a name, repeats an earlier request."""
         again = chosen(self.posts, pick)
         self.send(at, again if name is None else Post(None, name, tuple(listed), deduped, update=False, key=key))
 
     @rule(at=dispatchers, pick=picks, host=st.sampled_from(["a", "b"]))
     def make_a_task_of_no_run(self, at: int, pick: int, host: str) -> None:
-        """What an event will do: no door makes such tasks yet, but every statement of the kernel knows them."""
+        """Inserts a task as an event does: every statement of the kernel handles such tasks."""
         task = self._task(self.some_job(pick), UUID(int=1000 + self.made), None, (host, "event"), deduped=False)
         self.call(at, lambda kernel: self._insert(kernel, task))
         self.model.tasks.append(task)
         self.look(f"{task} of no run, {task.job}")
 
-    async def _insert(self, kernel: Kernel, task: Task) -> None:
-        async with kernel.database.transaction() as connection:
+    async def _insert(self, kernel: App, task: Task) -> None:
+        async with kernel.stores.database.transaction() as connection:
             ids = SMALL_SHARD, task.task_id, self.world.org_id, task.job.job_id
             await connection.execute(
                 "insert into interlock.tasks"
@@ -161,22 +163,22 @@ class Doors(Driven):
     def replenish(self) -> None:
         self.send(0, Post(Definition(), None, (("a", "x"), ("b", "y")), deduped=False, update=False, key=None))
 
-    # The parts of a post
+    # Parts of a submission
 
     def send(self, at: int, post: Post, *, crash: bool = False) -> None:
         self.clock.advance(0.001)
         request = msgspec.json.decode(post.body, type=JobRequest)
         place = ("submit.before_commit", "submit.committed")[len(post.items) % 2] if crash else None
 
-        def work(kernel: Kernel) -> Any:
-            return kernel.submissions.submit(request, self.world.org_id, idempotency_key=post.key, body=post.body)
+        def work(kernel: App) -> Any:
+            return kernel.jobs.submissions.submit(request, self.world.org_id, idempotency_key=post.key, body=post.body)
 
         try:
             answer = self.ask(at, work, crash=place)
         except Crashed:
             answer = None
             if place == "submit.committed":
-                # Accepted, and nobody was told: found by asking again, as a client without an answer must.
+                # Accepted, but the reply was lost: found by repeating the request, as a client without a reply must.
                 answer = self._asked_again(at, post, work)
         if isinstance(answer, Submitted):
             self.posts.append(post)
@@ -226,8 +228,8 @@ class Doors(Driven):
     def _accept(self, post: Post, accepted: JobAccepted) -> None:
         job = self.model.job_named(post.name)
         fresh = self.model.fresh_items(job, [key if post.deduped else None for _, key in post.items])
-        said, expected = (accepted.total, accepted.deduplicated), (len(fresh), len(post.items) - len(fresh))
-        assert said == expected, f"tasks made and deduplicated: {said}, not {expected}"
+        actual, expected = (accepted.total, accepted.deduplicated), (len(fresh), len(post.items) - len(fresh))
+        assert actual == expected, f"tasks made and deduplicated: {actual}, not {expected}"
         if post.definition is not None:
             job = self.model.define(accepted.job_id, post.name, post.definition)
         assert job is not None
@@ -259,8 +261,11 @@ class Doors(Driven):
         )
 
     def _in_the_same_runtime(self, name: str | None, definition: Definition) -> Definition:
-        """An update moves no job to another queue: its messages would stay behind. Nor does it shorten leases: an alarm
-        that is set already rings at the old time."""
+        """Keeps runtime and lease of an existing job.
+
+        An update must not move a job to another queue, because its messages would stay behind. Nor may it shorten
+        leases, because an existing alarm keeps its time.
+        """
         job = self.model.job_named(name)
         if job is None:
             return definition
@@ -270,6 +275,6 @@ class Doors(Driven):
         return replace(definition, runtime=kept.runtime, operator=kept.operator, lease=kept.lease, timeout=kept.timeout)
 
 
-async def _into_shard(kernel: Kernel, run_id: UUID) -> None:
-    async with kernel.database.transaction() as connection:
+async def _into_shard(kernel: App, run_id: UUID) -> None:
+    async with kernel.stores.database.transaction() as connection:
         await into_shard(connection, run_id)

@@ -1,4 +1,4 @@
-"""What all rules share: the world, the model beside it, what workers hold, and a look at the tables after each call."""
+"""Shared parts of all rules: the world, the model, the claims that workers hold, and a check after each call."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
+from interlock.apps.app import App
 from interlock.errors import InterlockError
 from interlock.wire import Receipt
-from interlock.wiring import Kernel
 from tests.model.model import Model
 from tests.model.parts import Hold, Job, Run, Task
 from tests.model.rows import Watch
@@ -23,14 +23,14 @@ from tests.model.world import World, crashing
 T = TypeVar("T")
 
 dispatchers = st.integers(0, 1)
-"""Which of the two takes the call."""
+"""The dispatcher that takes the call."""
 picks = st.integers(0, 999)
-"""Which of those there are: by number, so that a shorter example still means something."""
+"""Selects an existing object by number, so that a shortened example remains valid."""
 several = st.lists(picks, min_size=1, max_size=4)
 seldom = st.sampled_from([False, False, False, False, False, True])
 often = st.sampled_from([True, True, True, False])
 ages = st.sampled_from(["live", "live", "live", "late", "late", "any"])
-"""Of what a worker holds: valid, reaped a moment ago, or whatever it ever held."""
+"""The age of a claim: valid, just reaped, or any that was ever held."""
 
 
 class Wakeup(msgspec.Struct):
@@ -44,7 +44,7 @@ class Wakeup(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Letter:
-    """A message as it was delivered once."""
+    """A message as delivered once."""
 
     queue: str
     message_id: str
@@ -70,31 +70,29 @@ class Driven(RuleBasedStateMachine):
         self.model = Model(world.clock)
         self.watch = Watch(world, self.model, {})
         self.holds: list[Hold] = []
-        """Every claim ever answered: most of them are stale after a while, and are used all the same."""
+        """Every claim ever returned: most become stale, and are used anyway."""
         self.letters: list[Letter] = []
         self.lost: set[UUID] = set()
         self.hurry = False
-        """Calls that leave nothing to adopt need no look of their own when many of them follow each other."""
+        """Skips the check after each of many similar calls, if they leave nothing to adopt."""
         self.made = 0
-        """Tasks so far, whatever became of them."""
+        """Number of tasks created so far."""
 
     # Calls
 
-    def call(self, at: int, work: Callable[[Kernel], Coroutine[Any, Any, T]], *, crash: str | None = None) -> T:
+    def call(self, at: int, work: Callable[[App], Coroutine[Any, Any, T]], *, crash: str | None = None) -> T:
         with crashing(crash):
             return self.world.do(work(self.world.dispatchers[at]))
 
-    def ask(
-        self, at: int, work: Callable[[Kernel], Coroutine[Any, Any, T]], *, crash: str | None = None
-    ) -> T | Refused:
-        """The answer, or the refusal, as a caller over HTTP would see it."""
+    def ask(self, at: int, work: Callable[[App], Coroutine[Any, Any, T]], *, crash: str | None = None) -> T | Refused:
+        """Returns the reply or the refusal, as an HTTP client would see it."""
         try:
             return self.call(at, work, crash=crash)
         except InterlockError as error:
             return Refused(error.code, error.extra.get("stale"))
 
-    def look(self, said: str) -> None:
-        note(f"  {said}")
+    def look(self, text: str) -> None:
+        note(f"  {text}")
         if self.hurry:
             return
         self.watch.look(lost=self.lost)
@@ -106,11 +104,11 @@ class Driven(RuleBasedStateMachine):
     # Choices
 
     def replenish(self) -> None:
-        """More work, when retention has taken all there was."""
+        """Creates more work when retention has deleted everything."""
         raise NotImplementedError
 
     def some_task(self, pick: int, *, status: str | None = None) -> Task:
-        """Of this status, if there is one."""
+        """Prefers a task with this status."""
         if not self.model.tasks:
             self.replenish()
         return chosen([task for task in self.model.tasks if task.status == status] or self.model.tasks, pick)
@@ -129,7 +127,7 @@ class Driven(RuleBasedStateMachine):
         return [hold for hold in self.holds if (task := self.model.find(hold.task_id)) and task.held_by(hold)]
 
     def late_holds(self) -> list[Hold]:
-        """The reaper was here; the worker does not know it."""
+        """Returns claims that the reaper has ended without the worker's knowledge."""
         return [
             hold
             for hold in self.holds

@@ -1,7 +1,7 @@
-"""Kernels with a fault, to see that the machine finds it.
+"""Kernels with a planted fault, to verify that the state machine finds it.
 
-Most are planted in the database, where a trigger undoes or bends a part of what a statement writes: they stay the same
-faults whatever the statements look like.
+Most faults are in the database, where a trigger suppresses or changes a part of what a statement writes: they remain
+the same faults however the statements are written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from interlock.kernel.tasks import Tasks
+from interlock.tasks.completion import Attempts
 from interlock.wire import Completion
 from tests.model.world import World
 
@@ -24,11 +24,11 @@ Plant = Callable[[World, pytest.MonkeyPatch], None]
 class Fault:
     plant: Plant
     shows: str
-    """In what the machine says about it."""
+    """Expected in the message of the state machine."""
 
 
 def _bent(event: str, table: str, condition: str, body: str = "return null;") -> Plant:
-    """By default the row is just not written."""
+    """Plants a trigger. By default it suppresses the row."""
 
     def plant(world: World, _patch: pytest.MonkeyPatch) -> None:
         world.execute(
@@ -45,8 +45,8 @@ def _without_index(world: World, _patch: pytest.MonkeyPatch) -> None:
 
 
 def _without_fence(world: World, patch: pytest.MonkeyPatch) -> None:
-    """Every report is taken for one of the current holder."""
-    complete, complete_one = Tasks.complete, Tasks.complete_one
+    """Treats every report as one of the current holder."""
+    complete, complete_one = Attempts.complete, Attempts.complete_one
 
     async def forged(items: Sequence[Completion]) -> list[Completion]:
         rows = await world.select_async(
@@ -55,14 +55,14 @@ def _without_fence(world: World, patch: pytest.MonkeyPatch) -> None:
         current = {row["task_id"]: {"attempt": row["attempt"], "lease_token": row["lease_token"]} for row in rows}
         return [msgspec.structs.replace(item, **current.get(item.task_id, {})) for item in items]
 
-    async def several(tasks: Tasks, items: Sequence[Completion], *groups: Any) -> Any:
+    async def several(tasks: Attempts, items: Sequence[Completion], *groups: Any) -> Any:
         return await complete(tasks, await forged(items), *groups)
 
-    async def one(tasks: Tasks, item: Completion, *state: Any) -> Any:
+    async def one(tasks: Attempts, item: Completion, *state: Any) -> Any:
         return await complete_one(tasks, (await forged([item]))[0], *state)
 
-    patch.setattr(Tasks, "complete", several)
-    patch.setattr(Tasks, "complete_one", one)
+    patch.setattr(Attempts, "complete", several)
+    patch.setattr(Attempts, "complete_one", one)
 
 
 _KEPT = "if exists (select 1 from interlock.tasks where task_id = old.task_id) then return null; end if; return old;"

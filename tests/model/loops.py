@@ -1,4 +1,4 @@
-"""Rules of what happens by itself: time passes, the background loops of either dispatcher run, keys are rotated."""
+"""Rules for background activity: time passes, the loops of either dispatcher run, keys are rotated."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _LOOPS = {
     "reconciler": ("reconcile.before_commit",),
     "retention": ("retention.before_commit",),
 }
-"""With the places where a pass may die."""
+"""Each loop with the failpoints at which a pass may die."""
 
 _SPANS = {"a second": 1, "ten seconds": 10, "a minute": 61, "an hour": 3600, "three days": 3 * 86_400}
 _MOMENTS = ("to the next expiry", "past the leases", "past the timeouts", "to the next retry")
 
 _GRACE = timedelta(seconds=60)
-"""The reconciler leaves younger tasks alone."""
+"""The reconciler skips younger tasks."""
 
 _OWED = (
     "select kind, coalesce((body ->> 'task_id')::uuid,"
@@ -66,7 +66,7 @@ class Loops(Doors, Messages):
 
     @rule(at=dispatchers, then=st.sampled_from(["nothing", "retry", "retry"]))
     def workers_fall_silent(self, at: int, then: str) -> None:
-        """Every lease runs out and is reaped; perhaps the next attempt is queued before the worker speaks again."""
+        """Expires and reaps every lease; the next attempt may be queued before the worker reports."""
         self._until("past the leases")
         self.run_loop(at, "reaper")
         if then == "retry":
@@ -137,9 +137,9 @@ class Loops(Doors, Messages):
             done = self.call(at, lambda _: self.world.service(at, "relay").run_once(), crash=crash)
             assert done == len(owed)
         except Crashed:
-            # Still owed, whether it was sent or not: it is sent again later.
+            # The outbox row is still there, whether or not it was sent: it is sent again later.
             done = 0
-        self.call(at, lambda kernel: kernel.inline.drain(5))
+        self.call(at, lambda kernel: kernel.tasks.inline.drain(5))
         for task in invoked:
             if task is not None and crash != "relay.taken":
                 self.model.run_inline(task)
@@ -177,20 +177,20 @@ class Loops(Doors, Messages):
             self._rotate(at)
 
     def _rotate(self, at: int) -> None:
-        new = self.call(at, lambda kernel: kernel.keyring.rotate())
+        new = self.call(at, lambda kernel: kernel.access.keyring.rotate())
         good = self.world.select(
             "select kid from interlock.signing_keys where retired_at is null or verify_until > $1", self.model.now
         )
         for dispatcher in (0, 1):
-            shown = {key["kid"] for key in self.call(dispatcher, lambda kernel: kernel.keyring.jwks())}
+            shown = {key["kid"] for key in self.call(dispatcher, lambda kernel: kernel.access.keyring.jwks())}
             assert shown == {row["kid"] for row in good}
             assert new.kid in shown
 
     def _verify(self, at: int, pick: int) -> None:
-        """A rotation leaves tokens good until they expire; then they are no good to anybody."""
+        """Checks that tokens stay valid after a rotation until they expire, and not longer."""
         hold = chosen([hold for hold in self.holds if hold.token], pick)
         token = hold.token or ""
-        answer = self.ask(at, lambda kernel: kernel.tokens.verify(token))
+        answer = self.ask(at, lambda kernel: kernel.access.tokens.verify(token))
         expires = jwt.decode(token, options={"verify_signature": False})["exp"]
         if expires <= self.model.now.timestamp():
             assert answer in (Refused("token_expired"), Refused("bad_token"))

@@ -1,4 +1,4 @@
-"""All rules in one machine, and its end: whatever state an example leaves, everything it began comes to an end."""
+"""The state machine with all rules, and its end: from any state, all started work ends."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from tests.model.users import Users
 from tests.model.workers import COMPLETED
 
 _ROUNDS = 10
-"""More than any example needs: a task may fail a few times by itself, where a dispatcher runs it."""
+"""More than any example needs: a task that a dispatcher runs may fail a few times."""
 
 
 class KernelMachine(Loops, Users):
-    @initialize(at=dispatchers, definition=definitions, listed=items, most=st.integers(0, 4))
-    def begin_with_work(self, at: int, definition: Definition, listed: list[tuple[str | None, str]], most: int) -> None:
-        """A first run, of which a worker holds a part."""
+    @initialize(at=dispatchers, definition=definitions, listed=items, limit=st.integers(0, 4))
+    def begin_with_work(
+        self, at: int, definition: Definition, listed: list[tuple[str | None, str]], limit: int
+    ) -> None:
+        """Starts a first run, of which a worker holds a part."""
         self.begin(at, definition, listed)
-        if most:
-            self.claim_range(at, self.model.runs[0], 0, len(listed), most)
+        if limit:
+            self.claim_range(at, self.model.runs[0], 0, len(listed), limit)
 
     def teardown(self) -> None:
-        # Not after a failure: that is what there is to see.
+        # Not after a failure, so that its state stays visible.
         if sys.exc_info()[0] is None:
             self.drive_to_the_end()
 
@@ -42,7 +44,7 @@ class KernelMachine(Loops, Users):
         self._nothing_is_left()
 
     def _round(self) -> None:
-        """Two minutes of a fleet at work: what waits is brought on, and whoever gets a task reports it."""
+        """Simulates two minutes of work: runs the loops, claims every task and reports it."""
         self.clock.advance(100)
         self.revive_dead_messages(0)
         for name in ("reaper", "retries", "reconciler", "relay"):
@@ -51,11 +53,11 @@ class KernelMachine(Loops, Users):
             self.clock.advance(1)
 
     def _serve(self) -> bool:
-        """One worker: takes all there is, and reports all it holds."""
+        """Simulates one worker: claims all messages, and reports all its claims."""
         letters = self.receive_all(0, 30.0)
         self.hurry = True
         for letter in letters:
-            self.claim_letter(0, letter, most=100)
+            self.claim_letter(0, letter, limit=100)
         self.hurry = False
         if holds := self.live_holds():
             self.complete(0, [COMPLETED.of(hold) for hold in holds])

@@ -1,4 +1,4 @@
-"""Rules of the queue: wake-ups that are received, claimed with, settled, delivered again, left to die, lost."""
+"""Rules for the queue: wake-ups that are received, claimed, acked, redelivered, dead-lettered or lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from interlock.adapters.queue import Handle, Queue
+from interlock.tasks.queue import Handle, Queue
 from interlock.wire import ClaimBatchReply
 from tests.model.claiming import crashes
 from tests.model.driving import Letter, Wakeup, chosen, dispatchers, picks, seldom
@@ -40,7 +40,9 @@ class Messages(Workers):
         try:
             received = self.call(
                 at,
-                lambda kernel: kernel.queue.receive(_QUEUE, wait_seconds=0, most=_ALL, visibility_seconds=visibility),
+                lambda kernel: kernel.tasks.queue.receive(
+                    _QUEUE, wait_seconds=0, limit=_ALL, visibility_seconds=visibility
+                ),
                 crash=crash,
             )
         except Crashed:
@@ -53,26 +55,26 @@ class Messages(Workers):
         self.look(f"receive {[self._tasks_of(letter.wakeup) for letter in letters]}")
         return letters
 
-    @rule(at=dispatchers, pick=picks, most=st.integers(1, 4), newest=st.booleans(), crash=crashes)
-    def claim_what_a_message_names(self, at: int, pick: int, most: int, newest: bool, crash: str | None) -> None:
-        """With the receipt of its delivery, which a later delivery has made worthless."""
+    @rule(at=dispatchers, pick=picks, limit=st.integers(1, 4), newest=st.booleans(), crash=crashes)
+    def claim_what_a_message_names(self, at: int, pick: int, limit: int, newest: bool, crash: str | None) -> None:
+        """Claims with the receipt of a delivery, which a later delivery may have invalidated."""
         if not self.letters:
             self.receive_all(at, 30.0)
         if self.letters:
-            self.claim_letter(at, chosen(self.letters[-3:] if newest else self.letters, pick), most, crash=crash)
+            self.claim_letter(at, chosen(self.letters[-3:] if newest else self.letters, pick), limit, crash=crash)
 
-    def claim_letter(self, at: int, letter: Letter, most: int, *, crash: str | None = None) -> None:
+    def claim_letter(self, at: int, letter: Letter, limit: int, *, crash: str | None = None) -> None:
         wakeup = letter.wakeup
         run = next((run for run in self.model.runs if run.run_id == wakeup.run_id), None)
         if wakeup.task_id is not None:
             self.claim_ids(at, [wakeup.task_id], one=True, crash=crash, letter=letter)
         elif run is not None:
-            self.claim_range(at, run, wakeup.start, wakeup.end, most, crash=crash, letter=letter)
+            self.claim_range(at, run, wakeup.start, wakeup.end, limit, crash=crash, letter=letter)
         else:
             self._claim_nothing(at, letter)
 
     def _claim_nothing(self, at: int, letter: Letter) -> None:
-        """Retention took the run; the message of it that was left over goes, too."""
+        """Claims with a message whose run retention has deleted; the message is deleted too."""
         wakeup = letter.wakeup
         _, reply = self._claim(at, {"run_id": wakeup.run_id, "start": wakeup.start, "end": wakeup.end}, letter=letter)
         assert reply == ClaimBatchReply(claims=[])
@@ -91,11 +93,11 @@ class Messages(Workers):
     def _settle(self, at: int, letter: Letter, how: str, *, crash: str | None) -> None:
         current = self.is_current(letter)
         if current and how == "ack":
-            # A worker that acks without having claimed throws the wake-up away.
+            # A worker that acks without a claim loses the wake-up.
             self.lost |= {task.task_id for task in self._named_by(letter.message_id)}
         handles = [Handle(letter.message_id, letter.receipt)]
         try:
-            count = self.call(at, lambda kernel: _settling(kernel.queue, how, handles), crash=crash)
+            count = self.call(at, lambda kernel: _settling(kernel.tasks.queue, how, handles), crash=crash)
         except Crashed:
             return self.look(f"{how}, lost")
         assert count == current
@@ -114,7 +116,7 @@ class Messages(Workers):
         dead = self.world.select(
             "select 1 from interlock.queue_messages where queue = $1 and dead_at is not null", _QUEUE
         )
-        count = self.call(at, lambda kernel: kernel.queue.redrive(_QUEUE, _ALL))
+        count = self.call(at, lambda kernel: kernel.tasks.queue.redrive(_QUEUE, _ALL))
         assert count == len(dead)
         self.look(f"revive {count} dead messages")
 

@@ -1,7 +1,7 @@
-"""What the documents promise about tasks, as a small program in memory: no SQL, no rows, no concurrency.
+"""The documented behaviour of tasks as a small program in memory: no SQL, no rows, no concurrency.
 
-It says what every call must answer and what every row must hold afterwards. Where the kernel may choose, as between
-tasks that are alike, the model says what is allowed and takes over what was chosen.
+It predicts the reply of every call and the content of every row afterwards. Where the kernel may choose, for example
+among equal tasks, the model states what is allowed and adopts the choice.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ class Model:
     gone: list[Task] = field(default_factory=list)
     """Deleted by retention."""
     woken: dict[UUID, Counter[tuple[int, datetime]] | None] = field(default_factory=dict)
-    """Per job: how many parked tasks of which rank the last call had to wake; which of equals is the kernel's choice.
-    None: it woke several times, and some of those it had woken may have ended since."""
+    """By job: how many parked tasks of which rank the last call had to wake. The kernel chooses among equals.
+
+    None if it woke tasks several times, so that some of them may have ended since.
+    """
 
     @property
     def now(self) -> datetime:
@@ -45,7 +47,7 @@ class Model:
     # Create
 
     def define(self, job_id: UUID, name: str | None, definition: Definition) -> Job:
-        """A new job, or another definition for the one of this name."""
+        """Creates a job, or replaces the definition of the job with this name."""
         job = self.job_named(name)
         if job is None:
             job = Job(job_id, name, definition)
@@ -58,7 +60,7 @@ class Model:
         return job
 
     def fresh_items(self, job: Job | None, keys: Sequence[str | None]) -> list[int]:
-        """Indexes of a list that make a task: not those whose dedupe key the job has seen."""
+        """Returns the indexes of a list that make a task: those whose dedupe key the job has not seen."""
         seen = {task.dedupe_key for task in self.tasks if task.job is job and task.dedupe_key is not None}
         fresh = []
         for index, key in enumerate(keys):
@@ -81,22 +83,22 @@ class Model:
     # Claim
 
     def claim(
-        self, wanted: Sequence[UUID], worker: str, *, reach: Sequence[str] | None = None, most: int | None = None
+        self, wanted: Sequence[UUID], worker: str, *, reach: Sequence[str] | None = None, limit: int | None = None
     ) -> tuple[list[Task], dict[UUID, str]]:
-        """Who gets which of these tasks: the claimed ones, and why not of the others."""
+        """Claims tasks. Returns the claimed ones, and the reasons for the others."""
         known = [task for task_id in wanted if (task := self.find(task_id)) is not None]
         mine = [task for task in known if reach is None or task.job.definition.runtime in reach]
         queued = [task for task in mine if task.status == "Queued"]
         free = [task for task in queued if not task.job.capped]
-        taken = sorted(free, key=Task.place)[:most] + self._admitted([t for t in queued if t.job.capped], most)
+        taken = sorted(free, key=Task.place)[:limit] + self._admitted([t for t in queued if t.job.capped], limit)
         for task in taken:
             self._start(task, worker)
         reasons = dict.fromkeys(wanted, "NotFound")
         reasons |= {task.task_id: task.reason_not_to_claim() for task in mine if task not in taken}
         return taken, {task_id: why for task_id, why in reasons.items() if task_id not in {t.task_id for t in taken}}
 
-    def _admitted(self, queued: list[Task], most: int | None) -> list[Task]:
-        """As many as there are slots, oldest first; the rest is parked."""
+    def _admitted(self, queued: list[Task], limit: int | None) -> list[Task]:
+        """Admits as many as there are slots, oldest first, and parks the rest."""
         admitted: list[Task] = []
         for job in self.jobs:
             rivals = sorted((t for t in queued if t.job is job), key=lambda t: (t.queued_at, t.place()))
@@ -104,18 +106,18 @@ class Model:
             for task in rivals:
                 task.parked = task.parked if task in winners else True
             admitted += winners
-        return sorted(admitted, key=Task.place)[:most]
+        return sorted(admitted, key=Task.place)[:limit]
 
     def _within_caps(self, job: Job, rivals: list[Task]) -> list[Task]:
         held = [task for task in self.tasks if task.job is job and task.slot]
         by_key = Counter(task.slot_key for task in held)
-        per_key, most = job.definition.per_key, job.definition.max_concurrency
+        per_key, limit = job.definition.per_key, job.definition.max_concurrency
         within = []
         for task in rivals:
             by_key[task.slot_key] += 1
             if per_key is None or task.slot_key is None or by_key[task.slot_key] <= per_key:
                 within.append(task)
-        return within if most is None else within[: max(0, most - len(held))]
+        return within if limit is None else within[: max(0, limit - len(held))]
 
     def _start(self, task: Task, worker: str) -> None:
         policy = task.job.definition
@@ -127,7 +129,7 @@ class Model:
         task.lease_expires_at = self.now + policy.lease_for
         task.changed()
 
-    # What holders do
+    # Operations of holders
 
     def heartbeat(self, hold: Hold, progress: float | None) -> Verdict:
         task = self.find(hold.task_id)
@@ -163,7 +165,7 @@ class Model:
         return Verdict(task, task.status)
 
     def _explained(self, task: Task, report: Report) -> Verdict:
-        """A dead letter that stays one, with the error that its worker reports. No counter of its run changes."""
+        """Records the error of a task that stays a dead letter. No counter of its run changes."""
         task.late_reply, task.ended_at = False, self.now
         task.history[task.attempt, task.lease_token] = Past("Failed", report.error_class, self.now)
         return Verdict(task, "Failed")
@@ -171,8 +173,8 @@ class Model:
     def _repeated(self, task: Task | None, report: Report) -> Verdict | None:
         if task is None or task.late_reply:
             return None
-        said = "Canceled" if report.status == "Failed" and task.cancel_requested else report.status
-        same = task.status == said and task.attempt == report.hold.attempt
+        expected = "Canceled" if report.status == "Failed" and task.cancel_requested else report.status
+        same = task.status == expected and task.attempt == report.hold.attempt
         same = same and task.lease_token == report.hold.lease_token
         return Verdict(task, task.status, repeated=True) if same else None
 
@@ -197,7 +199,7 @@ class Model:
         return True
 
     def emit(self, hold: Hold, events: Iterable[str]) -> int | None:
-        """How many of them are new; None when the attempt does not hold the task."""
+        """Returns how many of the events are new; None if the attempt does not hold the task."""
         task = self.find(hold.task_id)
         if task is None or not task.held_by(hold):
             return None
@@ -206,7 +208,7 @@ class Model:
         return len(fresh)
 
     def publish(self, hold: Hold, batch: str) -> bool | None:
-        """Whether the batch is new; None when the attempt does not hold the task."""
+        """Returns True if the batch is new; None if the attempt does not hold the task."""
         task = self.find(hold.task_id)
         if task is None or not task.held_by(hold):
             return None
@@ -214,7 +216,7 @@ class Model:
         task.batches.add((hold.attempt, batch))
         return fresh
 
-    # How attempts end
+    # Ends of attempts
 
     def _fail(self, task: Task, outcome: str, error_class: str | None, *, fatal: bool = False) -> None:
         self._end(task, "Failed", outcome, error_class)
@@ -233,25 +235,25 @@ class Model:
         task.changed()
 
     def wake(self, jobs: Iterable[Job]) -> None:
-        """Slots were freed: give them to parked tasks, oldest first, normal before bulk."""
+        """Gives freed slots to parked tasks, oldest first, normal before bulk."""
         for job in jobs:
             waiting = sorted((task for task in self.of_job(job) if task.parked), key=Task.rank)
             chosen = self._within_caps(job, waiting)
             self.woken[job.job_id] = Counter(task.rank() for task in chosen)
 
     def with_slots(self) -> list[tuple[Task, bool]]:
-        """Tasks that have a slot; and those that have none yet, and may have been woken for one."""
+        """Returns tasks with a slot, and capped queued tasks, which may have been woken for one."""
         return [(task, task.slot) for task in self.tasks if task.slot or (task.job.capped and task.status == "Queued")]
 
     def wake_after(self, before: Iterable[tuple[Task, bool]]) -> None:
-        """Of the tasks that had slots before, or waited for one, some may not any more."""
+        """Wakes tasks for the slots that were freed since `before`."""
         freed = [task.job for task, slot in before if (not task.slot if slot else task.status != "Queued")]
         self.wake(job for job in self.jobs if job in freed)
 
-    # What users do
+    # Operations of users
 
     def cancel(self, tasks: Iterable[Task], *, at_once: bool = True) -> int:
-        """`at_once` unless it goes run by run: then the wake-ups of one meet the cancels of the next."""
+        """Cancels tasks. `at_once` is False for a cancel run by run: wake-ups of one run meet cancels of the next."""
         hit = [task for task in tasks if task.cancelable]
         for task in hit:
             task.cancel_requested = True
@@ -260,7 +262,7 @@ class Model:
             if task.status != "Running":
                 task.status, task.ended_at = "Canceled", self.now
                 task.changed()
-        # A freed slot may have woken one of these: whoever waits behind it is woken instead.
+        # A freed slot may have woken one of these: the task behind it is woken instead.
         ended = [task.job for task in hit if task.status == "Canceled" and task.job.capped]
         self.wake(job for job in self.jobs if job in ended)
         if not at_once:
@@ -274,11 +276,11 @@ class Model:
         return self.cancel(run.tasks_in(self.tasks))
 
     def request_run_cancel(self, run: Run) -> None:
-        """Whoever asked died before the first task was reached: the loop has it all to do."""
+        """Records the request of a caller that died before the first task: the loop does all of it."""
         run.cancel_requested, run.cancel_walked = True, False
 
     def redrive(self, tasks: Iterable[Task]) -> int:
-        """Failed tasks run again: a waiting one at once, a dead letter with a fresh set of attempts."""
+        """Queues failed tasks: a waiting one immediately, a dead letter with a fresh set of attempts."""
         hit = [task for task in tasks if task.status == "Failed"]
         for task in hit:
             if task.dead:
@@ -295,7 +297,7 @@ class Model:
         task.queued_at = self.now
         task.changed()
 
-    # What loops do
+    # Loops
 
     def reap(self) -> int:
         expired = [t for t in self.tasks if t.lease_expires_at is not None and t.lease_expires_at <= self.now]
@@ -332,7 +334,7 @@ class Model:
         return len(changed)
 
     def run_inline(self, task: Task) -> None:
-        """The dispatcher's own runtime: claims, runs and reports in one go."""
+        """Runs a task inside the dispatcher: claims, runs and reports it."""
         if task.status == "Queued":
             self._start(task, "")
             task.inline = True
@@ -346,7 +348,7 @@ class Model:
             self.report(Report(hold, "Completed", result=task.payload))
 
     def expired_runs(self, age: timedelta) -> list[Run]:
-        """The oldest of those that ended longer ago than that; several when they ended in one moment."""
+        """Returns the runs that ended first among those older than `age`; several if they ended at the same time."""
         past = [run for run in self.runs if run.ended_at is not None and run.ended_at < self.now - age]
         oldest = min((run.ended_at for run in past if run.ended_at is not None), default=None)
         return [run for run in past if run.ended_at == oldest]
@@ -358,10 +360,10 @@ class Model:
         if run.job.name is None:
             self.jobs.remove(run.job)
 
-    # Taking over what the kernel chose
+    # Adopting choices of the kernel
 
     def adopt(self, rows: Mapping[UUID, Any]) -> list[str]:
-        """Complaints about choices that were not the kernel's to make. Any: rows as they are read, by attribute."""
+        """Returns complaints about choices that the kernel may not make. Any: rows are read by attribute."""
         for task in self.tasks:
             row = rows.get(task.task_id)
             if row is None:

@@ -1,4 +1,4 @@
-"""The things the model is made of: definitions, jobs, runs, tasks, and what a worker holds of them."""
+"""Types of the model: definitions, jobs, runs, tasks, and the claims that workers hold."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from uuid import UUID
 DATASET = UUID(int=1)
 VERSION = UUID(int=2)
 UNKNOWN = UUID(int=3)
-"""No task has it."""
+"""An id that no task has."""
 
 STATUSES = ("Queued", "Running", "Completed", "Failed", "Canceled")
 
 DICE = 0.25
-"""What the dice of every backoff show."""
+"""The random number that every backoff uses."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """What a job says about its tasks; seconds where it is about time."""
+    """A job's definition of its tasks; durations are in seconds."""
 
     operator: str = "echo"
     runtime: str = "platform"
@@ -45,7 +45,7 @@ class Definition:
 
     @property
     def lease_for(self) -> timedelta:
-        """A lease longer than the hard timeout would be none."""
+        """The lease, which the hard timeout limits."""
         return timedelta(seconds=min(self.lease, self.timeout))
 
     @property
@@ -57,7 +57,7 @@ class Definition:
         return timedelta(seconds=wait * (1 - self.jitter + 2 * self.jitter * DICE))
 
     def body(self) -> dict[str, Any]:
-        """The part of `POST /v1/jobs` that defines the job."""
+        """Returns the part of `POST /v1/jobs` that defines the job."""
         return {
             "operator": self.operator,
             "runtime": self.runtime,
@@ -87,7 +87,7 @@ class Job:
     name: str | None
     definition: Definition
     replaced: bool = False
-    """Its definition was: more may run than the cap of today allows."""
+    """True if its definition was replaced: more tasks may run than the current cap allows."""
 
     @property
     def capped(self) -> bool:
@@ -107,9 +107,9 @@ class Run:
     ended_at: datetime | None = None
     cancel_requested: bool = False
     cancel_walked: bool = False
-    """The cancel has been to all of its tasks. What is retried after that is left alone."""
+    """True once the cancel has reached all tasks. Tasks retried after that continue."""
     changed: bool = False
-    """Tasks did something that the counters do not show yet."""
+    """True if tasks changed since the counters were last folded."""
 
     def tasks_in(self, tasks: Iterable[Task]) -> list[Task]:
         return [task for task in tasks if task.run is self]
@@ -137,7 +137,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Past:
-    """An attempt that ended otherwise than well."""
+    """An attempt that did not complete."""
 
     outcome: str
     error_class: str | None
@@ -146,7 +146,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Hold:
-    """What a worker was given with a claim; it keeps it, and may use it when it is long worthless."""
+    """A worker's claim. The worker keeps it, and may use it long after it is stale."""
 
     task_id: UUID
     attempt: int
@@ -173,7 +173,7 @@ class Task:
     task_id: UUID
     job: Job
     number: int
-    """For people: the n-th task of the example."""
+    """The position of the task in the example, for messages."""
     index: int | None
     payload: str
     slot_key: str | None
@@ -190,7 +190,7 @@ class Task:
     cancel_requested: bool = False
     slot: bool = False
     inline: bool = False
-    """Being run by a dispatcher itself."""
+    """True while a dispatcher runs the task itself."""
     lease_token: UUID | None = None
     lease_expires_at: datetime | None = None
     timeout_at: datetime | None = None
@@ -213,7 +213,7 @@ class Task:
 
     @property
     def final(self) -> bool:
-        """Over, and no late report may change it."""
+        """True if the task has ended and no late report may change it."""
         return self.over and not (self.dead and self.late_reply)
 
     @property
@@ -227,7 +227,7 @@ class Task:
 
     @property
     def last_error(self) -> str | None:
-        """Of the newest attempt that left a trace."""
+        """The error of the newest recorded attempt."""
         newest = max(self.history.items(), key=lambda item: (item[0][0], item[1].ended_at), default=None)
         return newest[1].error_class if newest else None
 
@@ -236,18 +236,21 @@ class Task:
             self.run.changed = True
 
     def place(self) -> tuple[bool, int, int]:
-        """Order within a run; tasks of no run come last."""
+        """Returns the sort key within a run; tasks without a run come last."""
         return self.index is None, self.index or 0, self.task_id.int
 
     def rank(self) -> tuple[int, datetime]:
-        """Who is woken first."""
+        """Returns the sort key for waking."""
         return int(self.bulk), self.queued_at
 
     def held_by(self, hold: Hold) -> bool:
         return self.status == "Running" and (self.attempt, self.lease_token) == (hold.attempt, hold.lease_token)
 
     def awaits_late_reply_of(self, hold: Hold) -> bool:
-        """The reaper ended the attempt, and no newer one has started. A cancel of the run makes a dead letter final."""
+        """True if the reaper ended the attempt and no newer one has started.
+
+        A cancel of the run makes a dead letter final.
+        """
         if not self.late_reply or self.lease_token != hold.lease_token:
             return False
         if self.dead and self.run is not None and self.run.cancel_requested:
@@ -262,7 +265,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one item of a request is answered."""
+    """The expected reply for one item of a request."""
 
     task: Task | None
     status: str | None = None

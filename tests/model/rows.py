@@ -1,4 +1,4 @@
-"""What must hold in the tables after every call: against the model, against the call before, and in themselves."""
+"""Checks of the tables after every call: against the model, against the state before, and for consistency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.model.world import World
 
 
 class TaskRow(msgspec.Struct):
-    """A task with all it left behind. Fields are named as in the model."""
+    """A task with all rows that belong to it. Fields have the names of the model."""
 
     task_id: UUID
     status: str
@@ -38,7 +38,7 @@ class TaskRow(msgspec.Struct):
     dedupe_key: str | None
     result: str | None
     print: str
-    """Of the whole row, byte for byte: the model need not know what else might change in it."""
+    """The whole row as text, to detect changes of columns that the model does not know."""
     slot: bool
     outputs: int
     events: list[str]
@@ -96,9 +96,9 @@ UNTOLD = f"""
     select t.task_id from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
     where t.task_id = any($1::uuid[]) and not {_OWED}
       and not exists (select 1 from interlock.queue_messages w where w.queue = j.queue and {_NAMES_IT})"""
-"""Those of some tasks for which there is no message at all, not even a dead one."""
+"""Tasks without any message, even a dead one."""
 
-# Each part is a promise; what it yields breaks it.
+# Each part selects the rows that violate one guarantee.
 _BROKEN = f"""
 with counted as (
     select run_id, count(*) filter (where status = 'Queued') as queued,
@@ -172,7 +172,7 @@ where t.status = 'Queued' and not t.parked and t.task_id <> all($1::uuid[])
                   where w.queue = j.queue and w.dead_at is null and {_NAMES_IT})
   and not {_OWED}"""
 
-# One question for all of it: a step of an example asks it at least once.
+# A single statement for everything: each step of an example runs it at least once.
 _LOOK = f"""
 select json_build_object('tasks', (select coalesce(json_agg(x), '[]') from ({_TASKS}) x),
                          'runs', (select coalesce(json_agg(x), '[]') from ({_RUNS}) x),
@@ -181,14 +181,14 @@ select json_build_object('tasks', (select coalesce(json_agg(x), '[]') from ({_TA
 
 @dataclass
 class Watch:
-    """Looks at the tables after every call, and remembers what had ended by then."""
+    """Checks the tables after every call, and remembers the tasks that had ended by then."""
 
     world: World
     model: Model
     ended: dict[UUID, str]
 
     def look(self, *, lost: set[UUID]) -> None:
-        """`lost` are the queued tasks whose message this example threw away; the reconciler owes them one."""
+        """`lost` has the queued tasks whose message this example discarded; the reconciler must send another."""
         replaced = [job.job_id for job in self.model.jobs if job.replaced]
         (found,) = self.world.select(_LOOK, list(lost), replaced)
         rows = msgspec.json.decode(found["rows"], type=Rows)

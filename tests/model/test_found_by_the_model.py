@@ -1,4 +1,4 @@
-"""What the machine has found, each as the shortest story that shows it."""
+"""Defects that the state machine has found, each as the shortest example that shows it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.system import System, fence
+from tests.support.system import System, fence
 
 
-async def test_a_failure_that_names_no_class_is_retried_beside_classes_that_are_not(still: System) -> None:
+async def test_failure_without_error_class_is_retried_despite_non_retryable(still: System) -> None:
     first, second = [await still.one(policy={"non_retryable": ["Fatal"]}) for _ in range(2)]
     claims = [await still.claim(task_id) for task_id in (first, second)]
     items = [fence(claims[0]) | {"status": "Failed"}, fence(claims[1]) | {"status": "Completed"}]
@@ -30,21 +30,21 @@ async def by_index(still: System, claim: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", [one_by_one, by_index])
-async def test_a_slot_is_freed_also_when_the_cap_was_taken_away_meanwhile(still: System, form: Any) -> None:
+async def test_slot_is_freed_even_if_the_cap_was_removed_meanwhile(still: System, form: Any) -> None:
     job = {"name": "capped", "operator": "echo"}
     claim = await still.claim(await still.one(**job, scaling={"max_concurrency": 1}))
     await still.submit([], **job, update=True)
     reply = await still.worker("POST", "/internal/task-complete", json=await form(still, claim))
     assert (reply.status_code, reply.json()["accepted"]) == (200, 1)
     assert await still.value("select count(*) from interlock.slots") == 0
-    # The slot that is left would be missing as soon as there is a cap again.
+    # A slot that stayed would be missing as soon as there is a cap again.
     again = await still.one(**job, scaling={"max_concurrency": 1}, update=True)
     assert (await still.claim(again))["status"] == "Claimed"
 
 
 @pytest.mark.parametrize("others", [0, 1], ids=["nothing left to cancel", "one left to cancel"])
-async def test_a_task_that_is_retried_after_its_run_was_canceled_is_left_alone(still: System, others: int) -> None:
-    """The cancel had been to it, dead as it was; whoever retries it after that wants it to run."""
+async def test_task_retried_after_its_run_was_canceled_is_not_canceled(still: System, others: int) -> None:
+    """The cancel had reached the task while it was dead; a later retry wants it to run."""
     accepted = await still.submit([{"n": n} for n in range(1 + others)], policy={"max_attempts": 1})
     first, *rest = await still.task_ids(accepted["run_id"])
     await still.complete(await still.claim(first), "Failed", error_class="Oops")

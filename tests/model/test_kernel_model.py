@@ -1,6 +1,6 @@
-"""The kernel's real SQL against a model of its promises, in whatever order calls, crashes and time may come.
+"""The kernel's real SQL against a model of its guarantees, with calls, crashes and time in any order.
 
-A failure ends with the shortest story that leads to it and a `@reproduce_failure` line that repeats just that.
+A failure ends with the shortest example that leads to it and a `@reproduce_failure` line that repeats it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.model.machine import KernelMachine
 from tests.model.world import World
 
 _EXAMPLES = os.environ.get("INTERLOCK_MODEL_EXAMPLES")
-"""Unset: the same examples every time, for CI. Set: as many, and different ones each time."""
+"""If unset: the same examples every time, for CI. If set: this many examples, different each time."""
 
 
 def drive(world: World, examples: int, **more: Any) -> None:
@@ -31,14 +31,14 @@ def drive(world: World, examples: int, **more: Any) -> None:
         "suppress_health_check": list(HealthCheck),
     }
 
-    # Hypothesis calls what it is given to make a machine, and asks for a class only in its annotation.
+    # Hypothesis calls its argument to create a machine; only the annotation asks for a class.
     factory: Any = lambda: KernelMachine(world)  # noqa: E731
     run_state_machine_as_test(factory, settings=settings(**profile | more))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_calls_crashes_and_time_in_any_order_leave_what_the_model_says(world: World) -> None:
+def test_calls_crashes_and_time_in_any_order_match_the_model(world: World) -> None:
     drive(world, int(_EXAMPLES or 80))
 
 

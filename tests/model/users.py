@@ -1,4 +1,4 @@
-"""Rules of users: cancel, retry and redrive in every form, and the questions that change nothing."""
+"""Rules for users: cancel, retry and redrive in every form, and read-only requests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from interlock.adapters.postgres import queries
+from interlock.apps.app import App
+from interlock.stores.postgres import queries
 from interlock.wire import CancelRequest, Changed, RedriveRequest, TaskStatus, TaskView
-from interlock.wiring import Kernel
 from tests.model.driving import Driven, Refused, dispatchers, picks, seldom
 from tests.model.parts import UNKNOWN, Run, Task
 from tests.model.world import ANY_WORKER, Crashed
@@ -54,7 +54,9 @@ class Users(Driven):
 
     def _cancel(self, at: int, task: Task, *, crash: str | None) -> None:
         try:
-            view = self.call(at, lambda kernel: kernel.actions.cancel(task.task_id, self.world.org_id), crash=crash)
+            view = self.call(
+                at, lambda kernel: kernel.tasks.actions.cancel(task.task_id, self.world.org_id), crash=crash
+            )
         except Crashed:
             if crash == "wake.before_commit":
                 self.model.cancel([task])
@@ -68,7 +70,7 @@ class Users(Driven):
         crash = "cancel.before_commit" if dies else None
         try:
             changed = self.call(
-                at, lambda kernel: kernel.actions.cancel_run(run.run_id, self.world.org_id), crash=crash
+                at, lambda kernel: kernel.tasks.actions.cancel_run(run.run_id, self.world.org_id), crash=crash
             )
         except Crashed:
             self.model.request_run_cancel(run)
@@ -79,7 +81,7 @@ class Users(Driven):
     def _cancel_by_filter(self, at: int, pick: int, status: TaskStatus | None, *, dry: bool) -> None:
         where, tasks = self._filtered(pick, by_run=pick % 2 == 0)
         request = CancelRequest(status=status, dry_run=dry, **where)
-        answer = self.ask(at, lambda kernel: kernel.actions.cancel_matching(request, self.world.org_id))
+        answer = self.ask(at, lambda kernel: kernel.tasks.actions.cancel_matching(request, self.world.org_id))
         if status is TaskStatus.COMPLETED:
             assert answer == Refused("bad_request")
         else:
@@ -101,18 +103,18 @@ class Users(Driven):
         pick=picks,
         what=st.sampled_from(["task", "task", "unknown", "run", "job"]),
         error=st.sampled_from([None, None, "Fatal", "LeaseExpired"]),
-        most=st.integers(1, 4),
+        limit=st.integers(1, 4),
         dry=seldom,
         crash=seldom,
     )
-    def run_again(self, at: int, pick: int, what: str, error: str | None, most: int, dry: bool, crash: bool) -> None:
+    def run_again(self, at: int, pick: int, what: str, error: str | None, limit: int, dry: bool, crash: bool) -> None:
         if what == "unknown":
             assert self._retry(at, UNKNOWN) == Refused("not_found")
         elif what == "task":
             task = self.some_task(pick, status="Failed")
             self._retry_task(at, task, crash="redrive.before_commit" if crash else None)
         else:
-            self._redrive(at, pick, RedriveRequest(error_class=error, limit=most, dry_run=dry), by_run=what == "run")
+            self._redrive(at, pick, RedriveRequest(error_class=error, limit=limit, dry_run=dry), by_run=what == "run")
 
     def _retry_task(self, at: int, task: Task, *, crash: str | None) -> None:
         try:
@@ -127,16 +129,17 @@ class Users(Driven):
         return self.look(f"retry {task}")
 
     def _retry(self, at: int, task_id: UUID, *, crash: str | None = None) -> TaskView | Refused:
-        return self.ask(at, lambda kernel: kernel.actions.retry(task_id, self.world.org_id), crash=crash)
+        return self.ask(at, lambda kernel: kernel.tasks.actions.retry(task_id, self.world.org_id), crash=crash)
 
     def _redrive(self, at: int, pick: int, wanted: RedriveRequest, *, by_run: bool) -> None:
         where, tasks = self._filtered(pick, by_run=by_run)
         error = wanted.error_class
         dead = [task for task in tasks if task.dead and (error is None or task.last_error == error)]
         request = msgspec.structs.replace(wanted, **where)
-        changed = self.call(at, lambda kernel: kernel.actions.redrive(request, self.world.org_id))
+        changed = self.call(at, lambda kernel: kernel.tasks.actions.redrive(request, self.world.org_id))
         assert (changed.matched, changed.dry_run) == (min(wanted.limit, len(dead)), wanted.dry_run)
-        # Which of more than `limit` is not promised; that those run again is.
+        # It is not specified which tasks are chosen if there are more than `limit`, only that the chosen ones run
+        # again.
         revived = self._queued_now(dead)
         assert len(revived) == (0 if wanted.dry_run else changed.matched)
         self.model.redrive(revived)
@@ -150,7 +153,7 @@ class Users(Driven):
         queued = {row["task_id"] for row in rows}
         return [task for task in tasks if task.task_id in queued]
 
-    # Questions
+    # Reads
 
     @rule(at=dispatchers, pick=picks, manned=st.booleans())
     def ask_about_a_task(self, at: int, pick: int, manned: bool) -> None:
@@ -162,10 +165,10 @@ class Users(Driven):
         self.look(f"ask about {task}")
 
     def explain(self, at: int, task: Task) -> None:
-        said = self.call(at, lambda kernel: kernel.explanations.explain(task.task_id, self.world.org_id))
-        assert said.status == task.status
-        assert said.reason in self._reasons(task), f"{task}: {said.reason}, not one of {self._reasons(task)}"
-        assert said.detail
+        explained = self.call(at, lambda kernel: kernel.tasks.explanations.explain(task.task_id, self.world.org_id))
+        assert explained.status == task.status
+        assert explained.reason in self._reasons(task), f"{task}: {explained.reason}, not one of {self._reasons(task)}"
+        assert explained.detail
 
     def _reasons(self, task: Task) -> set[str]:
         if task.status == "Running":
@@ -191,12 +194,12 @@ class Users(Driven):
         assert fetched == ("Canceled" if task.cancel_requested else task.status)
 
 
-async def _views(kernel: Kernel, task_id: UUID, org_id: UUID) -> tuple[list[Any], TaskView, str]:
-    attempts = (await kernel.reads.attempts(task_id, org_id)).attempts
-    fetched = await kernel.claims.fetch(task_id, ANY_WORKER)
-    return attempts, await kernel.reads.task(task_id, org_id), fetched.status
+async def _views(kernel: App, task_id: UUID, org_id: UUID) -> tuple[list[Any], TaskView, str]:
+    attempts = (await kernel.tasks.reads.attempts(task_id, org_id)).attempts
+    fetched = await kernel.tasks.claims.fetch(task_id, ANY_WORKER)
+    return attempts, await kernel.tasks.reads.task(task_id, org_id), fetched.status
 
 
-async def _worker_seen(kernel: Kernel) -> None:
-    async with kernel.database.connection() as connection:
-        await queries("queue").worker_seen(connection, worker_id="somebody", queue="platform")
+async def _worker_seen(kernel: App) -> None:
+    async with kernel.stores.database.connection() as connection:
+        await queries("tasks", "queue").worker_seen(connection, worker_id="somebody", queue="platform")

@@ -1,4 +1,4 @@
-"""Rules of those who hold tasks: heartbeat, report, give back, say what changed."""
+"""Rules for workers that hold tasks: heartbeat, report, release, emit events."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis.stateful import rule
 from msgspec import Raw
 
 from interlock.access.tokens import write_prefix
+from interlock.apps.app import App
 from interlock.wire import (
     BufferPublish,
     BufferPublished,
@@ -25,19 +26,18 @@ from interlock.wire import (
     Output,
     Release,
 )
-from interlock.wiring import Kernel
 from tests.model.claiming import Claiming
 from tests.model.driving import Refused, ages, dispatchers, picks, seldom, several
 from tests.model.parts import DATASET, VERSION, Hold, Report, Verdict
 from tests.model.world import Crashed
 
-# Of one stream: a range of it that was rewritten is no news beyond where it has come to.
-spoken = st.sampled_from([("c:1",), ("c:2",), ("c:7",), ("c:5", "p:1-5")])
+# All of one stream. A rewritten range must end at or before its cursor.
+event_scopes = st.sampled_from([("c:1",), ("c:2",), ("c:7",), ("c:5", "p:1-5")])
 
 
 @dataclass(frozen=True)
 class End:
-    """How an attempt ends, whoever has it."""
+    """The end of an attempt, independent of its holder."""
 
     status: str
     error_class: str | None = None
@@ -56,7 +56,7 @@ ends = st.builds(
     End,
     st.sampled_from(["Completed", "Completed", "Completed", "Failed", "Failed", "Canceled"]),
     error_class=st.sampled_from(["Flaky", "Fatal", None]),
-    events=st.one_of(st.just(()), spoken),
+    events=st.one_of(st.just(()), event_scopes),
     outputs=st.integers(0, 2),
 )
 
@@ -85,7 +85,9 @@ class Workers(Claiming):
         beats = [Heartbeat(progress=progress, token=fresh, **fence(hold)) for hold in holds]
         try:
             reply = self.call(
-                at, lambda kernel: kernel.tasks.heartbeat(beats), crash="heartbeat.before_commit" if crash else None
+                at,
+                lambda kernel: kernel.tasks.attempts.heartbeat(beats),
+                crash="heartbeat.before_commit" if crash else None,
             )
         except Crashed:
             return self.look(f"heartbeat of {self.named(holds)}, lost")
@@ -94,8 +96,8 @@ class Workers(Claiming):
         refused = {(r.task_id, r.code, r.stale) for r in reply.refused}
         assert refused == _refusals(counted, verdicts)
         good = {v.task.task_id: v.task for v in verdicts if v.task and not v.refused}
-        said = {item.task_id: (item.lease_expires_at, item.cancel_requested) for item in reply.items}
-        assert said == {i: (task.lease_expires_at, task.cancel_requested) for i, task in good.items()}
+        actual = {item.task_id: (item.lease_expires_at, item.cancel_requested) for item in reply.items}
+        assert actual == {i: (task.lease_expires_at, task.cancel_requested) for i, task in good.items()}
         for item in reply.items:
             assert (item.capability_token is not None) == fresh
             if item.capability_token:
@@ -126,21 +128,21 @@ class Workers(Claiming):
 
     @rule(at=dispatchers, numbers=several, age=ages)
     def report_by_index(self, at: int, numbers: list[int], age: str) -> None:
-        """The short form: tasks of runs that completed, by lease and index."""
+        """Reports by lease and index: the short form for completed tasks of runs."""
         holds = first_of_each(self.some_holds(numbers, age))
         of_runs = [hold for hold in holds if (task := self.model.find(hold.task_id)) and task.run]
         if of_runs:
             self.complete(at, [COMPLETED.of(hold) for hold in of_runs], form="groups")
 
     def complete(self, at: int, reports: Sequence[Report], *, form: str = "list", crash: str | None = None) -> None:
-        """As one, as a list, or as groups of tasks that completed under one lease."""
+        """Reports a single task, a list, or groups of tasks that completed under one lease."""
         groups = self._groups(reports) if form == "groups" else []
 
-        def work(kernel: Kernel) -> Any:
+        def work(kernel: App) -> Any:
             items = [_completion(report, kernel.settings.objects_root) for report in reports]
             if form == "one":
-                return kernel.tasks.complete_one(items[0])
-            return kernel.tasks.complete([], groups) if groups else kernel.tasks.complete(items)
+                return kernel.tasks.attempts.complete_one(items[0])
+            return kernel.tasks.attempts.complete([], groups) if groups else kernel.tasks.attempts.complete(items)
 
         try:
             reply = self.ask(at, work, crash=crash)
@@ -150,7 +152,8 @@ class Workers(Claiming):
         if reply is not None or crash != "complete.before_commit":
             before = self.model.with_slots()
             verdicts = [self.model.report(report) for report in counted]
-            # A process that dies after the commit wakes nobody: the reconciler finds who could have been woken.
+            # A process that dies after the commit wakes no task: the reconciler finds the tasks that could have been
+            # woken.
             if reply is not None:
                 self.model.wake_after(before)
                 self._compare_reports(counted, verdicts, reply, one=form == "one")
@@ -181,8 +184,8 @@ class Workers(Claiming):
     ) -> None:
         refused = _refusals([r.hold for r in reports], verdicts)
         if not one:
-            said = {(r.task_id, r.code, r.stale) for r in reply.refused}
-            assert said == refused, f"refused {said}, not {refused}"
+            actual = {(r.task_id, r.code, r.stale) for r in reply.refused}
+            assert actual == refused, f"refused {actual}, not {refused}"
             assert reply.accepted == len(reports) - len(refused)
         elif refused:
             assert isinstance(reply, Refused), f"accepted {reply}, not refused {refused}"
@@ -194,7 +197,7 @@ class Workers(Claiming):
             task = verdicts[0].task
             assert verdicts[0].repeated or reply.retry_at == (task and task.retry_at)
 
-    # Give back
+    # Release
 
     @rule(
         at=dispatchers,
@@ -212,7 +215,7 @@ class Workers(Claiming):
         items = [Release(**fence(hold)) for hold in holds]
         counted = first_of_each(holds)
         try:
-            count = self.call(at, lambda kernel: kernel.tasks.release(items), crash=crash)
+            count = self.call(at, lambda kernel: kernel.tasks.attempts.release(items), crash=crash)
         except Crashed:
             if crash == "wake.before_commit":
                 for hold in counted:
@@ -223,30 +226,30 @@ class Workers(Claiming):
         self.model.wake_after(before)
         return self.look(f"give back {self.named(holds)}: {count}")
 
-    # Say what changed
+    # Events
 
-    @rule(at=dispatchers, pick=picks, age=ages, said=spoken, batch=st.sampled_from([None, "one", "two"]))
+    @rule(at=dispatchers, pick=picks, age=ages, said=event_scopes, batch=st.sampled_from([None, "one", "two"]))
     def say_what_changed(self, at: int, pick: int, age: str, said: tuple[str, ...], batch: str | None) -> None:
-        """Events of a running attempt, or a batch of rows by pointer."""
+        """Emits events of a running attempt, or publishes a batch of rows."""
         for hold in self.some_holds([pick], age):
-            self._say(at, hold, said, batch)
+            self._emit_or_publish(at, hold, said, batch)
 
-    def _say(self, at: int, hold: Hold, said: tuple[str, ...], batch: str | None) -> None:
+    def _emit_or_publish(self, at: int, hold: Hold, scopes: tuple[str, ...], batch: str | None) -> None:
         task = self.model.find(hold.task_id)
-        answer = self._publish(at, hold, batch) if batch else self._emit(at, hold, said)
+        answer = self._publish(at, hold, batch) if batch else self._emit(at, hold, scopes)
         if task is not None and task.held_by(hold) and not task.job.definition.outputs:
             assert answer == Refused("dataset_not_granted")
         elif batch:
             fresh = self.model.publish(hold, batch)
             assert (not answer.duplicate if isinstance(answer, BufferPublished) else answer) == fresh
         else:
-            new = self.model.emit(hold, said)
-            assert answer == (None if new is None else EventsAccepted(accepted=new, duplicates=len(said) - new))
-        self.look(f"{batch or said} of {self.name_of(hold)}: {answer}")
+            new = self.model.emit(hold, scopes)
+            assert answer == (None if new is None else EventsAccepted(accepted=new, duplicates=len(scopes) - new))
+        self.look(f"{batch or scopes} of {self.name_of(hold)}: {answer}")
 
-    def _emit(self, at: int, hold: Hold, said: tuple[str, ...]) -> Any:
-        batch = EventBatch(events=[_event(scope) for scope in said], **fence(hold))
-        return self.ask(at, lambda kernel: kernel.effects.emit(batch))
+    def _emit(self, at: int, hold: Hold, scopes: tuple[str, ...]) -> Any:
+        batch = EventBatch(events=[_event(scope) for scope in scopes], **fence(hold))
+        return self.ask(at, lambda kernel: kernel.tasks.effects.emit(batch))
 
     def _publish(self, at: int, hold: Hold, batch: str) -> Any:
         root = self.world.dispatchers[at].settings.objects_root
@@ -254,11 +257,11 @@ class Workers(Claiming):
         publish = BufferPublish(
             batch_uri=uri, record_count=1, dataset_uuid=DATASET, dataset_version=VERSION, **fence(hold)
         )
-        return self.ask(at, lambda kernel: kernel.effects.publish(publish))
+        return self.ask(at, lambda kernel: kernel.tasks.effects.publish(publish))
 
 
 def first_of_each(items: Sequence[Any]) -> list[Any]:
-    """Of several items for one task the first counts."""
+    """Keeps the first item of each task."""
     unique: dict[UUID, Any] = {}
     for item in items:
         unique.setdefault((item.hold if isinstance(item, Report) else item).task_id, item)

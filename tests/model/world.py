@@ -1,4 +1,4 @@
-"""The real side: two dispatchers with pools of their own over one database, on a clock that only the test moves."""
+"""The real side: two dispatchers with their own pools on one database, with a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import pytest
 
 from interlock.access import keyring
 from interlock.access.principals import WorkerIdentity
-from interlock.adapters.postgres import Row
+from interlock.apps.app import App, open_app
+from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.clock import ManualClock
 from interlock.failpoints import FailpointError, arm, disarm
-from interlock.kernel.loop import Service
+from interlock.processes.loop import Service
 from interlock.settings import Settings
-from interlock.wiring import Kernel, kernel
+from interlock.stores.postgres import Row
 from tests.model.parts import DICE
 
 T = TypeVar("T")
@@ -30,8 +31,8 @@ MAX_RECEIVES = 3
 ANY_WORKER = WorkerIdentity("any", "any", None)
 PLATFORM_WORKER = WorkerIdentity("platform", "platform", ("platform",))
 
-# One message stands for few tasks, so that runs of a handful have several; and the two disagree about how many, and
-# about whether messages go through the outbox, as two dispatchers do in the middle of a deploy.
+# A message covers few tasks, so that small runs have several. The dispatchers differ in range size, and in whether
+# messages go through the outbox, like two versions during a deploy.
 _DIFFERENCES: list[dict[str, Any]] = [
     {"range_size": 3, "queue_direct": True},
     {"range_size": 2, "queue_direct": False},
@@ -55,7 +56,7 @@ _EMPTY = """
     select setval('public.ids', 1, false)"""
 
 
-# Nothing is left to luck, so that an example that is tried again goes the same way: ids count up, dice show one number.
+# Nothing is random, so that a repeated example behaves the same: ids count up, random numbers are constant.
 _FIXED = f"""
     create sequence public.ids;
     create function public.next_id() returns uuid language sql as
@@ -70,7 +71,7 @@ _FIXED = f"""
 
 @dataclass
 class World:
-    dispatchers: list[Kernel]
+    dispatchers: list[App]
     clock: ManualClock
     org_id: UUID
     _loop: asyncio.AbstractEventLoop
@@ -79,14 +80,14 @@ class World:
     _services: list[dict[str, Service]]
 
     def service(self, at: int, name: str) -> Service:
-        """A background loop of one of the dispatchers; it remembers how far it has come, as it does in a process."""
+        """Returns a background loop of one dispatcher; it keeps its scan position, as in a process."""
         return self._services[at][name]
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)
 
     def select(self, sql: str, *arguments: Any) -> list[Row]:
-        """Straight from the tables, beside every kernel."""
+        """Reads the tables directly, without a kernel."""
         return self.do(self.select_async(sql, *arguments))
 
     async def select_async(self, sql: str, *arguments: Any) -> list[Row]:
@@ -96,10 +97,10 @@ class World:
         self.do(self._rows.execute(sql))
 
     def empty(self) -> None:
-        """Far cheaper than a new database, and than TRUNCATE for a handful of rows."""
+        """Empties the tables: far cheaper than a new database, and than TRUNCATE for a handful of rows."""
         for run in self.select("select run_id from interlock.runs"):
             for dispatcher in self.dispatchers:
-                dispatcher.shards.forget(run["run_id"])
+                dispatcher.tasks.claims.shards.forget(run["run_id"])
         self.execute(_EMPTY)
 
     def close(self) -> None:
@@ -109,8 +110,8 @@ class World:
 
 @contextmanager
 def opened(state_url: str, directory: Path, patch: pytest.MonkeyPatch) -> Iterator[World]:
-    """One event loop for its whole life: Hypothesis calls rules from synchronous code."""
-    # A dispatcher asks for a key it does not know at most once per second. Nothing here depends on that pause.
+    """Opens the world with one event loop for its lifetime: Hypothesis calls rules from synchronous code."""
+    # A dispatcher looks up an unknown key at most once per second. Nothing here depends on that pause.
     patch.setattr(keyring, "_REFRESH_SECONDS", 0.0)
     loop = asyncio.new_event_loop()
     world = loop.run_until_complete(_open(loop, state_url, directory))
@@ -128,22 +129,22 @@ async def _open(loop: asyncio.AbstractEventLoop, state_url: str, directory: Path
     shared = {"dir": directory, "state_url": state_url, "queue_max_receives": MAX_RECEIVES, "retention_days": 2.0}
     parts = [
         await stack.enter_async_context(
-            kernel(Settings(**shared, **own), process=f"model-{next(numbers)}", clock=clock)  # type: ignore[arg-type]
+            open_app(Settings(**shared, **own), process=f"model-{next(numbers)}", clock=clock)  # type: ignore[arg-type]
         )
         for own in _DIFFERENCES
     ]
-    org = await parts[0].principals.create_org("model")
-    services = [{service.name: service for service in part.services()} for part in parts]
+    org = await parts[0].access.principals.create_org("model")
+    services = [{service.name: service for service in dispatcher_services(part)} for part in parts]
     return World(parts, clock, org.org_id, loop, rows, stack, services)
 
 
 class Crashed(Exception):
-    """The process that worked on the call is gone; nobody hears an answer."""
+    """The process that handled the call died; the caller gets no reply."""
 
 
 @contextmanager
 def crashing(at: str | None) -> Iterator[None]:
-    """The call ends at this failpoint: what had committed by then stays, nothing else happened."""
+    """Ends the call at this failpoint: what had committed by then stays, and nothing else happened."""
     if at is None:
         yield
         return

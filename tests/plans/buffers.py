@@ -1,4 +1,4 @@
-"""What statements about published batches may touch; as in expectations.py."""
+"""Cost limits of the statements about published batches; see expectations.py."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _ORG = {"org_id": "seed.id('org 0')"}
 _ONE = _ORG | {"publish_id": "seed.id('publish 0')"}
 _MANY = "array(select seed.id('publish ' || n * 100) from generate_series(0, 49) n)"
 _TASKS = "array(select seed.task('completed', n * 100) from generate_series(0, 49) n)"
-_PAGE = _ORG | {"cursor": "null", "most": "100"}
+_PAGE = _ORG | {"cursor": "null", "limit": "100"}
 _MESSAGES = {
     "queue": "'buffer'",
     "bodies": "array_fill('{}'::text, array[50])",
     "dedupe_keys": "array(select 'publish ' || n from generate_series(0, 49) n)",
 }
-_OPEN = {"after": "'00000000-0000-0000-0000-000000000000'", "most": "100"}
+_OPEN = {"after": "'00000000-0000-0000-0000-000000000000'", "limit": "100"}
 _WAITING = "select count(*) from interlock.buffer_publishes where status in ('Pending', 'Loading')"
 
 BUFFERS: dict[str, list[Expectation]] = {
@@ -49,14 +49,14 @@ BUFFERS: dict[str, list[Expectation]] = {
         Live(_WAITING, "a page of batches that wait", _OPEN | {"queue": "'buffer'", "grace": "0"}, rows=6, pages=20)
     ],
     "open_page": [Bounded(100, _OPEN)],
-    "take_sweeps": [Bounded(100, {"most": "100", "again": "60"}, pages=40)],
+    "take_sweeps": [Bounded(100, {"limit": "100", "again": "60"}, pages=40)],
     "swept": [Bounded(50, {"publish_ids": _MANY}, pages=40)],
     "batches_of_loads": [Bounded(1, {"task_ids": "array[seed.id('load')]"})],
     "set_loading": [Bounded(50, _ORG | {"task_id": "seed.id('load')", "publish_ids": _MANY}, pages=40)],
-    "ended_loads": [Bounded(100, {"most": "100"})],
+    "ended_loads": [Bounded(100, {"limit": "100"})],
     "loads_over": [Bounded(1, {"task_ids": "array[seed.id('load')]"})],
     "publishes_of_load": [Bounded(1, {"load_task": "seed.id('load')"})],
-    "waiting_long": [Live(_WAITING, "the doctor counts them up to `most`", {"seconds": "0", "most": "1000"})],
+    "waiting_long": [Live(_WAITING, "the doctor counts them up to `limit`", {"seconds": "0", "limit": "1000"})],
     "spark_is_there": [Bounded(1, {"queue": "'spark'"}, rows=20)],
 }
 

@@ -1,4 +1,4 @@
-"""What statements about bundles and invocations may touch; as in expectations.py."""
+"""Cost limits of the statements about bundles and invocations; see expectations.py."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ BUNDLES: dict[str, list[Expectation]] = {
     ],
     "bundles_by_prefix": [Bounded(1, _ORG | {"prefix": f"left({_DIGEST}, 12)"})],
     "digest_of_name": [Bounded(1, _ORG | {"name": "'name 0'"})],
-    "list_bundles": [Bounded(100, _ORG | {"after": "''", "most": "100"}, pages=20)],
+    "list_bundles": [Bounded(100, _ORG | {"after": "''", "limit": "100"}, pages=20)],
     "lock_bundle": [Bounded(1, _ONE)],
     "job_using": [Bounded(1, _ONE)],
     "delete_names": [Bounded(1, _ORG | {"sha256": _FREE}, pages=30)],
     "delete_bundle": [Bounded(1, _ORG | {"sha256": "'nowhere'"}, pages=30)],
-    "due_sweeps": [Bounded(100, {"most": "100"}, rows=4)],
+    "due_sweeps": [Bounded(100, {"limit": "100"}, rows=4)],
     "swept": [Bounded(10, {"org_ids": "array_fill(seed.id('org 0'), array[10])", "digests": _TEN}, pages=30)],
 }
 
 EXPECTED: dict[str, list[Expectation]] = {
     **{f"bundles.{name}": cases for name, cases in BUNDLES.items()},
-    "effects.call_in": [Bounded(8, {"targets": "'{lambda}'", "most": "8"}, rows=4, pages=40)],
+    "effects.call_in": [Bounded(8, {"targets": "'{lambda}'", "orgs": "null", "limit": "8"}, rows=4, pages=40)],
 }

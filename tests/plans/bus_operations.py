@@ -1,4 +1,4 @@
-"""What statements about the operation of the command bus may touch; as in expectations.py."""
+"""Cost limits of the statements for operating the command bus; see expectations.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TELEMETRY: dict[str, list[Expectation]] = {
         Live(
             _TENANTS,
             "one look per tenant that something is owed to, and ten events of each",
-            {"after": _ZERO, "wait_seconds": "1", "full": "10", "most": "500"},
+            {"after": _ZERO, "wait_seconds": "1", "full": "10", "limit": "500"},
             rows=16,
             pages=30,
         )
@@ -46,7 +46,7 @@ TELEMETRY: dict[str, list[Expectation]] = {
     "age_out": [
         Bounded(
             200,
-            {"after": _ZERO, "tenants": "500", "age_seconds": "1209600", "most": "50"},
+            {"after": _ZERO, "tenants": "500", "age_seconds": "1209600", "limit": "50"},
             rows=12,
             pages=30,
         )
@@ -59,7 +59,7 @@ ARCHIVE: dict[str, list[Expectation]] = {
         Live(
             "select 2000",
             "one look per tenant that something is owed to, and no more of each than a file holds",
-            {"after": _ZERO, "wait_seconds": "300", "rows": "2000", "commands": "50000", "most": "50"},
+            {"after": _ZERO, "wait_seconds": "300", "rows": "2000", "commands": "50000", "limit": "50"},
             rows=4,
         )
     ],
@@ -88,17 +88,17 @@ ARCHIVE: dict[str, list[Expectation]] = {
         )
     ],
     "drop_old": [
-        Bounded(50, {"after": _ZERO, "tenants": "50", "age_seconds": "2592000", "most": "50"}, rows=8, pages=40)
+        Bounded(50, {"after": _ZERO, "tenants": "50", "age_seconds": "2592000", "limit": "50"}, rows=8, pages=40)
     ],
     "last_of_page": [Bounded(4, {"after": _ZERO, "tenants": "50"})],
 }
 
 INBOX: dict[str, list[Expectation]] = {
     "receives_from": [Bounded(1, _ORG | {"queue": "'monitored'", "service": "'monitored'"})],
-    "dead": [Bounded(100, _QUEUE | {"after": "0", "most": "100"})],
-    "redrive": [Bounded(100, _QUEUE | {"most": "100"}, rows=4, pages=40)],
+    "dead": [Bounded(100, _QUEUE | {"after": "0", "limit": "100"})],
+    "redrive": [Bounded(100, _QUEUE | {"limit": "100"}, rows=4, pages=40)],
     "redrive_named": [Bounded(100, _QUEUE | {"ids": _DEAD}, rows=4, pages=40)],
-    "discard": [Bounded(100, _QUEUE | {"most": "100"}, rows=4, pages=30)],
+    "discard": [Bounded(100, _QUEUE | {"limit": "100"}, rows=4, pages=30)],
     "discard_named": [Bounded(100, _QUEUE | {"ids": _DEAD}, rows=4, pages=30)],
 }
 
@@ -118,10 +118,10 @@ ALERTS: dict[str, list[Expectation]] = {
         Bounded(1, _ORG | {"event": "'e'", "channels": "'[]'", "changed_by": "'root'"}, pages=40),
     ],
     "unknown_webhooks": [Bounded(10, _ORG | {"names": _ten("'webhook 1'::text")})],
-    "feed": [Bounded(100, _ORG | {"before": _LAST, "most": "100"}, rows=4)],
-    "operations": [Bounded(12, {"after": _ZERO, "most": "100"}, rows=4)],
+    "feed": [Bounded(100, _ORG | {"before": _LAST, "limit": "100"}, rows=4)],
+    "operations": [Bounded(12, {"after": _ZERO, "limit": "100"}, rows=4)],
     "resolve": [Bounded(1, {"alert_id": "seed.id('alert 0')", "resolved_by": "'root'"}, pages=40)],
-    "take_emails": [Bounded(20, {"hold_seconds": "60", "most": "20"}, rows=10, pages=60)],
+    "take_emails": [Bounded(20, {"hold_seconds": "60", "limit": "20"}, rows=10, pages=60)],
     "settle_email": [
         Bounded(
             1,
@@ -129,17 +129,17 @@ ALERTS: dict[str, list[Expectation]] = {
             pages=30,
         )
     ],
-    "delete_old": [Bounded(10, {"age_seconds": "0", "most": "10"}, rows=6, pages=60)],
+    "delete_old": [Bounded(10, {"age_seconds": "0", "limit": "10"}, rows=6, pages=60)],
 }
 
 MONITOR: dict[str, list[Expectation]] = {
-    "dead_letters": [Bounded(100, {"queues": "'{platform,other}'", "seconds": "60", "most": "100"})],
-    # A bounded number of the messages of each queue is counted: those of one here.
+    "dead_letters": [Bounded(100, {"queues": "'{platform,other}'", "seconds": "60", "limit": "100"})],
+    # Counts a limited number of messages per queue; here, those of one queue.
     "look": [
         Bounded(
             200,
             _ORG
-            | {"org_id": _ZERO, "target": "''", "name": "''", "most": "200", "bound": "100"}
+            | {"org_id": _ZERO, "target": "''", "name": "''", "limit": "200", "bound": "100"}
             | {"looks": "5", "idle_seconds": "30"},
             rows=14,
             pages=60,
@@ -152,9 +152,9 @@ MONITOR: dict[str, list[Expectation]] = {
             pages=40,
         )
     ],
-    "forget": [Bounded(10, {"age_seconds": "86400", "most": "200"}, rows=8, pages=60)],
-    "health_of": [Bounded(100, _ORG | {"target": "''", "name": "''", "most": "100"})],
-    "bad_health_of": [Bounded(3, _ORG | {"target": "''", "name": "''", "most": "3"})],
+    "forget": [Bounded(10, {"age_seconds": "86400", "limit": "200"}, rows=8, pages=60)],
+    "health_of": [Bounded(100, _ORG | {"target": "''", "name": "''", "limit": "100"})],
+    "bad_health_of": [Bounded(3, _ORG | {"target": "''", "name": "''", "limit": "3"})],
 }
 
 REPLAYS: dict[str, list[Expectation]] = {
@@ -163,19 +163,19 @@ REPLAYS: dict[str, list[Expectation]] = {
             1,
             _ORG
             | {"origin": "'archive'", "filters": "'{}'", "reason": "'why'", "operator": "'root'"}
-            | {"dry_run": "false", "rate": "50", "most": "10"},
+            | {"dry_run": "false", "rate": "50", "limit": "10"},
             pages=30,
         )
     ],
-    "list_replays": [Bounded(100, _ORG | {"before": _LAST, "most": "100"})],
+    "list_replays": [Bounded(100, _ORG | {"before": _LAST, "limit": "100"})],
     "find_replay": [Bounded(1, _ORG | _REPLAY)],
-    "cancel_replay": [Exempt("deletes all that the replay has not sent yet, once")],
+    "cancel_replay": [Exempt("deletes all commands that the replay has not sent yet, once")],
     "take_replay": [Bounded(1, {"lease_seconds": "60"}, rows=6, pages=30)],
     "org_name": [Bounded(1, _ORG)],
     "archive_of": [Bounded(1, _ORG)],
     "set_task": [Bounded(1, _REPLAY | {"task_id": "seed.id('task')", "pause": "1"}, pages=30)],
     "look_later": [Bounded(1, _REPLAY | {"pause": "1"}, pages=30)],
-    "dead_letters": [Bounded(200, _QUEUE | {"after": "0", "most": "200"})],
+    "dead_letters": [Bounded(200, _QUEUE | {"after": "0", "limit": "200"})],
     "insert_letters": [
         Bounded(
             10,
@@ -185,7 +185,7 @@ REPLAYS: dict[str, list[Expectation]] = {
             pages=30,
         )
     ],
-    "clear_items": [Exempt("deletes what a selection that was broken off has left, once")],
+    "clear_items": [Exempt("deletes the items of an interrupted selection, once")],
     "insert_items": [
         Bounded(
             10,
@@ -196,7 +196,7 @@ REPLAYS: dict[str, list[Expectation]] = {
         )
     ],
     "set_selected": [Bounded(1, _REPLAY | {"selected": "5"}, pages=30)],
-    "next_items": [Bounded(200, _REPLAY | {"most": "200"})],
+    "next_items": [Bounded(200, _REPLAY | {"limit": "200"})],
     "settle_items": [
         Bounded(
             100,

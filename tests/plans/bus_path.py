@@ -1,4 +1,4 @@
-"""What statements on the path of a command may touch; as in expectations.py."""
+"""Cost limits of the statements on the path of a command; see expectations.py."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PATH: dict[str, list[Expectation]] = {
         )
     ],
     "wake": [Bounded(1, {"queues": "array['bus:1:q']"})],
-    "take_handoffs": [Bounded(200, {"since": "'epoch'", "most": "200"})],
+    "take_handoffs": [Bounded(200, {"since": "'epoch'", "limit": "200"})],
     "put_back_handoffs": [
         Bounded(
             50,
@@ -76,7 +76,7 @@ PATH: dict[str, list[Expectation]] = {
     ],
     "release_ids": [Bounded(50, {"org_ids": _ORGS, "sources": _SOURCES, "command_ids": _IDS})],
     "delivered_ids": [Bounded(50, _ORG | {"sources": _SOURCES, "command_ids": _IDS})],
-    "forget_ids": [Bounded(1000, {"most": "1000"}, rows=6, pages=20)],
+    "forget_ids": [Bounded(1000, {"limit": "1000"}, rows=6, pages=20)],
     "revoked_at": [
         Bounded(
             50,
@@ -92,7 +92,7 @@ PATH: dict[str, list[Expectation]] = {
 LIMITS: dict[str, list[Expectation]] = {
     "take_tokens": [Bounded(50, _LIMITS, pages=20)],
     "count_used": [Bounded(50, _LIMITS, pages=20)],
-    "may_prefetch": [Bounded(50, _LANES | {"sources": "seed.repeat('', 50)", "most": "5"}, pages=20)],
+    "may_prefetch": [Bounded(50, _LANES | {"sources": "seed.repeat('', 50)", "limit": "5"}, pages=20)],
     "give_back": [
         Bounded(
             50,
@@ -102,7 +102,7 @@ LIMITS: dict[str, list[Expectation]] = {
     ],
 }
 FAIRNESS: dict[str, list[Expectation]] = {
-    "read_bans": [Exempt("reads the bans of an org: those that run, and those that ended within the last while")],
+    "read_bans": [Exempt("reads the active and the recently ended bans of an org")],
     "report": [
         Bounded(
             100,
@@ -128,10 +128,10 @@ FAIRNESS: dict[str, list[Expectation]] = {
     ],
     "note_refusals": [
         Bounded(
-            50, _LANES | {"sources": _SOURCES, "refused": "array_fill(1::bigint, array[50])", "most": "100"}, pages=20
+            50, _LANES | {"sources": _SOURCES, "refused": "array_fill(1::bigint, array[50])", "limit": "100"}, pages=20
         )
     ],
-    "forget_fairness": [Bounded(300, {"keep_seconds": "600", "most": "100"}, rows=8, pages=30)],
+    "forget_fairness": [Bounded(300, {"keep_seconds": "600", "limit": "100"}, rows=8, pages=30)],
 }
 
 EXPECTED: dict[str, list[Expectation]] = (

@@ -1,4 +1,4 @@
-"""What statements about the registry of the command bus may touch; as in expectations.py."""
+"""Cost limits of the statements about the registry of the command bus; see expectations.py."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NAME = _ORG | {"name": "'service-0'"}
 _LANE = _ORG | {"target": "'service-0'", "name": "'command-0'"}
 _ENTRY = _LANE | {"source": "'service-0'"}
 _WRITTEN = {"version": "2", "changed_by": "'root'"}
-_PAGE = {"most": "100"}
+_PAGE = {"limit": "100"}
 _AFTER = {"after_target": "'service-3'", "after_name": "'command-3'", "after_source": "''"}
 _AFTER_NAME = {"target": "'service-3'", "after_name": "'command-3'", "after_source": "''"}
 _PLACE = {"queue": "'queue'", "dlq": "'dead'"}
 _SHARED = "the routes that share a queue, when one is registered: here all of them do"
-_WHOLE = "the registry of an org is read whole, when it has changed"
+_WHOLE = "the whole registry of an org is read after it has changed"
 
 
 def _all(table: str) -> str:
@@ -38,7 +38,9 @@ REGISTRY: dict[str, list[Expectation]] = {
     "read_one_acl": [Bounded(1, _ENTRY)],
 }
 SNAPSHOTS: dict[str, list[Expectation]] = {
-    "snapshot_orgs": [Bounded(10, {"after": "'00000000-0000-0000-0000-000000000000'", "most": "10"}, rows=8, pages=20)],
+    "snapshot_orgs": [
+        Bounded(10, {"after": "'00000000-0000-0000-0000-000000000000'", "limit": "10"}, rows=8, pages=20)
+    ],
     "snapshot_versions": [Bounded(5, _ORGS)],
     "snapshot_services": _whole("services", _ORGS),
     "snapshot_routes": _whole("bus_routes", _ORGS),
@@ -132,9 +134,9 @@ KEYS: dict[str, list[Expectation]] = {
     "list_keys_of_service": [Bounded(10, _SERVICE | _PAGE | {"after_number": "0"})],
     "good_keys": [Bounded(10, _SERVICE)],
     "note_poll": [Bounded(1, _SERVICE, pages=40)],
-    "due_rotations": [Bounded(10, {"most": "100"})],
+    "due_rotations": [Bounded(10, {"limit": "100"})],
     "still_due": [Bounded(1, _SERVICE)],
-    "forget_keys": [Bounded(100, {"keep_seconds": "7776000", "most": "100"}, rows=5)],
+    "forget_keys": [Bounded(100, {"keep_seconds": "7776000", "limit": "100"}, rows=5)],
 }
 EXPECTED: dict[str, list[Expectation]] = (
     {f"bus_registry.{name}": cases for name, cases in REGISTRY.items()}

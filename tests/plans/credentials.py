@@ -1,4 +1,4 @@
-"""What statements about credentials for objects may touch; as in expectations.py."""
+"""Cost limits of the statements about credentials for objects; see expectations.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GONE = "array(select seed.id('gone ' || n) from generate_series(1, 50) n)"
 CREDENTIALS: dict[str, list[Expectation]] = {
     "minting": [Bounded(1, _ATTEMPT | {"lease_token": "seed.lease(seed.task('running', 0))", "issued_at": "0"})],
     "lease_held": [Bounded(1, _ATTEMPT)],
-    # Half of them of tasks that are there, half of tasks that were deleted.
+    # Half of them belong to existing tasks, half to deleted ones.
     "uncommitted_among": [
         Bounded(
             100,

@@ -1,6 +1,6 @@
-"""How much each statement may touch, whatever is stored. One that is not here fails the test: say what it costs.
+"""Limit of the rows and pages that each statement may touch, however much is stored. A statement without one fails.
 
-Arguments are SQL; the functions of seed_names.sql name what is there. `items` is what one call of the product asks for:
+Arguments are SQL; the functions of seed_names.sql name the seeded rows. `items` is the size of one call in the product:
 a batch, a page, a range.
 """
 
@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Bounded:
-    """Touches a few rows per item, and about as many pages in a database that is next to empty."""
+    """Touches a few rows per item, and about as many pages as in an almost empty database."""
 
     items: int = 1
     arguments: dict[str, str] = field(default_factory=dict)
     rows: float = 3
-    """Most rows read per item."""
+    """Maximum rows read per item."""
     pages: float = 12
-    """Most pages touched per item, those of the indexes it writes to included."""
+    """Maximum pages touched per item, including those of the indexes it writes to."""
 
 
 @dataclass(frozen=True)
 class Live:
-    """Touches what is under way or waits, all of it, but nothing that has ended."""
+    """Touches everything that is running or waiting, but nothing that has ended."""
 
     count: str
-    """SQL: how much that is."""
+    """SQL for the number of such items."""
     reason: str
     arguments: dict[str, str] = field(default_factory=dict)
     rows: float = 3
@@ -87,7 +87,7 @@ TASKS: dict[str, list[Expectation]] = {
     "claim_ranges": [
         Bounded(100, _WHO | {"run_ids": "array[seed.id('run queued')]", "firsts": "'{0}'", "lasts": "'{99}'"}, pages=25)
     ],
-    "claim_range_start": [Bounded(20, _WHO | _run("queued") | {"first": "0", "last": "99", "most": "20"}, pages=30)],
+    "claim_range_start": [Bounded(20, _WHO | _run("queued") | {"first": "0", "last": "99", "limit": "20"}, pages=30)],
     "next_queued": [
         Bounded(20, _SMALL | _run("queued") | {"first": "0", "last": "99", "runtimes": "null"}),
         Bounded(100, _SMALL | _run("running") | {"first": "0", "last": "99", "runtimes": "null"}),
@@ -96,7 +96,7 @@ TASKS: dict[str, list[Expectation]] = {
     "claim_capped": [
         Bounded(
             100,
-            _WHO | {"job_ids": "array[seed.id('job 2')]", "task_ids": "seed.tasks('parked', 100)", "most": "null"},
+            _WHO | {"job_ids": "array[seed.id('job 2')]", "task_ids": "seed.tasks('parked', 100)", "limit": "null"},
             rows=6,
             pages=40,
         )
@@ -147,8 +147,8 @@ TASKS: dict[str, list[Expectation]] = {
     ],
     "outputs_of": [Bounded(100, _SMALL | {"task_ids": "seed.tasks('running', 100)"})],
     "release": [Bounded(100, _FENCES, pages=30)],
-    "reap": [Bounded(500, _SMALL | {"most": "500", "since": _EPOCH}, rows=5, pages=40)],
-    "requeue_due": [Bounded(1000, _SMALL | {"most": "1000", "since": _EPOCH}, pages=25)],
+    "reap": [Bounded(500, _SMALL | {"limit": "500", "since": _EPOCH}, rows=5, pages=40)],
+    "requeue_due": [Bounded(1000, _SMALL | {"limit": "1000", "since": _EPOCH}, pages=25)],
     "cancel": [Bounded(2000, _SMALL | _ORG | {"task_ids": "seed.tasks('canceling', 2000)"}, pages=25)],
     "redrive": [Bounded(2000, _SMALL | _ORG | {"task_ids": "seed.tasks('dead', 2000)"}, pages=25)],
     "unpark": [
@@ -182,10 +182,10 @@ SHARDS: dict[str, list[Expectation]] = {
             {"task_id": "seed.task('dead', 7)", "org_id": "null"},
         )
     ],
-    "queued_payloads": [Bounded(100, _SMALL | _run("queued") | {"first": "0", "last": "99", "most": "100"})],
+    "queued_payloads": [Bounded(100, _SMALL | _run("queued") | {"first": "0", "last": "99", "limit": "100"})],
     "running_of": [Live("select count(*) from interlock.run_deltas", "deltas not yet folded", _run("running"))],
     "limited_runs": [
-        Live("select count(*) from interlock.runs where ended_at is null", "runs that go on", {"most": "1000"})
+        Live("select count(*) from interlock.runs where ended_at is null", "unfinished runs", {"limit": "1000"})
     ],
     "send_again": [Bounded(1, _run("queued"), pages=20)],
     "run_address": [Bounded(1, _run("running"))],
@@ -216,14 +216,14 @@ QUEUE: dict[str, list[Expectation]] = {
     "receive": [
         Bounded(
             10,
-            _PLATFORM | _SINCE | {"reserved": "1", "most": "10", "visibility": "60", "max_receives": "20"},
+            _PLATFORM | _SINCE | {"reserved": "1", "limit": "10", "visibility": "60", "max_receives": "20"},
             pages=30,
         )
     ],
     "waiting_shares": [
         Bounded(
             1000,
-            {"queue": "'shared'", "lane": "1", "most": "1000"}
+            {"queue": "'shared'", "lane": "1", "limit": "1000"}
             | dict.fromkeys(("after_org", "after_share"), "'00000000-0000-0000-0000-000000000000'"),
             pages=16,
         )
@@ -232,7 +232,7 @@ QUEUE: dict[str, list[Expectation]] = {
         Bounded(
             16,
             {"queue": "'shared'", "visibility": "60", "max_receives": "20", "lanes": "array_fill(1, array[8])"}
-            | {"most": "16", "normal_most": "14", "normal_since": _EPOCH}
+            | {"limit": "16", "normal_most": "14", "normal_since": _EPOCH}
             | {"org_ids": "array(select seed.id('org ' || n % 4) from generate_series(0, 7) n)"}
             | {"share_ids": "array(select seed.id('share ' || n) from generate_series(0, 7) n)"}
             | {"sinces": f"array_fill({_EPOCH}::timestamptz, array[8])", "mosts": "array_fill(2, array[8])"},
@@ -260,15 +260,15 @@ QUEUE: dict[str, list[Expectation]] = {
     "stats": [
         Live(
             "select count(*) from interlock.queue_messages where queue = 'platform'",
-            "a gauge; it stops counting at `most`",
-            _PLATFORM | {"most": "100000"},
+            "a gauge; it stops counting at `limit`",
+            _PLATFORM | {"limit": "100000"},
         )
     ],
-    "dead_letters": [Bounded(100, _PLATFORM | {"most": "100"})],
-    "dead_by_queue": [Bounded(100, {"queues": "'{platform,other}'", "most": "100"})],
-    "redrive_messages": [Bounded(1000, _PLATFORM | {"most": "1000"}, pages=20)],
+    "dead_letters": [Bounded(100, _PLATFORM | {"limit": "100"})],
+    "dead_by_queue": [Bounded(100, {"queues": "'{platform,other}'", "limit": "100"})],
+    "redrive_messages": [Bounded(1000, _PLATFORM | {"limit": "1000"}, pages=20)],
     "worker_seen": [Bounded(1, {"worker_id": "'worker 1'", "queue": "'other'"}, pages=20)],
-    "live_workers": [Live(_WORKERS, "one row for each worker of the last day")],
+    "live_workers": [Live(_WORKERS, "one row per worker of the last day")],
 }
 
 # jobs.sql
@@ -367,7 +367,7 @@ JOBS: dict[str, list[Expectation]] = {
 
 RUNS: dict[str, list[Expectation]] = {
     "only_one": [Bounded(1, {"name": "'run-counters'"})],
-    "fold_deltas": [Bounded(5000, {"most": "5000", "since": "'(0,0)'"})],
+    "fold_deltas": [Bounded(5000, {"limit": "5000", "since": "'(0,0)'"})],
     "end_runs": [Bounded(1, {"run_ids": "array[seed.id('run queued')]"}, pages=30)],
     "request_run_cancel": [Bounded(1, _ORG | _run("queued"), pages=30)],
     "stop_intolerable": [Bounded(1, _run_ids("running"), pages=30)],
@@ -375,27 +375,27 @@ RUNS: dict[str, list[Expectation]] = {
         Live(
             "select count(*) from interlock.runs where deadline_at is not null and ended_at is null",
             "runs with a deadline",
-            {"most": "20"},
+            {"limit": "20"},
         )
     ],
     "pause_runs": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
     "resume_runs": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
-    "live_runs_of": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS | {"most": "10000"})],
+    "live_runs_of": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS | {"limit": "10000"})],
     "delete_job": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
-    "waking_runs": [Bounded(20, {"most": "20"})],
+    "waking_runs": [Bounded(20, {"limit": "20"})],
     "wake_ranges": [
         Bounded(200, _SMALL | _run("queued") | {"first": "0", "last": "19999", "direct": "true"}, rows=110, pages=120)
     ],
     "queued_of_range": [Bounded(20_000, _SMALL | _run("big") | {"first": "0", "last": "19999"})],
     "woken_to": [Bounded(1, _run("queued") | {"walked_from": "0", "walked_to": "20000"}, pages=30)],
     "request_deletion": [Bounded(1, _run("dead"))],
-    "deleting_runs": [Bounded(10, {"most": "10"})],
+    "deleting_runs": [Bounded(10, {"limit": "10"})],
     "take_turn": [Exempt("an advisory lock")],
     "end_turn": [Exempt("an advisory lock")],
-    "delete_shard_attempts": [Bounded(5000, {"number": "1", "most": "5000"})],
+    "delete_shard_attempts": [Bounded(5000, {"number": "1", "limit": "5000"})],
     "ids_of_range": [Bounded(5000, _run("dead") | {"first": "0", "last": "4999"})],
     "lock_runs_of": [Bounded(2000, _ORG | {"task_ids": "seed.tasks('dead', 2000)"})],
-    "canceling_runs": [Bounded(20, {"most": "20"})],
+    "canceling_runs": [Bounded(20, {"limit": "20"})],
     "cancelable_of_run": [
         Bounded(5000, run | {"first": "0", "last": "4999"}, rows=1) for run in (_run("canceling"), _run("big"))
     ],
@@ -407,46 +407,47 @@ RUNS: dict[str, list[Expectation]] = {
     "delete_task_traces": [Bounded(5000, {"task_ids": "seed.tasks('sweep', 5000)"})],
     "delete_run": [Bounded(1, _run("sweep"))],
     "delete_nameless_job": [Bounded(1, {"job_id": "seed.id('job 104')"})],
-    "delete_expired_requests": [Bounded(5000, {"most": "5000"})],
-    "delete_stale_workers": [Live(_WORKERS, "one row for each worker of the last day")],
+    "delete_expired_requests": [Bounded(5000, {"limit": "5000"})],
+    "delete_stale_workers": [Live(_WORKERS, "one row per worker of the last day")],
     "sweep_place": [Bounded(1, {"name": "'runs'"})],
     "set_sweep_place": [Bounded(1, {"name": "'runs'", "cursor": "null", "position": "7", "task_id": "null"})],
     "live_runs_from": [
-        Bounded(100, {"cursor": cursor, "most": "100"}) for cursor in ("null", "'00ffffff-0000-0000-0000-000000000000'")
+        Bounded(100, {"cursor": cursor, "limit": "100"})
+        for cursor in ("null", "'00ffffff-0000-0000-0000-000000000000'")
     ],
-    # Ranges with a message, and without.
+    # Ranges with and without a message.
     "lost_run_tasks": [
         Bounded(items, _run_ids(run) | {"firsts": "'{0}'", "lasts": f"'{{{last}}}'", "grace": "60"})
         for run, last, items in (("queued", 999, 10), ("big", 19_999, 200), ("running", 999, 1000))
     ],
-    "jobs_after": [Bounded(100, {"cursor": cursor, "most": "100"}) for cursor in ("null", _HALFWAY)],
+    "jobs_after": [Bounded(100, {"cursor": cursor, "limit": "100"}) for cursor in ("null", _HALFWAY)],
     "lost_job_tasks": [
-        Bounded(1000, {"from_job": job, "after": _ZERO, "grace": "60", "most": "1000"})
+        Bounded(1000, {"from_job": job, "after": _ZERO, "grace": "60", "limit": "1000"})
         for job in (_ZERO, "seed.id('job 3')")
     ],
     "stranded_jobs": [Bounded(100, {"job_ids": "seed.job_ids(100)"})],
     "capped_jobs_of": [Bounded(2000, {"task_ids": "seed.tasks('dead', 2000)"})],
-    "parked_keys": [Bounded(50, {"job_ids": "array[seed.id('job 2'), seed.id('job 103')]", "most": "1000"})],
+    "parked_keys": [Bounded(50, {"job_ids": "array[seed.id('job 2'), seed.id('job 103')]", "limit": "1000"})],
 }
 
 # reads.sql
 
-_PAGE = {"most": "1000"}
+_PAGE = {"limit": "1000"}
 _ONE = _ORG | {"task_id": "seed.task('dead', 7)"}
 _BIG = _ORG | _run("big") | _PAGE
 _DEEP = {"first": "seed.big() - 1000", "last": "seed.big() - 1"}
-_FILTER = _ORG | {"error_class": "null", "most": "2000"}
+_FILTER = _ORG | {"error_class": "null", "limit": "2000"}
 _CANCELABLE = _FILTER | {"statuses": "'{Queued,Running,Failed}'", "dead": "false"}
 _DEAD = _FILTER | {"statuses": "'{Failed}'", "dead": "true"}
 
 READS: dict[str, list[Expectation]] = {
     "job_by_id": [Bounded(1, _ORG | _FOCUS)],
-    "list_jobs": [Bounded(100, _ORG | {"cursor": cursor, "most": "100"}, pages=20) for cursor in ("null", _HALFWAY)],
+    "list_jobs": [Bounded(100, _ORG | {"cursor": cursor, "limit": "100"}, pages=20) for cursor in ("null", _HALFWAY)],
     "newest_run": [Bounded(1, _ORG | _FOCUS)],
     "run_by_id": [Bounded(1, _ORG | _run("queued"))],
-    "list_runs": [Bounded(100, _ORG | _FOCUS | {"cursor": cursor, "most": "100"}) for cursor in ("null", _HALFWAY)],
-    "runs_from": [Bounded(51, _ORG | _FOCUS | {"cursor": cursor, "most": "51"}) for cursor in ("null", _HALFWAY)],
-    "jobs_from": [Bounded(51, _ORG | {"cursor": cursor, "most": "51"}) for cursor in ("null", _HALFWAY)],
+    "list_runs": [Bounded(100, _ORG | _FOCUS | {"cursor": cursor, "limit": "100"}) for cursor in ("null", _HALFWAY)],
+    "runs_from": [Bounded(51, _ORG | _FOCUS | {"cursor": cursor, "limit": "51"}) for cursor in ("null", _HALFWAY)],
+    "jobs_from": [Bounded(51, _ORG | {"cursor": cursor, "limit": "51"}) for cursor in ("null", _HALFWAY)],
     "task_by_id": [Bounded(1, _ONE, rows=5, pages=20)],
     "tasks_of_range": [
         Bounded(1000, _BIG | {"first": "0", "last": "999", "status": "null"}),
@@ -454,7 +455,7 @@ READS: dict[str, list[Expectation]] = {
         Bounded(1000, _BIG | _DEEP | {"status": "'Completed'"}),
     ],
     "tasks_of_run_by_status": [
-        Bounded(20, _BIG | {"status": status, "after": after, "most": "20"}, rows=4, pages=20)
+        Bounded(20, _BIG | {"status": status, "after": after, "limit": "20"}, rows=4, pages=20)
         for status in ("'Failed'", "'Canceled'")
         for after in ("-1", "seed.big() - 1001")
     ],
@@ -465,7 +466,7 @@ READS: dict[str, list[Expectation]] = {
     ],
     "attempts_of": [Bounded(3, {"task_id": "seed.task('dead', 7)"})],
     "explain_facts": [
-        # Beside its own the task's job may have a hundred slots, and its queue a hundred workers.
+        # Besides its own rows: the task's job may have a hundred slots, and its queue a hundred workers.
         Bounded(200, _ORG | {"task_id": f"seed.task('{run}', 7)"})
         for run in ("queued", "dead", "running", "parked")
     ],
@@ -492,7 +493,7 @@ READS: dict[str, list[Expectation]] = {
         Bounded(2000, _DEAD | _ALONE, rows=4),
     ],
     "in_flight_by_operator": [
-        Live(_BUSY, "a gauge: runs with running tasks, deltas to come, running tasks of no run", rows=4)
+        Live(_BUSY, "a gauge: runs with running tasks, pending deltas, running tasks without a run", rows=4)
     ],
 }
 
@@ -524,12 +525,12 @@ EFFECTS: dict[str, list[Expectation]] = {
         for direct in ("true", "false")
     ],
     "take_outbox": [
-        Bounded(500, {"most": "500", "retry_seconds": "5", "since": _EPOCH, "kinds": "'{send,invoke}'"}, pages=20)
+        Bounded(500, {"limit": "500", "retry_seconds": "5", "since": _EPOCH, "kinds": "'{send,invoke}'"}, pages=20)
     ],
     "clock": [Bounded()],
     "delete_outbox": [Bounded(500, {"ids": "seed.series(501)"})],
     "outbox_stats": [
-        Live("select count(*) from interlock.outbox", "a gauge; it stops counting at `most`", {"most": "100000"})
+        Live("select count(*) from interlock.outbox", "a gauge; it stops counting at `limit`", {"limit": "100000"})
     ],
 }
 
@@ -550,7 +551,7 @@ PRINCIPALS: dict[str, list[Expectation]] = {
     ],
     "renew_capability": [Bounded(1, {"capability_id": "seed.id('capability 7')", "seconds": "60"}, pages=20)],
     "find_capability": [Bounded(1, {"capability_id": "seed.id('capability 5150')"})],
-    "delete_expired_capabilities": [Bounded(5000, {"most": "5000"})],
+    "delete_expired_capabilities": [Bounded(5000, {"limit": "5000"})],
     "insert_org": [_BY_HAND],
     "org_by_name": [_BY_HAND],
     "insert_key": [_BY_HAND],
@@ -574,7 +575,7 @@ MEMBERS: dict[str, list[Expectation]] = {
     ],
     "disallow_member": [Bounded(1, _MEMBER | {"org_id": "seed.id('org 3')"}, pages=20)],
     "members_of": [
-        Bounded(100, {"org_id": "seed.id('org 3')", "issuer": "'issuer'", "after": "'user 1'", "most": "100"}, rows=4)
+        Bounded(100, {"org_id": "seed.id('org 3')", "issuer": "'issuer'", "after": "'user 1'", "limit": "100"}, rows=4)
     ],
 }
 
@@ -593,7 +594,7 @@ OPERATORS: dict[str, list[Expectation]] = {
     ],
     "forget_operators": [Bounded(1, _DAY)],
     "declared_operators": [Bounded(10, {"queue": "'platform'", "names": _TEN_OPERATORS} | _DAY)],
-    "some_operators": [Bounded(100, {"queue": "'platform'", "most": "100"} | _DAY)],
+    "some_operators": [Bounded(100, {"queue": "'platform'", "limit": "100"} | _DAY)],
     "short_operators": [Exempt("reads the names of all declared operators, when a DAG is checked")],
     "limited_orgs": [Bounded(1)],
     "limit_org": [_BY_HAND],
@@ -608,7 +609,7 @@ SECRETS: dict[str, list[Expectation]] = {
     "count_others": [Exempt("counts the secrets of one org, of which it has at most 200")],
     "set_secret": [_BY_HAND],
     "remove_secret": [_BY_HAND],
-    "list_secrets": [Bounded(100, _ORG | {"after": "''", "most": "100"})],
+    "list_secrets": [Bounded(100, _ORG | {"after": "''", "limit": "100"})],
     "known_secrets": [Bounded(10, _TEN_SECRETS)],
     "sealed_secrets": [Bounded(10, _TEN_SECRETS)],
 }

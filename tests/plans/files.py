@@ -1,4 +1,4 @@
-"""What statements about the files of datasets may touch; as in expectations.py."""
+"""Cost limits of the statements about the files of datasets; see expectations.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES: dict[str, list[Expectation]] = {
         Bounded(10, {"job_ids": "array[seed.id('pipe 1'), seed.id('pipe 2')]", "range_operators": "'{range_splitter}'"})
     ],
     # Ten partitions in each of ten ranges.
-    "files_of": [Bounded(100, _SCOPES | {"most": "10001"})],
+    "files_of": [Bounded(100, _SCOPES | {"limit": "10001"})],
     "versions_written": [Bounded(2, {"versions": "array[seed.id('pipe version 0'), seed.id('version 1')]"})],
     "partitions_at": [
         Bounded(
@@ -65,7 +65,7 @@ FILES: dict[str, list[Expectation]] = {
             pages=30,
         )
     ],
-    "condemn": [Bounded(100, {"most": "100", "keep": "60", "again": "60"}, rows=12, pages=60)],
+    "condemn": [Bounded(100, {"limit": "100", "keep": "60", "again": "60"}, rows=12, pages=60)],
     "swept": [
         Bounded(100, {"places": "array(select 'file:///objects/' || n || '/' from generate_series(0, 99) n)"}, pages=30)
     ],

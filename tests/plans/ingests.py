@@ -1,4 +1,4 @@
-"""What statements about staged lists may touch; as in expectations.py."""
+"""Cost limits of the statements about staged lists; see expectations.py."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ INGEST: dict[str, list[Expectation]] = {
     "insert_upload": [Bounded(1, _ORG | {"parts": "1", "seconds": "60"}, pages=20)],
     "keep_upload": [Bounded(1, _ORG | {"upload_id": "seed.id('upload 0')", "seconds": "60"}, pages=30)],
     "known_upload": [Bounded(1, _ORG | {"upload_id": "seed.id('upload 0')"})],
-    "uploads_to_sweep": [Bounded(50, {"most": "50"})],
+    "uploads_to_sweep": [Bounded(50, {"limit": "50"})],
     "uploads_in_use": [
-        Live("select 50 * count(*) from interlock.ingests where settled_at is null", "open ones", _UPLOADS)
+        Live("select 50 * count(*) from interlock.ingests where settled_at is null", "open ingests", _UPLOADS)
     ],
     "postpone_uploads": [Bounded(50, _UPLOADS | {"seconds": "60"}, pages=30)],
     "delete_uploads": [Bounded(50, _UPLOADS, pages=20)],
@@ -58,7 +58,7 @@ INGEST: dict[str, list[Expectation]] = {
     "set_loaded": [Bounded(1, _INGEST | {"total": "1", "last_index": "0"}, pages=30)],
     "set_run_total": [Bounded(1, _INGEST, pages=40)],
     "enqueue_run_ranges": [
-        Bounded(10, _INGEST | _QUEUE | {"most": "10", "direct": direct}, pages=40) for direct in ("true", "false")
+        Bounded(10, _INGEST | _QUEUE | {"limit": "10", "direct": direct}, pages=40) for direct in ("true", "false")
     ],
     "latch_ingested": [Bounded(1, _INGEST, pages=40)],
     "end_ingest": [Bounded(1, _INGEST | {"step": "'Failed'", "state": "'Failed'", "reason": "'bad'"}, pages=60)],
@@ -70,7 +70,7 @@ INGEST: dict[str, list[Expectation]] = {
             pages=20,
         )
     ],
-    "loads_on_spark": [Bounded(100, {"most": "100"})],
+    "loads_on_spark": [Bounded(100, {"limit": "100"})],
     "set_load_task": [Bounded(1, _INGEST | {"load_task": "seed.id('load')"}, pages=30)],
     "clear_load_task": [Bounded(1, _INGEST | {"load_task": "seed.id('load')"}, pages=30)],
     "load_task_state": [Bounded(1, {"task_id": "seed.task('failed', 0)"}, rows=6)],
@@ -79,7 +79,7 @@ INGEST: dict[str, list[Expectation]] = {
         Live(
             "select count(*) from interlock.ingests where settled_at is null",
             "a page of runs whose tasks are being made",
-            {"after": "'00000000-0000-0000-0000-000000000000'", "most": "100", "queue": "'ingest'", "grace": "0"},
+            {"after": "'00000000-0000-0000-0000-000000000000'", "limit": "100", "queue": "'ingest'", "grace": "0"},
             rows=6,
             pages=20,
         )
@@ -147,7 +147,7 @@ INGEST: dict[str, list[Expectation]] = {
         )
         for direct in ("true", "false")
     ],
-    "unwanted_open_runs": [Bounded(100, {"most": "100"})],
+    "unwanted_open_runs": [Bounded(100, {"limit": "100"})],
     "close_run": [Bounded(1, _ORG | _RUN, pages=40)],
 }
 EXPECTED: dict[str, list[Expectation]] = {f"ingest.{name}": cases for name, cases in INGEST.items()}

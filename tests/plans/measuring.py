@@ -1,4 +1,4 @@
-"""What a statement touches: its cached generic plan, run and rolled back."""
+"""Measures the rows and pages that a statement touches: executes its cached generic plan, and rolls back."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from interlock.adapters.postgres import SHARD, Connection, in_shard, queries
+from interlock.stores.postgres import SHARD, Connection, in_shard, queries
 
-_FOLDER = resources.files("interlock.sql") / "queries"
+_PACKAGE = Path(str(resources.files("interlock")))
+_OF_THE_STATE_DATABASE = ("access", "bus", "dags", "datasets", "jobs", "query", "tasks", "untrusted", "webhooks")
 
 
 @dataclass(frozen=True)
 class Statement:
+    room: str
     area: str
     name: str
     sql: str
@@ -33,40 +36,46 @@ class Statement:
 
 @dataclass(frozen=True)
 class Touched:
-    """One execution."""
+    """Measurements of one execution."""
 
     rows: float
-    """Read from tables and indexes, those that a filter then dropped included."""
+    """Rows read from tables and indexes, including those that a filter then dropped."""
     pages: int
-    """Of tables and indexes, read or written, in the buffer cache or not."""
+    """Pages of tables and indexes, read or written, in the buffer cache or not."""
     scanned: frozenset[str]
-    """Tables that were read from end to end."""
+    """Tables that were scanned completely."""
     plan: str
-    """Its scans, in few words."""
+    """A short outline of the scans."""
+
+
+def area_of(room: str, file: str) -> str:
+    return f"bus_{file}" if room == "bus" else file
 
 
 def statements() -> list[Statement]:
-    """Every statement of sql/queries."""
+    """Returns every statement of sql/queries."""
     found = []
-    for area in sorted(file.name.removesuffix(".sql") for file in _FOLDER.iterdir()):
-        loaded = queries(area)
+    files = [file for room in _OF_THE_STATE_DATABASE for file in sorted((_PACKAGE / room / "queries").glob("*.sql"))]
+    for file in files:
+        room = file.parent.parent.name
+        loaded = queries(room, file.stem)
         for name in loaded.available_queries:
             sql = getattr(loaded, name).sql
             names = loaded.driver_adapter.var_sorted.get(name, [])
             if SHARD in names:
                 sql, names = in_shard(sql, names, 0)
-            found.append(Statement(area, name, sql, tuple(names)))
+            found.append(Statement(room, area_of(room, file.stem), name, sql, tuple(names)))
     return found
 
 
 async def prepare(connection: Connection, statement: Statement) -> None:
-    """Parses and plans it. The plan stays until its tables are analyzed, or the connection is told to plan anew."""
+    """Parses and plans a statement. The plan is kept until its tables are analyzed or the connection discards plans."""
     await connection.execute(f"prepare {statement.area}_{statement.name} as {statement.sql}")
     await connection.execute(f"explain {statement.call(dict.fromkeys(statement.parameters, 'null'))}")
 
 
 async def touched(connection: Connection, statement: Statement, arguments: dict[str, str]) -> Touched:
-    """Twice: the first execution says what was read, the second, with everything looked up before, how many pages."""
+    """Executes twice: the first execution gives the rows; the second, with catalog lookups cached, gives the pages."""
     call = statement.call(await _literals(connection, arguments))
     async with _undone(connection):
         answer = await connection.fetchval(f"explain (analyze, timing off, format json) {call}")
@@ -85,7 +94,7 @@ async def touched(connection: Connection, statement: Statement, arguments: dict[
 
 
 async def pages(connection: Connection) -> int:
-    """All that this connection has touched so far. Reading it touches none."""
+    """Returns all pages that this connection has touched so far. The query itself touches none."""
     await connection.fetchval("select pg_stat_force_next_flush()")
     count: int = await connection.fetchval(
         "select sum(hits + reads)::bigint from pg_stat_get_backend_io(pg_backend_pid())"
@@ -94,7 +103,7 @@ async def pages(connection: Connection) -> int:
 
 
 async def _literals(connection: Connection, arguments: dict[str, str]) -> dict[str, str]:
-    """Evaluated beforehand: what it takes to find the arguments is not the statement's."""
+    """Evaluates the arguments separately, so that their cost is not counted for the statement."""
     if not arguments:
         return {}
     expressions = ", ".join(f"quote_nullable(({expression})::text)" for expression in arguments.values())

@@ -1,4 +1,4 @@
-"""What sources, backpressure, backfills and operators' states may touch; as in expectations.py."""
+"""Cost limits of the statements of sources, backpressure, backfills and operator state; see expectations.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALL_SOURCES = "select count(*) from interlock.jobs where source is not null"
 _MANUAL = {"job_ids": "array(select seed.id('manual ' || n) from generate_series(0, 9) n)"}
 _SOURCE = _ORG | {"dag_name": "'feeds manual'", "name": "'manual 7'"}
 _HOOK = _ORG | {"dag_name": "'feeds webhook'", "name": "'webhook 7'", "secret_hash": "sha256('new')", "secret": "null"}
-_RESTART = {"most": "1000", "steady_seconds": "300", "most_seconds": "300", "kept": "100"}
+_RESTART = {"limit": "1000", "steady_seconds": "300", "most_seconds": "300", "kept": "100"}
 
 SOURCES: dict[str, list[Expectation]] = {
     "source_generations": [Bounded(1, _SOURCE)],
@@ -33,25 +33,25 @@ SOURCES: dict[str, list[Expectation]] = {
         Live(
             "select count(*) from interlock.outbox",
             "others' rows that are due as well",
-            {"most": "100", "since": _EPOCH},
+            {"limit": "100", "since": _EPOCH},
         )
     ],
-    "jobs_with_triggers": [Bounded(11, {"after": _ZERO, "most": "1000"})],
-    "fire_triggers": [Bounded(1000, _MANUAL | {"each": "200", "most": "1000", "direct": "true"}, rows=6, pages=60)],
+    "jobs_with_triggers": [Bounded(11, {"after": _ZERO, "limit": "1000"})],
+    "fire_triggers": [Bounded(1000, _MANUAL | {"each": "200", "limit": "1000", "direct": "true"}, rows=6, pages=60)],
     "hand_on_triggers": [Bounded(10, _MANUAL | {"each": "1000"})],
     "forget_triggers": [Bounded(10, _MANUAL | {"each": "1000", "age_seconds": "60"})],
-    "start_sources": [Live(_ALL_SOURCES, "every always_on source is looked at", {"most": "1000"}, rows=4, pages=20)],
-    "restart_sources": [Live(_ALL_SOURCES, "every always_on source is looked at", _RESTART, rows=6, pages=30)],
-    "stop_sources": [Live(_ALL_SOURCES, "the task of every always_on source is looked at", {"most": "1000"})],
-    "forget_sources": [Live(_ALL_SOURCES, "the task of every always_on source is looked at")],
+    "start_sources": [Live(_ALL_SOURCES, "checks every always_on source", {"limit": "1000"}, rows=4, pages=20)],
+    "restart_sources": [Live(_ALL_SOURCES, "checks every always_on source", _RESTART, rows=6, pages=30)],
+    "stop_sources": [Live(_ALL_SOURCES, "checks the task of every always_on source", {"limit": "1000"})],
+    "forget_sources": [Live(_ALL_SOURCES, "checks the task of every always_on source")],
     "list_sources": [
-        # Up to a thousand triggers of each are counted.
-        Bounded(100, _ORG | {"dag_name": f"'feeds {kind}'", "most": "1000"}, rows=30, pages=30)
+        # Up to a thousand triggers are counted per source.
+        Bounded(100, _ORG | {"dag_name": f"'feeds {kind}'", "limit": "1000"}, rows=30, pages=30)
         for kind in ("manual", "webhook", "always_on")
     ],
     "dag_exists": [Bounded(1, _ORG | {"dag_name": "'feeds manual'"})],
-    "follow_schedules": [Live(_ALL_SOURCES, "every schedule is compared with its source", rows=4)],
-    "due_schedules": [Bounded(10, {"most": "100"})],
+    "follow_schedules": [Live(_ALL_SOURCES, "compares every schedule with its source", rows=4)],
+    "due_schedules": [Bounded(10, {"limit": "100"})],
     "set_schedules": [
         Bounded(
             1,
@@ -75,10 +75,10 @@ _ALL_PAUSES = "select count(*) from interlock.pauses"
 _HELD = {"job_ids": "array[seed.id('pipe 0')]", "cause_ids": "array[seed.id('pipe 2')]"}
 
 PRESSURE: dict[str, list[Expectation]] = {
-    # One of the jobs has all that its limit allows and one task more, and those are counted.
-    "measure": [Bounded(1000, {"after": _ZERO, "most": "1000"}, rows=6)],
-    "count_waiting": [Bounded(1001, {"job_id": "seed.id('pipe 2')", "most": "1001"})],
-    "all_pauses": [Live(_ALL_PAUSES, "all of them are compared with what is needed")],
+    # One of the jobs has one task more than its limit allows, and all of those are counted.
+    "measure": [Bounded(1000, {"after": _ZERO, "limit": "1000"}, rows=6)],
+    "count_waiting": [Bounded(1001, {"job_id": "seed.id('pipe 2')", "limit": "1001"})],
+    "all_pauses": [Live(_ALL_PAUSES, "compares all pauses with the required ones")],
     "upstream": [Bounded(2, {"job_ids": "array[seed.id('pipe 2')]"}, rows=20, pages=60)],
     "lock_pauses": [Bounded(1)],
     "hold": [Bounded(1, _HELD | {"bulks": "array[false]", "paths": f"array[{_ZERO}]", "reasons": "array['full']"})],
@@ -87,12 +87,12 @@ PRESSURE: dict[str, list[Expectation]] = {
         Live(
             _ALL_PAUSES,
             "a page of them is looked for among all",
-            _ORG | {"after_job": _ZERO, "after_cause": _ZERO, "most": "100"},
+            _ORG | {"after_job": _ZERO, "after_cause": _ZERO, "limit": "100"},
             rows=8,
             pages=30,
         )
     ],
-    "pause_levels": [Live(_ALL_PAUSES, "all of them are counted")],
+    "pause_levels": [Live(_ALL_PAUSES, "counts all pauses")],
 }
 
 # backfills.sql
@@ -104,7 +104,7 @@ _PLACE = {"place_input": "0", "place_start": "50000", "place_end": "50009"}
 BACKFILLS: dict[str, list[Expectation]] = {
     "job_of_dag": [Bounded(1, _ORG | {"dag_name": "'pipe'", "name": "'pipe 1'"})],
     "scopes_after": [
-        Bounded(1000, _PIPE | place | {"range_start": "5", "range_end": "150000", "most": "1000"})
+        Bounded(1000, _PIPE | place | {"range_start": "5", "range_end": "150000", "limit": "1000"})
         for place in (_PLACE, {"place_input": "-1", "place_start": "0", "place_end": "0"})
     ],
     "start_backfill": [
@@ -125,8 +125,8 @@ BACKFILLS: dict[str, list[Expectation]] = {
             pages=40,
         )
     ],
-    "held_runs": [Bounded(10, {"after_job": _ZERO, "after_run": _ZERO, "most": "100"})],
-    # Live runs of the job are summed up.
+    "held_runs": [Bounded(10, {"after_job": _ZERO, "after_run": _ZERO, "limit": "100"})],
+    # Sums up the live runs of the job.
     "take_held": [Bounded(10, _PIPE_RUN | {"most_waiting": "10000"})],
     "undone_scopes": [
         Bounded(100, _PIPE | {"run_id": "seed.id('run queued')", "shard": "0", "first": "0", "last": "99"}, rows=6)
@@ -162,7 +162,7 @@ BACKFILLS: dict[str, list[Expectation]] = {
     "hold_from": [Bounded(1, _PIPE_RUN | {"held_from": "100"}, pages=40)],
     "pause_backfill": [Bounded(1, _ORG | _PIPE_RUN, pages=40)],
     "resume_backfill": [Bounded(1, _ORG | _PIPE_RUN, pages=40)],
-    "list_backfills": [Bounded(100, _ORG | {"cursor": "null", "most": "100"})],
+    "list_backfills": [Bounded(100, _ORG | {"cursor": "null", "limit": "100"})],
     "backfill_by_id": [Bounded(1, _ORG | _PIPE_RUN)],
 }
 

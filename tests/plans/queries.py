@@ -1,4 +1,4 @@
-"""What statements about queries may touch; as in expectations.py."""
+"""Cost limits of the statements about queries; see expectations.py."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ QUERIES: dict[str, list[Expectation]] = {
     "attempt_of": [Bounded(1, _TASK)],
     "granted_versions": [Bounded(2, _ORG | {"versions": _VERSIONS}, rows=6)],
     "published_among": [
-        Bounded(10, _ORG | {"names": "array(select 'name ' || n from generate_series(1, 10) n)", "most": "101"})
+        Bounded(10, _ORG | {"names": "array(select 'name ' || n from generate_series(1, 10) n)", "limit": "101"})
     ],
     "behind_ranges": [
         Bounded(2, _ORG | {"versions": _VERSIONS, "range_operators": "'{range_splitter}'"}, rows=12, pages=30)
     ],
-    "committed_files": [Exempt("it names every file that a query is about to read, up to its limit")],
+    "committed_files": [Exempt("names every file that a query is about to read, up to the query's limit")],
     "open_query": [
         Bounded(
             1,
@@ -43,9 +43,9 @@ QUERIES: dict[str, list[Expectation]] = {
         )
     ],
     "find_query": [Bounded(1, _ONE)],
-    "list_queries": [Bounded(100, _ORG | {"before": _LAST, "most": "100"}, pages=20)],
-    "lose_queries": [Bounded(2, {"seconds": "600", "most": "2"}, rows=6, pages=60)],
-    "delete_old_queries": [Bounded(100, {"since": _ZERO, "age_seconds": "86400", "most": "100"}, rows=6, pages=60)],
+    "list_queries": [Bounded(100, _ORG | {"before": _LAST, "limit": "100"}, pages=20)],
+    "lose_queries": [Bounded(2, {"seconds": "600", "limit": "2"}, rows=6, pages=60)],
+    "delete_old_queries": [Bounded(100, {"since": _ZERO, "age_seconds": "86400", "limit": "100"}, rows=6, pages=60)],
     "insert_query_edges": [
         Bounded(
             2,

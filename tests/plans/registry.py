@@ -1,4 +1,4 @@
-"""What statements about datasets may touch; as in expectations.py."""
+"""Cost limits of the statements about datasets; see expectations.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JOB = {"job_id": "seed.id('dag job 0')"}
 _JOBS = {"job_ids": "array[seed.id('dag job 0'), seed.id('dag job 1')]"}
 _RANGE = {"start": "20005", "end": "20995"}
 _COUNT = 1000
-"""Partitions that one version's view counts."""
+"""Partitions counted for the view of one version."""
 
 REGISTRY: dict[str, list[Expectation]] = {
     "dataset_by_uuid": [Bounded(1, _ORG | _DATASET)],
@@ -21,34 +21,34 @@ REGISTRY: dict[str, list[Expectation]] = {
     "dataset": [Bounded(1, _ORG | _DATASET, rows=10)],
     "list_datasets": [
         Bounded(
-            130, _ORG | {"role": "'reader'", "most": "100", "after": "'00000000-0000-0000-0000-000000000000'"}, rows=6
+            130, _ORG | {"role": "'reader'", "limit": "100", "after": "'00000000-0000-0000-0000-000000000000'"}, rows=6
         )
     ],
     "versions_of": [
         Bounded(
             21,
-            _DATASET | {"current_version": "seed.id('version 0')", "most": "20", "bound": str(_COUNT)},
+            _DATASET | {"current_version": "seed.id('version 0')", "limit": "20", "bound": str(_COUNT)},
             rows=60,
             pages=20,
         )
     ],
     "version_of": [Bounded(1, _DATASET | _VERSION)],
     "partitions_of": [
-        Bounded(100, _VERSION | {"after": "20000", "from_": "20005", "to": "90000", "most": "100"}),
+        Bounded(100, _VERSION | {"after": "20000", "from_": "20005", "to": "90000", "limit": "100"}),
     ],
-    "events_of": [Bounded(100, _DATASET | {"before": "9223372036854775807", "most": "100"})],
-    "readers_of_datasets": [Bounded(100, _ORG | _DATASETS | {"most": "1001"}, rows=4)],
-    "written_by": [Bounded(2, _ORG | {"job_ids": "array[seed.id('dag job 0')]", "most": "1001"})],
-    "writers_of_datasets": [Bounded(1, _ORG | _DATASETS | {"most": "1001"}, rows=5)],
-    "read_by": [Bounded(2, _ORG | _JOBS | {"most": "1001"})],
+    "events_of": [Bounded(100, _DATASET | {"before": "9223372036854775807", "limit": "100"})],
+    "readers_of_datasets": [Bounded(100, _ORG | _DATASETS | {"limit": "1001"}, rows=4)],
+    "written_by": [Bounded(2, _ORG | {"job_ids": "array[seed.id('dag job 0')]", "limit": "1001"})],
+    "writers_of_datasets": [Bounded(1, _ORG | _DATASETS | {"limit": "1001"}, rows=5)],
+    "read_by": [Bounded(2, _ORG | _JOBS | {"limit": "1001"})],
     "names_of_datasets": [Bounded(1, _ORG | _DATASETS)],
     "producer_of": [Bounded(1, _ORG | _VERSION, rows=5)],
     "version_for_change": [Bounded(1, _VERSION)],
     "next_commit": [Bounded()],
     "holding_back": [Bounded(2, _JOBS)],
     "active_readers": [Bounded(100, _VERSION)],
-    "scopes_within": [Bounded(200, _JOBS | _RANGE | {"most": "10001"}, rows=4)],
-    "partitions_within": [Bounded(100, _VERSION | _RANGE | {"most": "10001"})],
+    "scopes_within": [Bounded(200, _JOBS | _RANGE | {"limit": "10001"}, rows=4)],
+    "partitions_within": [Bounded(100, _VERSION | _RANGE | {"limit": "10001"})],
     "renew_partitions": [
         Bounded(
             100,
@@ -68,14 +68,14 @@ REGISTRY: dict[str, list[Expectation]] = {
         )
     ],
     "job_of_dag": [Bounded(1, _ORG | {"dag": "'dag 0'", "name": "'dag job 0'"})],
-    "scope_given": [Bounded(100, _JOB | _RANGE | {"inputs": "1", "most": "100"}, rows=4)],
+    "scope_given": [Bounded(100, _JOB | _RANGE | {"inputs": "1", "limit": "100"}, rows=4)],
     "task_given": [Bounded(1, {"shard": "0", "task_id": "seed.task('queued', 7)"})],
     "inputs_in_range": [Bounded(1, _JOB | _RANGE, rows=10, pages=30)],
     "streams_read": [Bounded(1, _JOB)],
 }
 
 RETENTION: dict[str, list[Expectation]] = {
-    "dag_jobs_after": [Bounded(100, {"after": "'00000000-0000-0000-0000-000000000000'", "most": "100"})],
+    "dag_jobs_after": [Bounded(100, {"after": "'00000000-0000-0000-0000-000000000000'", "limit": "100"})],
     "delete_ended_tasks": [
         Bounded(
             300,
@@ -83,12 +83,12 @@ RETENTION: dict[str, list[Expectation]] = {
                 "job_ids": "array[seed.id('job 3')]",
                 "made_before": "'ffffffff-ffff-ffff-ffff-ffffffffffff'",
                 "age_seconds": "0",
-                "most": "100",
+                "limit": "100",
             },
             rows=6,
         )
     ],
-    "delete_old_events": [Bounded(100, {"since": "0", "age_seconds": "0", "most": "100"}, rows=4)],
+    "delete_old_events": [Bounded(100, {"since": "0", "age_seconds": "0", "limit": "100"}, rows=4)],
 }
 
 EXPECTED: dict[str, list[Expectation]] = {

@@ -1,4 +1,4 @@
-"""What statements about results and receipts may touch; as in expectations.py."""
+"""Cost limits of the statements about results and receipts; see expectations.py."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXPORTS: dict[str, list[Expectation]] = {
     "exports_of_tasks": [Bounded(10, {"task_ids": "seed.tasks('running', 10)"})],
     "forget_exports": [Bounded(1, _RUN, pages=30)],
 }
-_STRETCH = _RUN | _ORG | {"shard": "0", "first": "0", "last": "99", "error_class": "null", "most": "100"}
+_STRETCH = _RUN | _ORG | {"shard": "0", "first": "0", "last": "99", "error_class": "null", "limit": "100"}
 
 RERUNS: dict[str, list[Expectation]] = {
     "payloads_in_stretch": [

@@ -1,4 +1,4 @@
-"""What it may touch to turn changes of datasets into tasks; as in expectations.py."""
+"""Cost limits of the statements that turn dataset changes into tasks; see expectations.py."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _nulls(kind: str) -> str:
 
 
 ROUTING: dict[str, list[Expectation]] = {
-    "take_routes": [Bounded(100, {"since": "'epoch'", "most": "100"}, rows=20)],
+    "take_routes": [Bounded(100, {"since": "'epoch'", "limit": "100"}, rows=20)],
     "changed_scopes": [Bounded(100, {"event_ids": "seed.series(100)"})],
-    # New tasks with their messages, for the one job that reads them; and none, for what is known.
+    # New tasks with messages for the one job that reads the scopes, and none for scopes that are known.
     "give_scopes": [
         *(
             Bounded(
@@ -39,7 +39,7 @@ ROUTING: dict[str, list[Expectation]] = {
             )
             for commit in ("1000000000", "1")
         ),
-        # A part of a stream that was rewritten: of the scopes that each of its readers has made, those in it.
+        # A rewritten part of a stream: touches the scopes in it that each of its readers has made.
         Bounded(
             200,
             {
@@ -56,7 +56,7 @@ ROUTING: dict[str, list[Expectation]] = {
     ],
     "readers_of": [Bounded(100, {"versions": "array[seed.id('stream version')]"}, rows=5)],
     "start_streams": [Bounded(100, _READERS | {"direct": "true"}, rows=30, pages=150)],
-    "open_gates": [Bounded(1000, _READERS | {"most": "1000"}, rows=8)],
+    "open_gates": [Bounded(1000, _READERS | {"limit": "1000"}, rows=8)],
     "set_gates": [
         Bounded(
             1,
@@ -70,11 +70,11 @@ ROUTING: dict[str, list[Expectation]] = {
         )
     ],
     "edges_behind": [
-        Bounded(100, {"job_id": "'00000000-0000-0000-0000-000000000000'", "input_index": "-1", "most": "100"}, rows=8)
+        Bounded(100, {"job_id": "'00000000-0000-0000-0000-000000000000'", "input_index": "-1", "limit": "100"}, rows=8)
     ],
     "room_of": [Bounded(1000, {"job_ids": "array[seed.id('pipe 2')]"})],
     "keep_pauses": [Bounded()],
-    "changes_since": [Bounded(1000, _EDGE | {"since": "100", "pointed_at": "0", "most": "1000"}, rows=4)],
+    "changes_since": [Bounded(1000, _EDGE | {"since": "100", "pointed_at": "0", "limit": "1000"}, rows=4)],
     "set_reconciled": [Bounded(1, _EDGE | {"reconciled_to": "7"}, pages=30)],
 }
 

@@ -1,5 +1,5 @@
--- A state database as it looks after a long time of work: `seed.mass` tasks of other people's jobs, and beside them, the
--- same in every database, the few that the measured statements are about.
+-- A state database after a long time of work: `seed.mass` tasks of other jobs, and the few rows, the same in every
+-- database, that the measured statements are about.
 
 insert into interlock.orgs (org_id, name) select seed.id('org ' || n), 'org ' || n from generate_series(0, 3) n;
 
@@ -27,8 +27,8 @@ insert into interlock.datasets (dataset_uuid, org_id, current_version)
 select seed.id('dataset ' || n), seed.id('org ' || n % 4), seed.id('version ' || n)
 from generate_series(0, 99 + seed.mass() / 100) n;
 
--- Jobs 0 to 3 are measured, 4 to 103 own the mass, those from 104 on were posted without a name, a task each. Job 2 has
--- a cap and a cap per key, jobs 100 to 103 have a cap.
+-- Jobs 0 to 3 are measured, 4 to 103 own the mass, and those from 104 on were posted without a name, with one task each.
+-- Job 2 has a concurrency limit and one per key, jobs 100 to 103 have a concurrency limit.
 create table seed.job as
 select n, seed.id('job ' || n) as job_id, seed.id('org ' || case when n < 4 then 0 else n % 4 end) as org_id
 from generate_series(0, 503 + seed.mass() / 20) n;
@@ -42,7 +42,7 @@ select job_id, org_id, case when n < 104 then 'job ' || n end, 'echo', 'platform
        case when n = 2 then 20 end, '[]', sha256('definition')
 from seed.job;
 
--- Runs. A kind says what its tasks are at.
+-- Runs. The kind determines the state of their tasks.
 create table seed.run as
 select seed.id('run ' || kind) as run_id, job, kind, size, case when ended then now() - interval '20 days' end as ended_at
 from (values ('queued', 0, 1000, false), ('running', 0, 1000, false), ('expired', 0, 600, false),
@@ -63,7 +63,7 @@ union all
 select seed.id('run single ' || n), n, 'single', 1, now() - interval '1 day' * random() * 13
 from generate_series(104, 503 + seed.mass() / 20) n
 union all
--- The history of a job that is measured.
+-- The history of a measured job.
 select seed.id('run past ' || n), 0, 'single', 1, now() - interval '1 day' * random() * 13
 from generate_series(1, 200 + seed.mass() / 100) n;
 
@@ -74,11 +74,11 @@ select r.run_id, j.org_id, j.job_id,
        r.size, r.size - 1, 100, true, r.kind = 'canceling', r.ended_at
 from seed.run r join seed.job j on j.n = r.job;
 
--- A third of those that have ended is kept for years; of another third, nothing was said; one is past its time.
+-- A third of the ended runs is kept for years; another third has no setting; one has expired.
 update interlock.runs set retention_days = case when run_id = seed.id('run past 1') then 0.001 else 3000 end
 where ended_at is not null and (hashtext(run_id::text) % 3 = 0 or run_id = seed.id('run past 1')) and run_id <> seed.id('run sweep');
 
--- Lists that runs were made of, and that some are being made of.
+-- Lists of finished and of unfinished ingests.
 insert into interlock.uploads (upload_id, org_id, parts, sweep_at)
 select seed.id('upload ' || n), seed.id('org 0'), 1, now() + (n - 100) * interval '1 second'
 from generate_series(0, 400 + seed.mass() / 100) n;
@@ -89,7 +89,7 @@ from seed.run r join seed.job j on j.n = r.job where r.kind in ('single', 'runni
 insert into interlock.ingest_chunks (run_id, part, first_byte, end_byte, first_line, lines, rows)
 select run_id, 1, 0, 100, 0, 1, 1 from interlock.ingests;
 
--- Tasks of runs, and of no run, as events make them, those of job 3.
+-- Tasks of runs, and tasks without a run, as events create them; the latter belong to job 3.
 create table seed.task as
 select case when r.run_id is null then seed.id(r.kind || ' ' || i) else interlock.run_task_id(r.run_id, i) end as task_id,
        j.org_id, j.job_id, r.job, r.run_id, i as task_index,
@@ -130,7 +130,7 @@ select task_id, org_id, job_id, run_id, case when run_id is not null then task_i
        case when kind = 'completed' then '{"rows": 1000}'::json end
 from seed.task;
 
--- An alarm for each hundred tasks of a run that runs, as one claim would set it, and one for each task of no run.
+-- An alarm for each hundred tasks of a running run, as one claim would set it, and one for each task without a run.
 insert into interlock.lease_alarms (due_at, tasks, run_id, first_index, last_index, task_ids)
 select min(now() + interval '1 hour' * case kind when 'expired' then -1 else 1 end), count(*), run_id,
        case when run_id is not null then min(task_index) end, case when run_id is not null then max(task_index) end,
@@ -167,7 +167,7 @@ on conflict do nothing;
 insert into interlock.run_deltas (run_id, completed)
 select run_id, 1 from seed.run cross join generate_series(1, 50) where kind <> 'single' and ended_at is null;
 
--- A message for each hundred tasks of a run that waits, one each for tasks of no run; some of them received.
+-- A message for each hundred tasks of a waiting run, one for each task without a run; some of them received.
 insert into interlock.queue_messages (queue, priority, body, dedupe_key, visible_at, receipt, receives)
 select 'platform', job % 2, json_build_object('run_id', run_id, 'start', task_index / 100 * 100), range_key,
        now() - interval '1 minute' * random() * 60, null, 0
@@ -179,7 +179,7 @@ select 'platform', job % 2, json_build_object('task_id', task_id), task_id::text
        case when task_index % 5 = 0 then seed.id('receipt') end, (task_index % 5 = 0)::int
 from seed.task where kind = 'queued' and run_id is null;
 
--- A lane that a thousand runs wait in, however many messages each of them has.
+-- A lane with a thousand waiting runs, however many messages each of them has.
 insert into interlock.queue_messages (queue, priority, org_id, share_id, body, visible_at)
 select 'shared', 1, seed.id('org ' || n % 4), seed.id('share ' || n % 1000),
        json_build_object('run_id', seed.id('share ' || n % 1000), 'start', n, 'end', n + 99), now() - interval '1 minute' * random()
@@ -208,7 +208,7 @@ insert into interlock.workers (worker_id, queue, last_seen_at)
 select 'worker ' || n, case when n % 2 = 0 then 'platform' else 'other' end, now() - interval '1 second' * (n % 50)
 from generate_series(1, 200) n;
 
--- Sources: a hundred of each kind in one DAG, a few of them not seen to yet; and the long list of one that is held back.
+-- Sources: a hundred of each kind in one DAG, a few of them new; and the long trigger list of a paused one.
 insert into interlock.jobs (job_id, org_id, dag_name, name, operator, runtime, queue, config, priority, max_attempts,
     backoff_seconds, backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds, timeout_seconds, outputs,
     definition_hash, source)
@@ -240,8 +240,8 @@ values (seed.id('webhook 0'), seed.id('job 0'), false, '{}', 'full');
 insert into interlock.hooks (hook_id, org_id, dag_name, job_name, secret_hash)
 select 'hook ' || n, seed.id('org 0'), 'feeds webhook', 'webhook ' || n, sha256('secret') from generate_series(0, 99) n;
 
--- Datasets of DAGs. Those of number 0 are measured: a dataset with many versions, a version with many partitions, a job
--- that was given as many scopes and is one of a hundred that read it.
+-- Datasets of DAGs. Those of number 0 are measured: a dataset with many versions, a version with many partitions, and a
+-- job that was given as many scopes and is one of its hundred readers.
 insert into interlock.dags (dag_id, org_id, name) select seed.id('dag 0'), seed.id('org 0'), 'dag 0';
 
 insert into interlock.jobs (job_id, org_id, dag_name, name, operator, runtime, queue, config, priority, max_attempts,
@@ -275,8 +275,8 @@ insert into interlock.materialisations (job_id, input_index, range_start, range_
 select seed.id('dag job ' || j), 0, n * 10, n * 10 + 9, n, n, seed.id('given ' || j || ' ' || n)
 from generate_series(0, 3) j cross join generate_series(0, 4999 + seed.mass() / 20) n;
 
--- A chain of three jobs in a DAG of its own, of which the last has a limit and the middle one reads many partitions; and
--- jobs with limits that nobody is behind with.
+-- A chain of three jobs in their own DAG; the last has a limit, and the middle one reads many partitions. Also jobs with
+-- limits that are not behind.
 insert into interlock.jobs (job_id, org_id, dag_name, name, operator, runtime, queue, config, priority, max_attempts,
     backoff_seconds, backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds, timeout_seconds, outputs,
     definition_hash, inputs, max_queue_depth, max_queue_age)
@@ -315,7 +315,7 @@ from generate_series(0, 99 + seed.mass() / 100) n;
 insert into interlock.operator_state (job_id, name, state)
 select seed.id('pipe ' || n), 'range_aggregator', '{}' from generate_series(0, 999) n;
 
--- A stream that a hundred jobs have read nearly all of, one of them beside partitions; and events that wait to be routed.
+-- A stream that a hundred jobs have read nearly to its end, one of them together with partitions; and unrouted events.
 insert into interlock.datasets (dataset_uuid, org_id, current_version)
 values (seed.id('stream'), seed.id('org 0'), seed.id('stream version'));
 insert into interlock.dataset_versions (dataset_version, dataset_uuid, org_id, progress, cursor, commit_id)
@@ -338,8 +338,8 @@ select seed.id('reader 1'), 0, n * 10, n * 10 + 9, n + 1, n + 1, seed.id('none')
 insert into interlock.outbox (kind, target, body)
 select 'route', '', json_build_object('events', array[n]) from generate_series(1, 1000) n;
 
--- A DAG with a long history of versions, one of which is current and one being built: of ten jobs that read what is there,
--- have been given all of it and done nearly all. And generations that were swapped, the first of which has much to do.
+-- A DAG with a long history of versions, one current and one under construction: its ten jobs read existing data, were
+-- given all of it and have done nearly all. Also swapped generations, the first of which has much left to clean up.
 insert into interlock.dags (dag_id, org_id, name)
 select seed.id('deployed ' || n), seed.id('org 0'), 'deployed ' || n from generate_series(0, 199 + seed.mass() / 1000) n;
 insert into interlock.dag_versions (dag_version, dag_id, org_id, content_hash, document, state, deployed_by, retired_at)
@@ -371,13 +371,13 @@ from generate_series(1, 3000 + seed.mass() / 100) n;
 insert into interlock.job_cursors (job_id, input_index, committed)
 select seed.id('dag job ' || n), 0, 9 from generate_series(0, 199 + seed.mass() / 100) n;
 
--- Prefixes of attempts, of which a few are due to be swept.
+-- Prefixes of attempts, of which a few are due for a sweep.
 insert into interlock.file_sweeps (place, dataset_version, task_id, attempt, due_at, final_at)
 select 'file:///objects/' || n || '/', seed.id('pipe version 0'), seed.task('running', n), 1,
        now() + case when n < 100 then -1 else 1 end * interval '1 hour', now() + interval '1 day'
 from generate_series(0, 999 + seed.mass() / 10) n;
 
--- Bundles, every tenth with a name, jobs of DAGs that use them, zips that are to go; and tasks that wait for a runner.
+-- Bundles, every tenth with a name; DAG jobs that use them; zips to be deleted; and tasks that wait for a runner.
 insert into interlock.bundles (org_id, sha256, size_bytes, files, unpacked_bytes, modules, uploaded_by)
 select seed.id('org 0'), encode(sha256(('bundle ' || n)::bytea), 'hex'), 1000, 3, 3000, '{"main": "python"}', 'root'
 from generate_series(0, 999 + seed.mass() / 100) n;
@@ -397,7 +397,7 @@ from generate_series(0, 199 + seed.mass() / 1000) n;
 insert into interlock.outbox (kind, target, body, dedupe_key, due_at)
 select 'invoke', 'lambda', '{}', 'invoke ' || n, now() + interval '1 hour' from generate_series(1, 500 + seed.mass() / 50) n;
 
--- Queries: few run, some of them long given up, most have ended.
+-- Queries: a few are running, some of them long abandoned; most have ended.
 insert into interlock.query_audit (query_id, org_id, user_name, mode, sql_sha256, outcome, started_at, ended_at)
 select case when n < 10 then seed.id('query ' || n) else uuidv7(make_interval(secs => n - 3000000)) end,
        seed.id('org ' || case when n % 10 = 0 then 1 else 0 end), 'ada', 'interactive', sha256('select 1'),
@@ -405,8 +405,8 @@ select case when n < 10 then seed.id('query ' || n) else uuidv7(make_interval(se
        now() + make_interval(secs => n - 3000000), case when n % 1000 <> 5 then now() end
 from generate_series(0, 1999 + seed.mass() / 10) n;
 
--- Webhooks: of org 0 as many as an org may have, each with something to be told, and of webhook 0 a long history. Those of
--- other orgs have some of either.
+-- Webhooks: org 0 has as many as an org may have, each with pending deliveries, and webhook 0 has a long history. Other
+-- orgs have some of both.
 insert into interlock.webhooks (webhook_id, org_id, name, url, events, secret, created_by, failed_share)
 select seed.id('webhook ' || n), seed.id('org ' || case when n < 100 then 0 else 1 + n % 3 end), 'webhook ' || n,
        'https://hooks.example/', '{run.completed}', 'secret', 'root', 0.5
@@ -420,14 +420,14 @@ from generate_series(0, 3999 + seed.mass() / 10) n
 cross join lateral (select case when n < 2000 then 'Pending' when n % 4 = 0 then 'Dead' else 'Delivered' end
                         ::interlock.delivery_status as status) s;
 
--- Commands: of org 0 a large registry, with limits and a long memory of ids; a few hand-offs that wait. Of fairness an old
--- history and a few minutes that count.
+-- Commands: org 0 has a large registry with limits, many remembered ids and a few waiting hand-offs. Fairness has an old
+-- history and a few minutes that still count.
 insert into interlock.services (org_id, name, version, changed_by)
 select seed.id('org 0'), 'service-' || n, 1, 'root' from generate_series(0, 9) n;
 insert into interlock.services (org_id, name, version, changed_by) values (seed.id('org 0'), 'service-without', 1, 'root');
 insert into interlock.bus_versions (org_id, kind, version)
 select seed.id('org 0'), kind, 1 from unnest(enum_range(null::interlock.bus_kind)) kind;
--- Of each service a current key, one before it, and one that has ended; of others many that ended long ago.
+-- Each service has a current key, a previous one, and an expired one; others have many that expired long ago.
 insert into interlock.bus_keys (org_id, service, number, sealed, created_by, rotates_at, expires_at)
 select seed.id('org 0'), 'service-' || s, n, 'x', 'root', case when n = 3 then now() + interval '1 day' end,
        case n when 1 then now() - interval '1 day' when 2 then now() + interval '1 day' end
@@ -473,8 +473,8 @@ insert into interlock.bus_shares (minute, org_id, target, name, source, dispatch
 select now() - (case when n < 100 then interval '30 seconds' else interval '1 day' end), seed.id('org 0'), 'service-0',
        'command-' || n, 'org 0/service-1', 100
 from generate_series(0, 1999 + seed.mass() / 100) n;
--- The command bus: telemetry and archive that are owed, mostly to org 0; queues with a backlog and dead letters; alerts,
--- the health of routes, and replays, most of them long over.
+-- The command bus: pending telemetry and archive, mostly of org 0; queues with a backlog and dead letters; alerts, route
+-- health and replays, most of them long finished.
 insert into interlock.bus_telemetry (org_id, events, events_in, created_at)
 select seed.id('org ' || case when n % 100 = 0 then 1 + n / 100 % 3 else 0 end), '[{"event": "snavio.command.delivered"}]', 1,
        now() - interval '1 minute'

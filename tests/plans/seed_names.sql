@@ -1,4 +1,4 @@
--- The names of what seed.sql puts into a database: ids follow from them, for the seed and for what is measured alike.
+-- Names for the rows of seed.sql: ids derive from them, both for the seed and for the measured statements.
 
 create schema seed;
 create function seed.mass() returns int language sql stable as $$ select current_setting('seed.mass')::int $$;
@@ -21,5 +21,5 @@ create function seed.repeat(value text, count int) returns text[] language sql i
 $$ select array_fill(value, array[count]) $$;
 create function seed.series(count int) returns int[] language sql immutable as
 $$ select array_agg(n) from generate_series(0, count - 1) n $$;
--- The length of the one long run.
+-- The length of the only long run.
 create function seed.big() returns int language sql stable as $$ select greatest(4000, seed.mass() / 5) $$;

@@ -1,4 +1,4 @@
-"""What statements touch in a database of a million tasks: a few rows for each one they are about, never a history."""
+"""Statements touch a few rows per item in a database of a million tasks, and never scan history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from interlock.adapters.postgres import Connection, Database
+from interlock.stores.postgres import Connection, Database
 from tests.conftest import copied
 from tests.plans import (
     buffers,
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 MILLION = 1_000_000
 HERE = Path(__file__).parent
 LITTLE = {"signing_keys", "workers", "run_deltas"}
-"""Tables of a handful of rows, or emptied ten times a second: reading all of one is reading little."""
+"""Tables with a handful of rows, or emptied ten times a second: a full scan of them is cheap."""
 STATEMENTS = {statement.key: statement for statement in statements()}
 EXPECTED = (
     expectations.EXPECTED
@@ -65,12 +65,12 @@ CASES = {
     if not isinstance(case, Exempt)
 }
 STATES = ("grown", "analyzed")
-"""A connection plans when there is no row yet; and anew once tables have grown, and once they were analyzed."""
+"""A connection plans before there are rows, and plans again once tables have grown and once they were analyzed."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """By name of the case: what it touched and how many items it was about, or why it could not be measured."""
+    """For each case: the measurement and its number of items, or the error that prevented it."""
 
     found: dict[str, tuple[Touched, int] | Exception]
 
@@ -83,7 +83,7 @@ class Measured:
 
 @asynccontextmanager
 async def _seeded(url: str, mass: int) -> AsyncIterator[tuple[Database, asyncpg.Connection[asyncpg.Record]]]:
-    """A connection of the product that has planned every statement before there was a row, and one beside it."""
+    """Yields a product connection that has planned every statement before there were rows, and a second connection."""
     beside = await asyncpg.connect(url, server_settings={"seed.mass": str(mass), "synchronous_commit": "off"})
     await beside.execute((HERE / "seed_names.sql").read_text())
     await beside.execute(_LEAVE_ALONE)
@@ -98,7 +98,7 @@ async def _seeded(url: str, mass: int) -> AsyncIterator[tuple[Database, asyncpg.
     await database.close()
 
 
-# Measured is what the product does by itself; autovacuum would come at moments of its own.
+# Only the product's own effects are measured; autovacuum would interfere at arbitrary times.
 _LEAVE_ALONE = """
 do $$ declare name regclass; begin
     for name in select oid::regclass from pg_class where relnamespace = 'interlock'::regnamespace and relkind = 'r' loop
@@ -114,7 +114,7 @@ async def _measured(database: Database) -> Measured:
 
 
 async def _case(connection: Connection, key: str, case: Bounded | Live) -> tuple[Touched, int] | Exception:
-    """One that breaks, by a timeout perhaps, fails its own test, which raises the error, and no other."""
+    """Returns the error of a failing case, such as a timeout, so that only the case's own test fails."""
     try:
         return await touched(connection, STATEMENTS[key], case.arguments), await _items(connection, case)
     except Exception as error:
@@ -127,7 +127,7 @@ async def _items(connection: Connection, case: Bounded | Live) -> int:
 
 @pytest.fixture(scope="module")
 async def large(postgres_url: str, template: str) -> AsyncIterator[dict[str, Measured]]:
-    """By state of the plans."""
+    """Measurements by state of the plans."""
     async with copied(postgres_url, template) as url, _seeded(url, MILLION) as (database, beside):
         grown = await _measured(database)
         await beside.execute("analyze")
@@ -141,13 +141,13 @@ async def small(postgres_url: str, template: str) -> AsyncIterator[Measured]:
         yield await _measured(database)
 
 
-def test_every_statement_says_what_it_may_touch() -> None:
+def test_every_statement_has_a_cost_limit() -> None:
     assert set(EXPECTED) == set(STATEMENTS)
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("state", STATES)
-def test_a_statement_touches_little_of_a_million_tasks(large: dict[str, Measured], state: str, name: str) -> None:
+def test_statement_touches_little_of_a_million_tasks(large: dict[str, Measured], state: str, name: str) -> None:
     _, case = CASES[name]
     found, items = large[state].of(name)
     assert found.scanned <= LITTLE, found.plan
@@ -156,9 +156,9 @@ def test_a_statement_touches_little_of_a_million_tasks(large: dict[str, Measured
 
 
 @pytest.mark.parametrize("name", [name for name, (_, case) in CASES.items() if isinstance(case, Bounded)])
-def test_a_statement_costs_about_the_same_beside_nothing(
+def test_statement_costs_about_the_same_in_an_empty_database(
     large: dict[str, Measured], small: Measured, name: str
 ) -> None:
-    """For each item a level or two more of an index, not more of what is in it."""
+    """Allows a level or two more of an index per item, but no more rows."""
     (much, items), (little, _) = large["analyzed"].of(name), small.of(name)
     assert much.pages <= 2 * little.pages + 3 * items + 40, f"{much.plan}\n{little.plan}"

@@ -1,4 +1,4 @@
-"""Statements about tasks in a shard of their own, beside two hundred others: one table is read, and little of it."""
+"""Statements about tasks in their own shard, among two hundred other shards: they read one table, and little of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import asyncpg
 import pytest
 
-from interlock.adapters.postgres import SHARD, Database, in_shard, queries
+from interlock.stores.postgres import SHARD, Database, in_shard, queries
 from tests.conftest import copied
 from tests.plans.expectations import Bounded
 from tests.plans.measuring import Statement, Touched, prepare, touched
@@ -23,10 +23,10 @@ OTHERS = 200
 
 
 def sharded() -> dict[str, Statement]:
-    """Statements that name a shard, with that of the test in their text."""
+    """Returns the statements that name a shard, with the test's shard in their text."""
     found = {}
     for key, statement in STATEMENTS.items():
-        loaded = queries(statement.area)
+        loaded = queries(statement.room, statement.area.removeprefix("bus_"))
         sql = getattr(loaded, statement.name).sql
         names = loaded.driver_adapter.var_sorted.get(statement.name, [])
         if SHARD in names:
@@ -39,11 +39,11 @@ SHARDED = sharded()
 OWN_CASES = {
     name: (key, case)
     for name, (key, case) in CASES.items()
-    # A run's own shard has neither tasks of no run nor an attempt that reads or mints for a DAG.
+    # A run's own shard has no tasks without a run, and no attempts that read or mint for a DAG.
     if key in SHARDED and isinstance(case, Bounded) and "alone" not in str(case.arguments)
 }
 
-# Every task of a run goes where large runs have theirs; then come shards of others, each with some tasks.
+# Moves every task of a run to its own shard, as for large runs; then adds shards of others, each with some tasks.
 _MOVED = f"""
 update interlock.runs set shard = {OWN} where run_id = seed.id('run big');
 select interlock.create_shard({OWN}, org_id, run_id, job_id, 3, 0) from interlock.runs where shard = {OWN};
@@ -96,7 +96,7 @@ async def measured(postgres_url: str, template: str) -> AsyncIterator[dict[str, 
         await database.close()
 
 
-def test_there_are_cases_of_claims_reads_pages_retries_and_cancels() -> None:
+def test_cases_cover_claims_reads_pages_retries_and_cancels() -> None:
     assert {"tasks.claim", "tasks.claim_ranges", "tasks.claim_range_start", "tasks.heartbeat", "tasks.release"} <= {
         key for key, _ in OWN_CASES.values()
     }
@@ -116,5 +116,5 @@ def test_a_statement_reads_one_shard_and_little_of_it(measured: dict[str, Touche
     assert set(re.findall(r"\btasks_(\d+)", found.plan)) <= {str(OWN)}, found.plan
     assert found.scanned <= LITTLE, found.plan
     assert found.rows <= case.rows * case.items + 20, found.plan
-    # Rows of such a table lie apart from each other, with room for what becomes of them: a page or two more for each.
+    # Rows of such a table are spread out, with space for later versions: a page or two more per item.
     assert found.pages <= (case.pages + 2) * case.items + 60, found.plan

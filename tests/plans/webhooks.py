@@ -1,4 +1,4 @@
-"""What statements about webhooks may touch; as in expectations.py."""
+"""Cost limits of the statements about webhooks; see expectations.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ZERO = "'00000000-0000-0000-0000-000000000000'"
 _LAST = "'ffffffff-ffff-ffff-ffff-ffffffffffff'"
 _TAKEN = _ORG | {"delivery_id": "seed.id('delivery 0')", "tries": "0"}
 _HUNDRED = "array(select seed.id('webhook ' || n) from generate_series(0, 99) n)"
-_PAGE = _ONE | {"before": _LAST, "most": "100"}
+_PAGE = _ONE | {"before": _LAST, "limit": "100"}
 _PENDING = "select count(distinct webhook_id) from interlock.webhook_deliveries where status = 'Pending'"
 
 WEBHOOKS: dict[str, list[Expectation]] = {
@@ -27,13 +27,13 @@ WEBHOOKS: dict[str, list[Expectation]] = {
             pages=40,
         )
     ],
-    "list_webhooks": [Bounded(100, _ORG | {"after": "''", "most": "100"})],
+    "list_webhooks": [Bounded(100, _ORG | {"after": "''", "limit": "100"})],
     "find_webhook": [Bounded(1, _ORG | {"name": "'webhook 0'"})],
     "webhook_by_id": [Bounded(1, _ONE)],
     "set_paused": [Bounded(1, _ONE | {"paused": "true"}, pages=30)],
     "rotate_secret": [Bounded(1, _ONE | {"secret": "'s'", "overlap_seconds": "60"}, pages=30)],
     "delete_webhook": [Bounded(1, _ONE, pages=30)],
-    # A hundred webhooks are told of each of ten runs.
+    # Ten runs, each with news for a hundred webhooks.
     "news_of_runs": [
         Bounded(1000, {"run_ids": "seed.run_ids(10)", "ended": "seed.run_ids(10)"}, rows=6, pages=12),
     ],
@@ -51,12 +51,12 @@ WEBHOOKS: dict[str, list[Expectation]] = {
         )
     ],
     "waiting_webhooks": [
-        Live(_PENDING, "one look per webhook that something waits for", {"after": _ZERO, "most": "1000"}, rows=4)
+        Live(_PENDING, "one lookup per webhook with pending deliveries", {"after": _ZERO, "limit": "1000"}, rows=4)
     ],
     "take_deliveries": [
         Bounded(
             100,
-            {"webhook_ids": _HUNDRED, "each": "4", "failing": "false", "most": "100", "hold_seconds": "12"},
+            {"webhook_ids": _HUNDRED, "each": "4", "failing": "false", "limit": "100", "hold_seconds": "12"},
             rows=20,
             pages=60,
         )
@@ -75,12 +75,12 @@ WEBHOOKS: dict[str, list[Expectation]] = {
     "list_deliveries": [Bounded(100, _PAGE)],
     "list_deliveries_by_status": [Bounded(100, _PAGE | {"status": "'Dead'"})],
     "find_delivery": [Bounded(1, _ONE | {"delivery_id": "seed.id('delivery 0')"})],
-    "redrive_deliveries": [Bounded(5, _ONE | {"delivery_ids": "null", "most": "5"}, rows=8, pages=60)],
-    "expire_deliveries": [Bounded(1, {"age_seconds": "3600", "most": "100"}, pages=30)],
-    "delete_old_deliveries": [Bounded(200, {"age_seconds": "1209600", "most": "200"}, rows=4, pages=40)],
-    "webhooks_with_history": [Bounded(10, {"after": _ZERO, "most": "10"}, rows=8, pages=30)],
+    "redrive_deliveries": [Bounded(5, _ONE | {"delivery_ids": "null", "limit": "5"}, rows=8, pages=60)],
+    "expire_deliveries": [Bounded(1, {"age_seconds": "3600", "limit": "100"}, pages=30)],
+    "delete_old_deliveries": [Bounded(200, {"age_seconds": "1209600", "limit": "200"}, rows=4, pages=40)],
+    "webhooks_with_history": [Bounded(10, {"after": _ZERO, "limit": "10"}, rows=8, pages=30)],
     "trim_deliveries": [
-        Bounded(20, _webhook | {"there": there, "keep": "10", "most": "10"}, rows=8, pages=60)
+        Bounded(20, _webhook | {"there": there, "keep": "10", "limit": "10"}, rows=8, pages=60)
         for there in ("true", "false")
         for _webhook in ({"webhook_id": "seed.id('webhook 0')"},)
     ],

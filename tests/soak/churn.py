@@ -1,4 +1,4 @@
-"""Work as workers and a dispatcher do it, straight through the kernel, with the pages that each step touches."""
+"""Does the work of workers and a dispatcher directly through the kernel, and counts the pages each step touches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from uuid import UUID
 import msgspec
 
 from interlock.access.principals import WorkerIdentity
-from interlock.adapters.queue import Handle, Received
+from interlock.apps.app import App
+from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.clock import ManualClock
+from interlock.tasks.queue import Handle, Received
 from interlock.wire import ClaimRequest, Completion, Heartbeat, JobRequest
-from interlock.wiring import Kernel
 
 T = TypeVar("T", bound=Sized | int)
 QUEUE = "platform"
@@ -27,7 +28,7 @@ _WORKER = WorkerIdentity(token_id="soak", name="soak", runtimes=None)
 
 @dataclass
 class Steps:
-    """Of one round, by kind of step: pages touched for each task or message, and milliseconds in all."""
+    """Measurements of one round by kind of step: pages per task or message, and milliseconds in total."""
 
     pages: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     milliseconds: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -54,20 +55,20 @@ class _Fence(msgspec.Struct):
 
 @dataclass
 class Churn:
-    """A round submits, works off and cleans up, one statement after the other, so that pages have one cause."""
+    """Submits, works off and cleans up in rounds, one statement at a time, so that pages have a single cause."""
 
-    kernel: Kernel
+    kernel: App
     clock: ManualClock
     org_id: UUID
     steps: Steps = field(default_factory=Steps)
     served: int = 0
-    """Attempts that ended."""
+    """Number of attempts that ended."""
 
     def __post_init__(self) -> None:
-        self._loops = {service.name: service for service in self.kernel.services()}
+        self._loops = {service.name: service for service in dispatcher_services(self.kernel)}
 
     async def round(self, runs: int) -> Steps:
-        """`runs` runs of 100 tasks, and for each a task without a run's company and one of a job with a cap."""
+        """Runs `runs` runs of 100 tasks, and for each a single task and a task of a job with a concurrency limit."""
         self.steps = Steps()
         await self.plan_anew()
         for _ in range(runs):
@@ -75,7 +76,7 @@ class Churn:
             await self._submit(1)
             await self._submit(1, name="capped", scaling={"max_concurrency": 1000})
         await self._work_off()
-        self.clock.advance(90)  # past every lease: what was left lying is reaped
+        self.clock.advance(90)  # past every lease, so that abandoned tasks are reaped
         for name in LOOPS:
             await self.exhaust(name)
         await self._work_off()
@@ -83,7 +84,7 @@ class Churn:
         return self.steps
 
     async def exhaust(self, loop: str) -> None:
-        """Passes of a loop until one finds nothing to do."""
+        """Runs a loop until a pass finds nothing to do."""
         while await self._step(loop, self._loops[loop].run_once):
             continue
 
@@ -91,7 +92,7 @@ class Churn:
         policy = {"max_attempts": 5, "backoff_seconds": 0, "jitter": 0}
         body = msgspec.json.encode({"operator": "echo", "tasks": [{"rows": 1000}] * tasks, "policy": policy} | job)
         request = msgspec.json.decode(body, type=JobRequest)
-        await self.kernel.submissions.submit(request, self.org_id, idempotency_key=None, body=body)
+        await self.kernel.jobs.submissions.submit(request, self.org_id, idempotency_key=None, body=body)
 
     async def _work_off(self) -> None:
         while messages := await self._step("receive", self._receive):
@@ -102,21 +103,21 @@ class Churn:
             if alone := [body.task_id for body in bodies if body.task_id is not None]:
                 await self._work("list", task_ids=alone)
             handles = [Handle(message.message_id, message.receipt) for message in messages]
-            await self._step("ack", lambda: self.kernel.queue.ack(QUEUE, handles))  # noqa: B023 - awaited at once
+            await self._step("ack", lambda: self.kernel.tasks.queue.ack(QUEUE, handles))  # noqa: B023 - awaited immediately
 
     async def _receive(self) -> list[Received]:
-        return await self.kernel.queue.receive(QUEUE, wait_seconds=0, most=20, visibility_seconds=60)
+        return await self.kernel.tasks.queue.receive(QUEUE, wait_seconds=0, limit=20, visibility_seconds=60)
 
     async def _work(self, kind: str, **what: object) -> None:
         request = msgspec.convert({"worker_id": "soak", "tokens": False} | what, ClaimRequest)
 
         async def claim() -> list[_Fence]:
-            reply = await self.kernel.claims.claim(request, _WORKER)
+            reply = await self.kernel.tasks.claims.claim(request, _WORKER)
             claimed = [claim for claim in reply.claims if claim.status == "Claimed"]
             return [msgspec.convert(claim, _Fence, from_attributes=True) for claim in claimed]
 
         held = await self._step(f"claim {kind}", claim)
-        # One of a hundred is left lying, as by a worker that died.
+        # Abandons one task in a hundred, like a worker that died.
         report = [fence for n, fence in enumerate(held) if fence.attempt > 1 or n % 100 != 13]
         if report:
             await self._report(kind, report)
@@ -124,7 +125,7 @@ class Churn:
     async def _report(self, kind: str, held: list[_Fence]) -> None:
         beats = [msgspec.convert(fence, Heartbeat, from_attributes=True) for fence in held]
         ends = [
-            # Three of ten fail at first, and are tried again.
+            # Three in ten fail at first, and are retried.
             Completion(
                 task_id=fence.task_id,
                 attempt=fence.attempt,
@@ -135,10 +136,10 @@ class Churn:
         ]
 
         async def heartbeat() -> int:
-            return len((await self.kernel.tasks.heartbeat(beats)).items)
+            return len((await self.kernel.tasks.attempts.heartbeat(beats)).items)
 
         async def complete() -> int:
-            return (await self.kernel.tasks.complete(ends)).accepted
+            return (await self.kernel.tasks.attempts.complete(ends)).accepted
 
         await self._step(f"heartbeat {kind}", heartbeat)
         self.served += await self._step(f"complete {kind}", complete)
@@ -153,26 +154,26 @@ class Churn:
         return result
 
     async def plan_anew(self) -> None:
-        """Has plans follow the growth of tables now, and not again before the next call.
+        """Makes plans follow the growth of tables now, and not again before the next call.
 
-        Otherwise a look at all tables and new plans, which touch a hundred pages, fall into whichever step is under way
-        when a second is over: on a slow machine into every one.
+        Otherwise a check of all tables and new plans, which touch a hundred pages, would happen during an arbitrary
+        step whenever a second has passed: on a slow machine, during every step.
         """
-        database = self.kernel.database
-        database._look_again = 0.0
+        database = self.kernel.stores.database
+        database._check_growth_at = 0.0
         async with database.connection():
-            database._look_again = math.inf
+            database._check_growth_at = math.inf
 
     async def overhead(self) -> dict[str, int]:
-        """Pages that a receive and the loops touch when there is nothing to do: the least of three looks.
+        """Returns the pages that a receive and the loops touch when there is nothing to do: the minimum of three.
 
-        The server counts pages for the whole database, those of an autovacuum of its catalogs included.
+        The server counts pages for the whole database, including those of an autovacuum of its catalogs.
         """
         looks: dict[str, Callable[[], Awaitable[Sized | int]]] = {"receive": self._receive}
         looks |= {name: self._loops[name].run_once for name in LOOPS}
         found = {}
         for name, look in looks.items():
-            await look()  # which may have to plan
+            await look()  # may have to plan
             found[name] = min([await self._idle_pages(look) for _ in range(3)])
         return found
 
@@ -182,8 +183,8 @@ class Churn:
         return await self.pages() - before
 
     async def pages(self) -> int:
-        """All that was touched in this database so far. Reading it touches none."""
-        async with self.kernel.database.connection() as connection:
+        """Returns all pages touched in this database so far. The query itself touches none."""
+        async with self.kernel.stores.database.connection() as connection:
             await connection.fetchval("select pg_stat_force_next_flush()")
             count: int = await connection.fetchval(
                 "select pg_stat_get_db_blocks_fetched(oid) from pg_database where datname = current_database()"

@@ -1,17 +1,16 @@
-"""Alarms of leases are worked off as fast as claims set them."""
+"""Lease alarms are processed as fast as claims set them."""
 
 from __future__ import annotations
 
 from uuid import UUID
 
+from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.clock import ManualClock
 from interlock.wire import Completion
-from tests.system import System
+from tests.support.system import System
 
 
-async def test_the_reaper_goes_on_while_alarms_are_due_though_it_finds_nothing_to_reap(
-    still: System, clock: ManualClock
-) -> None:
+async def test_reaper_continues_while_alarms_are_due_without_expired_leases(still: System, clock: ManualClock) -> None:
     accepted = await still.submit(list(range(1000)))
     for start in range(0, 1000, 50):
         batch = await still.claim_many(run_id=accepted["run_id"], start=start, end=start + 49, tokens=False)
@@ -24,9 +23,9 @@ async def test_the_reaper_goes_on_while_alarms_are_due_though_it_finds_nothing_t
             )
             for claim in batch["claims"]
         ]
-        assert (await still.kernel.tasks.complete(ends)).accepted == 50
+        assert (await still.kernel.tasks.attempts.complete(ends)).accepted == 50
     clock.advance(3600)
-    reaper = next(service for service in still.kernel.services() if service.name == "reaper")
+    reaper = next(service for service in dispatcher_services(still.kernel) if service.name == "reaper")
     while await reaper.run_once():
         continue
     assert await still.value("select count(*) from interlock.lease_alarms") == 0

@@ -1,10 +1,10 @@
-"""Work goes on while somebody holds an old snapshot: a backup, a report, a session that was forgotten.
+"""Work continues while a connection holds an old snapshot: a backup, a report, a forgotten session.
 
-PostgreSQL then keeps every version of every row. Tables grow; what must not grow is what it takes to receive, claim and
-complete a task. Pages are counted, since they are the same on every machine; times are only shown.
+PostgreSQL then keeps every version of every row. Tables grow, but the cost of receiving, claiming and completing a task
+must not. The test counts pages, which are the same on every machine; times are only shown.
 
-`INTERLOCK_SOAK_TASKS=1000000 .venv/bin/python -m pytest tests/soak -n 0 -s` serves that many tasks, and prints a line
-for every round.
+`INTERLOCK_SOAK_TASKS=1000000 .venv/bin/python -m pytest tests/soak -n 0 -s` processes that many tasks, and prints a
+line for every round.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from interlock.adapters import lowwater
+from interlock.apps.app import open_app
 from interlock.clock import ManualClock
 from interlock.settings import Settings
-from interlock.wiring import kernel
+from interlock.stores import low_water
 from tests.soak.churn import LOOPS, Churn, Steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 TASKS = int(os.environ.get("INTERLOCK_SOAK_TASKS", "5000"))
 BEFORE, HELD, AFTER = 2, 6, 2
 RUNS = max(1, TASKS // 102 // (BEFORE + HELD + AFTER))
-"""Of 100 tasks each, in one round."""
+"""Runs of 100 tasks each per round."""
 
 HOT = (
     "receive",
@@ -35,13 +35,13 @@ HOT = (
     *(f"{step} {kind}" for step in ("claim", "heartbeat", "complete") for kind in ("range", "list")),
 )
 TIMELESS = ("receive", "relay", "reaper", "retries", "run-counters", "retention")
-"""What scans along a queue of its own, and must not step over all that was ever in it."""
+"""Loops that scan their own queue, and must not step over everything that was ever in it."""
 BYTES_PER_ATTEMPT = 3000
-"""That a table and its indexes grow by while nothing can be removed, everything an attempt writes taken together."""
+"""Maximum growth of tables and indexes while nothing can be removed, for everything that an attempt writes."""
 
 
 class Observer:
-    """Whoever looks from outside: holds the snapshot, vacuums in autovacuum's stead, weighs tables."""
+    """Outside connections: hold the snapshot, vacuum instead of autovacuum, and measure tables."""
 
     def __init__(
         self, connection: asyncpg.Connection[asyncpg.Record], holder: asyncpg.Connection[asyncpg.Record]
@@ -92,15 +92,15 @@ async def observer(state_url: str) -> AsyncIterator[Observer]:
 
 @pytest.fixture
 async def churn(state_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Churn]:
-    """Runs are kept for two rounds, so that retention has work in each."""
+    """A kernel that keeps runs for two rounds, so that retention has work in each."""
     settings = Settings(dir=tmp_path, state_url=state_url, retention_days=150 / 86_400)
-    async with kernel(settings, process="soak", clock=clock) as parts:
-        org = await parts.principals.create_org("soak")
+    async with open_app(settings, process="soak", clock=clock) as parts:
+        org = await parts.access.principals.create_org("soak")
         yield Churn(parts, clock, org.org_id)
 
 
 class Diary:
-    """What rounds have shown, each with a line for whoever watches."""
+    """Measurements of all rounds. Prints a line per round."""
 
     def __init__(self, churn: Churn, observer: Observer) -> None:
         self._churn = churn
@@ -117,12 +117,12 @@ class Diary:
         print(f"{phase:7} served {self._churn.served:8} size {size:8} KiB  ms {times}  idle pages {self.overheads[-1]}")  # noqa: T201
 
 
-async def test_claims_stay_quick_and_tables_bounded_while_a_snapshot_is_held(
+async def test_claims_stay_fast_and_tables_bounded_under_a_held_snapshot(
     churn: Churn, observer: Observer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if looking at a queue from its beginning had become dear at once, and not after a day.
-    monkeypatch.setattr(lowwater, "_CHEAP_SECONDS", 0.0)
-    monkeypatch.setattr(lowwater, "_SHARE", 1e-9)
+    # Makes scanning a queue from its beginning count as expensive immediately, and not only after a day.
+    monkeypatch.setattr(low_water, "_CHEAP_SECONDS", 0.0)
+    monkeypatch.setattr(low_water, "_SHARE", 1e-9)
     diary = Diary(churn, observer)
     await observer.take_over_from_autovacuum()
     for _ in range(BEFORE):
@@ -151,21 +151,21 @@ async def test_claims_stay_quick_and_tables_bounded_while_a_snapshot_is_held(
 
 
 def _check_hot_steps(diary: Diary, *, of: int, at_most: float) -> None:
-    """Against the last round before the snapshot, with a few pages for indexes that have got a level deeper."""
+    """Compares with the last round before the snapshot, allowing a few pages for indexes that are a level deeper."""
     then, now = diary.rounds[BEFORE - 1].typical(), diary.rounds[of].typical()
     slower = {step: (then[step], now[step]) for step in HOT if now[step] > at_most * then[step] + 8}
     assert slower == {}
 
 
 def _check_overheads(diary: Diary, *, of: int) -> None:
-    """Against the first round under the snapshot, whose own dead are just as many. Counters look 64 pages back."""
+    """Compares with the first round under the snapshot, which has as many dead rows. Counters look 64 pages back."""
     then, now = diary.overheads[BEFORE], diary.overheads[of]
     grown = {loop: (then[loop], now[loop]) for loop in TIMELESS if now[loop] > 1.5 * then[loop] + 80}
     assert grown == {}
 
 
 async def _retain(churn: Churn, observer: Observer) -> None:
-    """Everything is past its time at once: retention goes through it until nothing is left."""
+    """Expires everything, and runs retention until nothing is left."""
     churn.clock.advance(3600)
     for loop in LOOPS:
         await churn.exhaust(loop)

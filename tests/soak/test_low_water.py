@@ -1,4 +1,4 @@
-"""What lies below the mark of a queue is found all the same, by the next look from the beginning."""
+"""Messages below the low-water mark of a queue are found by the next scan from the beginning."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from interlock.adapters import lowwater
-from interlock.adapters.notifications import Wakeups
-from interlock.adapters.pgqueue import PgQueue
-from interlock.adapters.postgres import Database
-from interlock.adapters.queue import Handle, Outgoing, Received
 from interlock.clock import ManualClock
+from interlock.stores import low_water
+from interlock.stores.notifications import Wakeups
+from interlock.stores.postgres import Database
+from interlock.tasks.postgres_queue import PgQueue
+from interlock.tasks.queue import Handle, Outgoing, Received
 
 
 @pytest.fixture
 async def queue(state_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PgQueue]:
-    """One for which looking from the beginning has become dear."""
-    monkeypatch.setattr(lowwater, "_CHEAP_SECONDS", 0.0)
-    monkeypatch.setattr(lowwater, "_SHARE", 1e-9)
+    """A queue for which scanning from the beginning has become expensive."""
+    monkeypatch.setattr(low_water, "_CHEAP_SECONDS", 0.0)
+    monkeypatch.setattr(low_water, "_SHARE", 1e-9)
     database = await Database.open(state_url, clock=clock)
     made = PgQueue(database, Wakeups(), bulk_share=0)
     for _ in range(3):
@@ -30,35 +30,35 @@ async def queue(state_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPa
 
 
 async def receive(queue: PgQueue) -> list[Received]:
-    return await queue.receive("work", wait_seconds=0, most=10, visibility_seconds=30)
+    return await queue.receive("work", wait_seconds=0, limit=10, visibility_seconds=30)
 
 
 async def commit_late(state_url: str, clock: ManualClock, body: str) -> None:
-    """A message of a transaction that began a minute ago and commits only now."""
+    """Inserts a message in a transaction that began a minute ago and commits only now."""
     connection = await asyncpg.connect(state_url)
     sql = "insert into interlock.queue_messages (queue, body, visible_at) values ('work', $1, $2)"
     await connection.execute(sql, body, clock.now() - timedelta(minutes=1))
     await connection.close()
 
 
-async def test_a_message_below_the_mark_waits_for_a_look_from_the_beginning(
+async def test_message_below_the_mark_waits_for_a_full_scan(
     queue: PgQueue, state_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await commit_late(state_url, clock, '"late"')
     await queue.send("work", Outgoing('"now"'))
     assert [message.body for message in await receive(queue)] == ['"now"']
     assert await receive(queue) == []
-    monkeypatch.setattr(lowwater, "_SHARE", 1.0)
+    monkeypatch.setattr(low_water, "_SHARE", 1.0)
     assert [message.body for message in await receive(queue)] == ['"late"']
 
 
-async def test_a_message_of_a_transaction_that_commits_late_is_received_at_once(
+async def test_message_of_a_late_commit_is_received_immediately(
     state_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It bears the time at which its transaction began, and later ones have been received since."""
-    monkeypatch.setattr(lowwater, "_CHEAP_SECONDS", 0.0)
-    monkeypatch.setattr(lowwater, "_SHARE", 1e-9)
-    monkeypatch.setattr(lowwater, "_SLACK", timedelta(0))
+    """The message has the time at which its transaction began, and later messages have been received since."""
+    monkeypatch.setattr(low_water, "_CHEAP_SECONDS", 0.0)
+    monkeypatch.setattr(low_water, "_SHARE", 1e-9)
+    monkeypatch.setattr(low_water, "_SLACK", timedelta(0))
     database, writer = await Database.open(state_url), await Database.open(state_url, size=1)
     queue = PgQueue(database, Wakeups(), bulk_share=0)
     for _ in range(3):
@@ -73,7 +73,7 @@ async def test_a_message_of_a_transaction_that_commits_late_is_received_at_once(
     await database.close()
 
 
-async def test_messages_that_come_back_or_come_due_are_never_below_the_mark(queue: PgQueue, clock: ManualClock) -> None:
+async def test_returned_or_due_messages_are_never_below_the_mark(queue: PgQueue, clock: ManualClock) -> None:
     await queue.send_batch("work", [Outgoing('"delayed"', delay_seconds=20), Outgoing('"lost"')])
     assert [message.body for message in await receive(queue)] == ['"lost"']
     clock.advance(25)

@@ -1,4 +1,4 @@
-"""Tasks as the dispatcher would describe them, over files in a folder, and attempts at them."""
+"""Builds tasks like the dispatcher, over files in a folder, and runs attempts at them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from interlock.pipeline.attempt import run_operator
-from interlock.pipeline.context import TaskContext
-from interlock.pipeline.operators import declared
 from interlock.schemas import MARKER, Column, DatasetSchema, Marker
+from interlock.spark.attempt import run_operator
+from interlock.spark.context import TaskContext
+from interlock.spark.operators import declared
 from interlock.wire import Event, InputData, Output, OutputData, TaskData, TaskFile, TaskSecret
 from interlock.workers.protocol import Assignment, Outbound, Work
 
 
 def schema(text: str, range_column: str | None = "block_number") -> DatasetSchema:
-    """`schema("block_number bigint not null, name string")`: simple types only."""
+    """Parses `block_number bigint not null, name string`. Supports simple types only."""
     columns = []
     for part in text.split(", "):
         name, kind, *rest = part.split(" ")
@@ -39,7 +39,7 @@ class Store:
     commits: int = 0
 
     def file(self, rows: pa.Table, start: int, end: int) -> TaskFile:
-        """A partition as some attempt has committed it: each under a prefix of its own."""
+        """Writes a partition as if an attempt had committed it, under its own prefix."""
         self.commits += 1
         path = self.folder / str(self.commits) / f"rows_{start}_{end}.parquet"
         path.parent.mkdir(parents=True)
@@ -159,6 +159,6 @@ def files_under(prefix: str) -> list[str]:
 
 @contextmanager
 def nothing_left(outputs: Sequence[OutputData]) -> Iterator[None]:
-    """An attempt that fails takes its files with it."""
+    """Checks that a failed attempt leaves no files."""
     yield
     assert [files_under(one.write_prefix) for one in outputs] == [[] for _ in outputs]

@@ -1,4 +1,4 @@
-"""A system whose only workers are of the Spark runtime, with operators that say when they begin and how they fare."""
+"""A system with only workers of the Spark runtime, and operators that report their start and progress."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from uuid import UUID
 import msgspec
 import psutil
 
+from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.client import Client
-from interlock.kernel.loop import forever
+from interlock.processes.loop import forever
 from interlock.settings import Settings
 from interlock.wire import AttemptView, Policy, RunState, TaskView
 from interlock.workers import Worker
-from tests.gates import Gate, Visitor
-from tests.system import System, until
+from tests.support.gates import Gate, Visitor
+from tests.support.system import System, until
 
 OPERATORS = """
 import os, socket, time
-from interlock.pipeline import operator
+from interlock.spark import operator
 
 def at_gate(ctx, number=None):
     # In small steps: what waits in C code cannot be interrupted.
@@ -102,7 +103,7 @@ def names_the_jvm(ctx):
 """
 
 QUICK = Policy(lease_seconds=4, backoff_seconds=0, jitter=0)
-"""The news of a cancel comes with a heartbeat: after a third of the lease."""
+"""Short, because a cancel arrives with a heartbeat, after a third of the lease."""
 
 LITTLE_JAVA = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -144,7 +145,7 @@ class Bench:
         return task
 
     async def first_of(self, run_ids: list[UUID]) -> tuple[TaskView, UUID]:
-        """The task of the run that ends first, and the other run."""
+        """Returns the task of the run that ends first, and the other run."""
 
         async def some() -> UUID | None:
             states = {run_id: (await self.client.run(run_id)).state for run_id in run_ids}
@@ -157,7 +158,7 @@ class Bench:
         return (await self.client.attempts(task.task_id)).attempts
 
     async def arrival(self) -> Visitor:
-        """The first one waits for the session to start."""
+        """Waits for a task to arrive. The first one waits for the start of the session."""
         return await self.gate.arrival(seconds=200)
 
     async def progress(self, run_id: UUID, text: str) -> TaskView:
@@ -179,7 +180,7 @@ async def opened(system: System, folder: Path) -> AsyncIterator[Bench]:
     (folder / "spark_test_operators.py").write_text(OPERATORS)
     await system.declare_all(folder, spark=True)
     gate = Gate(folder / "gate")
-    loops = [asyncio.create_task(forever(service)) for service in system.kernel.services()]
+    loops = [asyncio.create_task(forever(service)) for service in dispatcher_services(system.kernel)]
     doors = await asyncio.start_unix_server(gate.opened, gate.path)
     async with Client(system.gateway_url, system.admin_key) as client:
         yield Bench(system, client, gate, folder)
@@ -201,7 +202,7 @@ async def working(worker: Worker) -> AsyncIterator[Worker]:
 
 
 def drivers() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "interlock.pipeline.driver" in one.cmdline()]
+    return [one for one in psutil.Process().children() if "interlock.spark.driver" in one.cmdline()]
 
 
 def result(task: TaskView) -> Any:

@@ -1,4 +1,4 @@
-"""A bucket over HTTP, with as much of S3 as files of datasets need. Who may do what is not its concern."""
+"""A bucket over HTTP with the part of the S3 API that files of datasets need. It checks no permissions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Bucket(ThreadingHTTPServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a process that is to use it as `s3://`."""
+        """The environment of a process that uses the bucket as `s3://`."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server_port}",
             "AWS_ALLOW_HTTP": "true",
@@ -89,5 +89,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - as the library calls it
-        """Says nothing."""
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the library's name
+        """Logs nothing."""

@@ -1,6 +1,6 @@
-"""A real Spark around a test, from the programs that come with PySpark: a standalone cluster, or a Connect server.
+"""Starts a real Spark for a test, a standalone cluster or a Connect server, from the programs in PySpark.
 
-Every process is a child of the test and leaves with it, whatever happens in between.
+Every process is a child of the test and ends with it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Final
 
 import psutil
 
-from interlock.pipeline import java
+from interlock.spark import java
 
 START_SECONDS: Final = 60.0
 SMALL_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 CONNECT: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
-"""What `sbin/start-connect-server.sh` starts, which would leave it behind as a daemon."""
+"""The class that `sbin/start-connect-server.sh` would start as a daemon."""
 
 
 def spark_home() -> Path:
@@ -41,7 +41,7 @@ class Programs:
 
     folder: Path
     environment: Mapping[str, str]
-    """What they get beside the usual; executors have it from them."""
+    """Additional environment variables. Executors inherit them."""
     memory: str
     running: list[asyncio.subprocess.Process] = field(default_factory=list)
     listeners: list[asyncio.Task[None]] = field(default_factory=list)
@@ -65,8 +65,8 @@ class Programs:
         self.running.append(process)
         return process
 
-    async def said(self, process: asyncio.subprocess.Process, pattern: str) -> str:
-        """The first group of the first match in what it prints, as soon as it is there."""
+    async def wait_for_output(self, process: asyncio.subprocess.Process, pattern: str) -> str:
+        """Waits for the first match in the program's output and returns its first group."""
         assert process.stdout is not None
         lines: list[str] = []
         async with asyncio.timeout(START_SECONDS):
@@ -78,7 +78,7 @@ class Programs:
         raise AssertionError(f"Spark ended before it was up: {''.join(lines)}")
 
     def listen(self, process: asyncio.subprocess.Process) -> None:
-        """Nobody reads the rest; a full pipe would stop the program."""
+        """Reads the rest of the output, since a full pipe would block the program."""
 
         async def drain() -> None:
             assert process.stdout is not None
@@ -88,7 +88,7 @@ class Programs:
         self.listeners.append(asyncio.create_task(drain()))
 
     async def end(self) -> None:
-        """Kills them with all that they started, and waits until nothing is left."""
+        """Kills the programs and all their child processes, and waits for their end."""
         alive = [process for process in self.running if process.returncode is None]
         below = [child for process in alive for child in _children(process.pid)]
         for process in alive:
@@ -119,13 +119,13 @@ def _kill(process: psutil.Process) -> None:
 
 @asynccontextmanager
 async def standalone(folder: Path, environment: Mapping[str, str], workers: int = 2) -> AsyncIterator[str]:
-    """A master and its workers, each with one core. Yields the master's URL."""
+    """Starts a master and its workers, each with one core. Yields the master's URL."""
     programs = Programs(folder, environment, memory="256m")
     program = str(spark_home() / "bin" / "spark-class")
     deploy, here = "org.apache.spark.deploy", ("--host", "127.0.0.1", "--webui-port", "0")
     try:
         master = await programs.start(program, f"{deploy}.master.Master", *here, "--port", "0")
-        url = await programs.said(master, r"Starting Spark master at (spark://\S+)")
+        url = await programs.wait_for_output(master, r"Starting Spark master at (spark://\S+)")
         for number in range(workers):
             place = ("-c", "1", "-m", "1g", "-d", str(folder / f"worker-{number}"))
             programs.listen(await programs.start(program, f"{deploy}.worker.Worker", *here, *place, url))
@@ -136,7 +136,7 @@ async def standalone(folder: Path, environment: Mapping[str, str], workers: int 
 
 @asynccontextmanager
 async def connect_server(folder: Path, environment: Mapping[str, str]) -> AsyncIterator[str]:
-    """A Spark Connect server over a local Spark. Yields its sc:// URL."""
+    """Starts a Spark Connect server over a local Spark. Yields its sc:// URL."""
     programs = Programs(folder, environment, memory="1g")
     port = _free_port()
     properties = {
@@ -153,7 +153,7 @@ async def connect_server(folder: Path, environment: Mapping[str, str]) -> AsyncI
             *(str(spark_home() / "bin" / "spark-submit"), "--class", CONNECT),
             *("--master", "local[2]", *flags, "spark-internal"),
         )
-        await programs.said(server, r"(Spark Connect server started)")
+        await programs.wait_for_output(server, r"(Spark Connect server started)")
         yield f"sc://127.0.0.1:{port}"
     finally:
         await programs.end()
@@ -167,13 +167,13 @@ def _free_port() -> int:
 
 
 def executor_of(python: int) -> psutil.Process:
-    """The executor whose Python process this is."""
+    """Returns the executor to which this Python process belongs."""
     above = psutil.Process(python).parents()
     return next(process for process in above if any(EXECUTOR in word for word in process.cmdline()))
 
 
 def lose_machine(python: int) -> None:
-    """Ends Spark's worker and its executor, as when a machine goes: nobody is left to start another executor there."""
+    """Kills Spark's worker and its executor, like the loss of a machine: nothing can start another executor there."""
     executor = executor_of(python)
     worker = executor.parent()
     assert worker is not None

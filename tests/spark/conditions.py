@@ -1,4 +1,4 @@
-"""Random conditions of `where`, and what they mean: a model in plain Python."""
+"""Random conditions of `where`, and a model of their meaning in plain Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from interlock.dags.conditions import (
+from interlock.dags.where import (
     AllOf,
     AnyOf,
     Between,
@@ -47,7 +47,7 @@ _columns = st.sampled_from([*NUMBERS, *TEXTS, FLAG]).map(Column)
 
 predicates: st.SearchStrategy[Condition] = st.one_of(
     st.builds(Comparison, _operators, st.sampled_from(NUMBERS).map(Column), _number_values),
-    # Which of two texts is the smaller one is a matter of the database's language.
+    # The order of two texts depends on the collation of the database.
     st.builds(Comparison, st.sampled_from(["=", "<>"]), st.sampled_from(TEXTS).map(Column), _text_values),
     st.builds(
         OneOf,
@@ -97,7 +97,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def holds(condition: Condition, row: Row) -> bool | None:
-    """SQL's logic of three values: None is unknown."""
+    """Evaluates a condition in SQL's three-valued logic: None is unknown."""
     match condition:
         case AllOf(parts):
             return _all([holds(part, row) for part in parts])

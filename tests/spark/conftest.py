@@ -1,4 +1,4 @@
-"""One small Spark per test process, for all tests that ask for it."""
+"""A small Spark session per test process, shared by all tests that use it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from interlock.pipeline.testing import session
+from interlock.spark.testing import session
 
 
 @pytest.fixture(scope="session")

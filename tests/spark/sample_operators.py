@@ -1,4 +1,4 @@
-"""Operators that tests name as `tests.spark.sample_operators:…`."""
+"""Operators that tests use as `tests.spark.sample_operators:…`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, functions
 
-from interlock.pipeline import TaskContext, TaskFailed, operator
+from interlock.spark import TaskContext, TaskFailed, operator
 
 LOGS = "block_number bigint not null, address string, data string"
 COUNTS = "block_number bigint not null, logs bigint not null"
@@ -40,7 +40,7 @@ def raising(logs: DataFrame, ctx: TaskContext) -> DataFrame:
 
 @operator(inputs={"logs": LOGS}, output=COUNTS)
 def raising_inside(logs: DataFrame, ctx: TaskContext) -> DataFrame:
-    parse = functions.udf(lambda text: int(text), "bigint")  # noqa: PLW0108 - Spark asks a function for its code
+    parse = functions.udf(lambda text: int(text), "bigint")  # noqa: PLW0108 - Spark needs the code of a Python function
     return logs.select("block_number", parse("data").alias("logs"))
 
 

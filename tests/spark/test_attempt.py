@@ -1,4 +1,4 @@
-"""An attempt on Spark: what it reads, what it writes, what it says when it fails."""
+"""An attempt on Spark: its reads, its writes, and its error messages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from interlock.pipeline import Scope, TaskContext, TaskFailed, operator
-from interlock.pipeline.attempt import run_attempt
-from interlock.pipeline.failures import (
+from interlock.schemas import hash_of
+from interlock.spark import Scope, TaskContext, TaskFailed, operator
+from interlock.spark.attempt import run_attempt
+from interlock.spark.errors import explained, raised_in
+from interlock.spark.operators import give
+from interlock.wire import InputData, TaskFile
+from interlock.workers.catalogue import OperatorNotFound, sources
+from interlock.workers.failures import (
     BadOperator,
     CorruptFile,
     DuplicateKey,
@@ -27,11 +32,6 @@ from interlock.pipeline.failures import (
     WrongInputs,
     WrongOutputs,
 )
-from interlock.pipeline.operators import give
-from interlock.pipeline.spark_errors import explained, raised_in
-from interlock.schemas import hash_of
-from interlock.wire import InputData, TaskFile
-from interlock.workers.catalogue import OperatorNotFound, sources
 from tests.spark import sample_operators
 from tests.spark.attempts import (
     Store,
@@ -66,13 +66,13 @@ def logs(store: Store, blocks: range | list[int], scope: tuple[int, int] = (0, 9
 
 @pytest.fixture(scope="module", autouse=True)
 def given() -> Iterator[None]:
-    """This process was given the operators of the tests."""
+    """Gives this process the operators of the tests."""
     give(sources([str(Path(__file__).parents[2])]))
     yield
     give(())
 
 
-def test_an_attempt_writes_one_file_with_its_marker_and_reports_both(spark: SparkSession, store: Store) -> None:
+def test_attempt_writes_one_file_and_its_marker_and_reports_both(spark: SparkSession, store: Store) -> None:
     counted = output(store, "counts")
     data = task([logs(store, [1, 1, 5, 150])], [counted])
     ctx = context(spark, data, operator="tests.spark.sample_operators:counts")
@@ -97,19 +97,19 @@ def test_an_attempt_writes_one_file_with_its_marker_and_reports_both(spark: Spar
     assert files_under(counted.write_prefix) == ["_marker.json", "counts_0_99.parquet"]
 
 
-def test_several_outputs_get_what_is_theirs(spark: SparkSession, store: Store) -> None:
+def test_each_of_several_outputs_gets_its_own_rows(spark: SparkSession, store: Store) -> None:
     outputs = [output(store, "even", 0), output(store, "odd", 1)]
     _, reported, events = attempt(spark, sample_operators.parted, [logs(store, range(5))], outputs)
     assert [[row["block_number"] for row in rows_of(one.location)] for one in reported] == [[0, 2, 4], [1, 3]]
     assert [one.output_index for one in reported] == [0, 1]
     assert [event.dataset_uuid for event in events] == [one.dataset_uuid for one in outputs]
-    # Under other names, the declared order counts, not that in which a dict was filled.
+    # Under other names, the declared order counts, not the order of the returned dict.
     renamed = [output(store, "first", 0), output(store, "second", 1)]
     _, reported, _ = attempt(spark, sample_operators.parted, [logs(store, range(5))], renamed)
     assert [one.row_count for one in reported] == [3, 2]
 
 
-def test_what_several_outputs_are_made_of_is_computed_once_and_not_kept(spark: SparkSession, store: Store) -> None:
+def test_persisted_frame_of_several_outputs_is_computed_once_and_released(spark: SparkSession, store: Store) -> None:
     kept: list[DataFrame] = []
 
     @operator(inputs={"logs": sample_operators.LOGS}, outputs={"a": "chance double", "b": "chance double"})
@@ -125,12 +125,12 @@ def test_what_several_outputs_are_made_of_is_computed_once_and_not_kept(spark: S
     assert not spark._jsparkSession.sharedState().cacheManager().lookupCachedData(kept[0]._jdf).isDefined()
 
 
-def test_a_job_without_outputs_gets_what_the_function_returns(spark: SparkSession, store: Store) -> None:
+def test_job_without_outputs_has_the_returned_value_as_its_result(spark: SparkSession, store: Store) -> None:
     result, outputs, events = attempt(spark, sample_operators.total, [logs(store, range(5))], [], config={"factor": 2})
     assert (result, outputs, events) == ({"logs": 5, "factor": 2}, [], [])
 
 
-def test_no_rows_are_a_file_all_the_same(spark: SparkSession, store: Store) -> None:
+def test_output_without_rows_is_written_as_an_empty_file(spark: SparkSession, store: Store) -> None:
     _, [reported], _ = attempt(spark, sample_operators.counts, [logs(store, [150])], [output(store, "counts")])
     assert (reported.row_count, rows_of(reported.location)) == (0, [])
 
@@ -142,7 +142,7 @@ def test_no_rows_are_a_file_all_the_same(spark: SparkSession, store: Store) -> N
     assert (reported.row_count, reported.partition_key) == (0, "0-9")
 
 
-def test_all_types_come_back_as_they_were(spark: SparkSession, store: Store) -> None:
+def test_all_column_types_round_trip(spark: SparkSession, store: Store) -> None:
     rows: dict[str, Any] = {
         "flag": True,
         "tiny": 1,
@@ -153,7 +153,7 @@ def test_all_types_come_back_as_they_were(spark: SparkSession, store: Store) -> 
         "raw": b"\x00\xff",
         "day": date(1850, 1, 2),
         "moment": datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
-        "local": datetime(2026, 1, 2, 3, 4, 5, 6),  # noqa: DTZ001 - it is one without a zone
+        "local": datetime(2026, 1, 2, 3, 4, 5, 6),  # noqa: DTZ001 - a timestamp without a time zone
         "many": [1, None],
         "pairs": [("a", 1)],
         "inner": {"x": 1, "y": ["z"]},
@@ -187,7 +187,7 @@ def test_all_types_come_back_as_they_were(spark: SparkSession, store: Store) -> 
 # Schemas
 
 
-def test_a_column_that_may_be_null_can_join_and_nothing_else(spark: SparkSession, store: Store) -> None:
+def test_only_nullable_columns_can_be_added_to_a_schema(spark: SparkSession, store: Store) -> None:
     @operator(output="block_number bigint not null, logs bigint not null, tip string")
     def wider(inputs: dict[str, DataFrame], ctx: TaskContext) -> DataFrame:
         return inputs["logs"].selectExpr("block_number", "1L as logs", "data as tip")
@@ -198,11 +198,11 @@ def test_a_column_that_may_be_null_can_join_and_nothing_else(spark: SparkSession
 
     other = schema("block_number bigint not null, logs int not null")
     outputs = [output(store, "counts", schema=other)]
-    with nothing_left(outputs), pytest.raises(SchemaMismatch, match="logs was int and is bigint now"):
+    with nothing_left(outputs), pytest.raises(SchemaMismatch, match="logs changed its type from int to bigint"):
         attempt(spark, wider, [logs(store, [1])], outputs)
 
 
-def test_rows_are_added_to_those_of_the_partition(spark: SparkSession, store: Store) -> None:
+def test_rows_are_merged_into_the_partition_by_unique_key(spark: SparkSession, store: Store) -> None:
     @operator(inputs={"logs": sample_operators.LOGS}, output="block_number bigint not null, data string")
     def latest(logs: DataFrame, ctx: TaskContext) -> DataFrame:
         return logs.select("block_number", "data")
@@ -222,7 +222,7 @@ def test_rows_are_added_to_those_of_the_partition(spark: SparkSession, store: St
         attempt(spark, latest, [logs(store, [2, 2])], outputs)
 
 
-def test_a_rewrite_that_commits_meanwhile_changes_nothing_for_the_attempt(spark: SparkSession, store: Store) -> None:
+def test_rewrite_committed_during_an_attempt_does_not_affect_it(spark: SparkSession, store: Store) -> None:
     before = logs(store, [1, 2])
 
     @operator(inputs={"logs": sample_operators.LOGS}, output=sample_operators.LOGS)
@@ -234,7 +234,7 @@ def test_a_rewrite_that_commits_meanwhile_changes_nothing_for_the_attempt(spark:
     assert [row["block_number"] for row in rows_of(reported.location)] == [1, 2]
 
 
-# How it fails
+# Failures
 
 
 def outputs_of(store: Store) -> list[Any]:
@@ -249,7 +249,7 @@ def outputs_of(store: Store) -> list[Any]:
         (sample_operators.raising_inside, TaskFailed, "invalid literal for int"),
     ],
 )
-def test_an_operator_that_fails_leaves_nothing_behind(
+def test_failed_operator_leaves_no_files(
     spark: SparkSession, store: Store, function: Any, failure: type[Exception], sentence: str
 ) -> None:
     outputs = outputs_of(store)
@@ -257,7 +257,7 @@ def test_an_operator_that_fails_leaves_nothing_behind(
         attempt(spark, function, [logs(store, [1])], outputs)
 
 
-def test_what_a_function_raises_inside_spark_keeps_its_class(spark: SparkSession, store: Store) -> None:
+def test_exception_in_an_executor_keeps_its_class(spark: SparkSession, store: Store) -> None:
     with pytest.raises(TaskFailed) as raised:
         attempt(spark, sample_operators.raising_inside, [logs(store, [1])], outputs_of(store))
     assert raised.value.error_class == "ValueError"
@@ -265,7 +265,7 @@ def test_what_a_function_raises_inside_spark_keeps_its_class(spark: SparkSession
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (ValueError("one\nTwo: three\n"), ("ValueError", "one\nTwo: three")),
         (KeyError("x"), ("KeyError", "'x'")),
@@ -273,13 +273,13 @@ def test_what_a_function_raises_inside_spark_keeps_its_class(spark: SparkSession
         (WrongColumns("a: b"), ("WrongColumns", "a: b")),
     ],
 )
-def test_a_trace_is_told_by_its_last_exception(error: Exception, told: tuple[str, str]) -> None:
+def test_traceback_is_reported_by_its_last_exception(error: Exception, expected: tuple[str, str]) -> None:
     with pytest.raises(type(error)) as raised:
         raise error from RuntimeError("before")
-    assert raised_in("".join(traceback.format_exception(raised.value))) == told
+    assert raised_in("".join(traceback.format_exception(raised.value))) == expected
 
 
-def test_rows_of_another_task_are_refused(spark: SparkSession, store: Store) -> None:
+def test_rows_outside_the_scope_are_refused(spark: SparkSession, store: Store) -> None:
     @operator(inputs={"logs": sample_operators.LOGS}, output=sample_operators.COUNTS)
     def shifted(logs: DataFrame, ctx: TaskContext) -> DataFrame:
         assert ctx.scope == Scope(10, 19)
@@ -288,20 +288,20 @@ def test_rows_of_another_task_are_refused(spark: SparkSession, store: Store) -> 
     outputs = outputs_of(store)
     with (
         nothing_left(outputs),
-        pytest.raises(RowOutsideScope, match=r"block_number 2[0-4], and the task is about 10-19"),
+        pytest.raises(RowOutsideScope, match=r"block_number 2[0-4], outside the task's range 10-19"),
     ):
         attempt(spark, shifted, [logs(store, range(100), (10, 19))], outputs)
 
 
-def test_a_corrupt_input_fails_the_attempt_and_is_named(spark: SparkSession, store: Store) -> None:
+def test_corrupt_input_fails_the_attempt_with_its_name(spark: SparkSession, store: Store) -> None:
     damaged = logs(store, [1])
     path_of(damaged.files[0].location).write_bytes(b"PAR1 and no more")
     outputs = outputs_of(store)
-    with nothing_left(outputs), pytest.raises(CorruptFile, match=r"rows_0_199\.parquet cannot be read"):
+    with nothing_left(outputs), pytest.raises(CorruptFile, match=r"rows_0_199\.parquet is not readable"):
         attempt(spark, sample_operators.counts, [damaged], outputs)
 
 
-def test_a_value_that_cannot_be_cast_is_said_as_spark_says_it(spark: SparkSession, store: Store) -> None:
+def test_invalid_cast_is_reported_with_sparks_message(spark: SparkSession, store: Store) -> None:
     @operator(inputs={"logs": sample_operators.LOGS}, output=sample_operators.COUNTS)
     def casting(logs: DataFrame, ctx: TaskContext) -> DataFrame:
         return logs.select("block_number", functions.col("data").cast("bigint").alias("logs"))
@@ -311,7 +311,7 @@ def test_a_value_that_cannot_be_cast_is_said_as_spark_says_it(spark: SparkSessio
     assert raised.value.error_class == "CastInvalidInput"
 
 
-def test_a_column_without_a_type_and_one_that_is_there_twice_are_refused(spark: SparkSession, store: Store) -> None:
+def test_untyped_and_duplicate_columns_are_refused(spark: SparkSession, store: Store) -> None:
     @operator()
     def typeless(inputs: dict[str, DataFrame], ctx: TaskContext) -> DataFrame:
         return inputs["logs"].selectExpr("null as a")
@@ -320,30 +320,30 @@ def test_a_column_without_a_type_and_one_that_is_there_twice_are_refused(spark: 
     def twice(inputs: dict[str, DataFrame], ctx: TaskContext) -> DataFrame:
         return inputs["logs"].selectExpr("1 as a", "2 as A")
 
-    for function, sentence in ((typeless, "a of output counts has no type"), (twice, "column A twice")):
+    for function, sentence in ((typeless, "a of output counts has the type void"), (twice, "column A twice")):
         with pytest.raises(WrongColumns, match=sentence):
             attempt(spark, function, [logs(store, [1])], outputs_of(store))
 
 
-def test_inputs_and_outputs_that_do_not_match_are_named_on_both_sides(spark: SparkSession, store: Store) -> None:
+def test_mismatched_inputs_and_outputs_are_listed_for_operator_and_job(spark: SparkSession, store: Store) -> None:
     one = logs(store, [1])
-    with pytest.raises(WrongInputs, match="takes logs, and its job has none as inputs"):
+    with pytest.raises(WrongInputs, match="takes the inputs logs, but its job has none"):
         attempt(spark, sample_operators.counts, [], outputs_of(store))
-    with pytest.raises(WrongOutputs, match="declares even, odd, and its job has counts"):
+    with pytest.raises(WrongOutputs, match="declares the outputs even, odd, but its job has counts"):
         attempt(spark, sample_operators.parted, [one], outputs_of(store))
-    with pytest.raises(WrongOutputs, match="gives logs, factor, and its job has counts"):
+    with pytest.raises(WrongOutputs, match="returns logs, factor, but its job has the outputs counts"):
         attempt(spark, sample_operators.total, [one], outputs_of(store))
-    with pytest.raises(WrongOutputs, match="returns a DataFrame, and its job has no output"):
+    with pytest.raises(WrongOutputs, match="returns a DataFrame, but its job has no output"):
         attempt(spark, sample_operators.counts, [one], [])
 
 
-def test_an_output_needs_a_range(spark: SparkSession, store: Store) -> None:
+def test_output_without_a_range_is_refused(spark: SparkSession, store: Store) -> None:
     no_part = parquet_input("logs", [], None, LOGS)
-    with pytest.raises(NoScope, match="Nothing says which range output counts is about"):
+    with pytest.raises(NoScope, match="Output counts has no range"):
         attempt(spark, sample_operators.counts, [no_part], outputs_of(store))
 
 
-def test_a_range_column_must_be_there_and_hold_whole_numbers(spark: SparkSession, store: Store) -> None:
+def test_range_column_must_exist_and_be_an_integer(spark: SparkSession, store: Store) -> None:
     @operator(range_column="height")
     def absent(inputs: dict[str, DataFrame], ctx: TaskContext) -> DataFrame:
         return inputs["logs"]
@@ -352,23 +352,23 @@ def test_a_range_column_must_be_there_and_hold_whole_numbers(spark: SparkSession
     def textual(inputs: dict[str, DataFrame], ctx: TaskContext) -> DataFrame:
         return inputs["logs"]
 
-    for function, sentence in ((absent, "has its range column height"), (textual, "must hold whole numbers")):
+    for function, sentence in ((absent, "has the range column height"), (textual, "must be an integer")):
         with pytest.raises(BadOperator, match=sentence):
             attempt(spark, function, [logs(store, [1])], outputs_of(store))
 
 
-def test_operators_that_are_none_say_how_to_make_them_one(spark: SparkSession, store: Store) -> None:
+def test_unknown_operator_error_explains_how_to_declare_one(spark: SparkSession, store: Store) -> None:
     data = task([], [])
     for name, sentence in (
         ("tests.spark.sample_operators:undecorated", "declare the function with @operator"),
         ("tests.spark.sample_operators:absent", "no operator 'tests.spark.sample_operators:absent'"),
-        ("nothing", "built in are block_ingest"),
+        ("nothing", "built-in ones are block_ingest"),
     ):
         with pytest.raises(OperatorNotFound, match=sentence):
             run_attempt(spark, context(spark, data, operator=name), data, None)
 
 
-def test_a_session_that_has_ended_is_said_and_not_mistaken_for_the_operators_own_trouble() -> None:
+def test_ended_session_is_not_reported_as_an_error_of_the_operator() -> None:
     data = task([], [])
     from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 

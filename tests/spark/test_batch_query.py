@@ -1,4 +1,4 @@
-"""The operator `batch_query` on Spark: what a query selects, as files where the dispatcher says."""
+"""The operator `batch_query` on Spark: the rows of a query as files, at the location that the dispatcher chose."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from interlock.bus.archive_file import SCHEMA, parquet
-from interlock.bus.packed import packed
-from interlock.bus.selecting import selection
-from interlock.pipeline.attempt import run_operator
-from interlock.pipeline.built_in.sql_gate import UnsafeQuery
-from interlock.pipeline.failures import BadConfig
-from interlock.pipeline.operators import BUILT_IN, resolve
+from interlock.bus.path.delivery import packed
+from interlock.bus.replay.archive import SCHEMA, parquet
+from interlock.bus.replay.selection import selection
+from interlock.spark.attempt import run_operator
+from interlock.spark.built_in.sql_gate import UnsafeQuery
+from interlock.spark.operators import BUILT_IN, resolve
 from interlock.wire import ExportGrant, InputData, TaskData
 from interlock.wire.bus_replays import ReplayFilters
-from tests.files import path_of
+from interlock.workers.failures import BadConfig
 from tests.spark.attempts import Store, context, parquet_input, schema
+from tests.support.files import path_of
 
 BLOCKS = schema("block_number bigint not null, miner string")
 EVERYTHING = (-(2**62), 2**62)
@@ -63,7 +63,7 @@ def asked(
     return result
 
 
-def test_the_result_is_exported_in_the_order_that_the_statement_says(spark: SparkSession, store: Store) -> None:
+def test_result_is_exported_in_the_order_of_the_statement(spark: SparkSession, store: Store) -> None:
     result = asked(spark, store, "select block_number, miner from chain where block_number > 4 order by 1 desc")
     assert result["row_count"] == 15
     assert all(file["uri"].startswith(result["prefix"]) for file in result["files"])
@@ -74,7 +74,7 @@ def test_the_result_is_exported_in_the_order_that_the_statement_says(spark: Spar
     ]
 
 
-def test_a_result_without_rows_is_a_file_with_its_columns(spark: SparkSession, store: Store) -> None:
+def test_empty_result_is_a_file_with_its_columns(spark: SparkSession, store: Store) -> None:
     result = asked(spark, store, "select miner, count(*) as n from chain where block_number < 0 group by miner")
     (file,) = result["files"]
     assert result["row_count"] == 0
@@ -82,7 +82,7 @@ def test_a_result_without_rows_is_a_file_with_its_columns(spark: SparkSession, s
 
 
 @pytest.mark.parametrize(
-    ("sql", "error", "said"),
+    ("sql", "error", "message"),
     [
         ("select * from blocks_of_a_job", UnsafeQuery, "blocks_of_a_job"),
         ("select * from parquet.`/etc/passwd`", UnsafeQuery, "refused|relation|input"),
@@ -90,16 +90,16 @@ def test_a_result_without_rows_is_a_file_with_its_columns(spark: SparkSession, s
         ("select nothing from chain", BadConfig, "nothing"),
     ],
 )
-def test_what_cannot_be_run_says_why(
-    spark: SparkSession, store: Store, sql: str, error: type[Exception], said: str
+def test_statement_that_cannot_run_fails_with_the_reason(
+    spark: SparkSession, store: Store, sql: str, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         asked(spark, store, sql)
 
 
-def test_a_task_that_somebody_made_up_reaches_nothing(spark: SparkSession, store: Store) -> None:
+def test_forged_batch_query_task_is_refused(spark: SparkSession, store: Store) -> None:
     for made_up in ({"granted": False}, {"relations": ()}, {"relations": ("a", "b")}):
-        with pytest.raises(BadConfig, match="no task of a batch query"):
+        with pytest.raises(BadConfig, match="batch_query runs only in tasks that the query service creates"):
             asked(spark, store, "select 1", **made_up)
 
 
@@ -109,7 +109,7 @@ def _body(n: int, source: str) -> str:
     return msgspec.json.encode({"metadata": metadata, "command": command}).decode()
 
 
-def test_what_a_replay_selects_of_the_archive_is_a_statement_that_it_runs(spark: SparkSession, store: Store) -> None:
+def test_statement_of_a_replay_over_the_archive_runs(spark: SparkSession, store: Store) -> None:
     accepted = datetime(2026, 1, 31, 12, tzinfo=UTC)
     bodies = [_body(n, "acme/billing" if n % 2 else "acme/crm") for n in range(10)]
     kept = [(packed([body]), accepted + timedelta(minutes=n)) for n, body in enumerate(bodies)]
@@ -130,5 +130,5 @@ def test_what_a_replay_selects_of_the_archive_is_a_statement_that_it_runs(spark:
     ]
 
 
-def test_it_has_no_place_in_a_dag() -> None:
+def test_batch_query_is_refused_in_a_dag() -> None:
     assert "batch_query" not in BUILT_IN

@@ -1,4 +1,4 @@
-"""Batches that are too much for the sink: staged by Spark, committed by the sink as any other."""
+"""Batches that are too large for the sink: staged by Spark, and committed by the sink like any other."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from interlock.pipeline.attempt import run_operator
-from interlock.pipeline.context import TaskContext
-from interlock.pipeline.failures import BadConfig
-from interlock.pipeline.operators import resolve
+from interlock.spark.attempt import run_operator
+from interlock.spark.context import TaskContext
+from interlock.spark.operators import resolve
 from interlock.wire import DataReply, TaskData
+from interlock.workers.failures import BadConfig
 from interlock.workers.protocol import Assignment, Work
-from tests.buffers import Depot, depot, row
 from tests.conftest import copied
-from tests.integration.test_sink import STORED, WHOLE, parquet
+from tests.datasets.test_sink import STORED, WHOLE, parquet
 from tests.spark.attempts import Link, task
-from tests.system import fence
+from tests.support.buffers import Depot, depot, row
+from tests.support.system import fence
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ async def worker_seen(site: Depot) -> None:
 
 
 async def handed_over(site: Depot, publish_id: str) -> dict[str, Any]:
-    """A running attempt of the task that the sink has made."""
+    """Returns a running attempt of the task that the sink has created."""
     await worker_seen(site)
     await site.drain()
     view = await site.buffer(publish_id)
@@ -62,14 +62,14 @@ def run(spark: SparkSession, site: Depot, claim: dict[str, Any], data: TaskData)
 
 
 async def loaded(spark: SparkSession, site: Depot, claim: dict[str, Any]) -> dict[str, Any]:
-    """The attempt, to its end."""
+    """Runs the attempt to its end."""
     result = await asyncio.to_thread(run, spark, site, claim, await data_of(site, claim))
     assert (await site.system.complete(claim, result=result)).status_code == 200
     return result
 
 
 @pytest.mark.parametrize("on_conflict", ["nothing", "update"])
-async def test_batches_of_every_kind_are_staged_by_spark_and_committed_by_the_sink(
+async def test_spark_stages_batches_of_every_format_and_the_sink_commits_them(
     spark: SparkSession, site: Depot, on_conflict: str
 ) -> None:
     dataset = await site.deploy(f"spark_{on_conflict}", on_conflict=on_conflict)
@@ -85,7 +85,7 @@ async def test_batches_of_every_kind_are_staged_by_spark_and_committed_by_the_si
     views = [await site.buffer(one) for one in ids]
     assert [view["status"] for view in views] == ["Loaded", "Loaded", "Refused", "Loaded"]
     assert views[2]["refusal"]["rows"] == [
-        {"line": 2, "reason": "column 'must' is null or missing, and declared as not null"}
+        {"line": 2, "reason": "column 'must' is null or missing, but declared as not null"}
     ]
     stored = {one["id"]: one for one in await dataset.rows()}
     assert sorted(stored) == [1, 2, 3, 4]
@@ -98,9 +98,7 @@ async def test_batches_of_every_kind_are_staged_by_spark_and_committed_by_the_si
     assert await site.data.fetchval(staging) == 0
 
 
-async def test_an_attempt_that_is_tried_again_stages_anew_and_the_rows_are_there_once(
-    spark: SparkSession, site: Depot
-) -> None:
+async def test_retried_load_stages_again_and_rows_exist_once(spark: SparkSession, site: Depot) -> None:
     dataset = await site.deploy("again", on_conflict="update")
     publish_id = await dataset.publish([row(1, name="a"), row(1, name="b")])
     first = await handed_over(site, publish_id)
@@ -115,7 +113,7 @@ async def test_an_attempt_that_is_tried_again_stages_anew_and_the_rows_are_there
     assert (await site.buffer(publish_id))["status"] == "Loaded"
 
 
-async def test_a_load_that_fails_for_good_gives_its_batches_up_until_they_are_redriven(site: Depot) -> None:
+async def test_batches_of_a_failed_load_are_given_up_until_redriven(site: Depot) -> None:
     dataset = await site.deploy("gone")
     publish_id = await dataset.publish([row(1)])
     claim = await handed_over(site, publish_id)
@@ -130,9 +128,9 @@ async def test_a_load_that_fails_for_good_gives_its_batches_up_until_they_are_re
     assert (await site.buffer(publish_id))["status"] == "Loaded", "without Spark the sink does it itself"
 
 
-async def test_a_task_that_somebody_made_up_loads_nothing(spark: SparkSession, site: Depot, tmp_path: Path) -> None:
+async def test_forged_buffer_load_task_is_refused(spark: SparkSession, site: Depot, tmp_path: Path) -> None:
     made_up = await site.system.made_up("buffer_load")
     data = await data_of(site, await site.system.claim(made_up))
     assert data.load is None
-    with pytest.raises(BadConfig, match="no task of a sink"):
+    with pytest.raises(BadConfig, match="buffer_load runs only in tasks that the sink creates"):
         run(spark, site, {"attempt": 1}, task([], []))

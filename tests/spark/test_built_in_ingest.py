@@ -1,4 +1,4 @@
-"""block_ingest and integrity_check against the development chain, served over HTTP."""
+"""block_ingest and integrity_check against the development chain over HTTP."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from interlock.devchain.chain import Chain, Shape
-from interlock.pipeline.built_in.block_ingest import block_ingest
-from interlock.pipeline.built_in.integrity_check import IntegrityFindings, integrity_check
+from interlock.dev.chain.chain import Chain, Shape
+from interlock.spark.built_in.block_ingest import block_ingest
+from interlock.spark.built_in.integrity_check import IntegrityFindings, integrity_check
 from interlock.wire import InputData, TaskSecret
 from interlock.workers.context import TaskFailed
 from interlock.workers.protocol import Outbound
-from tests.chains import Answer, Node, expected_rows, served
-from tests.followers import KEYS, KINDS
 from tests.spark.attempts import Store, attempt, output, parquet_input, rows_of
+from tests.support.chains import Answer, Node, expected_rows, served
+from tests.support.followers import KEYS, KINDS
 
 QUICK = {"rpc_patience_seconds": 0, "batch_size": 7, "requests": 3}
 
@@ -27,7 +27,7 @@ QUICK = {"rpc_patience_seconds": 0, "batch_size": 7, "requests": 3}
 async def ingest(
     spark: SparkSession, folder: Path, payload: Any, *names: str, **config: Any
 ) -> dict[str, list[dict[str, Any]]]:
-    """Rows by output, in the order of their keys. A range given as a tuple is that of an input."""
+    """Returns rows by output, sorted by key. A range given as a tuple is that of an input."""
     inputs = [parquet_input("ranges", [], payload, None)] if isinstance(payload, tuple) else []
     outputs = [output(Store(folder), name, index) for index, name in enumerate(names)]
     _, written, _ = await asyncio.to_thread(
@@ -43,7 +43,7 @@ def in_order(rows: list[dict[str, Any]], key: tuple[str, ...]) -> list[dict[str,
     return sorted(rows, key=lambda row: [row[name] for name in key])
 
 
-async def test_the_rows_are_those_that_a_follower_writes(spark: SparkSession, tmp_path: Path) -> None:
+async def test_block_ingest_writes_the_same_rows_as_the_follower(spark: SparkSession, tmp_path: Path) -> None:
     async with served(blocks=40) as node:
         wanted = expected_rows(node.chain, 3, 33)
         read = await ingest(spark, tmp_path, {"start": 3, "end": 33}, *KINDS, rpc_url=node.url)
@@ -58,7 +58,7 @@ async def test_the_rows_are_those_that_a_follower_writes(spark: SparkSession, tm
         assert renamed["sent"] == [row for row in wanted["transactions"] if row["block_number"] == 9]
 
 
-async def test_a_reorg_between_two_batches_fails_the_attempt_and_the_next_one_succeeds(
+async def test_reorg_between_batches_fails_the_attempt_and_the_next_succeeds(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     async def reorg(document: Any, node: Node) -> Answer | None:
@@ -70,14 +70,14 @@ async def test_a_reorg_between_two_batches_fails_the_attempt_and_the_next_one_su
     async with served(blocks=20) as node:
         node.spoil = reorg
         settings = {"rpc_url": node.url, "batch_size": 5, "requests": 1}
-        with pytest.raises(TaskFailed, match="Block 10 is no child of block 9") as failed:
+        with pytest.raises(TaskFailed, match="Block 10 is not a child of the block 9") as failed:
             await ingest(spark, tmp_path, {"start": 0, "end": 19}, "blocks", **settings)
         assert failed.value.error_class == "ChainMoved"
         read = await ingest(spark, tmp_path, {"start": 0, "end": 19}, "blocks", **settings)
         assert read["blocks"] == expected_rows(node.chain, 0, 19)["blocks"]
 
 
-async def test_executors_refuse_a_node_that_is_not_public(spark: SparkSession, tmp_path: Path) -> None:
+async def test_executors_refuse_a_node_with_a_private_address(spark: SparkSession, tmp_path: Path) -> None:
     async with served(blocks=20) as node:
         outputs = [output(Store(tmp_path), "blocks", 0)]
         asked = {"operator": "block_ingest", "payload": {"start": 0, "end": 9}, "config": QUICK | {"rpc_url": node.url}}
@@ -87,7 +87,7 @@ async def test_executors_refuse_a_node_that_is_not_public(spark: SparkSession, t
         assert node.requests == 0
 
 
-async def test_executors_hold_a_bound_secret_to_its_host(spark: SparkSession, tmp_path: Path) -> None:
+async def test_executors_send_a_bound_secret_only_to_its_host(spark: SparkSession, tmp_path: Path) -> None:
     async with served(blocks=20) as node:
         config = QUICK | {"rpc_url": node.url, "headers": {"x-key": "${secret:KEY}"}}
         asked: dict[str, Any] = {"operator": "block_ingest", "payload": {"start": 0, "end": 9}, "config": config}
@@ -104,7 +104,7 @@ async def test_executors_hold_a_bound_secret_to_its_host(spark: SparkSession, tm
             assert node.requests == 0
 
 
-async def test_a_node_that_has_not_all_of_it_is_told_of(spark: SparkSession, tmp_path: Path) -> None:
+async def test_node_without_the_whole_range_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     async def pruned(document: Any, node: Node) -> Answer | None:
         calls = document if isinstance(document, list) else [document]
         answers = node.answer(calls)
@@ -114,10 +114,10 @@ async def test_a_node_that_has_not_all_of_it_is_told_of(spark: SparkSession, tmp
         return Answer(200, msgspec.json.encode(answers if isinstance(document, list) else answers[0]))
 
     async with served(blocks=20) as node:
-        with pytest.raises(TaskFailed, match="up to 25, and the node has them up to 20") as late:
+        with pytest.raises(TaskFailed, match="up to 25, but the newest block of the node is 20") as late:
             await ingest(spark, tmp_path, {"start": 18, "end": 25}, "blocks", rpc_url=node.url, batch_size=50)
         node.spoil = pruned
-        with pytest.raises(TaskFailed, match="does not have block 8") as early:
+        with pytest.raises(TaskFailed, match="does not have block 8, though its newest block is") as early:
             await ingest(spark, tmp_path, {"start": 8, "end": 12}, "blocks", rpc_url=node.url)
         assert {late.value.error_class, early.value.error_class} == {"BlocksMissing"}
         await node.stop()
@@ -127,39 +127,39 @@ async def test_a_node_that_has_not_all_of_it_is_told_of(spark: SparkSession, tmp
 
 
 @pytest.mark.parametrize(
-    ("config", "payload", "names", "error_class", "said"),
+    ("config", "payload", "names", "error_class", "message"),
     [
         ({}, {"start": 0, "end": 1}, ["blocks"], "BadConfig", "needs rpc_url"),
         ({"rpc_url": "ftp://x"}, {"start": 0, "end": 1}, ["blocks"], "BadConfig", "rpc_url must look like"),
         ({"rpc_url": "http://x/${MISSING}"}, {"start": 0, "end": 1}, ["blocks"], "BadConfig", "MISSING"),
         ({"rpc_url": "http://x"}, None, ["blocks"], "NoScope", "trigger it with a payload"),
         ({"rpc_url": "http://x"}, {"start": 2, "end": 1}, ["blocks"], "NoScope", "trigger it with a payload"),
-        ({"rpc_url": "http://x"}, {"start": 0, "end": 1}, ["traces"], "BadConfig", "neither blocks"),
+        ({"rpc_url": "http://x"}, {"start": 0, "end": 1}, ["traces"], "BadConfig", "is not named blocks"),
         ({"rpc_url": "http://x", "outputs": ["logs"]}, {"start": 0, "end": 1}, ["a", "b"], "BadConfig", "2 outputs"),
         ({"rpc_url": "http://x", "outputs": ["traces"]}, {"start": 0, "end": 1}, ["a"], "BadConfig", "traces"),
         ({"rpc_url": "http://x", "start_block": 1}, {"start": 0, "end": 1}, ["blocks"], "BadConfig", "start_block"),
     ],
 )
-async def test_a_job_that_cannot_be_says_what_to_write(
+async def test_invalid_ingest_job_fails_with_advice(
     spark: SparkSession,
     tmp_path: Path,
     config: dict[str, Any],
     payload: Any,
     names: list[str],
     error_class: str,
-    said: str,
+    message: str,
 ) -> None:
     with pytest.raises(TaskFailed) as failed:
         await ingest(spark, tmp_path, payload, *names, **config)
     assert failed.value.error_class == error_class
-    assert said in str(failed.value)
+    assert message in str(failed.value)
 
 
 # integrity_check
 
 
 class Data:
-    """What was stored of a chain, and may be damaged."""
+    """Stored data of a chain, which tests damage."""
 
     def __init__(self, folder: Path, chain: Chain, last: int) -> None:
         self.rows = expected_rows(chain, 0, last)
@@ -169,7 +169,7 @@ class Data:
         return [self._input(kind, **more) for kind in kinds or KINDS]
 
     def _input(self, kind: str, **more: Any) -> InputData:
-        """In two files."""
+        """Writes an input in two files."""
         rows, half = self.rows[kind], len(self.rows[kind]) // 2
         table = pa.Table.from_pylist(rows)
         files = [self._store.file(part, 0, self._last) for part in (table[:half], table[half:])]
@@ -191,7 +191,7 @@ def found(done: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [(one["kind"], one["input"], one["block_number"], one["expected"], one["found"]) for one in done["first"]]
 
 
-def test_each_kind_of_damage_is_found_where_it_is(spark: SparkSession, tmp_path: Path) -> None:
+def test_integrity_check_finds_each_kind_of_damage(spark: SparkSession, tmp_path: Path) -> None:
     chain = Chain(Shape(seed=7, transactions=5, reorg_every=0), blocks=30)
     data = Data(tmp_path, chain, 29)
     assert report(spark, data.inputs()) == {"findings": 0, "kinds": {}, "first": []}
@@ -211,12 +211,12 @@ def test_each_kind_of_damage_is_found_where_it_is(spark: SparkSession, tmp_path:
         ("missing_blocks", "blocks", 11, "2", "0"),
         ("other_branch", "transactions", 25, hashes[25], wrong),
     ]
-    # What a filter leaves out is not missing.
+    # Blocks that a filter excludes are not missing.
     filtered = report(spark, data.inputs("blocks", where='"block_number" > 12'))
     assert found(filtered) == [("broken_link", "blocks", 20, hashes[19], wrong)]
     only = report(spark, data.inputs("blocks", where='"block_number" > 12'), checks=["gaps"])
     assert found(only) == [("missing_blocks", "blocks", 0, "13", "0")]
-    # A key of one's own is looked for where it is.
+    # A custom key is checked in those inputs that have it.
     repeated = data.rows["transactions"][0]["transaction_hash"]
     data.change("transactions", 28, transaction_hash=repeated)
     keyed = report(spark, data.inputs("blocks", "transactions"), checks=["duplicates"], key=["transaction_hash"])
@@ -225,7 +225,7 @@ def test_each_kind_of_damage_is_found_where_it_is(spark: SparkSession, tmp_path:
     ]
 
 
-async def test_blocks_that_the_source_no_longer_has_are_found(spark: SparkSession, tmp_path: Path) -> None:
+async def test_blocks_that_the_source_no_longer_has_are_reported(spark: SparkSession, tmp_path: Path) -> None:
     async with served(blocks=30) as node:
         data = Data(tmp_path, node.chain, 30)
         before = {row["block_number"]: row["block_hash"] for row in data.rows["blocks"]}
@@ -246,20 +246,20 @@ async def test_blocks_that_the_source_no_longer_has_are_found(spark: SparkSessio
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"checks": ["source"]}, "needs rpc_url"),
         ({"checks": ["everything"]}, "checks"),
-        ({"key": ["nothing"]}, "no input has such columns"),
+        ({"key": ["nothing"]}, "no input has all these columns"),
         ({"on_findings": "ignore"}, "on_findings"),
-        ({"checks": ["branches"]}, "nothing to check"),
+        ({"checks": ["branches"]}, "No check applies to the inputs"),
         ({"url": "x"}, "unknown field `url`"),
     ],
 )
-def test_a_check_that_cannot_be_made_says_why(
-    spark: SparkSession, tmp_path: Path, config: dict[str, Any], said: str
+def test_impossible_check_fails_with_the_reason(
+    spark: SparkSession, tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
     data = Data(tmp_path, Chain(Shape(seed=7, reorg_every=0), blocks=3), 2)
-    with pytest.raises(TaskFailed, match=said) as failed:
+    with pytest.raises(TaskFailed, match=message) as failed:
         report(spark, data.inputs("blocks"), **config)
     assert failed.value.error_class == "BadConfig"

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from interlock.pipeline import TaskContext
-from interlock.pipeline.attempt import call
-from interlock.pipeline.built_in.sql import selected, sql
-from interlock.pipeline.built_in.sql_gate import UnsafeQuery
-from interlock.pipeline.failures import BadConfig
-from interlock.pipeline.operators import declared
-from interlock.pipeline.testing import run
+from interlock.spark import TaskContext
+from interlock.spark.attempt import call
+from interlock.spark.built_in.sql import selected, sql
+from interlock.spark.built_in.sql_gate import UnsafeQuery
+from interlock.spark.operators import declared
+from interlock.spark.testing import run
+from interlock.workers.failures import BadConfig
 from tests.spark.attempts import Store, context, parquet_input, schema, task
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -32,7 +32,7 @@ def rows(query: str, **inputs: Any) -> list[dict[str, Any]]:
     return run(sql, inputs or {"logs": LOGS, "blocks": BLOCKS}, config={"query": query}).rows
 
 
-def test_a_query_joins_and_sums_up_its_inputs() -> None:
+def test_query_joins_and_aggregates_its_inputs() -> None:
     query = """
         WITH early AS (SELECT * FROM logs WHERE block_number < 4), logs AS (SELECT address, block_number FROM early)
         SELECT address, count(*) AS n, max(miner) AS miner  -- of any
@@ -45,7 +45,7 @@ def test_a_query_joins_and_sums_up_its_inputs() -> None:
     ]
 
 
-def test_names_of_inputs_are_quoted_and_braces_stay_what_they_are() -> None:
+def test_input_names_are_quoted_and_braces_are_kept() -> None:
     assert rows("SELECT '{a}' AS a, max(x) AS x FROM `logs.v-1`", **{"logs.v-1": [{"x": 1}, {"x": 2}]}) == [
         {"a": "{a}", "x": 2}
     ]
@@ -53,7 +53,7 @@ def test_names_of_inputs_are_quoted_and_braces_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "error", "said"),
+    ("config", "error", "message"),
     [
         ({}, BadConfig, "query"),
         ({"query": "SELECT 1", "catalog": "x"}, BadConfig, "unknown field `catalog`"),
@@ -63,8 +63,10 @@ def test_names_of_inputs_are_quoted_and_braces_stay_what_they_are() -> None:
         ({"query": "SELECT * FROM secret"}, UnsafeQuery, "secret is neither an input"),
     ],
 )
-def test_a_query_that_cannot_be_run_says_why(config: dict[str, Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said) as refused:
+def test_query_that_cannot_run_fails_with_the_reason(
+    config: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as refused:
         run(sql, {"logs": LOGS}, config=config)
     assert "interlock_" not in str(refused.value)
     assert "Project" not in str(refused.value)
@@ -89,7 +91,7 @@ ESCAPES = [
 
 @contextmanager
 def listener() -> Iterator[socket.socket]:
-    """Whoever is reached through Hadoop's file systems shows up here."""
+    """Records connections that Hadoop's file systems make."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         yield server
@@ -115,8 +117,8 @@ def test_escape_reads_no_file_and_sends_no_request(spark: SparkSession, tmp_path
         spark.catalog.dropGlobalTempView("secret_of_all")
 
 
-def test_spark_connect_is_refused_before_the_server_is_asked() -> None:
-    """A session that was never connected: any call to a server would fail otherwise."""
+def test_spark_connect_is_refused_without_a_call_to_the_server() -> None:
+    """The session was never connected, so any call to the server would fail with another error."""
     remote: Any = object.__new__(pytest.importorskip("pyspark.sql.connect.session").SparkSession)
     with pytest.raises(BadConfig, match=r"Spark Connect.*spark_master"):
         selected(remote, "SELECT 1", {})
@@ -132,7 +134,7 @@ def test_input_named_like_a_view_of_the_session_is_the_input(spark: SparkSession
 
 
 def analysed(spark: SparkSession, store: Store, query: str) -> DataFrame:
-    """What the operator returns, before anything of it is computed."""
+    """Returns the DataFrame of the operator, before it is computed."""
     known = schema("block_number bigint, address string, data string")
     files = [store.file(pa.Table.from_pylist(LOGS), 0, 9)]
     data = task([parquet_input("logs", files, (0, 9), known)], [])
@@ -141,7 +143,7 @@ def analysed(spark: SparkSession, store: Store, query: str) -> DataFrame:
     return returned
 
 
-def test_columns_and_filters_go_down_to_the_files(
+def test_columns_and_filters_are_pushed_down_to_the_files(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     query = "WITH l AS (SELECT * FROM logs) SELECT count(address) AS n FROM l WHERE block_number > 7"
@@ -153,7 +155,7 @@ def test_columns_and_filters_go_down_to_the_files(
     assert frame.collect() == [(2,)]
 
 
-def test_tasks_at_once_do_not_see_each_other(spark: SparkSession, tmp_path: Path) -> None:
+def test_concurrent_queries_do_not_see_each_others_inputs(spark: SparkSession, tmp_path: Path) -> None:
     stores = [Store(tmp_path / str(number)) for number in range(6)]
 
     def one(number: int) -> int:
@@ -165,7 +167,7 @@ def test_tasks_at_once_do_not_see_each_other(spark: SparkSession, tmp_path: Path
     assert [view.name for view in spark.catalog.listTables() if view.name.startswith("interlock")] == []
 
 
-def test_the_context_is_needed_for_nothing_but_config_and_session(spark: SparkSession) -> None:
+def test_query_uses_only_config_and_session_of_the_context(spark: SparkSession) -> None:
     data = task([], [])
     ctx: TaskContext = context(spark, data, operator="sql", config={"query": "SELECT 41 + 1 AS answer"})
     assert sql({}, ctx).collect() == [(42,)]

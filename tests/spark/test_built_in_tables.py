@@ -1,4 +1,4 @@
-"""dedupe, rollup and parquet_compact against plain Python models of them."""
+"""dedupe, rollup and parquet_compact against models in plain Python."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from interlock.pipeline.built_in.dedupe import dedupe
-from interlock.pipeline.built_in.parquet_compact import parquet_compact
-from interlock.pipeline.built_in.rollup import rollup
-from interlock.pipeline.failures import BadConfig, WrongInputs
-from interlock.pipeline.testing import run, session
+from interlock.spark.built_in.dedupe import dedupe
+from interlock.spark.built_in.parquet_compact import parquet_compact
+from interlock.spark.built_in.rollup import rollup
+from interlock.spark.testing import run, session
+from interlock.workers.failures import BadConfig, WrongInputs
 from tests.spark.attempts import Store, attempt, output, parquet_input, path_of, schema
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -41,7 +41,7 @@ rows = st.fixed_dictionaries(
         "token": st.sampled_from([None, "a", "b", "c"]),
         "version": st.one_of(st.none(), st.integers(0, 3)),
         "amount": st.one_of(st.none(), st.integers(0, 10), st.just(10**38 - 1)),
-        "at": st.datetimes(datetime(1960, 1, 1), datetime(2040, 1, 1)).map(lambda at: at.replace(tzinfo=UTC)),  # noqa: DTZ001 - the zone comes after
+        "at": st.datetimes(datetime(1960, 1, 1), datetime(2040, 1, 1)).map(lambda at: at.replace(tzinfo=UTC)),  # noqa: DTZ001 - the time zone is added below
         "note": st.sampled_from([None, "x", "y"]),
     }
 )
@@ -58,7 +58,7 @@ def multiset(found: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
 
 @few
 @given(tables, st.sampled_from(["first", "last"]))
-def test_one_row_of_each_key_is_kept_and_always_the_same(table: pa.Table, keep: str) -> None:
+def test_dedupe_keeps_one_row_per_key_deterministically(table: pa.Table, keep: str) -> None:
     config = {"key": ["block_number", "token"], "order_by": ["version"], "keep": keep}
     kept = run(dedupe, {"rows": table}, config=config).rows
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
@@ -75,7 +75,7 @@ def test_one_row_of_each_key_is_kept_and_always_the_same(table: pa.Table, keep: 
     assert multiset(run(dedupe, {"rows": shuffled}, config=config).rows) == multiset(kept)
 
 
-def test_rows_that_differ_in_a_map_only_are_told_apart(spark: SparkSession) -> None:
+def test_rows_that_differ_only_in_a_map_are_ordered(spark: SparkSession) -> None:
     pairs = [{"id": 1, "m": [("a", number)], "s": {"m": [("b", 1)]}} for number in range(5)]
     kind = pa.map_(pa.string(), pa.int64())
     shape = pa.schema([("id", pa.int64()), ("m", kind), ("s", pa.struct([("m", kind)]))])
@@ -98,7 +98,7 @@ def bucket_of(at: datetime, bucket: str) -> datetime:
 
 @few
 @given(tables, st.sampled_from(sorted(SIZES)))
-def test_buckets_have_what_a_loop_would_find(table: pa.Table, bucket: str) -> None:
+def test_rollup_equals_the_model(table: pa.Table, bucket: str) -> None:
     measures = {"n": "count", "amounts": "count(amount)", "total": "sum(amount)", "least": "min(version)"}
     config = {"bucket": bucket, "time_column": "at", "keys": ["token"], "measures": measures}
     made = run(rollup, {"rows": table}, config=config | {"range_column": "block_number"}).rows
@@ -124,7 +124,7 @@ def summed(group: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def test_rows_of_several_ranges_add_up_to_those_of_one(spark: SparkSession) -> None:
+def test_rollups_of_several_ranges_merge_to_the_rollup_of_one(spark: SparkSession) -> None:
     seconds = [{"block_number": n, "at": 1_700_000_000 + 600 * n, "who": f"w{n % 17}"} for n in range(60)]
     measures = {"n": "count", "last": "max(block_number)", "people": "distinct_sketch(who)"}
     config = {"bucket": "hour", "time_column": "at", "measures": measures}
@@ -146,7 +146,7 @@ def test_rows_of_several_ranges_add_up_to_those_of_one(spark: SparkSession) -> N
 # parquet_compact
 
 
-def test_a_compacted_file_has_the_same_rows_in_order(spark: SparkSession, tmp_path: Path) -> None:
+def test_compacted_file_has_the_same_rows_sorted(spark: SparkSession, tmp_path: Path) -> None:
     store = Store(tmp_path)
     known = schema("block_number bigint, token string, amount decimal(38,0)")
     numbers = [(n * 7919) % 1000 for n in range(1000)]
@@ -168,21 +168,21 @@ def test_a_compacted_file_has_the_same_rows_in_order(spark: SparkSession, tmp_pa
         assert all(before <= after for before, after in itertools.pairwise(places))
 
 
-# What is refused
+# Refused configs
 
 
 @pytest.mark.parametrize(
-    ("function", "config", "said"),
+    ("function", "config", "message"),
     [
         (dedupe, {}, "missing required field `key`"),
         (dedupe, {"key": []}, "length >= 1"),
         (dedupe, {"key": ["id"], "keep": "any"}, "keep"),
-        (dedupe, {"key": ["Id"]}, "key names 'Id', and the input has no such column. It has id, at"),
+        (dedupe, {"key": ["Id"]}, "key names 'Id', but the input has no such column. Columns of the input: id, at"),
         (dedupe, {"key": ["id"], "order_by": ["x"]}, "order_by names 'x'"),
         (dedupe, {"key": ["id"], "keys": ["id"]}, "unknown field `keys`"),
         (rollup, {}, "missing required field `bucket`"),
-        (rollup, {"bucket": "fortnight"}, "write hour, day, week or 15 minutes"),
-        (rollup, {"bucket": "0 hours"}, "write hour"),
+        (rollup, {"bucket": "fortnight"}, "such as hour, day, week or 15 minutes, got 'fortnight'"),
+        (rollup, {"bucket": "0 hours"}, "such as hour"),
         (rollup, {"bucket": "400 days"}, "at most 366 days"),
         (rollup, {"bucket": "hour"}, "time_column names 'block_timestamp'"),
         (rollup, {"bucket": "hour", "time_column": "note"}, "must be a timestamp"),
@@ -191,20 +191,24 @@ def test_a_compacted_file_has_the_same_rows_in_order(spark: SparkSession, tmp_pa
         (
             rollup,
             {"bucket": "hour", "time_column": "at", "measures": {"a": "avg(id)"}},
-            r"write count, count\(column\)",
+            r"must be count, count\(column\)",
         ),
-        (rollup, {"bucket": "hour", "time_column": "at", "measures": {"a": "sum"}}, "write count"),
-        (rollup, {"bucket": "hour", "time_column": "at", "measures": {"a": "sum(note)"}}, "is string and no number"),
+        (rollup, {"bucket": "hour", "time_column": "at", "measures": {"a": "sum"}}, "must be count"),
+        (
+            rollup,
+            {"bucket": "hour", "time_column": "at", "measures": {"a": "sum(note)"}},
+            "has type string: sum needs a numeric",
+        ),
         (rollup, {"bucket": "hour", "time_column": "at", "measures": {"Bucket": "count"}}, "column 'Bucket' twice"),
         (parquet_compact, {"sort_by": ["x"]}, "sort_by names 'x'"),
         (parquet_compact, {"row_group_rows": 5}, "unknown field `row_group_rows`"),
     ],
 )
-def test_a_config_that_makes_no_sense_says_what_to_write(function: Any, config: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadConfig, match=said):
+def test_invalid_config_fails_with_advice(function: Any, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
         run(function, {"rows": [{"id": 1, "at": EPOCH, "note": "n"}]}, config=config)
 
 
-def test_two_inputs_are_one_too_many() -> None:
-    with pytest.raises(WrongInputs, match="takes one input, and this job has 2"):
+def test_second_input_is_refused() -> None:
+    with pytest.raises(WrongInputs, match="takes exactly one input, but this job has 2"):
         run(dedupe, {"a": [{"id": 1}], "b": [{"id": 1}]}, config={"key": ["id"]})

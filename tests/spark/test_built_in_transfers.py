@@ -1,4 +1,4 @@
-"""erc20_transfers against a plain Python model of it."""
+"""erc20_transfers against a model in plain Python."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.devchain.chain import Chain, Shape
-from interlock.pipeline.built_in.erc20_transfers import TRANSFER, erc20_transfers
-from interlock.pipeline.failures import BadConfig
-from interlock.pipeline.testing import run
-from tests.chains import expected_rows
+from interlock.dev.chain.chain import Chain, Shape
+from interlock.spark.built_in.erc20_transfers import TRANSFER, erc20_transfers
+from interlock.spark.testing import run
+from interlock.workers.failures import BadConfig
+from tests.support.chains import expected_rows
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -83,14 +83,14 @@ logs = st.fixed_dictionaries(
 
 @settings(max_examples=3, deadline=None)
 @given(st.lists(logs, min_size=50, max_size=200))
-def test_transfers_are_those_of_a_model_in_plain_python(drawn: list[dict[str, Any]]) -> None:
+def test_transfers_equal_the_model(drawn: list[dict[str, Any]]) -> None:
     given_logs = [log(index, **one) for index, one in enumerate(drawn)]
     result = run(erc20_transfers, logs=given_logs, scope=(0, len(drawn)))
     wanted = [row for one in given_logs if (row := modelled(one)) is not None]
     assert sorted(result.rows, key=lambda row: row["block_number"]) == wanted
 
 
-def test_transfers_of_a_chain_are_found_and_tokens_chosen() -> None:
+def test_transfers_of_a_chain_are_found_and_filtered_by_token() -> None:
     rows = expected_rows(Chain(Shape(seed=3, transactions=20, reorg_every=0), blocks=20), 0, 20)["logs"]
     wanted = [row for one in rows if (row := modelled(one)) is not None]
     assert len(wanted) > 10
@@ -105,6 +105,6 @@ def place(row: dict[str, Any]) -> tuple[int, int]:
     return row["block_number"], row["log_index"]
 
 
-def test_a_setting_that_it_does_not_have_is_refused() -> None:
+def test_unknown_config_field_is_refused() -> None:
     with pytest.raises(BadConfig, match="unknown field `token`"):
         run(erc20_transfers, logs=[], config={"token": "0x"})

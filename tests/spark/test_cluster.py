@@ -1,4 +1,4 @@
-"""A Spark worker whose Spark is elsewhere: a standalone cluster of real processes, and a Spark Connect server."""
+"""A Spark worker with a remote Spark: a standalone cluster of real processes, and a Spark Connect server."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.client import Client
 from interlock.failpoints import arm, disarm
-from interlock.kernel.loop import forever
+from interlock.processes.loop import forever
 from interlock.settings import Settings
 from interlock.wire import PartitionView, Policy, SourceEvent, TaskStatus, TaskView
 from interlock.workers import Worker
-from tests.files import path_of
-from tests.gates import Gate, Visitor
 from tests.spark.cluster import SMALL_JAVA, connect_server, lose_machine, standalone
-from tests.system import System
+from tests.support.files import path_of
+from tests.support.gates import Gate, Visitor
+from tests.support.system import System
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext as SparkTask
 from pyspark.sql.functions import arrow_udf
 from pyspark.sql.types import LongType, StringType
-from interlock.pipeline import operator
+from interlock.spark import operator
 
 ROWS = "block_number bigint not null, block_timestamp timestamp not null, amount bigint not null"
 
@@ -83,7 +84,7 @@ def priced(rows, ctx):
 """
 
 NOT_ON_THE_CLUSTER = """
-from interlock.pipeline import operator
+from interlock.spark import operator
 
 def doubled(batches):
     yield from batches
@@ -122,14 +123,14 @@ jobs:
 
 @dataclass
 class Pipeline:
-    """A deployed DAG, and what becomes of it."""
+    """A deployed DAG and its outcome."""
 
     system: System
     client: Client
     gate: Gate
     operators: Path
     changed: asyncio.Event
-    """Set whenever an attempt has ended."""
+    """Set each time an attempt ends."""
     name: str = "remote"
 
     def settings(self, **overrides: Any) -> Settings:
@@ -142,8 +143,8 @@ class Pipeline:
         events = [SourceEvent(payload=payload) for payload in payloads]
         await self.client.sources.send(self.name, job, events)
 
-    async def told(self, check: Callable[[], Awaitable[T | None]]) -> T:
-        """What the check finds, asked again after each end of an attempt."""
+    async def eventually(self, check: Callable[[], Awaitable[T | None]]) -> T:
+        """Repeats the check after each end of an attempt until it returns a value."""
         async with asyncio.timeout(120):
             while True:
                 self.changed.clear()
@@ -152,7 +153,7 @@ class Pipeline:
                 await self.changed.wait()
 
     async def partitions(self, job: str, output: str, count: int) -> list[PartitionView]:
-        """As soon as there are so many; or the first error, should there be one before."""
+        """Waits for this number of partitions. Fails with the first error of a task."""
 
         async def all_there() -> list[PartitionView] | None:
             failed = [task async for task in self.client.tasks(status=TaskStatus.FAILED) if task.job.dag_name]
@@ -160,14 +161,14 @@ class Pipeline:
             page = await self.client.datasets.partition_page(f"{self.name}:{job}:{output}")
             return page.partitions if len(page.partitions) == count else None
 
-        return await self.told(all_there)
+        return await self.eventually(all_there)
 
     async def ended(self, task_id: UUID) -> TaskView:
         async def over() -> TaskView | None:
             task = await self.client.task(task_id)
             return task if task.ended_at is not None else None
 
-        return await self.told(over)
+        return await self.eventually(over)
 
     async def rows(self, job: str, output: str, count: int) -> pa.Table:
         found = await self.partitions(job, output, count)
@@ -194,7 +195,7 @@ async def pipeline(system: System, tmp_path: Path) -> AsyncIterator[Pipeline]:
         changed.set()
 
     arm("complete.committed", ended)
-    loops = [asyncio.create_task(forever(service)) for service in system.kernel.services()]
+    loops = [asyncio.create_task(forever(service)) for service in dispatcher_services(system.kernel)]
     doors = await asyncio.start_unix_server(gate.opened, gate.path)
     async with Client(system.gateway_url, system.admin_key) as client:
         yield Pipeline(system, client, gate, operators, changed)
@@ -224,7 +225,7 @@ def python_path(*folders: Path) -> str:
 
 
 async def check_pipeline(pipeline: Pipeline, ranges: list[tuple[int, int]]) -> set[str]:
-    """The DAG from its source to its end. Returns which executors took part."""
+    """Runs the DAG from its source to its end. Returns the executors that ran tasks."""
     await pipeline.client.dags.deploy(DAG.format(name=pipeline.name, gate=pipeline.gate.path))
     await pipeline.trigger("feed", *ranges)
     hours = await pipeline.rows("hourly", "hours", len(ranges))
@@ -238,7 +239,7 @@ async def check_pipeline(pipeline: Pipeline, ranges: list[tuple[int, int]]) -> s
     return set(priced["executor"].to_pylist())
 
 
-async def test_a_pipeline_runs_on_a_cluster_and_survives_the_loss_of_a_machine(
+async def test_pipeline_on_a_cluster_survives_the_loss_of_a_machine(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart = tmp_path / "apart"
@@ -256,7 +257,7 @@ async def test_a_pipeline_runs_on_a_cluster_and_survives_the_loss_of_a_machine(
             "spark.driver.extraJavaOptions": SMALL_JAVA,
             "spark.driver.host": "127.0.0.1",
             "spark.sql.shuffle.partitions": 2,
-            # Both executors are waited for, so that both get work.
+            # Wait for both executors, so that both get work.
             "spark.scheduler.minRegisteredResourcesRatio": 1.0,
         }
         given = [str(pipeline.operators), str(apart)]
@@ -289,7 +290,7 @@ async def check_lost_machine(pipeline: Pipeline) -> None:
     assert (await pipeline.only_task("held")).attempt == 1
 
 
-async def test_the_same_pipeline_runs_over_spark_connect_where_a_cancel_stops_one_task(
+async def test_pipeline_runs_over_spark_connect_and_a_cancel_stops_one_task(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = python_path(pipeline.operators)

@@ -1,4 +1,4 @@
-"""A `where` in the words of Spark."""
+"""Translation of `where` to Spark SQL."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from datetime import UTC, date, datetime
 import pytest
 from pyspark.sql import SparkSession
 
-from interlock.dags.conditions import sql
-from interlock.dags.where import parse
-from interlock.pipeline.conditions import columns, spark_text
-from interlock.pipeline.failures import BadConfig
+from interlock.dags.where import parse, sql
+from interlock.spark.conditions import columns, spark_text
+from interlock.workers.failures import BadConfig
 
 
 @pytest.mark.parametrize(
@@ -31,12 +30,12 @@ from interlock.pipeline.failures import BadConfig
         ("day = DATE '2026-01-31' AND NOT (x1 OR y)", "`day` = DATE '2026-01-31' AND NOT (`x1` OR `y`)"),
     ],
 )
-def test_what_spark_spells_in_its_own_way(where: str, text: str) -> None:
+def test_where_is_translated_to_spark_sql(where: str, text: str) -> None:
     assert spark_text(sql(parse(where))) == text
 
 
 def test_where_cannot_read_the_environment_of_the_driver(spark: SparkSession) -> None:
-    """Each session of a driver has substitution off; a worker's own spark_conf may turn it on again."""
+    """Drivers turn substitution off for each session, but the worker's spark_conf may turn it on again."""
     assert spark.conf.get("spark.sql.variable.substitute") == "false"
     session = spark.newSession()
     session.conf.set("spark.sql.variable.substitute", "true")
@@ -46,18 +45,18 @@ def test_where_cannot_read_the_environment_of_the_driver(spark: SparkSession) ->
         spark_text(sql(parse('"${env:PATH}" = 1')))
 
 
-def test_columns_are_named_once_and_texts_are_none() -> None:
+def test_columns_are_listed_once_without_string_literals() -> None:
     assert columns(sql(parse("a = 'b' AND (\"C d\" > a OR a IN ('\"x\"'))"))) == ["a", "C d"]
 
 
-def test_a_number_beyond_all_numbers_does_not_make_a_null_true(spark: SparkSession) -> None:
-    """Spark takes a literal that no bigint reaches for an answer, also where there is no number to compare."""
+def test_literal_beyond_bigint_does_not_match_null(spark: SparkSession) -> None:
+    """Spark folds a comparison with a literal beyond bigint to a constant, even for nulls."""
     frame = spark.createDataFrame([(None,), (5,)], "n int")
     for where in ("NOT n > 10000000000000000000", "n < 10000000000000000000.5", "NOT n = 1e60"):
         assert frame.filter(spark_text(sql(parse(where)))).collect() == [(5,)], where
 
 
-def test_moments_are_compared_in_utc(spark: SparkSession) -> None:
+def test_timestamps_are_compared_in_utc(spark: SparkSession) -> None:
     noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
     row = (noon, noon.replace(tzinfo=None), date(2026, 1, 31))
     frame = spark.createDataFrame([row], "at timestamp, local timestamp_ntz, day date")

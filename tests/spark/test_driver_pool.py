@@ -1,4 +1,4 @@
-"""What becomes of claimed tasks before Spark is ever needed: drivers are real here, the dispatcher is the test."""
+"""Claimed tasks in the driver pool, without Spark: the drivers are real, and the test plays the dispatcher."""
 
 from __future__ import annotations
 
@@ -32,19 +32,18 @@ from interlock.wire import (
 )
 from interlock.workers import driver_pool
 from interlock.workers.driver_pool import DriverPool
-from interlock.workers.driver_process import PLATFORM, DriverLaunch
-from interlock.workers.held import Held
-from interlock.workers.pace import Pace
+from interlock.workers.driver_process import PLATFORM, PREFIX, DriverLaunch, Scratch, sweep
+from interlock.workers.held_tasks import Held
 from interlock.workers.protocol import SparkOptions
-from interlock.workers.scratch import PREFIX, Scratch, sweep
+from interlock.workers.task_durations import Pace
 
 Ask = Callable[[DataRequest], Awaitable[DataReply]]
 
 STATE_URL = "postgresql://state-database"
 
 
-class Told:
-    """The desk, as the test reads it."""
+class Reports:
+    """A report sink that records the reports for the test."""
 
     def __init__(self) -> None:
         self.completions: asyncio.Queue[Completion] = asyncio.Queue()
@@ -69,16 +68,16 @@ class Told:
 
 
 class Crew:
-    """Pools that the test ends with."""
+    """Pools that are ended with the test."""
 
     def __init__(self) -> None:
-        self.told = Told()
+        self.reports = Reports()
         self.pools: list[DriverPool] = []
 
     def pool(self, ask: Ask, *modules: str, tasks: int = 2, per_org: bool = False, most_drivers: int = 4) -> DriverPool:
         options = SparkOptions("local[1]", None, "512m", {}, tasks, "file:///nowhere")
         launch = DriverLaunch(options=options, modules=modules, environment=("OF_USERS",), state_url=STATE_URL)
-        pool = DriverPool(launch, Pace(1), self.told, 60, ask, per_org=per_org, most_drivers=most_drivers)
+        pool = DriverPool(launch, Pace(1), self.reports, 60, ask, per_org=per_org, most_drivers=most_drivers)
         self.pools.append(pool)
         return pool
 
@@ -108,27 +107,27 @@ def claimed(tasks: int = 1, *, org: UUID | None = None, operator: str = "nobody:
     return ClaimBatchReply(claims=[], groups=[group])
 
 
-async def test_what_the_dispatcher_refuses_to_describe_fails_with_its_reason(crew: Crew) -> None:
+async def test_task_whose_data_is_refused_fails_with_the_reason(crew: Crew) -> None:
     async def refuse(request: DataRequest) -> DataReply:
         task_id = request.items[0].task_id
         return DataReply(items=[], refused=[Refusal(task_id=task_id, code="too_many_files", detail="Too many files.")])
 
     crew.pool(refuse).take(claimed())
-    completion = await asyncio.wait_for(crew.told.completions.get(), 60)
+    completion = await asyncio.wait_for(crew.reports.completions.get(), 60)
     assert completion.error_class == "DataRefused"
     assert "Too many files." in (completion.error_message or "")
 
 
-async def test_a_call_that_is_refused_as_a_whole_fails_each_of_its_tasks(crew: Crew) -> None:
+async def test_refused_data_request_fails_each_of_its_tasks(crew: Crew) -> None:
     async def refuse(request: DataRequest) -> DataReply:
         raise BadRequest("This is not how to ask.")
 
     crew.pool(refuse).take(claimed(2))
-    told = [await asyncio.wait_for(crew.told.completions.get(), 60) for _ in range(2)]
-    assert {completion.error_class for completion in told} == {"DataRefused"}
+    completions = [await asyncio.wait_for(crew.reports.completions.get(), 60) for _ in range(2)]
+    assert {completion.error_class for completion in completions} == {"DataRefused"}
 
 
-async def test_an_attempt_that_is_fenced_off_by_then_is_dropped_in_silence(crew: Crew) -> None:
+async def test_fenced_attempt_is_dropped_without_a_report(crew: Crew) -> None:
     asked = asyncio.Event()
 
     async def refuse(request: DataRequest) -> DataReply:
@@ -143,10 +142,10 @@ async def test_an_attempt_that_is_fenced_off_by_then_is_dropped_in_silence(crew:
         while pool.held:
             pool.room_made.clear()
             await pool.room_made.wait()
-    assert (crew.told.completions.qsize(), crew.told.released, pool.room(None)) == (0, [], 2)
+    assert (crew.reports.completions.qsize(), crew.reports.released, pool.room(None)) == (0, [], 2)
 
 
-async def test_no_more_is_claimed_than_runs_at_once_and_a_drain_gives_back_what_has_not_begun(crew: Crew) -> None:
+async def test_claims_are_limited_to_permits_and_a_drain_releases_queued_tasks(crew: Crew) -> None:
     asked = asyncio.Event()
 
     async def never(request: DataRequest) -> DataReply:
@@ -163,22 +162,22 @@ async def test_no_more_is_claimed_than_runs_at_once_and_a_drain_gives_back_what_
         await asked.wait()
         pool.drain()
         await pool.ended()
-    assert sorted(crew.told.released) == sorted(task.task_id for task in reply.groups[0].tasks)
+    assert sorted(crew.reports.released) == sorted(task.task_id for task in reply.groups[0].tasks)
     assert pool.held == {}
 
 
-async def test_drivers_that_end_before_they_are_ready_end_the_worker_with_a_sentence(crew: Crew) -> None:
+async def test_drivers_that_never_become_ready_end_the_worker_with_a_message(crew: Crew) -> None:
     async def unasked(request: DataRequest) -> DataReply:
         raise AssertionError("no driver was ready")
 
     crew.pool(unasked, "no_such_module_anywhere").take(claimed())
-    error = await asyncio.wait_for(crew.told.failure, 100)
+    error = await asyncio.wait_for(crew.reports.failure, 100)
     assert isinstance(error, ConfigurationError)
-    assert "before they are ready" in error.detail
+    assert "before they were ready" in error.detail
 
 
 class Dispatcher:
-    """Holds every question until the test answers it, which leaves the driver idle again."""
+    """Holds every data request until the test answers it, which leaves the driver idle again."""
 
     def __init__(self) -> None:
         self.asked: asyncio.Queue[tuple[DataRequest, asyncio.Future[None]]] = asyncio.Queue()
@@ -209,14 +208,14 @@ async def test_orgs_share_a_driver_unless_each_has_its_own(crew: Crew) -> None:
         assert {driver.key for driver in pool.drivers} == ({str(first), str(second)} if per_org else {""})
 
 
-async def test_driver_idle_for_longest_makes_room_for_another_org(crew: Crew) -> None:
+async def test_longest_idle_driver_is_stopped_for_another_org(crew: Crew) -> None:
     dispatcher = Dispatcher()
     pool = crew.pool(dispatcher.ask, tasks=4, per_org=True, most_drivers=2)
     orgs = [uuid4() for _ in range(3)]
     for org in orgs[:2]:
         pool.take(claimed(org=org))
         (await dispatcher.next()).set_result(None)
-        await asyncio.wait_for(crew.told.completions.get(), 60)
+        await asyncio.wait_for(crew.reports.completions.get(), 60)
     pool.drivers[0].used_at, pool.drivers[1].used_at = 2.0, 1.0
     kept, oldest = pool.drivers
     pool.take(claimed(org=orgs[2]))
@@ -226,7 +225,7 @@ async def test_driver_idle_for_longest_makes_room_for_another_org(crew: Crew) ->
     assert [driver.key for driver in pool.drivers] == [kept.key, str(orgs[2])]
 
 
-async def test_tasks_without_a_driver_are_given_back_when_all_drivers_are_at_work(
+async def test_tasks_without_a_driver_are_released_when_all_drivers_are_busy(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_pool, "HOARD_SECONDS", 0.0)
@@ -240,16 +239,14 @@ async def test_tasks_without_a_driver_are_given_back_when_all_drivers_are_at_wor
     assert len(pool.drivers) == 2
     pool.look(1)
     pool.look(1)
-    assert crew.told.released == [waiting.groups[0].tasks[0].task_id]
+    assert crew.reports.released == [waiting.groups[0].tasks[0].task_id]
 
 
 def load_of() -> ListLoad:
     return ListLoad(run_id=uuid4(), shard=0, format="jsonl", parts=[], line_limit=1)
 
 
-async def test_only_the_driver_of_the_platform_is_told_the_state_url(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_the_platform_driver_gets_the_state_url(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_USERS", "1")
     dispatcher = Dispatcher()
     pool = crew.pool(dispatcher.ask, "json", tasks=4)
@@ -264,19 +261,24 @@ async def test_only_the_driver_of_the_platform_is_told_the_state_url(
     assert {key: "OF_USERS" in process.environ() for key, process in started.items()} == {"": True, PLATFORM: False}
     held = next(one for one in pool.held.values() if one.kind[0] == "list_load")
     load = TaskData(task_id=held.task_id, inputs=[], outputs=[], list_load=load_of())
-    told = {key: driver._launch.work_of(held, load, key).state_url for key, driver in by_key.items()}
-    assert told == {"": None, PLATFORM: STATE_URL}
+    state_urls = {key: driver._launch.work_of(held, load, key).state_url for key, driver in by_key.items()}
+    assert state_urls == {"": None, PLATFORM: STATE_URL}
 
 
-def test_what_a_killed_worker_left_on_disk_is_removed_by_the_next(
+def test_scratch_folder_of_a_killed_worker_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     mine = Scratch()
-    killed = "import os; from interlock.workers.scratch import Scratch; print(Scratch().path, flush=True); os._exit(9)"
+    killed = (
+        "import os; from interlock.workers.driver_process import Scratch; "
+        "print(Scratch().path, flush=True); os._exit(9)"
+    )
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    said = subprocess.run([sys.executable, "-c", killed], env=environment, capture_output=True, text=True, check=False)
-    left = Path(said.stdout.strip())
+    finished = subprocess.run(
+        [sys.executable, "-c", killed], env=environment, capture_output=True, text=True, check=False
+    )
+    left = Path(finished.stdout.strip())
     assert left.is_dir()
     (tmp_path / f"{PREFIX}being-made").mkdir()
     assert sweep() == 1

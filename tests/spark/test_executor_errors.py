@@ -1,4 +1,4 @@
-"""What is said of executors that are not set up for Interlock, by the words that Spark has for it."""
+"""Errors for executors that are not set up for Interlock, derived from Spark's messages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from uuid import uuid4
 import pytest
 from pyspark.errors import PySparkRuntimeError, PythonException
 
-from interlock.pipeline.failures import PackageMissing
-from interlock.pipeline.spark_errors import explained
+from interlock.spark.errors import explained
 from interlock.wire import TaskData
 from interlock.workers.context import TaskFailed
+from interlock.workers.failures import PackageMissing
 
 NOTHING = TaskData(task_id=uuid4(), inputs=[], outputs=[])
 ABORTED = (
@@ -28,29 +28,29 @@ OTHER_PYTHON = (
 NO_PACKAGE = OTHER_PYTHON.rpartition("pyspark.errors")[0] + "ModuleNotFoundError: No module named 'interlock'\n"
 
 
-def said(error: Exception) -> TaskFailed:
+def failure_for(error: Exception) -> TaskFailed:
     with pytest.raises(TaskFailed) as raised, explained(NOTHING):
         raise error
     return raised.value
 
 
-def test_executors_without_a_python_are_told_apart_from_a_failing_job() -> None:
-    failed = said(PySparkRuntimeError(ABORTED))
+def test_executors_without_python_are_reported_as_package_missing() -> None:
+    failed = failure_for(PySparkRuntimeError(ABORTED))
     assert isinstance(failed, PackageMissing)
     assert str(failed).startswith("Spark's executors have no Python at 'python3.11'")
 
 
-def test_executors_with_another_python_say_which() -> None:
-    failed = said(PythonException(OTHER_PYTHON))
+def test_python_version_mismatch_names_the_version() -> None:
+    failed = failure_for(PythonException(OTHER_PYTHON))
     assert (failed.error_class, "3.12" in str(failed)) == ("PythonVersionMismatch", True)
 
 
-def test_executors_without_a_package_name_it() -> None:
-    failed = said(PythonException(NO_PACKAGE))
+def test_missing_package_of_executors_is_named() -> None:
+    failed = failure_for(PythonException(NO_PACKAGE))
     assert isinstance(failed, PackageMissing)
     assert "'interlock'" in str(failed)
 
 
-def test_what_java_says_is_shown_instead_of_the_call_that_failed() -> None:
-    failed = said(PySparkRuntimeError(ABORTED.replace("Cannot run program", "Connection reset by")))
+def test_java_message_is_shown_instead_of_the_py4j_call() -> None:
+    failed = failure_for(PySparkRuntimeError(ABORTED.replace("Cannot run program", "Connection reset by")))
     assert str(failed).startswith("Job aborted due to stage failure")

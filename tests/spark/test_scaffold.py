@@ -1,4 +1,4 @@
-"""`interlock operator`, and that what it writes and what the examples show really runs."""
+"""`interlock operator`: the code that it generates and the documented examples run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from types import ModuleType
 import pytest
 
 from interlock.cli.app import execute
-from interlock.pipeline import TaskFailed, failures
-from interlock.pipeline.operators import BUILT_IN
+from interlock.spark import TaskFailed
+from interlock.spark.operators import BUILT_IN
+from interlock.workers import failures
 from interlock.workers.operators import PLATFORM
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "operators"
@@ -27,7 +28,7 @@ def checks_in(module: ModuleType) -> list[Callable[[], None]]:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_new_operator_comes_with_a_test_that_passes(
+def test_scaffolded_operator_has_a_passing_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "operators"
@@ -38,12 +39,12 @@ def test_a_new_operator_comes_with_a_test_that_passes(
         test()
     written = (folder / "fresh_one.py").read_text()
     assert execute(["operator", "new", "fresh_one", "--dir", str(folder)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert (folder / "fresh_one.py").read_text() == written
 
 
 @pytest.mark.parametrize("name", ["daily-totals", "class", "1st", "test_it", "über", "a/b"])
-def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_operator_name_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["operator", "new", name, "--dir", str(tmp_path)]) == 2
     assert "write one like daily_totals" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -57,7 +58,7 @@ def test_built_in_operators_are_listed_without_loading_spark(capsys: pytest.Capt
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_example_is_tested_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_passes_its_documented_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.delitem(sys.modules, "test_contract_activity", raising=False)
     for test in checks_in(importlib.import_module("test_contract_activity")):
@@ -65,16 +66,16 @@ def test_the_example_is_tested_as_it_says(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_code_on_the_page_about_operators_runs() -> None:
+def test_code_in_the_operators_docs_runs() -> None:
     page = (EXAMPLES.parents[1] / "docs" / "operators.md").read_text()
     module = ModuleType("page")
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(block, "docs/operators.md", "exec"), vars(module))  # noqa: S102 - it is our own page
+        exec(compile(block, "docs/operators.md", "exec"), vars(module))  # noqa: S102 - our own documentation
     for test in checks_in(module):
         test()
 
 
-def test_every_way_to_fail_is_on_the_page_about_operators() -> None:
+def test_every_failure_class_is_in_the_operators_docs() -> None:
     page = (EXAMPLES.parents[1] / "docs" / "operators.md").read_text()
     ours = [kind.__name__ for kind in TaskFailed.__subclasses__() if kind.__module__ == failures.__name__]
     assert [name for name in ours if f"`{name}`" not in page] == []

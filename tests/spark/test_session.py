@@ -1,4 +1,4 @@
-"""What a session is started with, and how tasks share it."""
+"""Options of a session, and how tasks share it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from uuid import uuid4
 import pytest
 
 from interlock.errors import ConfigurationError
-from interlock.pipeline import session
-from interlock.pipeline.driver import Driver
-from interlock.pipeline.running import Pools, Running, job_of
 from interlock.settings import load
+from interlock.spark import session
+from interlock.spark.concurrent_tasks import Pools, Running, job_of
+from interlock.spark.driver import Driver
 from interlock.workers.context import TaskCanceled
 from interlock.workers.protocol import Assignment, SparkOptions, Work
 
@@ -31,7 +31,7 @@ def options(**given: object) -> SparkOptions:
     return SparkOptions(**usual | given)  # type: ignore[arg-type]
 
 
-def test_what_the_settings_say_wins_over_the_defaults_and_spark_conf_over_all(tmp_path: Path) -> None:
+def test_settings_override_defaults_and_spark_conf_overrides_both(tmp_path: Path) -> None:
     chosen = session.properties(options(), tmp_path)
     assert (chosen["spark.driver.memory"], chosen["spark.ui.enabled"]) == ("3g", "false")
     own = {"spark.driver.memory": "5g", "spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Xss4m"}
@@ -40,22 +40,22 @@ def test_what_the_settings_say_wins_over_the_defaults_and_spark_conf_over_all(tm
     assert chosen["spark.driver.extraJavaOptions"] == f'"-Djava.io.tmpdir={tmp_path}" -Xss4m'
 
 
-def test_a_cluster_decides_for_itself_how_it_is_reached_and_how_it_shuffles(tmp_path: Path) -> None:
+def test_cluster_keeps_its_own_addresses_and_shuffle_partitions(tmp_path: Path) -> None:
     chosen = session.properties(options(master="spark://far:7077"), tmp_path)
     assert not {"spark.driver.host", "spark.sql.shuffle.partitions"} & set(chosen)
 
 
-def test_objects_on_s3_are_read_under_the_name_they_have(tmp_path: Path) -> None:
+def test_s3_urls_are_mapped_to_the_s3a_file_system(tmp_path: Path) -> None:
     chosen = session.properties(options(objects_root="s3://bucket/x"), tmp_path)
     assert chosen["spark.hadoop.fs.s3.impl"] == "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 
-def test_properties_with_odd_characters_come_out_as_they_went_in() -> None:
+def test_properties_with_special_characters_round_trip() -> None:
     written = session._written({"spark.a b:c=d": " back\\slash\tand\nlines"})
     assert written == "spark.a\\ b\\:c\\=d=\\ back\\\\slash\\tand\\nlines\n"
 
 
-def test_a_job_has_one_pool_for_all_its_tasks_and_gives_it_back() -> None:
+def test_job_has_one_pool_for_all_its_tasks_and_releases_it() -> None:
     def work(operator: str) -> Work:
         return Work(operator, ("dag", "job"), None, 1, b"{}", [], [])
 
@@ -75,8 +75,8 @@ def test_a_job_has_one_pool_for_all_its_tasks_and_gives_it_back() -> None:
 
 
 def test_neither_the_wrapper_nor_an_idle_driver_loads_pyspark() -> None:
-    """A worker that has no work on Spark costs next to nothing."""
-    modules = "interlock.workers.wrapper, interlock.pipeline.driver, interlock.cli.checks"
+    """A Spark worker without tasks needs little memory."""
+    modules = "interlock.workers.wrapper, interlock.spark.driver, interlock.apps.doctor_checks"
     check = f"import sys, {modules}; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
@@ -86,16 +86,16 @@ def test_neither_the_wrapper_nor_an_idle_driver_loads_pyspark() -> None:
     [
         ("spark_memory", "4GB", "512m or 4g"),
         ("spark_remote", "http://far", "starts with sc://"),
-        ("spark_conf", {"master": "x"}, "names begin with `spark.`"),
+        ("spark_conf", {"master": "x"}, "name that starts with `spark.`"),
     ],
 )
-def test_a_wrong_setting_of_spark_says_what_to_write(setting: str, value: object, sentence: str) -> None:
+def test_invalid_spark_setting_is_refused_with_advice(setting: str, value: object, sentence: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         load(**{setting: value})
     assert sentence in raised.value.detail
 
 
-def test_numbers_and_truth_values_are_written_as_spark_reads_them() -> None:
+def test_numbers_and_booleans_of_spark_conf_are_formatted_for_spark() -> None:
     settings = load(spark_conf={"spark.a": True, "spark.b": 3})
     assert {name: value.get_secret_value() for name, value in settings.spark_conf.items()} == {
         "spark.a": "true",
@@ -105,14 +105,14 @@ def test_numbers_and_truth_values_are_written_as_spark_reads_them() -> None:
 
 
 class BusySession:
-    """A session of a Connect server that is so busy that the first interrupt hangs and the second one fails."""
+    """A session of a busy Connect server, on which the first interrupt hangs and the second one fails."""
 
     def __init__(self) -> None:
         self.is_stopped = False
         self.interrupts = 0
         self.released = threading.Event()
 
-    def interruptTag(self, tag: str) -> None:  # noqa: N802 - as PySpark calls it
+    def interruptTag(self, tag: str) -> None:  # noqa: N802 - PySpark's name
         assert tag == "task/1/1"
         self.interrupts += 1
         if self.interrupts == 1:
@@ -128,14 +128,14 @@ class BusySession:
 
 
 def connected(spark: object | None = None) -> session.ConnectSession:
-    """A session that is connected to nothing."""
+    """Returns a session without a connection."""
     made = session.ConnectSession.__new__(session.ConnectSession)
     made._sessions = {} if spark is None else {"task/1/1": spark}
     made._really_stop = BusySession.stop
     return made
 
 
-def test_a_cancel_goes_on_when_an_interrupt_hangs_and_the_next_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_continues_after_a_hanging_and_a_failed_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_INTERRUPT_SECONDS", 0.001)
     busy = BusySession()
     canceling = threading.Thread(target=connected(busy).cancel, args=("task/1/1",), daemon=True)
@@ -145,7 +145,7 @@ def test_a_cancel_goes_on_when_an_interrupt_hangs_and_the_next_one_fails(monkeyp
 
 
 @pytest.mark.parametrize("moment", ["the session is made", "the session is released"])
-def test_a_cancel_at_any_moment_leaves_no_session_behind(
+def test_cancel_at_any_moment_leaves_no_session_open(
     moment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spark, found, raised = BusySession(), connected(), list[str]()

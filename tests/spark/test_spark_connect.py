@@ -1,4 +1,4 @@
-"""A worker on Spark Connect, and the ends of its driver process: another one costs little here."""
+"""A worker on Spark Connect, and the exits of its driver process, which is cheap to restart here."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import psutil
 import pyspark
 import pytest
 
-from interlock.pipeline import java
+from interlock.spark import java
 from interlock.wire import Crash, Outcome, Policy, TaskStatus
 from interlock.workers import Worker, driver_pool
 from tests.spark.benches import LITTLE_JAVA, Bench, opened, result, working
-from tests.system import System
+from tests.support.system import System
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]
 
@@ -40,7 +40,7 @@ async def worker(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 @asynccontextmanager
 async def connect_server(folder: Path) -> AsyncIterator[str]:
-    """Spark Connect on a free port, with nothing of ours in it."""
+    """Starts Spark Connect on a free port, without any of our code."""
     port = free_port()
     conf = {
         "spark.connect.grpc.binding.port": str(port),
@@ -86,18 +86,18 @@ async def heed(server: asyncio.subprocess.Process, listening: asyncio.Event) -> 
             listening.set()
 
 
-async def test_a_session_that_does_not_start_is_the_error_of_the_attempt(bench: Bench) -> None:
+async def test_session_that_does_not_start_fails_the_attempt(bench: Bench) -> None:
     policy = Policy(max_attempts=2, backoff_seconds=0)
     async with working(bench.worker(spark_remote="sc://127.0.0.1:1")):
         task = await bench.only(await bench.run("count", {"rows": 1}, policy=policy))
     assert [attempt.outcome for attempt in await bench.attempts(task)] == [Outcome.FAILED, Outcome.FAILED]
-    assert (task.error_class, "Nothing answers at 127.0.0.1:1" in (task.error_message or "")) == (
+    assert (task.error_class, "No Spark Connect server answers at 127.0.0.1:1" in (task.error_message or "")) == (
         "SparkUnavailable",
         True,
     )
 
 
-async def test_tasks_run_and_are_canceled_one_by_one(bench: Bench, worker: Worker) -> None:
+async def test_tasks_run_and_are_canceled_separately(bench: Bench, worker: Worker) -> None:
     tasks = await bench.ended(await bench.run("count", {"rows": 3}, {"rows": 4}))
     assert [result(task)["rows"] for task in tasks] == [3, 4]
     victim = await bench.run("large", {"parts": 400, "seconds": 1})
@@ -109,7 +109,7 @@ async def test_tasks_run_and_are_canceled_one_by_one(bench: Bench, worker: Worke
     assert stopped.error_class == "SparkStopped"
 
 
-async def test_a_thread_that_cannot_be_stopped_is_left_behind_with_its_process(
+async def test_thread_that_does_not_stop_is_abandoned_with_its_driver(
     bench: Bench, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = psutil.Process(result(await bench.only(await bench.run("count", {"rows": 1})))["pid"])
@@ -122,7 +122,7 @@ async def test_a_thread_that_cannot_be_stopped_is_left_behind_with_its_process(
     visitors[0].let_go()
     done, slow = await bench.first_of(neighbours)
     assert (done.attempt, result(done)["pid"]) == (1, before.pid)
-    monkeypatch.setattr(driver_pool, "SPENT_SECONDS", 0.0)  # nobody is waited for, for ever
+    monkeypatch.setattr(driver_pool, "SPENT_SECONDS", 0.0)  # no wait lasts forever
     await asyncio.to_thread(before.wait, 30)
     (await bench.arrival()).let_go()
     task = await bench.only(slow)
@@ -130,7 +130,7 @@ async def test_a_thread_that_cannot_be_stopped_is_left_behind_with_its_process(
     assert result(task)["pid"] != before.pid
 
 
-async def test_an_operator_that_ends_its_process_costs_an_attempt(bench: Bench, worker: Worker) -> None:
+async def test_operator_that_exits_its_process_costs_an_attempt(bench: Bench, worker: Worker) -> None:
     task = await bench.only(await bench.run("exits"))
     assert result(task) == {"rows": 5, "attempt": 2}
     exited, _ = await bench.attempts(task)

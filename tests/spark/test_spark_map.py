@@ -1,4 +1,4 @@
-"""spark_map in a real Spark worker: a claim is one DataFrame, and each task ends by its own row."""
+"""spark_map in a real Spark worker: a claim is one DataFrame, and each row ends its own task."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from interlock.wire import Policy, TaskStatus
 from tests.spark.benches import LITTLE_JAVA, QUICK, Bench, opened, result, working
-from tests.system import System, until
+from tests.support.system import System, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]
 
 OPERATORS = """
 import os, socket
 from pyspark.sql import functions as F
-from interlock.pipeline import operator
+from interlock.spark import operator
 from spark_test_operators import at_gate
 
 TASKS = "index bigint, payload string"
@@ -62,7 +62,7 @@ async def submitted(bench: Bench, function: str, tasks: list[Any], **config: Any
     return accepted.run_id
 
 
-async def test_tasks_of_a_claim_are_rows_of_one_frame_and_each_ends_by_its_own(bench: Bench) -> None:
+async def test_tasks_of_a_claim_are_one_frame_and_end_separately(bench: Bench) -> None:
     tasks = await bench.ended(await submitted(bench, "doubled", [{"n": n} for n in range(300)]))
     for n, task in enumerate(tasks):
         if n % 10 == 3:
@@ -76,7 +76,7 @@ async def test_tasks_of_a_claim_are_rows_of_one_frame_and_each_ends_by_its_own(b
     assert max(result(task)["together"] for task in tasks if task.status is TaskStatus.COMPLETED) == 100
 
 
-async def test_one_task_of_many_is_canceled_and_the_others_go_on(bench: Bench) -> None:
+async def test_canceling_one_task_of_a_batch_leaves_the_others_running(bench: Bench) -> None:
     run_id = await submitted(bench, "waits", [{"n": n} for n in range(5)], gate=bench.gate.path)
     visitor = await bench.arrival()
     tasks = await bench.tasks(run_id)
@@ -91,7 +91,7 @@ async def test_one_task_of_many_is_canceled_and_the_others_go_on(bench: Bench) -
     assert [task.status for task in ended] == ["Completed", "Completed", "Canceled", "Completed", "Completed"]
 
 
-async def test_all_of_them_are_stopped_when_their_run_is_canceled(bench: Bench) -> None:
+async def test_canceling_the_run_stops_all_tasks_of_a_batch(bench: Bench) -> None:
     run_id = await submitted(bench, "waits", [{"n": n} for n in range(5)], gate=bench.gate.path)
     await bench.arrival()
     await bench.client.cancel_run(run_id)
@@ -99,13 +99,13 @@ async def test_all_of_them_are_stopped_when_their_run_is_canceled(bench: Bench) 
         assert {task.status for task in await bench.ended(run_id)} == {TaskStatus.CANCELED}
 
 
-async def test_what_is_wrong_with_the_operator_is_said_to_each_task(bench: Bench) -> None:
-    told = {
+async def test_operator_error_fails_each_task_of_a_batch(bench: Bench) -> None:
+    expected = {
         "no_frame": ("WrongOutputs", "columns `index` and `result`"),
         "unknown": ("OperatorNotFound", "no operator 'mapped_operators:unknown'"),
     }
     await bench.system.declare("mapped_operators:unknown", queue="spark")
-    for function, (error_class, sentence) in told.items():
+    for function, (error_class, sentence) in expected.items():
         tasks = await bench.ended(await submitted(bench, function, [1, 2]))
         assert {task.error_class for task in tasks} == {error_class}
         assert all(sentence in (task.error_message or "") for task in tasks)

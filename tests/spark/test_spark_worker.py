@@ -1,4 +1,4 @@
-"""A worker of the Spark runtime against a real dispatcher: one session, many tasks, and all that can go wrong."""
+"""A worker of the Spark runtime against a real dispatcher: one session, many tasks, and their failures."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 
 from interlock.wire import Crash, Outcome, Policy, RunState, TaskStatus
 from interlock.workers import Worker
-from tests.datasets import deploy
-from tests.queries import DAG, bring, querying, rows_of
 from tests.spark.benches import LITTLE_JAVA, Bench, drivers, opened, result, working
-from tests.system import System, until
+from tests.support.datasets import deploy
+from tests.support.queries import DAG, bring, querying, rows_of
+from tests.support.system import System, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]
 
@@ -32,13 +32,13 @@ async def bench(shared: System, tmp_path_factory: pytest.TempPathFactory) -> Asy
 
 @pytest.fixture(scope="module")
 async def worker(bench: Bench) -> AsyncIterator[Worker]:
-    """One for all tests of the module: its driver starts with the first task, and again after the test that ends it."""
+    """A worker for all tests of the module. Its driver starts with the first task, and again after a test ends it."""
     async with working(bench.worker(spark_conf=LITTLE_JAVA)) as worker:
         yield worker
 
 
-async def test_two_tasks_run_at_once_in_one_session_with_views_of_their_own(bench: Bench, worker: Worker) -> None:
-    assert drivers() == []  # nothing runs before there is a task
+async def test_concurrent_tasks_share_a_session_with_separate_views(bench: Bench, worker: Worker) -> None:
+    assert drivers() == []  # no driver runs before the first task
     run_id = await bench.run("gate", None, None)
     visitors = [await bench.arrival(), await bench.arrival()]
     for visitor in visitors:
@@ -49,16 +49,14 @@ async def test_two_tasks_run_at_once_in_one_session_with_views_of_their_own(benc
     assert {(task.status, task.attempt) for task in tasks} == {(TaskStatus.COMPLETED, 1)}
 
 
-async def test_an_exception_fails_the_attempt_and_the_next_one_completes(bench: Bench, worker: Worker) -> None:
+async def test_exception_fails_the_attempt_and_the_next_one_completes(bench: Bench, worker: Worker) -> None:
     task = await bench.only(await bench.run("raises"))
     assert (task.status, result(task)) == (TaskStatus.COMPLETED, 2)
     first = (await bench.attempts(task))[0]
     assert (first.error_class, first.error_message) == ("ValueError", "not this time")
 
 
-async def test_canceling_one_task_stops_its_work_in_spark_and_leaves_its_neighbour_alone(
-    bench: Bench, worker: Worker
-) -> None:
+async def test_canceling_a_task_stops_only_its_own_spark_jobs(bench: Bench, worker: Worker) -> None:
     neighbour = await bench.run("gate")
     visitor = await bench.arrival()
     victim = await bench.run("large", {"parts": 400, "seconds": 1})
@@ -71,7 +69,7 @@ async def test_canceling_one_task_stops_its_work_in_spark_and_leaves_its_neighbo
     assert result(await bench.only(await bench.run("jobs"))) == 0
 
 
-async def test_an_operator_that_hangs_in_python_is_stopped_without_harm(bench: Bench, worker: Worker) -> None:
+async def test_operator_that_hangs_in_python_is_stopped(bench: Bench, worker: Worker) -> None:
     before = drivers()
     run_id = await bench.run("spins")
     await bench.progress(run_id, "spinning")
@@ -80,9 +78,7 @@ async def test_an_operator_that_hangs_in_python_is_stopped_without_harm(bench: B
     assert (result(task)["rows"], drivers()) == (7, before)
 
 
-async def test_a_lost_lease_and_a_hard_timeout_stop_the_one_attempt_and_report_nothing(
-    bench: Bench, worker: Worker
-) -> None:
+async def test_lost_lease_and_hard_timeout_stop_one_attempt_without_a_report(bench: Bench, worker: Worker) -> None:
     before = drivers()
     fenced = await bench.run("gate")
     visitor = await bench.arrival()
@@ -104,16 +100,16 @@ async def test_a_lost_lease_and_a_hard_timeout_stop_the_one_attempt_and_report_n
     assert drivers() == before
 
 
-async def test_an_operator_that_stops_the_session_fails_alone(bench: Bench, worker: Worker) -> None:
+async def test_operator_that_stops_the_session_fails_alone(bench: Bench, worker: Worker) -> None:
     neighbour = await bench.run("gate")
     visitor = await bench.arrival()
     task = await bench.only(await bench.run("stops", policy=Policy(max_attempts=1)))
-    assert (task.error_class, "Leave the call out" in (task.error_message or "")) == ("SparkStopped", True)
+    assert (task.error_class, "remove the call" in (task.error_message or "")) == ("SparkStopped", True)
     visitor.let_go()
     assert result(await bench.only(neighbour))["rows"] == 10
 
 
-async def test_a_small_task_does_not_wait_for_a_large_one(bench: Bench, worker: Worker) -> None:
+async def test_small_task_does_not_wait_for_a_large_one(bench: Bench, worker: Worker) -> None:
     large = await bench.run("large", {"parts": 400, "seconds": 0.5})
     await bench.progress(large, "of 400 tasks")
     small = await bench.only(await bench.run("large", {"parts": 4, "seconds": 0}))
@@ -121,9 +117,7 @@ async def test_a_small_task_does_not_wait_for_a_large_one(bench: Bench, worker: 
     assert (await bench.canceled(large)).status is TaskStatus.CANCELED
 
 
-async def test_a_batch_query_is_run_here_and_its_rows_are_behind_the_signed_address(
-    bench: Bench, worker: Worker
-) -> None:
+async def test_batch_query_result_is_downloadable_by_signed_urls(bench: Bench, worker: Worker) -> None:
     system = bench.system
     await deploy(system, DAG)
     await bring(system, 0, 9)
@@ -147,7 +141,7 @@ async def test_a_batch_query_is_run_here_and_its_rows_are_behind_the_signed_addr
     assert [(row["miner"], int(row["rewards"])) for row in found] == sorted(rewards.items())
 
 
-async def test_the_death_of_the_jvm_costs_an_attempt_and_the_next_one_completes(bench: Bench, worker: Worker) -> None:
+async def test_death_of_the_jvm_costs_an_attempt_and_the_next_one_completes(bench: Bench, worker: Worker) -> None:
     run_id = await bench.run("names_the_jvm")
     visitor = await bench.arrival()
     os.kill(visitor.worker, signal.SIGKILL)
@@ -159,7 +153,7 @@ async def test_the_death_of_the_jvm_costs_an_attempt_and_the_next_one_completes(
     assert killed.error_message == "The Spark JVM that ran this task was killed by SIGKILL."
 
 
-async def test_a_drain_lets_running_tasks_finish_and_leaves_no_process(bench: Bench, worker: Worker) -> None:
+async def test_drain_lets_running_tasks_finish_and_leaves_no_process(bench: Bench, worker: Worker) -> None:
     run_id = await bench.run("gate")
     visitor = await bench.arrival()
     below = [process for driver in drivers() for process in (driver, *driver.children(recursive=True))]

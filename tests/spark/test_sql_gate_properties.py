@@ -1,4 +1,4 @@
-"""Random statements: none that the gate accepts names, reads or tells anything but the inputs."""
+"""Random statements: those that the gate accepts name, read and reveal only the inputs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from interlock.pipeline.built_in.sql import _frame
-from interlock.pipeline.built_in.sql_gate import UnsafeQuery, checked
-from interlock.pipeline.failures import BadConfig
-from tests.statements import Dialect, Writer
+from interlock.spark.built_in.sql import _frame
+from interlock.spark.built_in.sql_gate import UnsafeQuery, checked
+from interlock.workers.failures import BadConfig
+from tests.support.statements import Dialect, Writer
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,7 +29,7 @@ _DEFINED = re.compile(r"\bwith\s+(?:/\*.*?\*/|--[^\n]*\n|\s)*(\w+)", re.IGNORECA
 
 @pytest.fixture(scope="module")
 def planted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session in which every secret can be resolved: what slips through shows in the analysed plan."""
+    """A session in which every secret can be resolved, so that a leak shows in the analysed plan."""
     session = spark.newSession()
     secret = session.range(1).withColumnRenamed("id", MARK)
     secret.createOrReplaceTempView("secret")
@@ -76,14 +76,14 @@ def test_accepted_statement_names_and_reads_only_the_inputs(planted: SparkSessio
 
 
 def _require_only_inputs(plan: Any, text: str, dialect: Dialect) -> None:
-    """By what Spark prints of the plan, which the gate does not use."""
+    """Checks the plan that Spark prints, which the gate does not use."""
     named = {one.strip().lower() for one in _RELATION.findall(plan.toString())}
     defined = {one.lower() for one in _DEFINED.findall(text)}
     assert named <= {*dialect.granted, *defined}, text
 
 
 def _analysed(session: SparkSession, plan: Any, inputs: dict[str, Any]) -> str:
-    """The analysed plan with all its subqueries, or what Spark says against it."""
+    """Returns the analysed plan with all its subqueries, or Spark's error message."""
     try:
         analysed: str = _frame(session, plan, inputs)._jdf.queryExecution().analyzed().toString()
     except AnalysisException as error:

@@ -1,4 +1,4 @@
-"""The helper with which operators are tested."""
+"""The module with which users test operators."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from interlock.pipeline import TaskContext, operator
-from interlock.pipeline.failures import NullInColumn, RowOutsideScope, WrongColumns
-from interlock.pipeline.testing import Rows, run
+from interlock.spark import TaskContext, operator
+from interlock.spark.testing import Rows, run
+from interlock.workers.failures import NullInColumn, RowOutsideScope, WrongColumns
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -30,7 +30,7 @@ def totals(payments: DataFrame, ctx: TaskContext) -> DataFrame:
     ).orderBy("payer")
 
 
-def test_an_operator_is_called_with_rows_and_gives_rows() -> None:
+def test_operator_is_called_with_rows_and_returns_rows() -> None:
     result = run(
         totals,
         payments=[
@@ -49,7 +49,7 @@ def test_an_operator_is_called_with_rows_and_gives_rows() -> None:
     assert result.value == {"outputs": {"output": {"rows": 2, "bytes": result.value["outputs"]["output"]["bytes"]}}}
 
 
-def test_rows_come_as_dicts_tables_pandas_or_frames(spark: SparkSession) -> None:
+def test_rows_may_be_dicts_tables_pandas_or_spark_frames(spark: SparkSession) -> None:
     rows = [{"block_number": 1, "payer": "ada", "amount": 5}]
     schema = pa.schema([("block_number", pa.int64()), ("payer", pa.string()), ("amount", pa.decimal128(38, 0))])
     table = pa.Table.from_pylist(rows, schema=schema)
@@ -58,7 +58,7 @@ def test_rows_come_as_dicts_tables_pandas_or_frames(spark: SparkSession) -> None
         assert run(totals, {"payments": one}).rows == [{"payer": "ada", "total": Decimal(5), "payments": 1}]
 
 
-def test_several_outputs_are_there_by_name() -> None:
+def test_several_outputs_are_returned_by_name() -> None:
     @operator(inputs={"payments": PAYMENTS}, outputs={"small": PAYMENTS, "large": PAYMENTS})
     def parted(payments: DataFrame, ctx: TaskContext) -> dict[str, DataFrame]:
         return {"small": payments.filter("amount < 10"), "large": payments.filter("amount >= 10")}
@@ -70,7 +70,7 @@ def test_several_outputs_are_there_by_name() -> None:
         _ = result.rows
 
 
-def test_an_operator_of_any_inputs_gets_them_all_and_may_return_json() -> None:
+def test_operator_with_any_inputs_gets_all_and_may_return_json() -> None:
     @operator()
     def counted(inputs: Mapping[str, DataFrame], ctx: TaskContext) -> dict[str, Any]:
         assert ctx.scope is not None
@@ -82,7 +82,7 @@ def test_an_operator_of_any_inputs_gets_them_all_and_may_return_json() -> None:
     assert result.tables == {}
 
 
-def test_a_function_of_the_operators_own_runs_inside_spark() -> None:
+def test_udf_of_an_operator_runs_inside_spark() -> None:
     @operator(inputs={"payments": PAYMENTS}, output="block_number bigint, payer string")
     def shouted(payments: DataFrame, ctx: TaskContext) -> DataFrame:
         shout = functions.udf(lambda name: name.upper(), "string")
@@ -91,7 +91,7 @@ def test_a_function_of_the_operators_own_runs_inside_spark() -> None:
     assert run(shouted, payments=[{"block_number": 1, "payer": "ada"}]).rows == [{"block_number": 1, "payer": "ADA"}]
 
 
-def test_outputs_are_checked_as_on_the_platform() -> None:
+def test_outputs_are_checked_like_on_the_platform() -> None:
     @operator(inputs={"payments": PAYMENTS}, output=PAYMENTS)
     def by_config(payments: DataFrame, ctx: TaskContext) -> DataFrame:
         return payments.selectExpr(*ctx.config["select"])
@@ -109,15 +109,15 @@ def test_outputs_are_checked_as_on_the_platform() -> None:
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ({"payments": [{"block_number": 1, "payer": "ada", "amuont": 1}]}, "'amuont' is no column of payments"),
-        ({"payments": [{"block_number": 1}]}, "has no payer, which is declared as not null"),
+        ({"payments": [{"block_number": 1, "payer": "ada", "amuont": 1}]}, "payments has no column 'amuont'"),
+        ({"payments": [{"block_number": 1}]}, "has no value for payer, which is declared as not null"),
     ],
 )
-def test_a_row_that_is_wrong_in_the_test_itself_is_said(rows: dict[str, Rows], sentence: str) -> None:
+def test_invalid_input_row_of_a_test_is_reported(rows: dict[str, Rows], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         run(totals, rows)
 
 
-def test_an_input_that_the_test_forgot_is_said() -> None:
-    with pytest.raises(TypeError, match="takes payments, and the test gives none"):
+def test_missing_input_of_a_test_is_reported() -> None:
+    with pytest.raises(TypeError, match="takes the inputs payments, but the test gives none"):
         run(totals)

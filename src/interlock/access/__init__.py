@@ -1,1 +1,18 @@
-"""Who may do what: API keys, worker tokens, capability tokens and the keys that sign them."""
+"""Authentication and authorization: principals, API keys, OpenID Connect, capability tokens, signed URLs, secrets."""
+
+PUBLIC = (
+    "build",
+    "guards",
+    "jwt",
+    "keyring",
+    "lease_tokens",
+    "object_tokens",
+    "prefixes",
+    "principals",
+    "seals",
+    "secrets",
+    "session_policy",
+    "signed_urls",
+    "tokens",
+)
+"""Modules that other capabilities may import. tests/docs checks it."""

@@ -1,7 +1,7 @@
-"""A verifier's view of keys that somebody else publishes as a JWK Set.
+"""A cache of keys that another service publishes as a JWK Set.
 
-Keys are kept by kid. An unknown kid causes a look at the document, at a bounded rate however many forged tokens come.
-While the publisher is away, known keys go on being good for a while; then nothing verifies until it is back.
+Keys are cached by kid. An unknown kid causes a fetch, at a limited rate even if many forged tokens arrive. While the
+publisher is unavailable, cached keys stay valid for a while; then nothing verifies until it is back.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec import Struct
 
-from interlock.adapters.signers import public_key
 from interlock.clock import Clock
 from interlock.errors import Unavailable
+from interlock.stores.signers import public_key
 
 log = structlog.get_logger()
 K = TypeVar("K")
 
-MOST_KEYS: Final = 100
+MAX_KEYS: Final = 100
 _LONGEST_KID: Final = 256
 PAUSE_SECONDS = 1.0
-"""Between two looks at the dispatcher's keys. Who waits for one waits no longer than this."""
+"""Minimum interval between two fetches from the dispatcher, and so the maximum wait for one."""
 FRESH_SECONDS: Final = 60.0
-"""How long the dispatcher's keys are taken for granted: less than a retired one goes on verifying."""
+"""Time for which keys of the dispatcher are used without a refresh: shorter than a retired key stays valid."""
 STALE_SECONDS: Final = 15 * 60.0
-"""How long they are good without the dispatcher."""
+"""Time for which they are used while the dispatcher is unavailable."""
 
 
 class Fetches(Protocol):
     async def fetch(self, url: str) -> bytes:
-        """Unavailable when there is no document."""
+        """Fetches a document. Raises Unavailable."""
         ...
 
 
@@ -48,26 +48,29 @@ _document = msgspec.json.Decoder(_Document)
 
 
 def entries(document: bytes) -> dict[str, dict[str, Any]]:
-    """The keys of a JWK Set that have a name and are meant for signatures. Unavailable for what is no such document."""
+    """Returns the signing keys with an id from a JWK Set. Raises Unavailable for any other document."""
     try:
         found = _document.decode(document).keys
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise Unavailable("The document of keys is not a JWK Set.", code="no_document") from None
-    if len(found) > MOST_KEYS:
-        raise Unavailable(f"The document has more than {MOST_KEYS} keys.", code="no_document")
+        raise Unavailable("The key document is not a JWK Set.", code="no_document") from None
+    if len(found) > MAX_KEYS:
+        raise Unavailable(f"The key document has more than {MAX_KEYS} keys.", code="no_document")
     named: dict[str, dict[str, Any]] = {}
     for jwk in found:
         kid = jwk.get("kid")
         if not isinstance(kid, str) or not 0 < len(kid) <= _LONGEST_KID or jwk.get("use", "sig") != "sig":
             continue
         if kid in named:
-            raise Unavailable("Two keys of the document have the same name.", code="no_document")
+            raise Unavailable("Two keys of the document have the same kid.", code="no_document")
         named[kid] = jwk
     return named
 
 
 class KeySet(Generic[K]):
-    """`read` makes keys of a document. `patient`: an unknown kid waits for the next look, where one is not due yet."""
+    """Cached keys.
+
+    `read` parses a document. If `patient`, an unknown kid waits for the next fetch that the rate allows.
+    """
 
     def __init__(
         self,
@@ -89,22 +92,25 @@ class KeySet(Generic[K]):
         self._patient = patient
         self._keys: Mapping[str, K] = {}
         self._as_of = datetime.min.replace(tzinfo=UTC)
-        self._looked_at = float("-inf")
+        self._refreshed_at = float("-inf")
         self._failed = True
-        self._looking = asyncio.Lock()
-        self._behind: asyncio.Task[None] | None = None
+        self._refreshing = asyncio.Lock()
+        self._background: asyncio.Task[None] | None = None
 
     async def get(self, kid: str) -> K | None:
-        """Unavailable when nobody can say: the document cannot be had, and what was in it is too old."""
+        """Returns a key, or None if it does not exist.
+
+        Raises Unavailable if the document cannot be fetched and is too old.
+        """
         if self._knows(kid):
             if self._age() >= self._fresh:
-                self._look_behind()
+                self._refresh_in_background()
             return self._keys[kid]
-        await self._look_for(kid, time.monotonic())
+        await self._refresh_for(kid, time.monotonic())
         if self._knows(kid):
             return self._keys[kid]
         if self._failed:
-            raise Unavailable("The keys that tokens are signed with cannot be fetched; try again.", code="no_keys")
+            raise Unavailable("The keys that verify tokens cannot be fetched; retry later.", code="no_keys")
         return None
 
     def _age(self) -> timedelta:
@@ -114,29 +120,29 @@ class KeySet(Generic[K]):
         return kid in self._keys and self._age() <= self._stale
 
     def _wait(self) -> float:
-        return self._looked_at + self._pause() - time.monotonic()
+        return self._refreshed_at + self._pause() - time.monotonic()
 
-    def _look_behind(self) -> None:
-        """Nobody waits for it: a publisher that is away must not hold up those whose key is known."""
-        if (self._behind is None or self._behind.done()) and self._wait() <= 0:
-            self._behind = asyncio.create_task(self._look_again())
+    def _refresh_in_background(self) -> None:
+        """Refreshes in the background, so that an unavailable publisher does not delay requests with a known key."""
+        if (self._background is None or self._background.done()) and self._wait() <= 0:
+            self._background = asyncio.create_task(self._refresh_if_due())
 
-    async def _look_again(self) -> None:
-        async with self._looking:
+    async def _refresh_if_due(self) -> None:
+        async with self._refreshing:
             if self._wait() <= 0:
-                await self._look()
+                await self._refresh()
 
-    async def _look_for(self, kid: str, asked_at: float) -> None:
-        """One look serves all who asked before it. Who finds the last one too recent does without, or waits."""
-        async with self._looking:
-            if self._knows(kid) or self._looked_at >= asked_at:
+    async def _refresh_for(self, kid: str, requested_at: float) -> None:
+        """Fetches for an unknown kid. One fetch serves all callers that waited for it; the rate limit applies."""
+        async with self._refreshing:
+            if self._knows(kid) or self._refreshed_at >= requested_at:
                 return
             if self._wait() > 0 and not self._patient:
                 return
             await asyncio.sleep(max(0.0, self._wait()))
-            await self._look()
+            await self._refresh()
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         as_of = self._clock.now()
         try:
             keys = self._read(await self._fetch())
@@ -147,11 +153,11 @@ class KeySet(Generic[K]):
             self._failed = False
             self._keys, self._as_of = keys, as_of
         finally:
-            self._looked_at = time.monotonic()
+            self._refreshed_at = time.monotonic()
 
 
 class PublishedKeys:
-    """The public keys of capability tokens, from the dispatcher: all that a process needs which signs none."""
+    """Public keys of capability tokens, fetched from the dispatcher, for processes that do not sign."""
 
     def __init__(self, url: str, http: Fetches, clock: Clock) -> None:
         self._keys: KeySet[ec.EllipticCurvePublicKey] = KeySet(
@@ -169,7 +175,7 @@ class PublishedKeys:
 
 
 def task_keys(document: bytes) -> dict[str, ec.EllipticCurvePublicKey]:
-    """A key of another kind than ours is none of ours, whatever it may be good for."""
+    """Returns the ES256 keys of a document; keys of other types are ignored."""
     found = {kid: _p256(jwk) for kid, jwk in entries(document).items() if jwk.get("alg") == "ES256"}
     return {kid: key for kid, key in found.items() if key is not None}
 

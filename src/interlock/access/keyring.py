@@ -1,4 +1,4 @@
-"""The keys behind capability tokens: private halves with their signers, public ones in Postgres for every verifier."""
+"""Keys of capability tokens: signers hold the private keys, and Postgres holds the public ones for all verifiers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import asyncpg
 import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from interlock.adapters.postgres import Database, Row, queries
-from interlock.adapters.signers import NewKey, Signer, Signers, public_key
 from interlock.errors import ConfigurationError, Conflict, InterlockError
 from interlock.failpoints import failpoint
+from interlock.stores.postgres import Database, Row, queries
+from interlock.stores.signers import NewKey, Signer, Signers, public_key
 from interlock.wire import SigningKeyView
 
-_sql = queries("principals")
+_sql = queries("access", "principals")
 _REFRESH_SECONDS = 1.0
-"""Unknown kids cause a look at the database at most this often, however many forged tokens arrive."""
+"""Minimum interval between database reads for unknown kids, even if many forged tokens arrive."""
 _TRUST_SECONDS = 60.0
-"""How long known keys are taken for granted, at most: a process must learn of a retirement before it takes effect."""
+"""Maximum age of cached keys: a process must notice that a key was retired before the retirement takes effect."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """Where the private half of a key is."""
+    """The location of a private key."""
 
     signer: Signer
     handle: str
@@ -43,12 +43,12 @@ class Keyring:
         self._signs = True
         self._public: dict[str, ec.EllipticCurvePublicKey] = {}
         self._jwks: list[dict[str, Any]] = []
-        self._looked_at = float("-inf")
+        self._refreshed_at = float("-inf")
         self._trusted_until = datetime.min.replace(tzinfo=UTC)
-        self._looking = asyncio.Lock()
+        self._refreshing = asyncio.Lock()
 
     async def rotate(self) -> SigningKeyView:
-        """New tokens are signed with the new key at once: every claim reads which key is active."""
+        """Creates a key. It signs all new tokens immediately, because every claim reads the active key."""
         signer = self.signers.of_new_keys
         made = await signer.make()
         if not made.made_here:
@@ -59,10 +59,10 @@ class Keyring:
             if made.made_here:
                 await signer.discard(made.handle)
             raise Conflict(
-                "Another rotation made a new signing key at this very moment; rotate again if you need one more.",
+                "Another rotation created a signing key at the same time; rotate again if you need another one.",
                 code="rotated_meanwhile",
             ) from None
-        self._looked_at = float("-inf")
+        self._refreshed_at = float("-inf")
         return _view(row)
 
     async def _replace(self, made: NewKey) -> Row:
@@ -83,13 +83,13 @@ class Keyring:
             known = await _sql.signing_key(connection, kid=made.kid)
         if known is not None:
             raise Conflict(
-                f"kms_key_id leads to {made.kms_key}, which signs already or has been retired. Point its alias at a "
-                "new key and rotate again, or leave kms_key_id unset to have rotations make keys.",
+                f"kms_key_id resolves to {made.kms_key}, which is already in use or retired. Point its alias to a "
+                "new key and rotate again, or unset kms_key_id to let rotations create keys.",
                 code="same_signing_key",
             )
 
     async def ensure(self) -> None:
-        """A first key, when there is none. Of two that processes make at the same moment, the later one signs."""
+        """Creates the first key if there is none. If two processes do so at the same time, the later key signs."""
         if not any(key.retired_at is None for key in await self.keys()):
             try:
                 await self.rotate()
@@ -101,16 +101,16 @@ class Keyring:
             return [_view(row) for row in await _sql.verifying_keys(connection)]
 
     async def active(self) -> dict[str, Any]:
-        """The public half of the key that signs now."""
+        """Returns the public key of the active signing key."""
         async with self._database.connection() as connection:
             row = await _sql.active_signing_key(connection)
         if row is None:
-            raise ConfigurationError("There is no signing key; make one with `interlock keys rotate`.")
+            raise ConfigurationError("No signing key exists; create one with `interlock signing-key rotate`.")
         jwk: dict[str, Any] = msgspec.json.decode(row["public_jwk"])
         return jwk
 
     async def sign(self, kid: str, message: bytes) -> bytes:
-        """64 bytes, r and s, of which the smaller s."""
+        """Returns 64 bytes, r and s, with the smaller of the two valid values of s."""
         held = self._held.get(kid) or await self._find(kid)
         try:
             signature = await held.signer.sign(held.handle, message)
@@ -121,13 +121,16 @@ class Keyring:
         return signature
 
     async def require_signing(self) -> None:
-        """Before something is begun that needs a signature at its end: when the last one failed, whether one works."""
+        """Checks that signing works before work that needs a signature at its end.
+
+        Skipped if the last signature worked.
+        """
         if not self._signs:
             active = [key.kid for key in await self.keys() if key.retired_at is None]
             await self.sign(active[0], b"whether it signs again")
 
     async def signs_elsewhere(self, kid: str) -> bool:
-        """Whether a signature takes a request to another machine, so that many should be asked for at once."""
+        """Returns True if signing needs a network request, so that callers should sign concurrently."""
         held = self._held.get(kid) or await self._find(kid)
         return held.signer.elsewhere
 
@@ -135,9 +138,11 @@ class Keyring:
         async with self._database.connection() as connection:
             row = await _sql.signing_key(connection, kid=kid)
         if row is None:
-            raise ConfigurationError(f"There is no signing key {kid}; make one with `interlock keys rotate`.")
+            raise ConfigurationError(
+                f"Signing key {kid} does not exist; create one with `interlock signing-key rotate`."
+            )
         held = self._held[kid] = self._place(row)
-        # What is signed here will be verified here: nobody should wait for the next look to know the key.
+        # This process also verifies its own tokens; without this, it would wait for the next refresh.
         self._public[kid] = public_key(msgspec.json.decode(row["public_jwk"]))
         return held
 
@@ -146,20 +151,23 @@ class Keyring:
         return _Held(self.signers.pem, row["kid"]) if kms_key is None else _Held(self.signers.kms, kms_key)
 
     async def public(self, kid: str) -> ec.EllipticCurvePublicKey | None:
-        """The key, while its signatures count."""
+        """Returns the public key while its signatures are valid, otherwise None."""
         if not self._knows(kid):
-            await self._look_for(kid, time.monotonic())
+            await self._refresh_for(kid, time.monotonic())
         return self._public.get(kid)
 
     def _knows(self, kid: str) -> bool:
         return kid in self._public and self._database.clock.now() < self._trusted_until
 
-    async def _look_for(self, kid: str, asked_at: float) -> None:
-        """One look serves all who asked before it, so forged kids cost no more than one look per second."""
-        async with self._looking:
-            if self._knows(kid) or self._looked_at >= asked_at:
+    async def _refresh_for(self, kid: str, requested_at: float) -> None:
+        """Refreshes for an unknown kid.
+
+        One refresh serves all callers that waited for it, so forged kids cost one per second.
+        """
+        async with self._refreshing:
+            if self._knows(kid) or self._refreshed_at >= requested_at:
                 return
-            await asyncio.sleep(max(0.0, self._looked_at + _REFRESH_SECONDS - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._refreshed_at + _REFRESH_SECONDS - time.monotonic()))
             await self.refresh()
 
     async def jwks(self) -> list[dict[str, Any]]:
@@ -168,18 +176,19 @@ class Keyring:
 
     async def refresh(self) -> None:
         async with self._database.connection() as connection:
-            looked_at = time.monotonic()
+            started_at = time.monotonic()
             rows = await _sql.verifying_keys(connection)
-        self._looked_at = looked_at
+        self._refreshed_at = started_at
         ends = [row["verify_until"] for row in rows if row["verify_until"] is not None]
         self._trusted_until = min([self._database.clock.now() + self._trust, *ends])
         self._jwks = [msgspec.json.decode(row["public_jwk"]) for row in rows]
         self._public = {jwk["kid"]: public_key(jwk) for jwk in self._jwks}
 
     async def forget_expired(self) -> int:
-        """Drops keys whose last token has expired, with their private halves where those were made by a rotation.
+        """Deletes keys whose last token has expired, with the private keys that a rotation created.
 
-        Those go before the commit: after a crash between the two, the next pass finds the row and does it again.
+        The private keys are deleted before the commit: after a crash in between, the next pass finds the row and
+        repeats it.
         """
         async with self._database.transaction() as connection:
             rows = await _sql.delete_dead_signing_keys(connection)

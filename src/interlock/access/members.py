@@ -8,26 +8,29 @@ from uuid import UUID
 
 from interlock.access.oidc import Issuer
 from interlock.access.principals import ROLE_SCOPES, Principal
-from interlock.adapters.postgres import Database, queries
 from interlock.errors import BadRequest, Conflict, Forbidden, NotFound
+from interlock.stores.postgres import Database, queries
 from interlock.wire import MemberPage, MemberRequest, MemberView, Role
 
-_sql = queries("members")
+_sql = queries("access", "members")
 
 
 class Members:
-    """`issuer` None: there is no identity provider, and API keys alone let users in."""
+    """Members of orgs. Without an `issuer`, there is no identity provider, and users need API keys."""
 
     def __init__(self, database: Database, issuer: Issuer | None) -> None:
         self._database = database
         self._issuer = issuer
 
     def may_be(self, credential: str) -> bool:
-        """Whether a bearer is for the identity provider to judge. No API key has a dot."""
+        """Returns True if the credential is for the identity provider. API keys never contain a dot."""
         return self._issuer is not None and "." in credential
 
     async def authenticate(self, token: str, org: str | None) -> Principal:
-        """The role is read with every request: taking it away works at once. `org`: which one, for a member of many."""
+        """Authenticates a user. Reads the role on every request, so that removing it takes effect immediately.
+
+        `org` selects one of several orgs of the user.
+        """
         issuer = self._provider()
         subject = await issuer.subject(token)
         async with self._database.connection() as connection:
@@ -61,13 +64,13 @@ class Members:
         async with self._database.connection() as connection:
             row = await _sql.disallow_member(connection, issuer=issuer.name, subject=subject, org_id=org_id)
         if row is None:
-            raise NotFound(f"{subject!r} is no member of this org.")
+            raise NotFound(f"{subject!r} is not a member of this org.")
         return _view(row)
 
     async def page(self, org_id: UUID, cursor: str | None, limit: int) -> MemberPage:
         issuer = self._provider()
         async with self._database.connection() as connection:
-            rows = await _sql.members_of(connection, org_id=org_id, issuer=issuer.name, after=cursor or "", most=limit)
+            rows = await _sql.members_of(connection, org_id=org_id, issuer=issuer.name, after=cursor or "", limit=limit)
         return MemberPage(
             members=[_view(row) for row in rows], next_cursor=rows[-1]["subject"] if len(rows) == limit else None
         )
@@ -75,8 +78,8 @@ class Members:
     def _provider(self) -> Issuer:
         if self._issuer is None:
             raise Conflict(
-                "There is no identity provider whose users could be members: set oidc_issuer and oidc_audience, or "
-                "make API keys with `interlock users create`.",
+                "No identity provider is configured: set oidc_issuer and oidc_audience, or "
+                "create API keys with `interlock users create`.",
                 code="no_identity_provider",
             )
         return self._issuer
@@ -86,21 +89,21 @@ def _chosen(rows: list[Any], org: str | None) -> Any:
     mine = [row for row in rows if org is None or row["org"] == org]
     if not mine:
         raise Forbidden(
-            "You are not a member here; an admin can let you in with `interlock users allow`."
+            "You are not a member of any org here; an admin can add you with `interlock users allow`."
             if org is None
-            else f"You are not a member of an org {org!r}.",
+            else f"You are not a member of the org {org!r}.",
             code="not_a_member",
         )
     if len(mine) > 1:
         names = ", ".join(row["org"] for row in mine)
         raise BadRequest(
-            f"You are in several orgs: say which with `X-Interlock-Org`, one of {names}.", code="which_org"
+            f"You are in several orgs; select one with the header `X-Interlock-Org`: {names}.", code="which_org"
         )
     return mine[0]
 
 
 def _id(issuer: str, subject: str) -> str:
-    """Stands for the user where a key's id would, and gives nobody's name away."""
+    """Returns an id for the user in place of a key id. It does not reveal the user's name."""
     digest = hashlib.sha256("\n".join((issuer, subject)).encode()).hexdigest()
     return f"oidc-{digest[:16]}"
 

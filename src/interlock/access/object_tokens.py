@@ -1,7 +1,7 @@
-"""Object tokens: what one attempt may do with objects that the gateway serves from a directory, as an ES256 JWT.
+"""Object tokens: ES256 JWTs that grant one attempt access to objects that the gateway serves from a directory.
 
-They end with the lease: a token is good as long as the attempt that it was made for holds its task. Others' files under
-a prefix that may be read can be seen once they are committed, and not before.
+A token is valid while its attempt holds the task. Files of other attempts under a readable prefix become visible when
+they are committed.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from uuid import UUID, uuid4
 import msgspec
 from msgspec import Struct
 
-from interlock.access import compact
+from interlock.access import jwt
 from interlock.access.keyring import Keyring
+from interlock.access.lease_tokens import SMALL_SHARD, shard_of
 from interlock.access.prefixes import Prefix, canonical, canonical_all
 from interlock.access.tokens import Claims, Time, kept_capability
-from interlock.adapters.postgres import Database, queries
-from interlock.adapters.shards import SMALL_SHARD, shard_of
 from interlock.clock import Clock
 from interlock.errors import Forbidden, Unauthenticated
+from interlock.stores.postgres import Database, queries
 from interlock.wire import Attempt
 
 AUDIENCE: Final = "trace.objects"
 LEASE_SECONDS: Final = 2.0
-"""How long it is believed that an attempt holds its task: this long after its end, a token may still read."""
+"""Time for which a lease check is cached: a token may still read for this long after its lease ended."""
 _CACHED: Final = 10_000
 _SKEW_SECONDS: Final = 60
 
-# Of a URI, what is behind the prefix of its dataset version.
+# Matches the part of a URI after the prefix of its dataset version.
 _ATTEMPT: Final = re.compile(r"_attempts/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/([1-9][0-9]{0,9})/")
 
 Method = Literal["GET", "HEAD", "LIST", "PUT", "POST", "DELETE"]
 
-_sql = queries("credentials")
+_sql = queries("datasets", "credentials")
 
 
 class ObjectClaims(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """As strict as those of a capability token."""
+    """Claims of an object token, as strict as those of a capability token."""
 
     iss: str
     aud: str
@@ -56,23 +56,23 @@ class ObjectClaims(Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     task_id: UUID
     attempt: Attempt
     lease: str
-    """The SHA-256 of the lease: whoever holds the token need not learn the lease itself."""
+    """SHA-256 of the lease token, so that the holder of this token does not learn the lease token."""
     read_prefixes: list[str]
     write_prefixes: list[str]
     capability_id: UUID | None = None
-    """Instead of prefixes, when the capability token has one, too."""
+    """Replaces the prefixes if the capability token has one as well."""
     shard: int = SMALL_SHARD
-    """Where the task is: the lease would tell."""
+    """The shard of the task, which is otherwise part of the lease token."""
 
 
 Place = tuple[str, UUID, int]
-"""The prefix of an attempt."""
+"""The prefix, task and number of an attempt."""
 Uncommitted = Callable[[UUID, Sequence[Place]], Coroutine[Any, Any, set[str]]]
 
 
 @dataclass(frozen=True)
 class ObjectGrant:
-    """What the holder of a good token may do."""
+    """The access that a valid token grants."""
 
     org_id: UUID
     task_id: UUID
@@ -82,7 +82,7 @@ class ObjectGrant:
     uncommitted: Uncommitted = field(repr=False)
 
     def may(self, method: Method, uri: str) -> bool:
-        """By the prefixes alone. Whether what lies under one that may be read is committed, `allows` knows."""
+        """Checks the prefixes only. `allows` also checks that files under a readable prefix are committed."""
         if method == "LIST":
             return self._may_list(uri)
         if method in ("GET", "HEAD"):
@@ -102,7 +102,7 @@ class ObjectGrant:
         return method not in ("GET", "HEAD") or await self.visible([uri]) == [uri]
 
     async def visible(self, uris: Iterable[str]) -> list[str]:
-        """Those of a listing that the attempt may read: its own, and what is committed."""
+        """Filters a listing to the files that the attempt may read: its own, and committed ones."""
         places = {uri: self._place(uri) for uri in uris if self.may("GET", uri)}
         others = sorted({place for place in places.values() if place is not None})
         hidden = await self.uncommitted(self.org_id, others) if others else set()
@@ -114,7 +114,7 @@ class ObjectGrant:
         return any(prefix.has(uri) for prefix in self.write)
 
     def _place(self, uri: str) -> Place | None:
-        """Of another attempt's file. None: it is the attempt's own, or no file of any attempt."""
+        """Returns the attempt that a file belongs to. None for the attempt's own files and for files of no attempt."""
         if self._is_own(uri):
             return None
         for prefix in self.read:
@@ -135,7 +135,7 @@ class ObjectTokens:
         self._committed: OrderedDict[str, None] = OrderedDict()
 
     async def issue(self, capability: Claims, lease_token: UUID, expires_at: datetime, kid: str) -> str:
-        """For the prefixes of a capability token that has been verified."""
+        """Issues a token for the prefixes of a verified capability token."""
         by_reference = capability.capability_id is not None
         claims = ObjectClaims(
             iss=self._issuer,
@@ -153,32 +153,33 @@ class ObjectTokens:
             capability_id=capability.capability_id,
             shard=shard_of(lease_token),
         )
-        return await compact.signed(msgspec.json.encode(claims), kid, self._keyring)
+        return await jwt.signed(msgspec.json.encode(claims), kid, self._keyring)
 
     async def verify(self, token: str, *, to_write: bool = False) -> ObjectGrant:
-        """Raises Unauthenticated, in the same words whatever is wrong, unless the token was good once.
+        """Raises Unauthenticated, with the same message for every defect unless the token was valid once.
 
-        `to_write`: the lease is looked at anew. What an attempt has committed, it must not exchange a moment later.
+        `to_write` checks the lease again without the cache: an attempt must not replace files after it has committed
+        them.
         """
         known = self._verified.get(token)
         if known is None:
-            known = self._verified[token] = await self._verify_anew(token)
+            known = self._verified[token] = await self._verify_uncached(token)
             _bound(self._verified)
         kid, claims, grant = known
         if await self._keyring.public(kid) is None:
             raise _refused()
         if claims.exp <= self._clock.now().timestamp():
             raise Unauthenticated(
-                "The object token has expired; ask POST /v1/task/credentials for another.", code="token_expired"
+                "The object token has expired; request another with POST /v1/task/credentials.", code="token_expired"
             )
         if not await self._is_held(claims, believed=0.0 if to_write else LEASE_SECONDS):
             raise Unauthenticated("The attempt of this object token no longer holds its task.", code="token_expired")
         return grant
 
-    async def _verify_anew(self, token: str) -> tuple[str, ObjectClaims, ObjectGrant]:
-        kid = compact.kid_of(token)
+    async def _verify_uncached(self, token: str) -> tuple[str, ObjectClaims, ObjectGrant]:
+        kid = jwt.kid_of(token)
         key = await self._keyring.public(kid) if kid is not None else None
-        payload = compact.payload_of(token, key) if key is not None else None
+        payload = jwt.payload_of(token, key) if key is not None else None
         if kid is None or payload is None:
             raise _refused()
         claims = self._checked(payload)
@@ -214,7 +215,7 @@ class ObjectTokens:
         return ObjectGrant(claims.org_id, claims.task_id, claims.attempt, *prefixes, self._uncommitted)
 
     async def _is_held(self, claims: ObjectClaims, *, believed: float) -> bool:
-        """From memory for a moment: a request for each part of a file must not become a query for each."""
+        """Checks the lease, with a short cache: requests for many parts of a file must not cause a query each."""
         attempt = claims.org_id, claims.task_id, claims.attempt, claims.lease
         now = self._clock.now().timestamp()
         if 0 <= now - self._held.get(attempt, float("-inf")) < believed:
@@ -235,7 +236,7 @@ class ObjectTokens:
         return True
 
     async def _uncommitted(self, org_id: UUID, places: Sequence[Place]) -> set[str]:
-        """What has committed stays so, and is not asked for again."""
+        """Returns the prefixes of uncommitted attempts. Commits are final, so committed prefixes are cached."""
         unknown = [place for place in places if place[0] not in self._committed]
         if not unknown:
             return set()
@@ -263,4 +264,4 @@ def _bound(cache: OrderedDict[Any, Any]) -> None:
 
 
 def _refused() -> Unauthenticated:
-    return Unauthenticated("The object token does not verify.", code="bad_token")
+    return Unauthenticated("The object token is invalid.", code="bad_token")

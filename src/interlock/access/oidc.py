@@ -1,7 +1,7 @@
-"""Users of an identity provider: who a bearer JWT says they are. What they may do is in `members`, never in the token.
+"""Authenticates users of an identity provider by bearer JWT. Permissions come from `members`, never from the token.
 
-Of a token only its issuer, audience, times and subject count. Whatever is missing, malformed or unknown is refused, in
-the same words.
+Only issuer, audience, times and subject of a token are used. Anything missing, malformed or unknown is rejected with
+the same message.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from msgspec import Meta, Struct
 
-from interlock.access.compact import once_each
 from interlock.access.jwks import Fetches, KeySet, entries
+from interlock.access.jwt import reject_duplicates
 from interlock.clock import Clock
 from interlock.errors import Unauthenticated, Unavailable
 
 ALGORITHMS: Final = ("RS256", "PS256", "ES256", "EdDSA")
-"""Signatures by a key pair, and nothing else: no `none`, and no HS256 that would take a public key for a secret."""
+"""Asymmetric signatures only: no `none`, and no HS256, which could use a public key as the secret."""
 MAX_TOKEN_BYTES: Final = 16_384
 MAX_SUBJECT: Final = 255
-LEAST_RSA_BITS: Final = 2048
+MIN_RSA_BITS: Final = 2048
 SKEW_SECONDS: Final = 60
 PAUSE_SECONDS = 10.0
-"""Between two looks at the issuer's keys. Issuers publish a key before they sign with it: nobody needs to wait."""
+"""Minimum interval between two fetches of keys. Issuers publish a key before they use it, so callers need not wait."""
 FRESH_SECONDS: Final = 600.0
 STALE_SECONDS: Final = 4 * 3600.0
-"""How long known keys are good while the issuer is away."""
+"""Time for which cached keys are used while the issuer is unavailable."""
 
 _COMPACT: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _TYPES: Final = frozenset({"jwt", "at+jwt", "application/at+jwt"})
@@ -47,11 +47,11 @@ PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey | ed25519.Ed25519Public
 class IssuerKey:
     key: PublicKey
     algorithms: frozenset[str]
-    """What may be signed with it: the key's kind decides, and the issuer may say less."""
+    """Algorithms that may be used with the key: determined by its type, and optionally restricted by the issuer."""
 
 
 class _Claims(Struct, frozen=True):
-    """Others may be there: they are the issuer's business."""
+    """The claims that are used; tokens may contain others."""
 
     iss: str
     sub: str
@@ -67,7 +67,7 @@ class _Discovery(Struct, frozen=True):
 
 
 class Issuer:
-    """One identity provider. `jwks_url` None: its discovery document says where its keys are."""
+    """One identity provider. Without `jwks_url`, the URL of its keys comes from its discovery document."""
 
     def __init__(self, issuer: str, audience: str, http: Fetches, clock: Clock, *, jwks_url: str | None) -> None:
         self.name = issuer
@@ -86,7 +86,7 @@ class Issuer:
         )
 
     async def subject(self, token: str) -> str:
-        """Whom the token is about. Unauthenticated when it does not verify."""
+        """Returns the subject of a token. Raises Unauthenticated if the token is invalid."""
         header = _header_of(token)
         found = await self._keys.get(header["kid"])
         if found is None or header["alg"] not in found.algorithms:
@@ -121,15 +121,15 @@ class Issuer:
 
 
 def _jwks_uri(document: bytes, issuer: str) -> str:
-    """Keys come the way the issuer itself does: a document fetched over TLS must not lead to one that is not."""
+    """Returns the URL of the keys. A document fetched over TLS must not point to a URL without TLS."""
     try:
         found = msgspec.json.decode(document, type=_Discovery)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise Unavailable("The issuer's discovery document is not one.", code="no_document") from None
+        raise Unavailable("The discovery document of the issuer is invalid.", code="no_document") from None
     if found.issuer != issuer:
-        raise Unavailable("The discovery document names another issuer than oidc_issuer.", code="no_document")
+        raise Unavailable("The issuer in the discovery document differs from oidc_issuer.", code="no_document")
     if not found.jwks_uri.startswith("https://" if issuer.startswith("https://") else ("http://", "https://")):
-        raise Unavailable("The discovery document leads to keys at an address without TLS.", code="no_document")
+        raise Unavailable("The jwks_uri in the discovery document does not use TLS.", code="no_document")
     return found.jwks_uri
 
 
@@ -139,7 +139,7 @@ def issuer_keys(document: bytes) -> Mapping[str, IssuerKey]:
 
 
 def _issuer_key(jwk: Mapping[str, Any]) -> IssuerKey | None:
-    """None for a key that cannot be used here; issuers may publish such for others."""
+    """Returns a key, or None if it cannot be used here; issuers may publish such keys for other clients."""
     algorithms = _by_kind(jwk)
     if "alg" in jwk:
         algorithms &= {str(jwk["alg"])}
@@ -149,7 +149,7 @@ def _issuer_key(jwk: Mapping[str, Any]) -> IssuerKey | None:
         key = jwt.PyJWK(dict(jwk), algorithm=min(algorithms)).key
     except (jwt.PyJWTError, KeyError, TypeError, ValueError):
         return None
-    weak = isinstance(key, rsa.RSAPublicKey) and key.key_size < LEAST_RSA_BITS
+    weak = isinstance(key, rsa.RSAPublicKey) and key.key_size < MIN_RSA_BITS
     return None if weak or not isinstance(key, PublicKey) else IssuerKey(key, frozenset(algorithms))
 
 
@@ -173,8 +173,7 @@ def _header_of(token: str) -> dict[str, str]:
     except (jwt.PyJWTError, ValueError, RecursionError):
         raise _refused() from None
     algorithm, kid = header.get("alg"), header.get("kid")
-    # A key or an address of one that the token brings along means nothing; what it calls critical must be understood,
-    # and nothing is.
+    # Keys and URLs of keys in the header are ignored. Critical extensions must be understood, and we support none.
     known = algorithm in ALGORITHMS and str(header.get("typ", "JWT")).lower() in _TYPES and "crit" not in header
     if not known or not isinstance(kid, str):
         raise _refused()
@@ -184,16 +183,16 @@ def _header_of(token: str) -> dict[str, str]:
 def _claims_of(token: str, key: PublicKey, algorithm: str) -> _Claims:
     try:
         payload = _jws.decode_complete(token, key, algorithms=[algorithm])["payload"]
-        claims = json.loads(payload.decode(), object_pairs_hook=once_each, parse_constant=_no_number)
+        claims = json.loads(payload.decode(), object_pairs_hook=reject_duplicates, parse_constant=_no_number)
         return msgspec.convert(claims, _Claims, strict=True)
     except (jwt.PyJWTError, msgspec.ValidationError, ValueError, RecursionError):
         raise _refused() from None
 
 
 def _no_number(name: str) -> float:
-    """Python reads NaN and Infinity, which JSON does not have: a token that expired at NaN never would."""
+    """Rejects NaN and Infinity, which Python accepts although JSON does not have them: NaN would never expire."""
     raise ValueError(name)
 
 
 def _refused() -> Unauthenticated:
-    return Unauthenticated("The token does not verify.", code="bad_token")
+    return Unauthenticated("The token is invalid.", code="bad_token")

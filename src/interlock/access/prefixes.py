@@ -1,8 +1,8 @@
-"""Prefixes of objects, in the one spelling that a grant may have: `s3://bucket/a/b/` or `file:///a/b/`.
+"""Object prefixes in the only spelling that a grant may have: `s3://bucket/a/b/` or `file:///a/b/`.
 
-A prefix is the border of what untrusted code may touch, and each store, client and policy engine reads text in its own
-way. So a prefix is never repaired. Whatever one of them could take for another place, a pattern or a variable is
-refused, and what is left is the same to all of them.
+A prefix limits what untrusted code can access, and stores, clients and policy engines all parse text differently. A
+prefix is therefore never repaired: everything that one of them could interpret as another location, a pattern or a
+variable is rejected. The remaining prefixes mean the same to all of them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from interlock.errors import Forbidden
 
 Scheme = Literal["s3", "file"]
 
-_MOST_BYTES: Final = 1024
-"""Of a key in S3."""
+_MAX_BYTES: Final = 1024
+"""Maximum length of an S3 key."""
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-# No `*` or `?`, which widen; no `$`, which begins a variable of a policy; no `%`, `&` or backslash, which begin another
-# spelling of a character; no `#`, quotes, brackets or `;<>|^`, which some client reads as its own syntax.
+# No `*` or `?`, which are wildcards; no `$`, which starts a policy variable; no `%`, `&` or backslash, which start an
+# escape; no `#`, quotes, brackets or `;<>|^`, which some clients interpret as syntax.
 _PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _.,=@:+~()!-")
 
 
 @dataclass(frozen=True, order=True)
 class Prefix:
-    """A directory: `a/b/` never has anything of `a/bc`."""
+    """A directory: `a/b/` never contains anything of `a/bc`."""
 
     scheme: Scheme
     bucket: str
-    """Empty for a directory of this machine."""
+    """Empty for a local directory."""
     path: str
     """Ends with a slash."""
 
@@ -39,23 +39,23 @@ class Prefix:
         return f"{self.scheme}://{self.bucket}/{self.path}"
 
     def has(self, uri: str) -> bool:
-        """Whether this is an object below, spelled as objects are. Anything else is not below."""
+        """Returns True if the URI is an object below this prefix in canonical spelling."""
         text = str(self)
         return uri.startswith(text) and _problem(uri[len(text) :]) is None
 
 
 def canonical(text: str) -> Prefix:
-    """The prefix, with its last slash. Raises Forbidden for what is none."""
+    """Returns the canonical prefix, with a trailing slash. Raises Forbidden for an invalid prefix."""
     scheme, separator, rest = text.partition("://")
     bucket, slash, path = rest.partition("/")
-    problem = _place_problem(scheme, bucket) if separator and slash else "it is not scheme://bucket/prefix/"
+    problem = _place_problem(scheme, bucket) if separator and slash else "it is not of the form scheme://bucket/prefix/"
     problem = problem or _problem(path.removesuffix("/"))
     if scheme == "s3" and not path.isascii():
-        # STS takes no policy with others.
-        problem = "it has a character outside ASCII"
+        # STS rejects policies with other characters.
+        problem = "it has a non-ASCII character"
     if problem:
         raise Forbidden(
-            f"A prefix of this task cannot be granted: {problem}. Set objects_url to a plain path, such as "
+            f"A prefix of this task cannot be granted: {problem}. Set objects_url to a plain path, for example "
             "s3://bucket/interlock.",
             code="bad_prefix",
         )
@@ -63,12 +63,12 @@ def canonical(text: str) -> Prefix:
 
 
 def canonical_all(texts: Iterable[str], root: str) -> list[Prefix]:
-    """Each one once, in order. One that does not lie under the root of objects is nobody's to grant."""
+    """Returns the canonical prefixes, sorted and without duplicates. Rejects prefixes outside the object root."""
     found = sorted({canonical(text) for text in texts})
     for prefix in found:
         if not str(prefix).startswith(f"{root.rstrip('/')}/"):
             raise Forbidden(
-                "A prefix of this task does not lie under objects_url; claim the task again once all processes have "
+                "A prefix of this task is outside objects_url; claim the task again after all processes use "
                 "the same objects_url.",
                 code="bad_prefix",
             )
@@ -77,10 +77,10 @@ def canonical_all(texts: Iterable[str], root: str) -> list[Prefix]:
 
 def _place_problem(scheme: str, bucket: str) -> str | None:
     if scheme == "file":
-        return "a path of this machine begins with file:///" if bucket else None
+        return "a local path starts with file:///" if bucket else None
     if scheme != "s3":
         return "its scheme is neither s3 nor file"
-    return None if _BUCKET.fullmatch(bucket) and ".." not in bucket else "its bucket is empty or is no name of a bucket"
+    return None if _BUCKET.fullmatch(bucket) and ".." not in bucket else "its bucket name is empty or invalid"
 
 
 def _problem(path: str) -> str | None:
@@ -89,13 +89,13 @@ def _problem(path: str) -> str | None:
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
-        return "it is not Unicode"
-    if size > _MOST_BYTES:
-        return f"it has more than {_MOST_BYTES} bytes"
+        return "it is not valid Unicode"
+    if size > _MAX_BYTES:
+        return f"it has more than {_MAX_BYTES} bytes"
     if not all(character in _PLAIN or character == "/" or _is_letter(character) for character in path):
-        return "it has a character that is a pattern, a control, an escape, or only looks like a plain one"
+        return "it has a wildcard, a control character, an escape, or a lookalike of an ASCII character"
     if unicodedata.normalize("NFC", path) != path:
-        return "its characters are not composed (Unicode NFC)"
+        return "it is not in Unicode normal form NFC"
     return next((problem for segment in path.split("/") if (problem := _segment_problem(segment))), None)
 
 
@@ -103,12 +103,12 @@ def _segment_problem(segment: str) -> str | None:
     if not segment:
         return "it has an empty segment"
     if ".." in segment or not segment.strip(". "):
-        return "it has a segment with `..`, or one that is all dots"
-    return "a segment begins or ends with a space" if segment.strip(" ") != segment else None
+        return "it has a segment with `..`, or one that consists of dots"
+    return "a segment starts or ends with a space" if segment.strip(" ") != segment else None
 
 
 def _is_letter(character: str) -> bool:
-    """Of another script, as a directory may have them; never one that turns into an ASCII character when normalized."""
+    """Returns True for letters of other scripts, except those that Unicode normalization turns into ASCII."""
     if character.isascii() or unicodedata.category(character)[0] not in "LNM":
         return False
     return not any(part.isascii() for part in unicodedata.normalize("NFKC", character))

@@ -1,4 +1,4 @@
-"""API keys of users and tokens of workers. What is stored is a hash; a secret is shown once, when it is made."""
+"""API keys of users and tokens of workers. Only hashes are stored; a secret is shown once, at creation."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from interlock.adapters.postgres import Database, queries
 from interlock.clock import Clock
 from interlock.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthenticated
+from interlock.http.lockout import Refused
+from interlock.stores.postgres import Database, queries
 from interlock.wire import (
     KeyCreated,
     KeyRequest,
@@ -27,7 +27,7 @@ from interlock.wire import (
     WorkerTokenView,
 )
 
-_sql = queries("principals")
+_sql = queries("access", "principals")
 
 READ: Final = frozenset({"jobs:read", "tasks:read", "queues:read", "query:read", "registry:read"})
 WRITE: Final = frozenset({"jobs:write", "tasks:write", "bundles:write", "registry:write"})
@@ -35,9 +35,9 @@ ADMIN: Final = frozenset({"admin"})
 SEND: Final = "commands:send"
 RECEIVE: Final = "commands:receive"
 SERVICE: Final = frozenset({SEND, RECEIVE})
-"""Only a key that names a service can have these, whatever its role: they are what the service does."""
+"""Scopes for keys of a service, independent of the role."""
 PLATFORM: Final = "platform"
-"""Reaches beyond one org: orgs, worker tokens, signing keys. The first key has it, and those it hands it to."""
+"""Scope beyond one org: orgs, worker tokens, signing keys. The first key has it, and keys that such a key creates."""
 
 ROLE_SCOPES: Final[dict[Role, frozenset[str]]] = {
     Role.READER: READ,
@@ -47,8 +47,6 @@ ROLE_SCOPES: Final[dict[Role, frozenset[str]]] = {
 
 _KEY = re.compile(r"ilk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _WORKER = re.compile(r"ilw_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
-_REFUSED_FOR: Final = timedelta(seconds=10)
-_MOST_REFUSED: Final = 10_000
 _NOBODY: Final = hashlib.sha256(b"").digest()
 
 
@@ -63,7 +61,7 @@ class Principal:
     role: Role
     scopes: frozenset[str]
     service: str | None = None
-    """Which service of the org the key speaks for."""
+    """The service of the org that the key acts for."""
 
     def require(self, scope: str) -> None:
         if scope not in self.scopes:
@@ -72,7 +70,7 @@ class Principal:
 
 @dataclass(frozen=True)
 class WorkerIdentity:
-    """An authenticated worker wrapper. `runtimes` is None for all of them."""
+    """An authenticated worker. `runtimes` None means all runtimes."""
 
     token_id: str
     name: str
@@ -87,17 +85,18 @@ class Principals:
         self._workers: dict[str, tuple[datetime, WorkerIdentity]] = {}
         self._warm: dict[bytes, tuple[datetime, Principal]] = {}
         self._asked: dict[bytes, asyncio.Future[Principal]] = {}
-        self._refused: OrderedDict[bytes, datetime] = OrderedDict()
-        """Hashes of whole credentials that did not verify a moment ago. A key that is made later is never among them:
-        its secret did not exist."""
+        self._refused = Refused(clock)
 
     async def authenticate_warm(self, key: str) -> Principal:
-        """For what may touch no store once it is warm: believed for a moment, and revoking takes as long elsewhere."""
+        """Authenticates from a short cache, for hot paths that must not read a store.
+
+        Revocation is delayed by as much.
+        """
         digest, now = _hash(key), self._clock.now()
         known = self._warm.get(digest)
         if known and known[0] > now:
             return known[1]
-        # Whoever comes while it is looked up waits for the same answer: of a busy key there would be hundreds at once.
+        # Concurrent callers share one lookup; a busy key would otherwise cause hundreds at the same time.
         asked = self._asked.get(digest)
         if asked is None:
             asked = self._asked[digest] = asyncio.ensure_future(self._look_up_warm(key, digest, now))
@@ -107,7 +106,7 @@ class Principals:
     def _answered(self, digest: bytes, done: asyncio.Future[Principal]) -> None:
         del self._asked[digest]
         if not done.cancelled():
-            done.exception()  # looked at here: all who asked may have gone
+            done.exception()  # retrieve it, because all callers may be gone
 
     async def _look_up_warm(self, key: str, digest: bytes, now: datetime) -> Principal:
         principal = await self.authenticate(key)
@@ -115,24 +114,15 @@ class Principals:
         self._warm[digest] = (now + self._cache_for, principal)
         return principal
 
-    def _was_refused(self, credential: str) -> bool:
-        until = self._refused.get(_hash(credential))
-        return until is not None and until > self._clock.now()
-
-    def _refuse(self, credential: str) -> None:
-        self._refused[_hash(credential)] = self._clock.now() + _REFUSED_FOR
-        if len(self._refused) > _MOST_REFUSED:
-            self._refused.popitem(last=False)
-
     async def authenticate(self, key: str) -> Principal:
         match = _KEY.fullmatch(key)
         row: Any = None
-        if match and not self._was_refused(key):
+        if match and key not in self._refused:
             async with self._database.connection() as connection:
                 row = await _sql.find_key(connection, key_id=match[1])
         if not _proves(row, match and match[2]):
-            self._refuse(key)
-            raise Unauthenticated("The API key is not valid; make one with `interlock users create`.")
+            self._refused.add(key)
+            raise Unauthenticated("The API key is not valid; create one with `interlock users create`.")
         return Principal(
             key_id=row["key_id"],
             org_id=row["org_id"],
@@ -144,7 +134,10 @@ class Principals:
         )
 
     async def authenticate_worker(self, token: str) -> WorkerIdentity:
-        """Cached for a moment, since every batch of a busy worker comes through here; revoking takes as long."""
+        """Authenticates from a short cache, because every batch of a busy worker needs it.
+
+        Revocation is delayed by as much.
+        """
         digest = hashlib.sha256(token.encode()).hexdigest()
         now = self._clock.now()
         cached = self._workers.get(digest)
@@ -158,17 +151,17 @@ class Principals:
     async def _find_worker(self, token: str) -> WorkerIdentity:
         match = _WORKER.fullmatch(token)
         row: Any = None
-        if match and not self._was_refused(token):
+        if match and token not in self._refused:
             async with self._database.connection() as connection:
                 row = await _sql.find_worker_token(connection, token_id=match[1])
         if not _proves(row, match and match[2]):
-            self._refuse(token)
-            raise Unauthenticated("The worker token is not valid; make one with `interlock users worker-token`.")
+            self._refused.add(token)
+            raise Unauthenticated("The worker token is not valid; create one with `interlock users worker-token`.")
         runtimes = row["runtimes"]
         return WorkerIdentity(row["token_id"], row["name"], tuple(runtimes) if runtimes is not None else None)
 
     async def create_key(self, request: KeyRequest, org_id: UUID, *, granted_by: Principal | None) -> KeyCreated:
-        """`granted_by` is None only for the first key of an installation."""
+        """Creates a key. `granted_by` is None only for the first key of an installation."""
         scopes = _scopes(request, granted_by)
         key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         async with self._database.connection() as connection:
@@ -185,7 +178,7 @@ class Principals:
             )
         if row is None:
             raise NotFound(
-                f"There is no service {request.service!r} in this org; register it: interlock service add NAME.",
+                f"Unknown service {request.service!r}; register it with `interlock service add NAME`.",
                 code="unknown_service",
             )
         return KeyCreated(key=f"ilk_{key_id}_{secret}", view=_key_view(row))
@@ -198,7 +191,7 @@ class Principals:
         async with self._database.connection() as connection:
             row = await _sql.revoke_key(connection, key_id=key_id, org_id=org_id)
         if row is None:
-            raise NotFound(f"There is no key {key_id!r} in this org.")
+            raise NotFound(f"Key {key_id!r} does not exist in this org.")
         self._warm = {k: v for k, v in self._warm.items() if v[1].key_id != key_id}
         return _key_view(row)
 
@@ -223,32 +216,32 @@ class Principals:
         async with self._database.connection() as connection:
             row = await _sql.revoke_worker_token(connection, token_id=token_id)
         if row is None:
-            raise NotFound(f"There is no worker token {token_id!r}.")
+            raise NotFound(f"Worker token {token_id!r} does not exist.")
         return _token_view(row)
 
     async def create_org(self, name: str) -> OrgView:
         async with self._database.connection() as connection:
             row = await _sql.insert_org(connection, name=name)
         if row is None:
-            raise Conflict(f"The org {name!r} exists already.", code="org_exists")
+            raise Conflict(f"The org {name!r} already exists.", code="org_exists")
         return OrgView(org_id=row["org_id"], name=row["name"])
 
     async def org(self, name: str) -> OrgView:
         async with self._database.connection() as connection:
             row = await _sql.org_by_name(connection, name=name)
         if row is None:
-            raise NotFound(f"There is no org {name!r}.")
+            raise NotFound(f"The org {name!r} does not exist.")
         return OrgView(org_id=row["org_id"], name=row["name"])
 
 
 def _proves(row: Any, secret: str | None) -> bool:
-    """Compares even when there is nothing to compare with, so that a guess takes the same time either way."""
+    """Compares the hash even without a row, so that a guess always takes the same time."""
     same = hmac.compare_digest(_hash(secret or ""), row["secret_hash"] if row else _NOBODY)
     return bool(same and row is not None and secret and not row["revoked"] and not row["expired"])
 
 
 def _hash(secret: str) -> bytes:
-    # 256 random bits need no slow hash: there is nothing to guess from.
+    # 256 random bits need no slow hash, because they cannot be guessed.
     return hashlib.sha256(secret.encode()).digest()
 
 
@@ -274,7 +267,7 @@ def _scopes(request: KeyRequest, granted_by: Principal | None) -> frozenset[str]
         )
     if beyond := wanted - granted_by.scopes - SERVICE:
         raise Forbidden(
-            f"This key cannot hand out {sorted(beyond)}: it does not have them itself. Name fewer `scopes`.",
+            f"This key cannot grant {sorted(beyond)}, because it does not have them. Request fewer `scopes`.",
             code="scope_not_held",
         )
     return wanted

@@ -1,4 +1,4 @@
-"""Requests per second of an API key: counted in Valkey for all gateways, or in this process while that is away."""
+"""Rate limit per API key: counted in Valkey for all gateways, or per process while Valkey is unavailable."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from interlock.adapters.valkey import Coordination
+from interlock.stores.valkey import Coordination
 from interlock.telemetry import LIMITS_UNAVAILABLE
 
 
 class RequestLimit:
-    """A limit that does not depend on Valkey to hold: without it, each process admits the whole limit by itself."""
+    """A rate limit that works without Valkey: each process then applies the whole limit on its own."""
 
     def __init__(self, coordination: Coordination | None, seconds: Callable[[], float] = time.monotonic) -> None:
         self._coordination = coordination
@@ -19,14 +19,14 @@ class RequestLimit:
         self._window = 0
         self._used: Counter[str] = Counter()
 
-    async def wait(self, key: str, most: int) -> float | None:
-        """Counts one request. Returns the seconds to wait when the key has sent more than `most` in this second."""
+    async def wait(self, key: str, limit: int) -> float | None:
+        """Counts one request. Returns the seconds to wait if the key has sent more than `limit` in this second."""
         counted = None if self._coordination is None else await self._coordination.count(key, window_seconds=1.0)
         if counted is None:
             LIMITS_UNAVAILABLE.labels(limit="requests").inc()
             counted = self._count_here(key)
         used, left = counted
-        return max(0.001, left) if used > most else None
+        return max(0.001, left) if used > limit else None
 
     def _count_here(self, key: str) -> tuple[int, float]:
         now = self._seconds()

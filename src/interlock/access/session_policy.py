@@ -1,7 +1,7 @@
-"""Policies that hold credentials of a task to its prefixes, as S3 and STS read them.
+"""Policies that restrict the credentials of a task to its prefixes, for S3 and STS.
 
-The session policy is made for one attempt. The bucket policy is deployed once and says the same of all attempts
-together: should a session policy ever be wrong, it still stands between a task and what is not the platform's.
+The session policy is generated per attempt. The bucket policy is deployed once and applies to all attempts: if a
+session policy were ever wrong, it would still protect data that does not belong to the platform.
 """
 
 from __future__ import annotations
@@ -14,40 +14,41 @@ from typing import Any, Final
 from interlock.access.prefixes import Prefix
 from interlock.errors import TooLarge
 
-MOST_CHARACTERS: Final = 2048
-"""What STS takes as a session policy."""
+MAX_CHARACTERS: Final = 2048
+"""Maximum length of a session policy in STS."""
 READ: Final = ("s3:GetObject",)
 WRITE: Final = ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
-"""An attempt may read back what it wrote. It deletes nothing: what it leaves is swept."""
+"""An attempt may read back its own files. It cannot delete them; a sweep removes leftovers."""
 LIST: Final = ("s3:ListBucket",)
 
 Statement = dict[str, Any]
 
 
 def session_policy(read: Sequence[Prefix], write: Sequence[Prefix], until: datetime | None = None) -> str:
-    """Allows nothing but this. `until` ends it earlier than the credentials that carry it.
+    """Returns a policy that allows only these prefixes, optionally only `until` a time before the credentials expire.
 
-    Where there is no room for it, an attempt cannot list what it wrote: that it knows anyway.
+    If the policy would be too long, it omits the permission to list the write prefixes, whose files the attempt knows.
     """
     objects = [*_objects(READ, [prefix for prefix in read if prefix not in write]), *_objects(WRITE, write)]
     policies = [_text([*objects, *_lists(listed)], until) for listed in ({*read, *write}, {*read})]
-    if len(policies[-1]) > MOST_CHARACTERS:
+    if len(policies[-1]) > MAX_CHARACTERS:
         raise _too_large(len(policies[-1]), len(read), len(write))
-    return next(policy for policy in policies if len(policy) <= MOST_CHARACTERS)
+    return next(policy for policy in policies if len(policy) <= MAX_CHARACTERS)
 
 
 def _text(statements: list[Statement], until: datetime | None) -> str:
     if until is not None:
-        # With each permission, not as a denial: where this key is unknown, nothing is allowed.
+        # This condition is part of each permission, not a denial: where the condition key is unknown, nothing is
+        # allowed.
         moment = {"DateLessThan": {"aws:CurrentTime": _moment(until)}}
         statements = [each | {"Condition": each.get("Condition", {}) | moment} for each in statements]
     return json.dumps(_document(statements), separators=(",", ":"), ensure_ascii=False)
 
 
 def bucket_policy(root: str, role_arn: str) -> dict[str, Any]:
-    """To be deployed on the bucket of `root` (s3://bucket/prefix): sessions of the role stay in the layout of objects.
+    """Returns the policy for the bucket of `root` (s3://bucket/prefix), which keeps sessions of the role in our layout.
 
-    Only denials: it gives nobody anything, whatever else the role or the bucket is allowed.
+    It contains only denials, so it grants nothing regardless of other permissions of the role or the bucket.
     """
     bucket, _, path = root.removeprefix("s3://").rstrip("/").partition("/")
     base = f"{path}/" if path else ""
@@ -73,7 +74,7 @@ def _objects(actions: Sequence[str], prefixes: Sequence[Prefix]) -> list[Stateme
 
 
 def _lists(prefixes: Iterable[Prefix]) -> list[Statement]:
-    """A statement for each bucket: a prefix that is granted in one says nothing about another."""
+    """Returns one statement per bucket, because a prefix granted in one bucket must not apply to another."""
     by_arn: dict[str, list[str]] = {}
     for prefix in sorted(prefixes):
         by_arn.setdefault(_arn(prefix), []).append(f"{prefix.path}*")
@@ -92,13 +93,13 @@ def _document(statements: list[Statement]) -> dict[str, Any]:
 
 
 def _moment(until: datetime) -> str:
-    # Rounded down: never longer than the lease.
+    # Rounded down, so that it never outlasts the lease.
     return until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _too_large(size: int, read: int, write: int) -> TooLarge:
     return TooLarge(
-        f"The session policy for {read} read and {write} write prefixes has {size} characters; STS takes "
-        f"{MOST_CHARACTERS}. Give the job fewer inputs and outputs, or objects_url a shorter prefix.",
+        f"The session policy for {read} read and {write} write prefixes has {size} characters; STS accepts at most "
+        f"{MAX_CHARACTERS}. Reduce the inputs and outputs of the job, or shorten the prefix in objects_url.",
         code="policy_too_large",
     )

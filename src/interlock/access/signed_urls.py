@@ -1,9 +1,9 @@
-"""URLs that let whoever holds them do one thing with one object of a directory, until they expire.
+"""Signed URLs, which grant their holder one operation on one object of a directory until they expire.
 
     {gateway}/v1/objects/{key}?expires=…&kid=…&signature=…
 
-The signature is ES256 by a key of the keyring, over method, key, expiry and everything else in the query: a URL for
-one part of an upload is good for that part. It ends with its key, too, once that is retired and no longer verifies.
+The signature is ES256 with a key of the keyring, over method, key, expiry and all other query parameters: a URL for one
+part of an upload is valid for that part only. It also becomes invalid when its key is retired and no longer verifies.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from interlock.access.keyring import Keyring
-from interlock.adapters.signers import ORDER
 from interlock.clock import Clock
 from interlock.errors import Unauthenticated
+from interlock.stores.signers import ORDER
 
 PATH: Final = "/v1/objects"
 RESULTS: Final = "/v1/results"
 """The key of a result is `{run_id}/{index}`."""
 _PROOF: Final = ("expires", "kid", "signature")
-# No token begins like this: what signs a URL can never be taken for what signs a token, nor the other way round; nor
-# what signs one of an object for what signs one of a result.
+# No token starts like this: a signature of a URL can never be used as a signature of a token or vice versa, nor a
+# signature for an object as one for a result.
 _PURPOSES: Final = {PATH: "interlock object url 1", RESULTS: "interlock result url 1"}
 _ALGORITHM: Final = ec.ECDSA(SHA256())
 _EXPIRES: Final = re.compile(r"[1-9][0-9]{0,11}")
-# One spelling per signature, as of tokens.
+# One encoding per signature, as for tokens.
 _SIGNATURE: Final = re.compile(r"[A-Za-z0-9_-]{85}[AQgw]")
 
 Query = Iterable[tuple[str, str]]
-"""Names and values as they came, those that came twice included."""
+"""Names and values as received, including duplicates."""
 
 
 class SignedUrls:
@@ -50,7 +50,7 @@ class SignedUrls:
         self._base_url = base_url
 
     async def sign(self, method: str, key: str, seconds: float, more: Query = ()) -> str:
-        """`more` is what else the query must have, such as the upload and the part of a PUT."""
+        """Signs a URL. `more` are further required query parameters, for example the upload and part of a PUT."""
         expires = str(math.ceil(self._clock.now().timestamp() + seconds))
         kid = (await self._keyring.active())["kid"]
         query = [*more, ("expires", expires), ("kid", kid)]
@@ -58,7 +58,7 @@ class SignedUrls:
         return f"{self._base_url}{self._path}/{quote(key)}?{urlencode([*query, ('signature', signature)])}"
 
     async def verify(self, method: str, key: str, query: Query) -> None:
-        """Raises Unauthenticated unless this very request was signed, and has not expired."""
+        """Raises Unauthenticated unless exactly this request was signed and has not expired."""
         given = list(query)
         named = dict(given)
         if len(named) != len(given) or not all(named.get(name) for name in _PROOF):
@@ -69,15 +69,15 @@ class SignedUrls:
             raise _refused()
         _require_signature(public, signature, self._message(method, key, named.items()))
         if int(expires) <= self._clock.now().timestamp():
-            raise Unauthenticated("The signed URL has expired; ask for another one.", code="url_expired")
+            raise Unauthenticated("The signed URL has expired; request a new one.", code="url_expired")
 
     def _message(self, method: str, key: str, query: Query) -> bytes:
-        """Lines cannot run into each other: neither a key nor what is encoded has a line feed."""
+        """Returns the message to sign. Lines are unambiguous, because keys and encoded values contain no newlines."""
         return "\n".join([self._purpose, method, quote(key), urlencode(sorted(query))]).encode()
 
 
 def is_signed(query: Query) -> bool:
-    """Whether a request means to prove itself by its query."""
+    """Returns True if the query of a request contains a signature or parts of one."""
     return any(name in _PROOF for name, _ in query)
 
 
@@ -86,7 +86,7 @@ def _text(signature: bytes) -> str:
 
 
 def _require_signature(key: ec.EllipticCurvePublicKey, signature: str, message: bytes) -> None:
-    """The smaller `s` of the two that verify: a URL cannot be turned into another one that is as good."""
+    """Verifies, with only the smaller `s` of the two that verify, so that nobody can derive a second valid URL."""
     if not _SIGNATURE.fullmatch(signature):
         raise _refused()
     try:
@@ -100,4 +100,4 @@ def _require_signature(key: ec.EllipticCurvePublicKey, signature: str, message: 
 
 
 def _refused() -> Unauthenticated:
-    return Unauthenticated("The signed URL is not one for this request.", code="bad_signature")
+    return Unauthenticated("The signed URL is not valid for this request.", code="bad_signature")

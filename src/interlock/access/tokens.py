@@ -1,6 +1,6 @@
-"""Capability tokens: what one attempt of one task may read and write, as an ES256 JWT; in development, as an HS256 one.
+"""Capability tokens: ES256 JWTs (in development HS256) with the read and write permissions of one attempt of one task.
 
-Whatever is missing, malformed, unknown or disagreeing is refused; a refusal says nothing about the task.
+Anything missing, malformed, unknown or inconsistent is rejected. The error reveals nothing about the task.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ from uuid import UUID, uuid4
 import msgspec
 from msgspec import Meta, Struct
 
-from interlock.access import compact
-from interlock.access.compact import MAX_TOKEN_BYTES, PublicKeys, SigningKeys
-from interlock.access.development import SharedSecret
-from interlock.adapters.postgres import Database, queries
+from interlock.access import jwt
+from interlock.access.jwt import MAX_TOKEN_BYTES, PublicKeys, SharedSecret, SigningKeys
 from interlock.clock import Clock
 from interlock.errors import Forbidden, Unauthenticated
+from interlock.stores.postgres import Database, queries
 from interlock.wire import Attempt, DatasetRef, TaskInput, WriteGrant
 
 AUDIENCE: Final = "trace.task"
 _CACHED: Final = 10_000
 _SKEW_SECONDS: Final = 60
 _FILES: Final = "parquet"
-"""The storage that is read as files; of others a token names the dataset alone."""
+"""The storage that is read as files. For others, a token names only the dataset."""
 Glob = Literal["*.parquet", "**/*.parquet"]
 _GLOB: Final[Glob] = "*.parquet"
-"""Matches no file of an attempt (`_attempts/…`): which of those are committed, only the registry knows. The other one
-is that of tokens from before this rule, which still run out."""
+"""Matches no file of an attempt (`_attempts/…`), because only the registry knows which of those are committed. The
+other pattern is for older tokens, issued before this rule, that have not expired yet."""
 
-_sql = queries("principals")
+_sql = queries("access", "principals")
 
 Time = Annotated[int, Meta(ge=0, le=2**53)]
 
@@ -65,7 +64,7 @@ class DatasetClaim(Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
 
 class Claims(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Field names are the wire's. Types are strict: a token with `attempt: "1"`, or with a claim more, is no token."""
+    """Claims with the field names of the wire. Types are strict: `attempt: "1"` or an additional claim is rejected."""
 
     iss: str
     aud: str
@@ -82,7 +81,7 @@ class Claims(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
 
 class Kept(Struct, frozen=True):
-    """What a token over the size limit leaves in Postgres."""
+    """The grants of a token over the size limit, stored in Postgres."""
 
     datasets: list[DatasetClaim]
     s3: Prefixes
@@ -93,7 +92,7 @@ _kept = msgspec.json.Decoder(Kept)
 
 @dataclass(frozen=True)
 class Grant:
-    """What a token is made from."""
+    """The input for a token."""
 
     org_id: UUID
     task_id: UUID
@@ -111,7 +110,7 @@ def write_prefix(root: str, task_id: UUID, attempt: int, dataset: UUID, version:
 
 
 def write_grants(root: str, task_id: UUID, attempt: int, outputs: Sequence[DatasetRef]) -> list[WriteGrant]:
-    """The attempt's own prefixes: nobody else writes there, and nobody reads what is not committed."""
+    """Returns the write prefixes of the attempt. Only it writes there, and only committed files are read."""
     return [
         WriteGrant(
             output_index=index,
@@ -125,7 +124,7 @@ def write_grants(root: str, task_id: UUID, attempt: int, outputs: Sequence[Datas
 
 
 class CapabilityVerifier:
-    """For a process that lets attempts in and signs nothing: public keys are all it has."""
+    """Verifies capability tokens with public keys only, for processes that do not sign."""
 
     def __init__(
         self, database: Database, keys: PublicKeys, clock: Clock, *, issuer: str, secret: SharedSecret | None = None
@@ -133,7 +132,7 @@ class CapabilityVerifier:
         self._database = database
         self._public_keys = keys
         self._secret = secret
-        """Without one, nothing but ES256 is believed."""
+        """If None, only ES256 is accepted."""
         self._clock = clock
         self._issuer = issuer
         self._verified: OrderedDict[str, tuple[str, Claims]] = OrderedDict()
@@ -141,7 +140,7 @@ class CapabilityVerifier:
     async def verify(self, token: str) -> Claims:
         known = self._verified.get(token)
         if known is None:
-            known = self._verified[token] = await self._verify_anew(token)
+            known = self._verified[token] = await self._verify_uncached(token)
             if len(self._verified) > _CACHED:
                 self._verified.popitem(last=False)
         kid, claims = known
@@ -156,7 +155,7 @@ class CapabilityVerifier:
     def _is_secrets(self, kid: str) -> bool:
         return self._secret is not None and kid == self._secret.kid
 
-    async def _verify_anew(self, token: str) -> tuple[str, Claims]:
+    async def _verify_uncached(self, token: str) -> tuple[str, Claims]:
         kid, payload = await self._signed(token)
         if kid is None or payload is None:
             raise _refused()
@@ -164,12 +163,12 @@ class CapabilityVerifier:
         return kid, claims if claims.capability_id is None else await self._resolved(claims)
 
     async def _signed(self, token: str) -> tuple[str | None, dict[str, Any] | None]:
-        """Which key signed which claims. The key decides the algorithm, never the token."""
-        if self._secret is not None and (payload := compact.payload_of_secret(token, self._secret)) is not None:
+        """Returns the id of the signing key and the claims. The key determines the algorithm, never the token."""
+        if self._secret is not None and (payload := jwt.payload_of_secret(token, self._secret)) is not None:
             return self._secret.kid, payload
-        kid = compact.kid_of(token)
+        kid = jwt.kid_of(token)
         key = await self._public_keys.public(kid) if kid is not None else None
-        return kid, compact.payload_of(token, key) if key is not None else None
+        return kid, jwt.payload_of(token, key) if key is not None else None
 
     async def _resolved(self, claims: Claims) -> Claims:
         kept = await kept_capability(self._database, claims.capability_id, claims.task_id, claims.attempt)
@@ -194,21 +193,21 @@ class CapabilityTokens(CapabilityVerifier):
         self._ttl = ttl_seconds
 
     async def require_signing(self) -> None:
-        """A claim that ends without its tokens would have cost every task an attempt."""
+        """Checks that signing works. A claim that fails to sign its tokens would cost every task an attempt."""
         await self._keyring.require_signing()
 
     async def signs_elsewhere(self, kid: str) -> bool:
         return await self._keyring.signs_elsewhere(kid)
 
     async def issue_all(self, grants: Sequence[Grant], kid: str) -> list[str]:
-        """What signs elsewhere is asked for all at once. What signs here takes its turn, since that is quicker."""
+        """Issues tokens: concurrently if signing needs the network, otherwise sequentially, which is faster."""
         if len(grants) > 1 and await self.signs_elsewhere(kid):
             return await asyncio.gather(*(self.issue(grant, kid) for grant in grants))
         return [await self.issue(grant, kid) for grant in grants]
 
     async def issue(self, grant: Grant, kid: str) -> str:
         prefixes = [prefix for output in grant.outputs for prefix in (output.write_prefix, output.buffer_prefix)]
-        # The same dataset under two conditions is one grant: a condition narrows what is read, not what may be.
+        # A dataset with two conditions is one grant: a condition restricts what is read, not what may be read.
         read = {each.dataset_version: each for each in grant.inputs}.values()
         files = [each.read_prefix for each in read if each.storage == _FILES]
         claims = self._claims(grant, Prefixes(read_prefixes=files, write_prefixes=prefixes))
@@ -219,7 +218,7 @@ class CapabilityTokens(CapabilityVerifier):
         return await self._issue_by_reference(claims, kid)
 
     async def renewed_if_due(self, claims: Claims, active_kid: Callable[[], Awaitable[str]]) -> str | None:
-        """A fresh token for the same capability once a third of its life is left."""
+        """Returns a new token for the same capability if at most a third of the lifetime is left, otherwise None."""
         if claims.exp - self._clock.now().timestamp() > self._ttl / 3:
             return None
         if claims.capability_id is not None:
@@ -249,8 +248,8 @@ class CapabilityTokens(CapabilityVerifier):
     async def _sign(self, claims: Claims, kid: str) -> str:
         payload = msgspec.json.encode(claims)
         if self._secret is not None:
-            return compact.signed_with_secret(payload, self._secret)
-        return await compact.signed(payload, kid, self._keyring)
+            return jwt.signed_with_secret(payload, self._secret)
+        return await jwt.signed(payload, kid, self._keyring)
 
     async def _issue_by_reference(self, claims: Claims, kid: str) -> str:
         async with self._database.connection() as connection:
@@ -266,7 +265,7 @@ class CapabilityTokens(CapabilityVerifier):
 
 
 async def kept_capability(database: Database, capability_id: UUID | None, task_id: UUID, attempt: int) -> Kept | None:
-    """What a `capability_id` stands for, when it was made for this attempt."""
+    """Returns the grants behind a `capability_id` if it belongs to this attempt, otherwise None."""
     async with database.connection() as connection:
         row = await _sql.find_capability(connection, capability_id=capability_id)
     if row is None or row["task_id"] != task_id or row["attempt"] != attempt:
@@ -288,9 +287,9 @@ def _storage_ref(url: str) -> StorageRef:
 
 
 def require_binding(claims: Claims, task_id: UUID, attempt: int) -> None:
-    """Body and token must name the same attempt of the same task."""
+    """Checks that body and token name the same attempt of the same task."""
     if claims.task_id != task_id or claims.attempt != attempt:
-        raise Forbidden("The capability token is for another task or attempt.", code="token_mismatch")
+        raise Forbidden("The capability token belongs to another task or attempt.", code="token_mismatch")
 
 
 def _checked(payload: dict[str, Any], issuer: str, now: float) -> Claims:
@@ -312,11 +311,11 @@ def _checked(payload: dict[str, Any], issuer: str, now: float) -> Claims:
 
 
 def _names_granted(datasets: Sequence[DatasetClaim], prefixes: Prefixes) -> bool:
-    """Whether every place that a dataset names is one that the token grants."""
+    """Returns True if the token grants every location that a dataset names."""
     places = [each.storage_ref for each in datasets if each.storage_ref is not None]
     granted = set(prefixes.read_prefixes)
     return all((ref.scheme == "s3") == (ref.bucket is not None) and ref.url in granted for ref in places)
 
 
 def _refused() -> Unauthenticated:
-    return Unauthenticated("The capability token does not verify.", code="bad_token")
+    return Unauthenticated("The capability token is invalid.", code="bad_token")

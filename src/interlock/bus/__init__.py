@@ -1,1 +1,4 @@
-"""The command bus: signed commands from one service to another, the rules that they pass, and what is told of them."""
+"""The command bus: signed commands between services, the rules that they pass, and the telemetry about them."""
+
+PUBLIC: tuple[str, ...] = ()
+"""Modules that other capabilities may import: none."""

@@ -1,4 +1,4 @@
-"""The queues of a service, as its own key reaches them: what is sent to it, and the telemetry of its org."""
+"""The inbox of a service: the queues of its routes, and the telemetry of its org."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from uuid import UUID
 from msgspec import Raw
 
 from interlock.access.principals import Principal
-from interlock.adapters.postgres import Database, queries
-from interlock.adapters.queue import Handle, Queue, Received
-from interlock.bus.deliveries import told
-from interlock.bus.queues import target_queue, telemetry_queue
+from interlock.bus.path.delivery import target_queue
+from interlock.bus.telemetry.events import expanded, telemetry_queue
 from interlock.errors import BadRequest, Forbidden
+from interlock.stores.postgres import Database, queries
+from interlock.tasks.queue import Handle, Queue, Received
 from interlock.wire.bus_inbox import (
     DeadSelection,
     InboxAck,
@@ -24,13 +24,13 @@ from interlock.wire.bus_inbox import (
     InboxReceive,
     InboxSettled,
 )
-from interlock.wire.queues import DeadMessage, MessageRef, QueueMessage
+from interlock.wire.tasks import DeadMessage, MessageRef, QueueMessage
 
-_sql = queries("bus_inbox")
-_telemetry_sql = queries("bus_telemetry")
+_sql = queries("bus", "inbox")
+_telemetry_sql = queries("bus", "telemetry")
 
 TELEMETRY: Final = "@telemetry"
-"""The queue that every service of an org may receive from. No route's queue can have such a name."""
+"""The telemetry queue, which every service of the org may read. No queue of a route can have this name."""
 _LARGEST: Final = 2**63
 
 
@@ -47,7 +47,7 @@ class Inbox:
         found = await self._queue.receive(
             name,
             wait_seconds=request.wait_seconds,
-            most=request.max,
+            limit=request.max,
             visibility_seconds=request.visibility_seconds,
         )
         return InboxMessages(messages=[_message(each, _body(queue, each.body)) for each in found])
@@ -64,12 +64,12 @@ class Inbox:
         name = await self._reached(queue, caller)
         return InboxSettled(settled=await self._queue.nack(name, _handles(request.items), request.delay_seconds))
 
-    # What was received too often without being settled
+    # Dead letters
 
     async def dead(self, queue: str, caller: Principal, cursor: str | None, limit: int) -> InboxDead:
         name = await self._reached(queue, caller)
         async with self._database.connection() as connection:
-            rows = await _sql.dead(connection, queue=name, after=_after(cursor), most=limit)
+            rows = await _sql.dead(connection, queue=name, after=_after(cursor), limit=limit)
         return InboxDead(
             messages=[
                 DeadMessage(
@@ -93,28 +93,30 @@ class Inbox:
     async def _of_dead(
         self, oldest: Any, named: Any, queue: str, which: DeadSelection, caller: Principal
     ) -> InboxSettled:
-        """Any: statements of the file."""
+        """Runs one of two statements, typed Any by aiosql: on the oldest messages, or on those named."""
         name = await self._reached(queue, caller)
         async with self._database.transaction() as connection:
             if which.message_ids is None:
-                rows = await oldest(connection, queue=name, most=which.limit)
+                rows = await oldest(connection, queue=name, limit=which.limit)
             else:
                 ids = [number for each in which.message_ids if (number := int(each)) < _LARGEST]
                 rows = await named(connection, queue=name, ids=ids)
         return InboxSettled(settled=len(rows))
 
     async def _reached(self, queue: str, caller: Principal) -> str:
-        """One that is another's and one that is not there are refused alike: nobody learns which queues there are."""
+        """Returns the full name of the queue. A queue of another service and a queue that does not exist give the same
+        error, which prevents probing for queues."""
         if caller.service is None:
             raise Forbidden(
-                "This key speaks for no service: make one with `service` set, and receive with it.", code="no_service"
+                "This API key belongs to no service: create a key with `service` set, and receive with it.",
+                code="no_service",
             )
         if queue == TELEMETRY:
             return telemetry_queue(caller.org_id)
         if not await self._is_its_own(caller.org_id, queue, caller.service):
             raise Forbidden(
-                f"No route to {caller.service} leads to a queue {queue[:100]!r}; a service receives from its own "
-                f"queues, and from {TELEMETRY}.",
+                f"No route to {caller.service} leads to a queue {queue[:100]!r}; a service receives only from its own "
+                f"queues and from {TELEMETRY}.",
                 code="queue_not_yours",
             )
         return target_queue(caller.org_id, queue)
@@ -125,7 +127,7 @@ class Inbox:
 
 
 def _body(queue: str, stored: str) -> Raw:
-    return told(stored) if queue == TELEMETRY else Raw(stored)
+    return expanded(stored) if queue == TELEMETRY else Raw(stored)
 
 
 def _message(found: Received, body: Raw) -> QueueMessage:

@@ -1,7 +1,7 @@
-"""What a decision about a command is made from: routes, ACLs, limits, keys and bans, as the stages see them.
+"""The inputs of a decision about a command: routes, ACLs, limits, keys and bans.
 
-A registry, a snapshot and a test all build these. Instants are seconds since 1970, since they are compared for every
-command. Everything belongs to one org: a target, like a source, is a service of the org whose credentials came.
+The registry, snapshots and tests build these. Times are seconds since 1970, since every command compares them. All
+entries belong to one org: targets and sources are services of the org whose credentials the request has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement, S
 
 
 class Kind(StrEnum):
-    """What is cached, refreshed and versioned by itself."""
+    """A part of the registry with its own version, cached and refreshed separately."""
 
     SERVICES = "services"
     KEYS = "keys"
@@ -28,30 +28,30 @@ class Kind(StrEnum):
 
 
 class Lane(NamedTuple):
-    """What limits and fairness are about: one command of one target."""
+    """A command name of a target: the unit of limits and fairness."""
 
     target: str
     name: str
 
 
 LimitKey = tuple[str, str, str]
-"""Target, name and source of a limit, each empty where it names none: which window it is."""
+"""Target, name and source of a limit, each empty if the limit names none. It identifies the window."""
 
 
 class Fairness(Struct, frozen=True, gc=False):
-    """When a source has too much of a lane. Each target decides for its own commands."""
+    """The rules by which a source dominates a lane. Each target sets them for its own commands."""
 
     dominant_share: float = 0.8
-    """Of the warm dispatches of a window; above it a source dominates. 1 turns fairness off."""
+    """Share of the warm dispatches of a window above which a source dominates. 1 turns fairness off."""
     competing_share: float = 0.1
-    """What the others must have, together, for that to matter."""
+    """Share of the commands that all other sources together must send for a ban."""
     minimum_volume: int = 20
-    """Dispatches in a window before shares mean anything."""
+    """Minimum dispatches in a window: below it, shares are not judged."""
     ban_seconds: float = 30.0
 
 
 class Route(Struct, frozen=True, gc=False):
-    """Leads to a queue of the target, or to a job: `dag` and `job`."""
+    """Leads to a queue of the target, or to the job `dag`/`job`."""
 
     target: str
     name: str
@@ -78,20 +78,20 @@ class Acl(Struct, frozen=True, gc=False):
 
 
 class Limit(Struct, frozen=True, gc=False):
-    """`rate` commands in each window of `window_seconds`; what windows left unused adds up to `burst` more."""
+    """`rate` commands in each window of `window_seconds`; unused commands of earlier windows add up to `burst` more."""
 
     target: str
-    """Empty, with `name`: of all that `source` sends."""
+    """Empty, with `name`: the limit is on everything that `source` sends."""
     name: str
     rate: int
     window_seconds: float = 1.0
     burst: int = 0
     cooldown_seconds: float = 0.0
-    """How long nothing is admitted after the limit was reached."""
+    """Seconds without admission after the limit was reached."""
     enforcement: Enforcement = Enforcement.STRICT
     source: str | None = None
-    """A service. With a target it has a quota in the lane, which only the slow stage looks at, and only for who was
-    banned."""
+    """A service. With a target, the limit is the quota of the service in the lane: only the slow stage checks it, and
+    only for banned sources."""
 
     @property
     def key(self) -> LimitKey:
@@ -101,7 +101,7 @@ class Limit(Struct, frozen=True, gc=False):
 class Service(Struct, frozen=True, gc=False):
     source: str
     dispatch_mode: DispatchMode | None = None
-    """None: the platform's."""
+    """None for the platform's mode."""
 
 
 class Key(Struct, frozen=True, gc=False):
@@ -111,17 +111,17 @@ class Key(Struct, frozen=True, gc=False):
     version_id: str
     secret: bytes
     current: bool
-    """False for the previous one, which is good until `expires_at`."""
+    """False for the previous version, which is valid until `expires_at`."""
     expires_at: float | None = None
     polled_at: float | None = None
-    """When the service last asked for its configuration."""
+    """When the service last fetched its configuration."""
 
 
 class BanKind(StrEnum):
     WARM = "warm"
-    """To the slow stage, for all dispatchers."""
+    """All dispatchers send the commands to the slow stage."""
     HARD = "hard"
-    """Refused by the shield."""
+    """The shield refuses the commands."""
 
 
 class Ban(Struct, frozen=True, gc=False):
@@ -129,7 +129,7 @@ class Ban(Struct, frozen=True, gc=False):
     kind: BanKind
     until: float
     target: str | None = None
-    """None, with `name`: on every lane."""
+    """None, with `name`, for a ban on every lane."""
     name: str | None = None
     source_share: float = 0.0
     competing_share: float = 0.0
@@ -137,7 +137,7 @@ class Ban(Struct, frozen=True, gc=False):
 
 
 class Registry(Protocol):
-    """Where caches are loaded from. A version changes with any change of that kind in that org; a kind without one is
+    """The source of the caches. Every change of a kind in an org changes its version. A kind without a version is
     loaded at each refresh."""
 
     async def versions(self, org_id: UUID) -> Mapping[Kind, int]: ...
@@ -156,7 +156,7 @@ class Registry(Protocol):
 
 
 class Gathered(Protocol):
-    """The registry of one org as it was at a moment."""
+    """The registry of one org at one point in time."""
 
     @property
     def as_of(self) -> float: ...
@@ -166,17 +166,17 @@ class Gathered(Protocol):
 
     @property
     def entries(self) -> Mapping[Kind, list[Any]]:
-        """Any: of each kind its own."""
+        """Any: each kind has a type of its own."""
 
 
 class Start(Protocol):
-    """What a dispatcher may start from instead of the registry. None: it has nothing that could be used."""
+    """An alternative to the registry for a dispatcher that starts. Returns None if it has nothing usable."""
 
     async def org(self, org_id: UUID) -> Gathered | None: ...
 
 
 class Escalation(StrEnum):
-    """Why the fast stage hands a command to the slow one."""
+    """The reason for which the fast stage escalates a command."""
 
     CACHE_MISS = "cache_miss"
     DEDUPE_REQUIRED = "dedupe_required"

@@ -1,4 +1,4 @@
-"""The `interlock` command. One file per group of commands; each loads what it works with when it runs."""
+"""The `interlock` command. One file per group of commands. Each command imports what it needs when it runs."""
 
 
 def main() -> None:

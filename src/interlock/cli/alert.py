@@ -1,4 +1,4 @@
-"""`interlock alert`: what the command bus has to say out of band, to whom, and what operations has to see to."""
+"""`interlock alert`: alerts of the command bus, their channels, and critical alerts for the operator."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from uuid import UUID
 
 import typer
 
+from interlock.cli.bus_registry import routes
 from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
@@ -14,7 +15,6 @@ from interlock.cli.conventions import (
     LimitOption,
     Output,
     OutputOption,
-    Panel,
     command,
     group,
     usage,
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from interlock.wire.bus_alerts import AlertPage, AlertSettingsList, AlertSettingsView, AlertView
     from interlock.wire.bus_health import RouteHealthPage
 
-app = group("Alerts of the command bus: what happened, and who is told.")
-health = typer.Typer()
+app = group("Alerts of the command bus, and the channels that receive them.")
 
 
 @command(app, "list", example="interlock alert list --limit 20")
@@ -51,7 +50,7 @@ def list_alerts(
 
 @command(app, "channels", example="interlock alert channels")
 def channels(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Show which events alert, and where each is told."""
+    """Show which events raise alerts, and the channels of each."""
     present(ask(folder, lambda client: client.bus.alert_channels()), output, _channels)
 
 
@@ -62,24 +61,28 @@ def channels(output: OutputOption = Output.TABLE, folder: FolderOption = None) -
     "interlock alert set snavio.route.unhealthy --nowhere",
 )
 def set_channels(
-    event: Annotated[str, typer.Argument(metavar="EVENT", help="Its name.", show_default=False)],
-    email: Annotated[list[str] | None, typer.Option(help="An address; may be repeated.", show_default=False)] = None,
+    event: Annotated[str, typer.Argument(metavar="EVENT", help="Name of the event.", show_default=False)],
+    email: Annotated[
+        list[str] | None, typer.Option(help="An e-mail address; may be repeated.", show_default=False)
+    ] = None,
     webhook: Annotated[
         list[str] | None, typer.Option(help="The name of a webhook; may be repeated.", show_default=False)
     ] = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Show it in the org's feed.")] = False,
-    nowhere: Annotated[bool, typer.Option("--nowhere", help="Tell nobody; not of what is critical.")] = False,
+    nowhere: Annotated[
+        bool, typer.Option("--nowhere", help="Send it to no channel; not allowed for critical events.")
+    ] = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Say where an event is told, in place of where it was."""
+    """Replace the channels of an event."""
     from interlock.wire.bus_alerts import AlertSettingsList, Channel, ChannelKind
 
     wanted = [Channel(kind=ChannelKind.DASHBOARD)] if dashboard else []
     wanted += [Channel(kind=ChannelKind.EMAIL, to=address) for address in email or ()]
     wanted += [Channel(kind=ChannelKind.WEBHOOK, to=name) for name in webhook or ()]
     if bool(wanted) == nowhere:
-        raise usage("Name a channel with --email, --webhook or --dashboard, or say --nowhere.")
+        raise usage("Give a channel with --email, --webhook or --dashboard, or pass --nowhere.")
     settings: AlertSettingsView = ask(folder, lambda client: client.bus.set_alert_channels(event, wanted))
     present(settings, output, lambda one: _channels(AlertSettingsList(events=[one])))
 
@@ -91,7 +94,7 @@ def unrouted(
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Show critical alerts of all orgs that no address and no webhook was told of. Needs the platform scope."""
+    """Show critical alerts of all orgs that reached no e-mail address and no webhook. Needs the platform scope."""
     from interlock.wire.bus_alerts import AlertPage
 
     async def read(client: Client) -> AlertPage:
@@ -103,15 +106,15 @@ def unrouted(
 
 @command(app, "resolve", example="interlock alert resolve 0192f0c1-7a1b-7c3d-8e4f-5a6b7c8d9e0f")
 def resolve(
-    alert_id: Annotated[UUID, typer.Argument(metavar="ALERT", help="Its id.", show_default=False)],
+    alert_id: Annotated[UUID, typer.Argument(metavar="ALERT", help="Id of the alert.", show_default=False)],
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Say that somebody has seen to an alert that operations was told of. Needs the platform scope."""
+    """Mark an alert as resolved. Needs the platform scope."""
     present(ask(folder, lambda client: client.bus.resolve_alert(alert_id)), output, _resolved)
 
 
-@command(health, "route-health", panel=Panel.OPERATION, example="interlock route-health --bad")
+@command(routes, "health", example="interlock route health --bad")
 def route_health(
     bad: Annotated[bool, typer.Option("--bad", help="Only routes that are not healthy.")] = False,
     limit: LimitOption = 100,
@@ -119,12 +122,12 @@ def route_health(
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Show how the queues of the org's routes are drained, and where commands go that no route is there for."""
+    """Show how fast the queues of the org's routes are drained, and commands for which no route exists."""
     from interlock.wire.bus_health import RouteHealthPage
 
     async def read(client: Client) -> RouteHealthPage:
         found, following = await collect(
-            lambda at, most: client.bus.route_health(at, most, only_bad=bad), lambda page: page.routes, cursor, limit
+            lambda at, size: client.bus.route_health(at, size, only_bad=bad), lambda page: page.routes, cursor, limit
         )
         return RouteHealthPage(routes=found, next_cursor=following)
 
@@ -133,7 +136,7 @@ def route_health(
 
 def _alerts(page: AlertPage) -> RenderableType:
     rows = [(a.alert_id, a.org, a.event, a.told, a.opened_at, a.last_at) for a in page.alerts]
-    return table(("alert", "org", "event", "told", "opened", "last"), rows, empty="There are no alerts.")
+    return table(("alert", "org", "event", "notified", "opened", "last"), rows, empty="There are no alerts.")
 
 
 def _resolved(alert: AlertView) -> str:
@@ -145,7 +148,7 @@ def _channels(settings: AlertSettingsList) -> RenderableType:
         (one.event, "yes" if one.critical else "no", ", ".join(f"{c.kind} {c.to}".strip() for c in one.channels) or "-")
         for one in settings.events
     ]
-    return table(("event", "critical", "told"), rows, empty="No events alert.")
+    return table(("event", "critical", "channels"), rows, empty="No event raises alerts.")
 
 
 def _health(page: RouteHealthPage) -> RenderableType:
@@ -164,4 +167,4 @@ def _health(page: RouteHealthPage) -> RenderableType:
         for r in page.routes
     ]
     columns = ("target", "name", "status", "since", "depth", "in flight", "dead", "oldest (s)", "misroutes")
-    return table(columns, rows, empty="No route has been looked at yet.")
+    return table(columns, rows, empty="No route has been checked yet.")

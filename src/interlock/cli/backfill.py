@@ -1,4 +1,4 @@
-"""`interlock backfill`: a job's scopes in a range, computed again."""
+"""`interlock backfill`: recomputes a job's scopes in a range."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.asking import confirm
 from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
@@ -19,8 +18,8 @@ from interlock.cli.conventions import (
     command,
     group,
 )
-from interlock.cli.output import present, sheet, table
-from interlock.cli.watching import watch_backfill
+from interlock.cli.output import confirm, present, sheet, table
+from interlock.cli.progress import watch_backfill
 from interlock.wire import BackfillPage, BackfillRequest, Priority, RunState
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from interlock.client import Client
     from interlock.wire import BackfillAnswer, BackfillView
 
-app = group("Backfills: a job's scopes in a range, computed again.")
+app = group("Backfills: recompute a job's scopes in a range.")
 
 RunId = Annotated[UUID, typer.Argument(help="The backfill's run.", metavar="RUN")]
 
@@ -37,22 +36,22 @@ RunId = Annotated[UUID, typer.Argument(help="The backfill's run.", metavar="RUN"
 @command(app, "start", example="interlock backfill start chain transfers 0 999999 --dry-run")
 def start(
     dag: Annotated[str, typer.Argument(help="Name of the DAG.", metavar="DAG")],
-    job: Annotated[str, typer.Argument(help="Name of its job.", metavar="JOB")],
+    job: Annotated[str, typer.Argument(help="Name of the job.", metavar="JOB")],
     first: Annotated[int, typer.Argument(help="First position of the range.", metavar="START")],
     last: Annotated[int, typer.Argument(help="Last position of the range, included.", metavar="END")],
-    priority: Annotated[Priority, typer.Option(help="bulk lets everything else go first.")] = Priority.BULK,
-    reason: Annotated[str | None, typer.Option(help="Why, for those who read it later.", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the scopes, and show the first.")] = False,
+    priority: Annotated[Priority, typer.Option(help="bulk yields to all other work.")] = Priority.BULK,
+    reason: Annotated[str | None, typer.Option(help="Reason, recorded with the backfill.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the scopes and show the first ones.")] = False,
     yes: YesOption = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Compute every scope of a job that has a position in the range again, whether it was done or not.
+    """Recompute every scope of a job that overlaps the range, whether or not it is done.
 
-    Jobs downstream follow by themselves, as after any change.
+    Downstream jobs are recomputed automatically, as after any change.
     """
     if not dry_run:
-        confirm(f"Compute {dag}/{job} again from {first} to {last}?", yes=yes)
+        confirm(f"Recompute {dag}/{job} from {first} to {last}?", yes=yes)
     request = BackfillRequest(start=first, end=last, priority=priority, reason=reason, dry_run=dry_run)
     answer = ask(folder, lambda client: client.backfills.start(dag, job, request))
     present(answer, output, _answer)
@@ -110,11 +109,11 @@ def _job(backfill: BackfillView) -> str:
 @command(app, "show", example="interlock backfill show 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b --watch")
 def show(
     run_id: RunId,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow it until its last task has ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Wait until its last task has ended.")] = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Show a backfill; with --watch, exit code 1 says that not all of its tasks completed."""
+    """Show a backfill. With --watch, exit code 1 means that some of its tasks did not complete."""
 
     async def read(client: Client) -> BackfillView:
         if watch:
@@ -138,12 +137,12 @@ def _sheet(found: BackfillView) -> RenderableType:
             ("range", f"{found.start}-{found.end}"),
             ("priority", found.priority),
             ("reason", found.reason),
-            ("asked for by", found.requested_by),
+            ("requested by", found.requested_by),
             ("state", found.state),
-            ("handed out", made),
-            ("of these", ", ".join(f"{number} {name}" for name, number in by_status if number) or None),
-            ("run is", found.run_state),
-            ("because", found.run_reason),
+            ("created", made),
+            ("tasks", ", ".join(f"{number} {name}" for name, number in by_status if number) or None),
+            ("run state", found.run_state),
+            ("reason for failure", found.run_reason),
             ("started", found.created_at),
             ("ended", found.ended_at),
         ]
@@ -152,13 +151,13 @@ def _sheet(found: BackfillView) -> RenderableType:
 
 @command(app, "pause", example="interlock backfill pause 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b")
 def pause(run_id: RunId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Hand out no more of its tasks for now; those that were handed out go on."""
+    """Create no more of its tasks for now. Existing tasks continue."""
     present(ask(folder, lambda client: client.backfills.pause(run_id)), output, _sheet)
 
 
 @command(app, "resume", example="interlock backfill resume 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b")
 def resume(run_id: RunId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Go on handing out its tasks."""
+    """Continue creating its tasks."""
     present(ask(folder, lambda client: client.backfills.resume(run_id)), output, _sheet)
 
 
@@ -166,6 +165,6 @@ def resume(run_id: RunId, output: OutputOption = Output.TABLE, folder: FolderOpt
 def cancel(
     run_id: RunId, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
 ) -> None:
-    """Hand out no more of its tasks, and cancel those that have not ended."""
+    """Create no more of its tasks, and cancel those that have not ended."""
     confirm(f"Cancel backfill {run_id}?", yes=yes)
     present(ask(folder, lambda client: client.backfills.cancel(run_id)), output, _sheet)

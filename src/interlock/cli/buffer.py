@@ -11,7 +11,7 @@ from interlock.cli.connection import ask
 from interlock.cli.conventions import FolderOption, Output, OutputOption, command, group
 from interlock.cli.output import present, sheet, table
 
-# Typer reads it from the annotation when the command is built.
+# Typer needs it at runtime, to read the annotations.
 from interlock.wire import PublishStatus
 
 if TYPE_CHECKING:
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 app = group("Published batches of buffered datasets.")
 
-PublishId = Annotated[UUID, typer.Argument(help="Id of the publish.", metavar="PUBLISH_ID")]
+PublishId = Annotated[UUID, typer.Argument(help="Id of the published batch.", metavar="PUBLISH_ID")]
 
 
 @command(app, "list", example="interlock buffer list --status Refused")
 def list_buffers(
-    status: Annotated[PublishStatus | None, typer.Option(help="Only those.", show_default=False)] = None,
-    cursor: Annotated[str | None, typer.Option(help="next_cursor of the last page.", show_default=False)] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most batches to show.")] = 100,
+    status: Annotated[
+        PublishStatus | None, typer.Option(help="Only batches with this status.", show_default=False)
+    ] = None,
+    cursor: Annotated[str | None, typer.Option(help="next_cursor of the previous page.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of batches to show.")] = 100,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
@@ -41,7 +43,7 @@ def _page(page: BufferPage) -> RenderableType:
         (one.publish_id, one.status, _name(one), one.record_count, one.batch, one.published_at, _why(one))
         for one in page.buffers
     ]
-    columns = ("publish", "status", "dataset", "records", "batch", "published", "why not")
+    columns = ("publish", "status", "dataset", "records", "batch", "published", "reason")
     return table(columns, rows, empty="No batch has been published.")
 
 
@@ -55,7 +57,7 @@ def _why(view: BufferView) -> str | None:
 
 @command(app, "show", example="interlock buffer show 0192f0c1-…")
 def show(publish_id: PublishId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Show a batch: what became of it, and which of its rows are wrong."""
+    """Show a batch: its status, and its bad rows."""
     present(ask(folder, lambda client: client.buffers.show(publish_id)), output, _view)
 
 
@@ -74,18 +76,18 @@ def _view(view: BufferView) -> RenderableType:
             ("settled", view.settled_at),
             ("batch", view.batch),
             ("redrives", view.redrives or None),
-            ("loaded by task", view.load_task),
+            ("load task", view.load_task),
             ("file deleted", view.swept_at),
-            ("why not", _why(view)),
+            ("reason", _why(view)),
         ]
     )
     if view.refusal is None or not view.refusal.rows:
         return facts
     rows = [(row.line, row.reason) for row in view.refusal.rows]
-    return Group(facts, table(("line", "what is wrong"), rows, empty=""))
+    return Group(facts, table(("line", "reason"), rows, empty=""))
 
 
 @command(app, "redrive", example="interlock buffer redrive 0192f0c1-…")
 def redrive(publish_id: PublishId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Load a batch once more that was refused or given up."""
+    """Load a batch again that was refused or abandoned."""
     present(ask(folder, lambda client: client.buffers.redrive(publish_id)), output, _view)

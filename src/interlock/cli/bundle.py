@@ -1,4 +1,4 @@
-"""`interlock bundle`: zips of user code, packed, uploaded and seen to."""
+"""`interlock bundle`: packs, uploads and manages zips of user code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from interlock.cli.asking import confirm
 from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
@@ -20,7 +19,7 @@ from interlock.cli.conventions import (
     command,
     group,
 )
-from interlock.cli.output import present, sheet, table
+from interlock.cli.output import confirm, present, sheet, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
     from interlock.client import Client
     from interlock.wire import BundlePage, BundleView
 
-app = group("Bundles: zips of your own code, which run where they can do no harm.")
+app = group("Bundles: zips of your own code, which run in a sandbox.")
 
 _HASH: Final = 12
 _MODULES_SHOWN: Final = 20
 
 BundleArgument = Annotated[
-    str, typer.Argument(metavar="BUNDLE", help="Its name, or the beginning of its sha256.", show_default=False)
+    str, typer.Argument(metavar="BUNDLE", help="Name of the bundle, or a prefix of its sha256.", show_default=False)
 ]
 
 
@@ -46,9 +45,9 @@ def pack(
         typer.Option("--out", help="File to write. Default: the folder's name with .zip", show_default=False),
     ] = None,
 ) -> None:
-    """Make a zip of a folder. The same files give the same bytes, on every machine.
+    """Pack a folder into a zip. The same files produce the same bytes on every machine.
 
-    Left out are __pycache__, .pyc files, .git and .venv. Links are refused.
+    __pycache__, .pyc files, .git and .venv are excluded. Symbolic links are refused.
     """
     from interlock.archives import digest_of
     from interlock.archives import pack as write
@@ -64,19 +63,19 @@ def pack(
     example="interlock bundle upload examples/bundles/alerts --name alerts\ninterlock bundle upload alerts.zip",
 )
 def upload(
-    source: Annotated[Path, typer.Argument(metavar="PATH", help="A zip, or a folder to be packed.", exists=True)],
+    source: Annotated[Path, typer.Argument(metavar="PATH", help="A zip file, or a folder to pack.", exists=True)],
     name: Annotated[
         str | None,
         typer.Option(
-            "--name", help="What jobs may call it by. It moves here from an older bundle.", show_default=False
+            "--name", help="Name for use in jobs. If an older bundle has it, it moves to this one.", show_default=False
         ),
     ] = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Upload user code. The same content again is the same bundle.
+    """Upload user code. Uploading the same content again returns the same bundle.
 
-    Jobs keep the bundle that a name stood for when they were deployed: deploy them again to have the new one.
+    Deployed jobs keep the bundle that the name referred to at that time. Deploy them again to use the new one.
     """
     content = _content(source)
     present(ask(folder, lambda client: client.bundles.upload(content, name=name)), output, _sheet)
@@ -89,7 +88,7 @@ def list_bundles(
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Show bundles."""
+    """Show all bundles."""
     from interlock.wire import BundlePage
 
     async def read(client: Client) -> BundlePage:
@@ -101,7 +100,7 @@ def list_bundles(
 
 @command(app, "show", example="interlock bundle show alerts")
 def show(bundle: BundleArgument, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Show a bundle, and what an entrypoint may name in it."""
+    """Show a bundle and the modules that an entrypoint can name."""
     present(ask(folder, lambda client: client.bundles.bundle(bundle)), output, _sheet)
 
 
@@ -110,7 +109,7 @@ def delete(
     bundle: BundleArgument, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
 ) -> None:
     """Delete a bundle that no job uses."""
-    confirm(f"Delete the bundle {bundle}, with all its names?", yes=yes)
+    confirm(f"Delete the bundle {bundle} and all its names?", yes=yes)
     present(ask(folder, lambda client: client.bundles.delete(bundle)), output, _sheet)
 
 
@@ -120,7 +119,7 @@ def write_runner(
 ) -> None:
     """Write the code of the AWS Lambda function that runs bundles, for the setting runner_lambda."""
     from interlock.archives import digest_of
-    from interlock.runner.package import HANDLER, write
+    from interlock.untrusted.runner.lambda_package import HANDLER, write
 
     files = write(out)
     print(f"{out}: {files} files, sha256 {digest_of(out)}, handler {HANDLER}")

@@ -1,4 +1,4 @@
-"""The way to the gateway: the environment's, else that of the `interlock up` whose folder is given."""
+"""The connection to the gateway: from the environment, or from the folder of an `interlock up`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _PATIENCE_SECONDS: Final = 2.0
-"""A gateway that is being restarted is back by then; a person should not wait longer to hear that it is not there."""
-_MOST_PER_PAGE: Final = 1_000
+"""Long enough for a gateway that restarts. A user should not wait longer to learn that it is not running."""
+_MAX_PER_PAGE: Final = 1_000
 
 
 class Page(Protocol):
@@ -27,7 +27,7 @@ P = TypeVar("P", bound=Page)
 
 
 def ask(folder: Path | None, question: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-    """Opens a client, asks, closes it."""
+    """Runs `question` with a client and closes the client."""
     return asyncio.run(_ask(folder, question))
 
 
@@ -47,10 +47,10 @@ async def collect(
     cursor: str | None,
     limit: int,
 ) -> tuple[list[Item], str | None]:
-    """Follows pages until there are `limit` items; with the cursor to go on from."""
+    """Follows pages until there are `limit` items. Returns them with the cursor of the next page."""
     found: list[Item] = []
     while True:
-        page = await read(cursor, min(limit - len(found), _MOST_PER_PAGE))
+        page = await read(cursor, min(limit - len(found), _MAX_PER_PAGE))
         found += items(page)
         cursor = page.next_cursor
         if cursor is None or len(found) >= limit:

@@ -1,4 +1,4 @@
-"""What all commands share: their options, and the example in their help."""
+"""Conventions of all commands: common options, and the example in the help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Output(StrEnum):
 
 
 class Panel(StrEnum):
-    """Headings of `interlock --help`."""
+    """The headings of `interlock --help`."""
 
     START = "Start here"
     WORK = "Work"
@@ -31,15 +31,14 @@ FolderOption = Annotated[
     Path | None,
     typer.Option(
         "--dir",
-        help="Folder of `interlock up`; its address and key are used when the environment names none. "
-        "Default: .interlock",
+        help="Folder of `interlock up`; its address and key are used if the environment sets none. Default: .interlock",
         show_default=False,
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most items to show.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Maximum number of items to show.")]
 CursorOption = Annotated[
-    str | None, typer.Option("--cursor", help="next_cursor of the last page: go on from there.", show_default=False)
+    str | None, typer.Option("--cursor", help="next_cursor of the previous page.", show_default=False)
 ]
 
 
@@ -48,16 +47,16 @@ def group(summary: str) -> typer.Typer:
 
 
 def command(app: typer.Typer, name: str, *, example: str, panel: Panel | None = None) -> Callable[[F], F]:
-    """Registers a command with an example at the end of its help."""
+    """Registers a command whose help ends with an example."""
     return app.command(name, epilog=epilog(example), rich_help_panel=panel)
 
 
 def epilog(example: str) -> str:
-    # Line breaks are doubled, since a single one is folded; a bracket would be Rich's markup.
+    # Single line breaks would be folded, so they are doubled. A bracket would be Rich markup.
     shown = example.replace("[", r"\[").replace("\n", "\n\n")
     return f"Example:\n\n{shown}"
 
 
 def usage(sentence: str) -> typer.BadParameter:
-    """An error of usage: exit code 2."""
+    """Returns a usage error: exit code 2."""
     return typer.BadParameter(sentence)

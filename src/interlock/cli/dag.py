@@ -1,4 +1,4 @@
-"""`interlock dag`: files of jobs and edges, checked and drawn without a server; deployed.py has what needs one."""
+"""`interlock dag`, without a server: validates and draws DAG files. deployed.py has the commands that need a server."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import typer
 
 from interlock.cli.connection import ask
 from interlock.cli.conventions import FolderOption, Output, OutputOption, command, group
-from interlock.cli.deployed import OperatorOption, register
+from interlock.cli.dag_deployed import OperatorOption, register
 from interlock.cli.output import print_json
 
 if TYPE_CHECKING:
     from interlock.dags.definition import Dag
+    from interlock.dags.parser import Vocabulary
     from interlock.dags.problems import Problem
-    from interlock.dags.reading import Vocabulary
 
-app = group("DAGs: files of jobs, and of what flows between them.")
+app = group("DAGs: files of jobs and the data flow between them.")
 
 
 class Format(StrEnum):
@@ -37,12 +37,12 @@ def validate(
     operator: OperatorOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Check DAG files; exit code 1 when one has a problem.
+    """Check DAG files. Exit code 1 if one has a problem.
 
-    Every problem is shown, with its line and column and what to write instead. Nothing is deployed, and no server is
-    asked: runtimes are those of these settings, and a dataset that another DAG publishes is taken on trust.
+    Every problem is shown with its line, its column and a suggestion. Nothing is deployed and no server is contacted:
+    runtimes are those of the local settings, and a dataset that another DAG publishes is assumed to exist.
     """
-    from interlock.dags.reading import examine_file
+    from interlock.dags.parser import examine_file
 
     vocabulary = _vocabulary(operator)
     findings = [(path, *examine_file(path, vocabulary)) for path in files]
@@ -50,7 +50,7 @@ def validate(
         print_json([_finding(*finding) for finding in findings])
     else:
         for path, dag, problems in findings:
-            _write("\n".join(map(str, problems)) + "\n" if dag is None else _praise(path, dag))
+            _write("\n".join(map(str, problems)) + "\n" if dag is None else _summary(path, dag))
     if any(dag is None for _, dag, _ in findings):
         raise typer.Exit(1)
 
@@ -67,7 +67,7 @@ def graph(
     format_: Annotated[
         Format | None,
         typer.Option(
-            "--format", help="text for a terminal, svg for a browser. Default: by the name of --out, else text."
+            "--format", help="text for a terminal, svg for a browser. Default: by the extension of --out, else text."
         ),
     ] = None,
     out: Annotated[
@@ -76,9 +76,9 @@ def graph(
     operator: OperatorOption = None,
     folder: FolderOption = None,
 ) -> None:
-    """Draw a DAG: its jobs, what flows between them, its sources, and what it publishes.
+    """Draw a DAG: its jobs, the data flow between them, its sources and its published datasets.
 
-    What is no file, and has neither a folder nor an ending, is the name of a deployed DAG.
+    An argument that is not a file and has neither a folder nor an extension is the name of a deployed DAG.
     """
     named = not file.exists() and not file.suffix and file.parent == Path()
     drawing = _draw(
@@ -101,21 +101,21 @@ def _deployed(name: str, folder: Path | None) -> Dag:
     return dag_of(bytes(ask(folder, lambda client: client.dags.document(name)).document))
 
 
-def _write(text: str) -> None:
-    """In UTF-8 whatever the locale says: lines and arrows, and an SVG declares no other encoding."""
+def _write(drawing_text: str) -> None:
+    """Writes UTF-8 in any locale: the drawing has lines and arrows, and an SVG declares no other encoding."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.write(drawing_text.encode())
     sys.stdout.buffer.flush()
 
 
 def _vocabulary(operators: list[str] | None) -> Vocabulary:
-    from interlock.dags.reading import Vocabulary
+    from interlock.dags.parser import Vocabulary
     from interlock.settings import load
 
     return Vocabulary.of(load(), *(operators or []))
 
 
-def _praise(path: Path, dag: Dag) -> str:
+def _summary(path: Path, dag: Dag) -> str:
     from interlock.dags.definition import content_hash
 
     jobs, published = len(dag.jobs), len(dag.publish)
@@ -124,7 +124,7 @@ def _praise(path: Path, dag: Dag) -> str:
 
 
 def _finding(path: Path, dag: Dag | None, problems: list[Problem]) -> dict[str, Any]:
-    """For programs. Any: it is JSON."""
+    """Returns a finding for programs. Any: it is JSON."""
     from interlock.dags.definition import content_hash
 
     return {
@@ -137,7 +137,7 @@ def _finding(path: Path, dag: Dag | None, problems: list[Problem]) -> dict[str, 
 
 
 def _valid(file: Path, operators: list[str] | None) -> Dag:
-    from interlock.dags.reading import examine_file
+    from interlock.dags.parser import examine_file
 
     dag, problems = examine_file(file, _vocabulary(operators))
     if dag is None:
@@ -151,17 +151,17 @@ def _format_of(out: Path | None) -> Format:
 
 
 def _draw(dag: Dag, drawn_as: Format, *, to_screen: bool) -> str:
-    from interlock.dags import svg, text
+    from interlock.dags import drawing_svg, drawing_text
 
     if drawn_as is Format.SVG:
-        return svg.draw(dag)
-    return text.draw(dag, _columns() if to_screen else text.WIDTH)
+        return drawing_svg.draw(dag)
+    return drawing_text.draw(dag, _columns() if to_screen else drawing_text.WIDTH)
 
 
 def _columns() -> int:
-    """The screen's, and 80 where there is none: a drawing in a file must not depend on who made it."""
+    """The width of the terminal, or 80 without one, so that a drawing in a file does not depend on who made it."""
     import shutil
 
-    from interlock.dags.text import WIDTH
+    from interlock.dags.drawing_text import WIDTH
 
     return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH

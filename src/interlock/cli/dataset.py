@@ -1,4 +1,4 @@
-"""`interlock dataset`: what jobs have made, of what, and what is to be made again."""
+"""`interlock dataset`: the outputs of jobs, their lineage, and their invalidation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.asking import must_ask
 from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
@@ -21,7 +20,7 @@ from interlock.cli.conventions import (
     group,
     usage,
 )
-from interlock.cli.output import cell, present, sheet, table
+from interlock.cli.output import cell, must_ask, present, sheet, table
 from interlock.wire import Direction, InvalidateRequest
 
 if TYPE_CHECKING:
@@ -41,21 +40,21 @@ if TYPE_CHECKING:
         ScopeExplanation,
     )
 
-app = group("Datasets: what the jobs of DAGs have made, and of what.")
+app = group("Datasets: the outputs of jobs, and their lineage.")
 
-Dataset = Annotated[str, typer.Argument(help="A published name, dag/job/output, or a uuid.", metavar="DATASET")]
+Dataset = Annotated[str, typer.Argument(help="A published name, dag/job/output, or a UUID.", metavar="DATASET")]
 Range = Annotated[str, typer.Argument(help="Inclusive, such as 100-199.", metavar="START-END")]
 
 
 def _segment(dataset: str) -> str:
-    """As the API has it: one segment of a path."""
+    """Converts a name to the API's form, which is one path segment."""
     return dataset.replace("/", ":")
 
 
 def _range(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(-?[0-9]{1,19})-(-?[0-9]{1,19})", text)
     if found is None:
-        raise usage(f"{text!r} is no range; write START-END, such as 100-199")
+        raise usage(f"{text!r} is not a range; write START-END, such as 100-199")
     return int(found[1]), int(found[2])
 
 
@@ -78,7 +77,7 @@ def list_datasets(
 
 def _datasets(page: DatasetPage) -> RenderableType:
     rows = [(_called(one), one.storage, one.progress, one.cursor, one.dataset_uuid) for one in page.datasets]
-    empty = "There are no datasets; `interlock dag deploy` makes those of a DAG."
+    empty = "There are no datasets; `interlock dag deploy` creates those of a DAG."
     return table(("dataset", "storage", "progress", "cursor", "uuid"), rows, empty=empty)
 
 
@@ -115,8 +114,8 @@ def _dataset(one: DatasetView) -> RenderableType:
         )
         for version in one.versions
     ]
-    columns = ("version", "state", "storage", "progress", "reaches", "partitions", "made")
-    return Group(about, "", table(columns, rows, empty="It has no version."))
+    columns = ("version", "state", "storage", "progress", "extent", "partitions", "created")
+    return Group(about, "", table(columns, rows, empty="The dataset has no version."))
 
 
 def _span(start: int | None, end: int | None) -> str | None:
@@ -131,17 +130,17 @@ def _span(start: int | None, end: int | None) -> str | None:
 def partitions(
     dataset: Dataset,
     within: Annotated[
-        str | None, typer.Option("--within", metavar="START-END", help="Only those that overlap this range.")
+        str | None, typer.Option("--within", metavar="START-END", help="Only partitions that overlap this range.")
     ] = None,
     version: Annotated[
-        UUID | None, typer.Option("--version", help="Of this version. Default: the current one.", show_default=False)
+        UUID | None, typer.Option("--version", help="Dataset version. Default: the current one.", show_default=False)
     ] = None,
     limit: LimitOption = 100,
     cursor: CursorOption = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Show the partitions of a dataset, in their order."""
+    """Show the partitions of a dataset, in order."""
     from interlock.wire import PartitionPage
 
     span = _range(within) if within is not None else None
@@ -149,8 +148,8 @@ def partitions(
     async def read(client: Client) -> PartitionPage:
         pages: list[PartitionPage] = []
 
-        async def page(place: str | None, most: int) -> PartitionPage:
-            read = await client.datasets.partition_page(_segment(dataset), place, most, version=version, within=span)
+        async def page(place: str | None, size: int) -> PartitionPage:
+            read = await client.datasets.partition_page(_segment(dataset), place, size, version=version, within=span)
             pages.append(read)
             return read
 
@@ -166,7 +165,7 @@ def _partitions(page: PartitionPage) -> RenderableType:
         for one in page.partitions
     ]
     columns = ("partition", "rows", "bytes", "committed", "location", "task")
-    return table(columns, rows, empty="There are no partitions here; of a stream, `show` has the cursor.")
+    return table(columns, rows, empty="There are no partitions here; for a stream, `show` has the cursor.")
 
 
 @command(
@@ -177,19 +176,19 @@ def _partitions(page: PartitionPage) -> RenderableType:
 def lineage(
     dataset: Dataset,
     direction: Annotated[
-        Direction, typer.Option("--direction", help="up: what it is made of. down: what is made of it.")
+        Direction, typer.Option("--direction", help="up: its inputs. down: datasets computed from it.")
     ] = Direction.BOTH,
-    depth: Annotated[int, typer.Option("--depth", min=1, max=50, help="Most jobs on the way.")] = 10,
+    depth: Annotated[int, typer.Option("--depth", min=1, max=50, help="Maximum number of jobs on a path.")] = 10,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Draw what a dataset is made of, and what is made of it, across DAGs."""
+    """Draw the datasets and jobs upstream and downstream of a dataset, across DAGs."""
     found = ask(folder, lambda client: client.datasets.lineage(_segment(dataset), direction, depth))
     present(found, output, lambda kin: _Drawing(kin).tree())
 
 
 class _Drawing:
-    """A tree of lines. What is reached by two ways is followed once."""
+    """Draws lineage as a tree. A job that is reached by two paths is expanded once."""
 
     def __init__(self, found: Lineage) -> None:
         self._found = found
@@ -205,17 +204,17 @@ class _Drawing:
         for up in (True, False):
             self._follow(root, start, up=up)
         if self._found.truncated:
-            root.add(cell("… there is more; --depth goes farther"))
+            root.add(cell("… truncated; increase --depth"))
         return root
 
     def _follow(self, branch: Tree, dataset: UUID, *, up: bool) -> None:
-        """Upstream: who writes it, and of what. Downstream: who reads it, and what that gives."""
+        """Adds the writers and their inputs upstream, or the readers and their outputs downstream."""
         near, far = ("writes", "reads") if up else ("reads", "writes")
         for edge in self._found.edges:
             job = self._jobs[edge.job_id]
             if edge.dataset_uuid != dataset or edge.kind != near or (job.depth < 0) != up:
                 continue
-            word = "made by" if up else "read by"
+            word = "written by" if up else "read by"
             again = job.job_id in self._drawn
             line = f"{word} {job.dag}/{job.job}{' (as above)' if again else ''}"
             twig = branch.add(cell(line + (f" where {edge.where}" if edge.where else "")))
@@ -240,13 +239,13 @@ class _Drawing:
 def invalidate(
     dataset: Dataset,
     scope: Range,
-    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with your name.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be made again.")] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Reason, recorded with your name.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the scopes to recompute.")] = False,
     yes: YesOption = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Have a range made again: exactly the scopes that it touches, and what follows from them downstream."""
+    """Recompute a range: exactly the scopes that overlap it, and everything downstream of them."""
     start, end = _range(scope)
 
     async def send(client: Client, dry: bool) -> Invalidated:
@@ -255,29 +254,29 @@ def invalidate(
 
     if not dry_run and must_ask(yes=yes):
         counted = ask(folder, lambda client: send(client, True))
-        typer.confirm(f"Have {counted.scopes} scopes of {dataset} made again, and all that follows?", abort=True)
+        typer.confirm(f"Recompute {counted.scopes} scopes of {dataset} and everything downstream?", abort=True)
     present(ask(folder, lambda client: send(client, dry_run)), output, _invalidated)
 
 
 def _invalidated(done: Invalidated) -> str:
     if done.dry_run:
-        return f"{done.scopes} scopes would be made again, and what follows from them."
+        return f"{done.scopes} scopes would be recomputed, and everything downstream of them."
     if not done.scopes:
-        return "Nothing in this range is there; nothing was changed."
-    return f"{done.scopes} scopes are made again, and what follows from them."
+        return "No data exists in this range; nothing was changed."
+    return f"{done.scopes} scopes are being recomputed, and everything downstream of them."
 
 
 @command(app, "explain", example="interlock dataset explain chain/transfers 1000-1999")
 def explain(
-    job: Annotated[str, typer.Argument(help="The job that is to make it: dag/job.", metavar="JOB")],
+    job: Annotated[str, typer.Argument(help="The job: dag/job.", metavar="JOB")],
     scope: Range,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Say why a job has done a scope, or has not: what is missing, who holds it back, which task it is."""
+    """Explain why a job has or has not processed a scope: missing inputs, backpressure, or its task."""
     dag, slash, name = job.partition("/")
     if not slash:
-        raise usage(f"{job!r} is no job of a DAG; write dag/job, such as chain/transfers")
+        raise usage(f"{job!r} is not a job of a DAG; write dag/job, such as chain/transfers")
     start, end = _range(scope)
     present(ask(folder, lambda client: client.datasets.explain(dag, name, start, end)), output, _explanation)
 

@@ -1,4 +1,4 @@
-"""`interlock demo`: a whole Interlock in a scratch folder, and something to watch."""
+"""`interlock demo`: a complete Interlock in a temporary folder, with a demonstration."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from interlock.cli.conventions import Panel, command, usage
 from interlock.cli.output import console
 
 if TYPE_CHECKING:
-    from interlock.supervisor.folder import Folder
-    from interlock.supervisor.run import Started, Supervisor
+    from interlock.apps.up.folder import Folder
+    from interlock.apps.up.supervisor import Started, Supervisor
 
     Play = Callable[[Supervisor, Started], Coroutine[Any, Any, bool]]
 
 app = typer.Typer()
 
 _PATIENCE_SECONDS = 30.0
-"""With a query service that is still starting."""
+"""Allows for a query service that is still starting."""
 
 
 class What(StrEnum):
@@ -44,32 +44,33 @@ class What(StrEnum):
 )
 def demo(
     what: Annotated[
-        What, typer.Argument(help="The pipeline, or the life of single tasks.", show_default=True)
+        What, typer.Argument(help="The pipeline, or the lifecycle of single tasks.", show_default=True)
     ] = What.PIPELINE,
     rpc: Annotated[
         str | None,
         typer.Option(
-            "--rpc", help="An EVM endpoint to follow instead of a development chain: its newest blocks, no reorg."
+            "--rpc",
+            help="An EVM endpoint to follow instead of a development chain: its newest blocks, without a reorg.",
         ),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Work here and leave it there. Default: a scratch folder.")
+        Path | None, typer.Option("--dir", help="Folder to use and keep. Default: a temporary folder.")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the scratch folder, to look around in.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder for inspection.")] = False,
 ) -> None:
-    """Follow a chain into token transfers, hourly volumes and alerts, through a reorg, and check the answer.
+    """Turn a chain into token transfers, hourly volumes and alerts, through a reorg, and check the result.
 
-    Transfers and volumes are made on Spark, alerts by untrusted code behind walls. `interlock demo tasks` shows single
-    tasks instead: retried, redriven, canceled, and outliving their worker. Either starts servers, gateway, dispatcher
-    and workers of its own, touches nothing else, takes less than 90 s on two cores, and ends with exit code 0 when the
-    answer is right.
+    Spark computes transfers and volumes; untrusted code in a sandbox computes alerts. `interlock demo tasks` shows
+    single tasks instead: retried, redriven, canceled, and surviving the loss of their worker. Either demo starts its
+    own servers, gateway, dispatcher and workers, touches nothing else, takes less than 90 s on two cores, and exits
+    with code 0 if the result is correct.
     """
     import asyncio
 
-    from interlock.supervisor.folder import Folder
+    from interlock.apps.up.folder import Folder
 
     if rpc is not None and (what is What.TASKS or not rpc.startswith(("http://", "https://"))):
-        raise usage("--rpc takes a URL like https://host/path, and only the pipeline follows one")
+        raise usage("--rpc takes a URL like https://host/path, and only with the pipeline")
     _forget_settings()
     with _place(folder, keep=keep or folder is not None) as path:
         state = Folder(path)
@@ -81,12 +82,12 @@ def demo(
 
 
 def _forget_settings() -> None:
-    """The demo is the same everywhere, and never meets a database that somebody's settings name."""
+    """Clears all settings: the demo is the same everywhere, and never uses a database from a user's settings."""
     for name in list(os.environ):
         if name.upper().startswith("INTERLOCK_"):
             del os.environ[name]
     os.environ["INTERLOCK_CONFIG"] = os.devnull
-    # For the processes that are started, too: a follower never ends by itself, and would be waited for.
+    # Also for child processes: a follower never ends by itself, so a drain would wait for the full timeout.
     os.environ["INTERLOCK_DRAIN_SECONDS"] = "1"
 
 
@@ -97,7 +98,7 @@ def _place(folder: Path | None, *, keep: bool) -> Iterator[Path]:
         yield path
     finally:
         if keep:
-            console().print(f"\nAll of it is in {path}: `interlock up --dir {path}` goes on from there.")
+            console().print(f"\nEverything is in {path}: `interlock up --dir {path}` continues from there.")
         else:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -110,7 +111,7 @@ async def _perform(folder: Folder, what: What, rpc: str | None) -> bool:
 
 
 async def _tasks(supervisor: Supervisor, started: Started) -> bool:
-    from interlock.cli.demo_tasks import Stage, play
+    from interlock.cli.demos.tasks import Stage, play
     from interlock.client import Client
 
     async with Client(started.gateway, started.admin_key) as client:
@@ -119,18 +120,18 @@ async def _tasks(supervisor: Supervisor, started: Started) -> bool:
 
 @contextlib.asynccontextmanager
 async def _chain(rpc: str | None) -> AsyncIterator[Play]:
-    from interlock.cli.demo_alerts import AlertWatch
-    from interlock.cli.demo_chain import BLOCKS, development_chain, foreign_chain
-    from interlock.cli.demo_command import Office
-    from interlock.cli.demo_pipeline import SPAN, Play, play
+    from interlock.cli.demos.alerts import AlertWatch
+    from interlock.cli.demos.bus_command import Office
+    from interlock.cli.demos.chain import BLOCKS, development_chain, foreign_chain
+    from interlock.cli.demos.pipeline import SPAN, Play, play
     from interlock.client import Client, QueryClient
 
     async with development_chain() if rpc is None else foreign_chain(rpc) as chain:
-        # Chains on this machine or in its network are reached by name only: see outbound_allow.
+        # Chains on this machine or in its network can be reached only if outbound_allow names them.
         os.environ["INTERLOCK_OUTBOUND_ALLOW"] = json.dumps([chain.place])
 
         async def perform(_: Supervisor, started: Started) -> bool:
-            # From a multiple of all ranges on, with as many blocks as the development chain has.
+            # Starts at a multiple of all range sizes, with as many blocks as the development chain has.
             first = 0 if rpc is None else max(await chain.head() - BLOCKS, 0) // SPAN * SPAN
             async with (
                 Client(started.gateway, started.admin_key) as client,
@@ -143,11 +144,11 @@ async def _chain(rpc: str | None) -> AsyncIterator[Play]:
 
 
 async def _on_stage(folder: Folder, workers: tuple[str, ...], play: Play) -> bool:
-    """Starts everything, plays, and puts everything away, whatever happens in between."""
-    from interlock.cli.demo_examples import example
+    """Starts everything, runs the demo, and stops everything, whatever happens in between."""
+    from interlock.apps.up.supervisor import Plan, Supervisor
+    from interlock.cli.demos.chain import example
+    from interlock.processes.interrupts import Interrupted, Interrupts
     from interlock.settings import load
-    from interlock.supervisor.interrupts import Interrupted, Interrupts
-    from interlock.supervisor.run import Plan, Supervisor
 
     interrupts = Interrupts()
     interrupts.listen()
@@ -163,16 +164,16 @@ async def _on_stage(folder: Folder, workers: tuple[str, ...], play: Play) -> boo
             console().print(f"Interlock is up after {time.monotonic() - begun:.1f} s, at {started.gateway}.")
             return await interrupts.unless_asked(play(supervisor, started))
         except Interrupted:
-            console().print("Stopped before its end.")
+            console().print("Interrupted.")
             return False
         finally:
-            with console().status("Putting everything away …"):
+            with console().status("Stopping …"):
                 await supervisor.stop(interrupts.hurry)
 
 
 @contextlib.contextmanager
 def _logged(folder: Folder) -> Iterator[int]:
-    """Logs go to files alone: the stage is for the play."""
+    """Sends logs to files only: the terminal shows the demo."""
     import logging
 
     from interlock.telemetry import configure
@@ -187,14 +188,14 @@ def _logged(folder: Folder) -> Iterator[int]:
 def _what_next(what: What) -> None:
     console().print("\n[bold]What to try next[/]")
     lines = [
-        ("interlock up", "the same, to stay"),
-        ("interlock devchain", "the chain; then `interlock dag deploy examples/dags/tokens.yaml`"),
-        ("interlock dataset show volumes", "what is in a dataset; `lineage` draws where it comes from"),
-        ('interlock sql "select * from volumes"', "ask it; tables and files alike"),
-        ("interlock route-health", "the command bus: services, routes, keys are in docs/bus.md"),
-        ("interlock operator new my_operator", "an operator of your own on Spark, with its test"),
+        ("interlock up", "a permanent installation"),
+        ("interlock devchain", "a chain; then `interlock dag deploy examples/dags/tokens.yaml`"),
+        ("interlock dataset show volumes", "the contents of a dataset; `lineage` draws its origin"),
+        ('interlock sql "select * from volumes"', "query tables and files alike"),
+        ("interlock route health", "the command bus; see docs/bus.md for services, routes and keys"),
+        ("interlock operator new my_operator", "your own Spark operator, with a test"),
         ("interlock demo tasks" if what is What.PIPELINE else "interlock demo", "the other demo"),
-        ("interlock doctor", "what this machine has, and lacks"),
+        ("interlock doctor", "what this machine has and lacks"),
     ]
     for line, about in lines:
         console().print(f"  {line:<39}{about}", markup=False)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from interlock.cli.conventions import Output, OutputOption, Panel, command, usage
-from interlock.cli.processes import Parent, join
+from interlock.cli.serve import Parent, join
 
 if TYPE_CHECKING:
-    from interlock.devchain.chain import Chain
-    from interlock.devchain.methods import Serving
-    from interlock.devchain.rpc import Limits
+    from interlock.dev.chain.chain import Chain
+    from interlock.dev.chain.methods import Serving
+    from interlock.dev.chain.rpc import Limits
 
 app = typer.Typer()
 
@@ -30,42 +30,50 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s]+):(\d{1,5})")
     example="interlock devchain\ninterlock devchain --listen 127.0.0.1:0 --seed 42 --manual --output json",
 )
 def devchain(
-    listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = "127.0.0.1:8545",
-    seed: Annotated[int, typer.Option(help="Everything follows from it: same seed, same chain.")] = 7,
+    listen: Annotated[str, typer.Option(help="host:port; port 0 selects a free port.")] = "127.0.0.1:8545",
+    seed: Annotated[int, typer.Option(help="Determines the whole chain: same seed, same chain.")] = 7,
     block_seconds: Annotated[
-        float, typer.Option(min=0.001, max=86_400, help="Time between blocks. Chain time goes on by 12 s a block.")
+        float,
+        typer.Option(min=0.001, max=86_400, help="Seconds between blocks. Chain time advances by 12 s per block."),
     ] = 1.0,
-    transactions: Annotated[int, typer.Option(min=0, max=2_000, help="Mean number in a block.")] = 40,
+    transactions: Annotated[int, typer.Option(min=0, max=2_000, help="Mean number per block.")] = 40,
     reorg_every: Annotated[
         int, typer.Option(min=0, max=1_000_000, help="Mean number of blocks between reorgs; 0 for none.")
     ] = 50,
-    max_depth: Annotated[int, typer.Option(min=1, max=1_000, help="Most blocks that one of them replaces.")] = 6,
+    max_depth: Annotated[
+        int, typer.Option(min=1, max=1_000, help="Maximum number of blocks that a reorg replaces.")
+    ] = 6,
     finality: Annotated[
-        int, typer.Option(min=1, max=1_000, help="Blocks this far under the head are final: no reorg reaches them.")
+        int,
+        typer.Option(min=1, max=1_000, help="Number of blocks after which a block is final and no reorg replaces it."),
     ] = 32,
-    blocks: Annotated[int, typer.Option(min=0, max=1_000_000, help="Blocks that are there from the start.")] = 1_000,
-    chain_id: Annotated[int, typer.Option(min=1, max=2**53 - 1, help="What eth_chainId says.")] = 31_337,
-    manual: Annotated[bool, typer.Option("--manual", help="Mine only when dev_mine asks for it.")] = False,
-    forget: Annotated[
-        bool, typer.Option("--forget-abandoned", help="Do not serve replaced blocks by their hash either.")
-    ] = False,
-    max_log_range: Annotated[int, typer.Option(min=1, max=100_000, help="Blocks in one eth_getLogs.")] = 1_000,
-    max_log_results: Annotated[int, typer.Option(min=1, max=1_000_000, help="Logs in one eth_getLogs.")] = 10_000,
-    max_batch: Annotated[int, typer.Option(min=1, max=10_000, help="Calls in one batch.")] = 1_000,
+    blocks: Annotated[int, typer.Option(min=0, max=1_000_000, help="Number of blocks at the start.")] = 1_000,
+    chain_id: Annotated[int, typer.Option(min=1, max=2**53 - 1, help="Result of eth_chainId.")] = 31_337,
+    manual: Annotated[bool, typer.Option("--manual", help="Mine only on dev_mine.")] = False,
+    forget: Annotated[bool, typer.Option("--forget-abandoned", help="Do not serve replaced blocks by hash.")] = False,
+    max_log_range: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Maximum number of blocks in one eth_getLogs.")
+    ] = 1_000,
+    max_log_results: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Maximum number of logs in one eth_getLogs.")
+    ] = 10_000,
+    max_batch: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of calls in one batch.")] = 1_000,
     output: OutputOption = Output.TABLE,
     parent: Parent = None,
 ) -> None:
-    """Serve a development chain: Ethereum's JSON-RPC, with blocks, ERC-20 transfers and reorgs that follow from a seed.
+    """Serve a development chain: Ethereum's JSON-RPC, with blocks, ERC-20 transfers and reorgs derived from a seed.
 
-    It keeps nothing on disk and asks for no key. One line says when it is ready; SIGTERM or Ctrl-C ends it.
+    It stores nothing on disk and needs no key. It prints one line when it is ready; SIGTERM or Ctrl-C stops it.
     """
     join(parent)
-    from interlock.devchain.chain import Chain, Shape
-    from interlock.devchain.methods import Serving
-    from interlock.devchain.rpc import Limits
+    from interlock.dev.chain.chain import Chain, Shape
+    from interlock.dev.chain.methods import Serving
+    from interlock.dev.chain.rpc import Limits
 
     if max_depth > finality:
-        raise usage(f"--max-depth {max_depth} would reach final blocks; give at most --finality, which is {finality}")
+        raise usage(
+            f"--max-depth {max_depth} would replace final blocks; it must be at most --finality, which is {finality}"
+        )
     shape = Shape(seed, chain_id, transactions, reorg_every, max_depth, finality)
     listener = _listening(listen)
     chain = Chain(shape, blocks=blocks)
@@ -74,7 +82,7 @@ def devchain(
 
 
 def _listening(address: str) -> socket.socket:
-    from interlock.api.listener import bind
+    from interlock.http.listener import bind
 
     parts = _ADDRESS.fullmatch(address)
     if parts is None or int(parts[2]) > 65_535:
@@ -87,7 +95,7 @@ def _serve(
 ) -> None:
     import uvloop
 
-    from interlock.devchain.server import serve
+    from interlock.dev.chain.server import serve
     from interlock.telemetry import configure
 
     configure("warning", process="devchain")
@@ -109,5 +117,5 @@ def _line(chain: Chain, url: str, seconds: float, output: Output) -> str:
         head = {"number": chain.head.number, "hash": chain.head.hash}
         ready = {"url": url, "chain_id": chain.shape.chain_id, "seed": chain.shape.seed, "head": head}
         return msgspec.json.encode(ready | {"block_seconds": seconds}).decode()
-    pace = f"a block every {seconds:g} s" if seconds else "blocks when dev_mine asks"
+    pace = f"a block every {seconds:g} s" if seconds else "blocks on dev_mine"
     return f"{url}  chain {chain.shape.chain_id}  head {chain.head.number} ({chain.head.hash[:10]}…)  {pace}"

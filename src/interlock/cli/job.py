@@ -1,4 +1,4 @@
-"""`interlock job`: submit tasks, and see what became of them."""
+"""`interlock job`: submits tasks and shows jobs and their runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from interlock.cli.conventions import (
     usage,
 )
 from interlock.cli.output import present, sheet, table
+from interlock.cli.progress import uploaded
 from interlock.cli.run import follow, run_rows
-from interlock.cli.uploading import uploaded
 from interlock.wire import JobPage, ListFormat, Priority, RunPage
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ JobName = Annotated[str, typer.Argument(help="A job's id or name.", metavar="JOB
 def submit(
     operator: Annotated[
         str | None,
-        typer.Option(help="Name of an operator, or module:function. A named job that exists needs none."),
+        typer.Option(help="Name of an operator, or module:function. Not needed for an existing named job."),
     ] = None,
     task: Annotated[list[str] | None, typer.Option("--task", help="A payload, as JSON; repeatable.")] = None,
     tasks: Annotated[
@@ -56,62 +56,72 @@ def submit(
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file", exists=True, dir_okay=False, help="A list of any length, which is uploaded; may be gzip or zstd."
+            "--file", exists=True, dir_okay=False, help="A list of any length to upload; may be gzip or zstd."
         ),
     ] = None,
     form: Annotated[
         ListFormat | None,
-        typer.Option("--format", help="Of --file. Default: by its name, or jsonl.", show_default=False),
+        typer.Option("--format", help="Format of --file. Default: by its extension, or jsonl.", show_default=False),
     ] = None,
     open_run: Annotated[
-        bool, typer.Option("--open", help="Take more tasks later: see `interlock job add` and `close`.")
+        bool, typer.Option("--open", help="Allow more tasks later: see `interlock job add` and `close`.")
     ] = False,
     config: Annotated[str | None, typer.Option(help="Config of the operator, as a JSON object, or @FILE.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job: it may be submitted to again.")] = None,
-    runtime: Annotated[str | None, typer.Option(help="Where it runs. Default: platform")] = None,
-    priority: Annotated[Priority, typer.Option(help="normal goes before bulk.")] = Priority.NORMAL,
+    name: Annotated[str | None, typer.Option(help="Name of the job, for repeated submissions.")] = None,
+    runtime: Annotated[str | None, typer.Option(help="Runtime of the job. Default: platform")] = None,
+    priority: Annotated[Priority, typer.Option(help="normal runs before bulk.")] = Priority.NORMAL,
     max_attempts: Annotated[int | None, typer.Option(min=1, max=1000, help="Attempts per task. Default: 3")] = None,
     backoff: Annotated[
-        float | None, typer.Option("--backoff-seconds", min=0, help="Before the first retry. Default: 1")
+        float | None, typer.Option("--backoff-seconds", min=0, help="Delay before the first retry. Default: 1")
     ] = None,
     lease: Annotated[
-        float | None, typer.Option("--lease-seconds", help="How long a silent worker keeps a task. Default: runtime's")
+        float | None,
+        typer.Option("--lease-seconds", help="How long a worker keeps a task without heartbeats. Default: runtime's"),
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option("--timeout-seconds", help="Longest time of an attempt. Default: runtime's")
+        float | None, typer.Option("--timeout-seconds", help="Maximum duration of an attempt. Default: runtime's")
     ] = None,
     non_retryable: Annotated[
-        list[str] | None, typer.Option(help="Error class that is not worth another attempt; repeatable.")
+        list[str] | None, typer.Option(help="Error class that is not retried; repeatable.")
     ] = None,
-    max_concurrency: Annotated[int | None, typer.Option(min=1, help="Most tasks of the job at once.")] = None,
-    run_concurrency: Annotated[int | None, typer.Option(min=1, help="Most tasks of this run at once.")] = None,
+    max_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of running tasks of the job.")
+    ] = None,
+    run_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of running tasks of this run.")
+    ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate-per-second", help="Most tasks of one --rate-key that begin in a second.")
+        float | None,
+        typer.Option("--rate-per-second", help="Maximum number of tasks per --rate-key that start per second."),
     ] = None,
     rate_key: Annotated[
-        str | None, typer.Option(help="Of --rate-per-second: host, that of the payload's url, or a JSON pointer.")
+        str | None, typer.Option(help="Key for --rate-per-second: host (of the payload's url), or a JSON pointer.")
     ] = None,
     tolerated: Annotated[
         float | None,
-        typer.Option("--tolerated-failure-share", help="Of the tasks that may fail for good before the run does."),
+        typer.Option(
+            "--tolerated-failure-share", help="Share of tasks that may fail permanently before the run fails."
+        ),
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option("--deadline-seconds", help="When the run is given up, from now on.")
+        float | None, typer.Option("--deadline-seconds", help="Seconds from now after which the run fails.")
     ] = None,
     retention: Annotated[
         float | None,
         typer.Option("--retention-days", help="How long the ended run is kept. Default: the setting, 14"),
     ] = None,
     dedupe_by: Annotated[
-        str | None, typer.Option(help="JSON pointer into the payload, such as /id: equal ones are one task.")
+        str | None, typer.Option(help="JSON pointer into the payload, such as /id: equal values are one task.")
     ] = None,
-    update: Annotated[bool, typer.Option("--update", help="Change the named job to these options.")] = False,
-    idempotency_key: Annotated[str | None, typer.Option(help="The same key submits nothing twice.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay until the run has ended.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Update the named job to these options.")] = False,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="Submitting again with the same key has no effect.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Wait until the run has ended.")] = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Submit tasks to an operator, all or none. With --watch, exit code 1 says that some did not complete."""
+    """Submit tasks to an operator, all or none. With --watch, exit code 1 means that some did not complete."""
     policy = {
         "max_attempts": max_attempts,
         "backoff_seconds": backoff,
@@ -135,7 +145,7 @@ def submit(
         open=open_run or None,
     )
     if file is not None and (request.tasks or open_run):
-        raise usage("--file goes with neither --task, --tasks nor --open")
+        raise usage("--file cannot be combined with --task, --tasks or --open")
 
     async def work(client: Client) -> None:
         whole = request if file is None else await uploaded(client, request, file, form, quiet=output is Output.JSON)
@@ -152,7 +162,7 @@ def _limits(
     concurrency: int | None, rate: float | None, key: str | None, tolerated: float | None, deadline: float | None
 ) -> dict[str, Any]:
     if (rate is None) != (key is None):
-        raise usage("--rate-per-second and --rate-key go together")
+        raise usage("--rate-per-second and --rate-key must be given together")
     given = {
         "max_concurrency": concurrency,
         "rate": None if rate is None else {"key": key, "per_second": rate},
@@ -163,7 +173,7 @@ def _limits(
 
 
 def _request(*, tasks: list[Raw], policy: dict[str, Any], **options: Any) -> JobRequest:
-    """Built by decoding, so that a value out of bounds is refused here, in the words of the wire."""
+    """Builds the request by decoding it, so that an invalid value is refused here, with the wire format's error."""
     import msgspec
 
     from interlock.wire import JobRequest
@@ -223,7 +233,7 @@ def accepted_sheet(accepted: JobAccepted) -> RenderableType:
             ("run", accepted.run_id),
             ("state", accepted.state),
             ("tasks", accepted.total),
-            ("known already", accepted.deduplicated or None),
+            ("duplicates", accepted.deduplicated or None),
             ("try", f"interlock run watch {accepted.run_id}"),
         ]
     )
@@ -283,7 +293,7 @@ def _jobs(page: JobPage) -> RenderableType:
         for job in page.jobs
     ]
     columns = ("job", "name", "operator", "runtime", "newest run", "tasks", "created")
-    return table(columns, rows, empty="There are no jobs; `interlock job submit` makes one.")
+    return table(columns, rows, empty="There are no jobs; `interlock job submit` creates one.")
 
 
 @command(app, "runs", example="interlock job runs nightly")
@@ -298,7 +308,7 @@ def runs(
 
     async def work(client: Client) -> RunPage:
         found, following = await collect(
-            lambda at, most: client.run_page(job, at, most), lambda page: page.runs, cursor, limit
+            lambda at, size: client.run_page(job, at, size), lambda page: page.runs, cursor, limit
         )
         return RunPage(runs=found, next_cursor=following)
 

@@ -1,4 +1,4 @@
-"""`interlock job`, as a whole: hold it, let it go on, stop it, forget it."""
+"""`interlock job`: pauses, resumes, reruns, cancels and deletes jobs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interlock.cli import job_open
-from interlock.cli.asking import confirm
 from interlock.cli.connection import ask
 from interlock.cli.conventions import FolderOption, Output, OutputOption, YesOption, command
 from interlock.cli.job import JobName, accepted_sheet, job_sheet
 from interlock.cli.job_results import RunOfJob
-from interlock.cli.output import present
+from interlock.cli.output import confirm, present
 from interlock.cli.run import follow
 from interlock.wire import RerunRequest
 
@@ -24,13 +23,13 @@ app = job_open.app
 
 @command(app, "pause", example="interlock job pause nightly")
 def pause(job: JobName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Pause the runs of a job: what runs goes on, nothing else begins."""
+    """Pause the runs of a job. Running tasks continue; no others start."""
     present(ask(folder, lambda client: client.pause_job(job)), output, job_sheet)
 
 
 @command(app, "resume", example="interlock job resume nightly")
 def resume(job: JobName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Let the paused runs of a job go on."""
+    """Resume the paused runs of a job."""
     present(ask(folder, lambda client: client.resume_job(job)), output, job_sheet)
 
 
@@ -43,18 +42,18 @@ def resume(job: JobName, output: OutputOption = Output.TABLE, folder: FolderOpti
 def rerun(
     job: JobName,
     run: RunOfJob = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only tasks that failed for good.")] = False,
-    canceled: Annotated[bool, typer.Option("--canceled", help="Only tasks that were canceled.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only tasks that failed permanently.")] = False,
+    canceled: Annotated[bool, typer.Option("--canceled", help="Only canceled tasks.")] = False,
     error_class: Annotated[
-        str | None, typer.Option(help="Only tasks whose last attempt failed with this.", show_default=False)
+        str | None, typer.Option(help="Only tasks whose last attempt failed with this error class.", show_default=False)
     ] = None,
-    first: Annotated[int, typer.Option(min=0, help="From this index on.")] = 0,
-    last: Annotated[int | None, typer.Option(min=0, help="Up to this index.", show_default=False)] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay until the new run has ended.")] = False,
+    first: Annotated[int, typer.Option(min=0, help="First index.")] = 0,
+    last: Annotated[int | None, typer.Option(min=0, help="Last index, inclusive.", show_default=False)] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Wait until the new run has ended.")] = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Run tasks of a run once more, as a new run: all of them, or those behind a filter."""
+    """Run tasks of a run again, as a new run: all of them, or those that match the filters."""
     statuses: list[Any] = [name for name, wanted in (("Failed", failed), ("Canceled", canceled)) if wanted]
     if error_class is not None and not statuses:
         statuses = ["Failed"]
@@ -83,7 +82,9 @@ def cancel(
 def delete(
     job: JobName, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
 ) -> None:
-    """Delete a job with its runs, tasks and results, whatever state they are in."""
+    """Delete a job with its runs, tasks and results, in whatever state they are."""
     confirm(f"Delete job {job} with all its runs, tasks and results?", yes=yes)
     gone = ask(folder, lambda client: client.delete_job(job))
-    present(gone, output, lambda job: f"Job {job.job_id} is deleted; what is left of it goes in the background.")
+    present(
+        gone, output, lambda job: f"Job {job.job_id} is deleted; the rest of its data is removed in the background."
+    )

@@ -1,4 +1,4 @@
-"""`interlock job export`: all of a run as files, made on Spark, downloaded and checked."""
+"""`interlock job export`: exports a run as files on Spark, downloads them and verifies them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _AT_ONCE: Final = 4
 )
 def export(
     job: JobName,
-    form: Annotated[ExportFormat, typer.Option("--format", help="Of the files.")] = ExportFormat.PARQUET,
+    form: Annotated[ExportFormat, typer.Option("--format", help="Format of the files.")] = ExportFormat.PARQUET,
     to: Annotated[
         Path | None,
-        typer.Option(help="Download to this folder. Default: only say where the files are", show_default=False),
+        typer.Option(help="Download to this folder. Default: only print the location", show_default=False),
     ] = None,
     run: RunOfJob = None,
     output: OutputOption = Output.TABLE,
@@ -52,11 +52,11 @@ def export(
 ) -> None:
     """Export all tasks of a run that has ended, with payloads, outcomes and results. Needs a Spark worker."""
     if to is not None and to.exists() and any(to.iterdir()):
-        raise usage(f"{to} is not empty: name a folder that is, or a new one")
+        raise usage(f"{to} is not empty: choose an empty or a new folder")
 
     async def work(client: Client) -> ExportView:
         started = await client.results.start_export(job, ExportRequest(format=form, run=run))
-        view = await client.results.wait_export(job, started.export_id, None if output is Output.JSON else _told())
+        view = await client.results.wait_export(job, started.export_id, None if output is Output.JSON else _progress())
         if to is not None and view.state is ExportState.COMPLETED:
             await _download(client, job, view, to)
         return view
@@ -67,14 +67,14 @@ def export(
         raise typer.Exit(1)
 
 
-def _told() -> Callable[[ExportView], None]:
-    """A line when the state changes."""
-    said = ""
+def _progress() -> Callable[[ExportView], None]:
+    """Prints a line when the state changes."""
+    shown = ""
 
     def show(view: ExportView) -> None:
-        nonlocal said
-        if view.state != said:
-            said = view.state
+        nonlocal shown
+        if view.state != shown:
+            shown = view.state
             console().print(f"export {str(view.export_id)[:8]}: {view.state}, {view.staged} of {view.of} rows staged")
 
     return show
@@ -90,20 +90,20 @@ async def _download(client: Client, job: str, view: ExportView, to: Path) -> Non
 
     parts = [part async for part in client.results.export_parts(job, view.export_id)]
     await asyncio.gather(*(one(part) for part in parts))
-    # Last: where there is a manifest, all that it names is there.
+    # The manifest comes last: if it exists, all its files exist.
     await asyncio.to_thread(_fetch, view.manifest_url or "", to / "manifest.json", None)
 
 
 def _fetch(url: str, path: Path, sha256: str | None) -> None:
-    """By a signed URL, which our gateway or the bucket's server has given."""
+    """Downloads from a signed URL of the gateway or of the object store."""
     if not url.startswith(("http://", "https://")):
-        raise Unavailable(f"{path.name} has no address to be fetched from; ask for the export again.")
-    with urlopen(url, timeout=60) as reply, path.open("wb") as file:  # noqa: S310 - of the two schemes above
+        raise Unavailable(f"{path.name} has no download URL; request the export again.")
+    with urlopen(url, timeout=60) as reply, path.open("wb") as file:  # noqa: S310 - one of the two schemes above
         shutil.copyfileobj(reply, file)
     if sha256 is not None:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                raise Unavailable(f"{path} is not what the manifest says; download it again.")
+                raise Unavailable(f"{path} does not match the manifest; download it again.")
 
 
 def _export(view: ExportView) -> RenderableType:

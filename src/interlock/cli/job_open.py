@@ -1,4 +1,4 @@
-"""`interlock job`, while a run is open: add tasks to it, and say that there are no more."""
+"""`interlock job`, for open runs: adds tasks and closes the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add(
     tasks: Annotated[
         str | None, typer.Option("--tasks", help="File with one JSON payload per line; - for stdin.", metavar="FILE")
     ] = None,
-    idempotency_key: Annotated[str | None, typer.Option(help="The same key adds nothing twice.")] = None,
+    idempotency_key: Annotated[str | None, typer.Option(help="Adding again with the same key has no effect.")] = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
@@ -49,5 +49,5 @@ def _added(added: TasksAdded) -> RenderableType:
 
 @command(app, "close", example="interlock job close found")
 def close(job: JobName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Say that a run gets no more tasks: it ends with its last one."""
+    """Close a run: it gets no more tasks and ends with its last one."""
     present(ask(folder, lambda client: client.lists.close(job)), output, run_sheet)

@@ -1,4 +1,4 @@
-"""`interlock job`, once it runs: watch it, see its tasks, get what came out."""
+"""`interlock job`: watches runs, and shows their tasks, results and receipts."""
 
 from __future__ import annotations
 
@@ -30,16 +30,19 @@ if TYPE_CHECKING:
 app = jobs.app
 
 RunOfJob = Annotated[
-    UUID | None, typer.Option("--run", help="A run of the job. Default: its newest one", show_default=False)
+    UUID | None, typer.Option("--run", help="A run of the job. Default: the newest one", show_default=False)
 ]
 FileOption = Annotated[
-    Path | None, typer.Option("--file", help="Write to this file instead of the screen.", show_default=False)
+    Path | None, typer.Option("--file", help="Write to this file instead of the terminal.", show_default=False)
 ]
 
 
 @command(app, "watch", example="interlock job watch nightly")
 def watch(job: JobName, run: RunOfJob = None, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Watch a run until it has ended: done, failed, rate, time left. Exit code 1 says that not all tasks completed."""
+    """Watch a run until it has ended: done, failed, rate, time left.
+
+    Exit code 1 means that some tasks did not complete.
+    """
 
     async def work(client: Client) -> None:
         await follow(client, await run_of(client, job, run), output)
@@ -48,12 +51,12 @@ def watch(job: JobName, run: RunOfJob = None, output: OutputOption = Output.TABL
 
 
 async def run_of(client: Client, job: str, run: UUID | None) -> UUID:
-    """The run that is named, or the job's newest."""
+    """Returns the given run, or the job's newest one."""
     if run is not None:
         return run
     found = (await client.job(job)).run
     if found is None:
-        raise usage(f"Job {job} has no run; `interlock job submit` makes one")
+        raise usage(f"Job {job} has no run; `interlock job submit` creates one")
     return found.run_id
 
 
@@ -66,18 +69,18 @@ def tasks(
     job: JobName,
     run: RunOfJob = None,
     status: StatusOption = None,
-    index: Annotated[int | None, typer.Option(min=0, help="One task, by its place in the list.")] = None,
+    index: Annotated[int | None, typer.Option(min=0, help="One task, by its index in the list.")] = None,
     limit: LimitOption = 50,
     cursor: CursorOption = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Show the tasks of a run; one of them, by its index, with its result and a URL of that."""
+    """Show the tasks of a run, or one task by its index, with its result and a URL for it."""
 
     async def page(client: Client) -> TaskPage:
         which = await run_of(client, job, run)
         found, following = await collect(
-            lambda at, most: client.task_page(at, most, run=which, status=status),
+            lambda at, size: client.task_page(at, size, run=which, status=status),
             lambda page: page.tasks,
             cursor,
             limit,
@@ -163,7 +166,7 @@ def receipt(
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Get the signed receipt of a run that has ended: what became of every task."""
+    """Get the signed receipt of a run that has ended: the outcome of every task."""
     import msgspec
 
     found = ask(folder, lambda client: client.results.receipt(job, run=run))
@@ -178,7 +181,7 @@ def receipt(
 def _receipt(reply: ReceiptReply) -> RenderableType:
     receipt = reply.receipt
     if receipt is None or reply.key is None:
-        return "The receipt is being made."
+        return "The receipt is being created."
     return sheet(
         [
             ("run", receipt.run_id),

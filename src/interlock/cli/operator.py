@@ -1,4 +1,4 @@
-"""`interlock operator`: what jobs can name, and the beginning of one of your own."""
+"""`interlock operator`: lists built-in operators and creates a template for a new one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 app = group("Operators: the code of jobs.")
 
 _OPERATOR = '''\
-"""{name}: say here what it makes of what."""
+"""{name}: describe here what it computes, and from what."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame, functions
 
-from interlock.pipeline import TaskContext, operator
+from interlock.spark import TaskContext, operator
 
 ROWS = "block_number bigint not null, name string"
 NAMES = "block_number bigint not null, names bigint not null"
@@ -31,17 +31,17 @@ NAMES = "block_number bigint not null, names bigint not null"
 
 @operator(inputs={{"rows": ROWS}}, output=NAMES)
 def {name}(rows: DataFrame, ctx: TaskContext) -> DataFrame:
-    """How many different names each block has."""
+    """Counts the distinct names in each block."""
     return rows.groupBy("block_number").agg(functions.countDistinct("name").alias("names"))
 '''
 _TEST = '''\
-"""What {name} does, on a small Spark in this process."""
+"""Tests {name} on a small Spark in this process."""
 
 from __future__ import annotations
 
 from {name} import {name}
 
-from interlock.pipeline.testing import run
+from interlock.spark.testing import run
 
 
 def test_names_are_counted_once_per_block() -> None:
@@ -56,30 +56,30 @@ def test_names_are_counted_once_per_block() -> None:
     assert counted == {{1: 1, 2: 0}}
 '''
 _NEXT = """\
-{operator}: the operator. Change what it declares and what it does.
+{operator}: the operator. Edit its schemas and its code.
 {test}: its test. Run it with
   python -m pytest {test}
-A job of a DAG names it, where the worker can import it:
+If the worker can import it, use it in a DAG like this:
   {{ name: {name}, runtime: spark, operator: "{name}:{name}", inputs: […], outputs: [{name}] }}"""
 
 
 @command(app, "new", example="interlock operator new daily_totals\ninterlock operator new daily_totals --dir operators")
 def new(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Of the function and of its file: letters, digits and _.")
+        str, typer.Argument(metavar="NAME", help="Name of the function and its file: letters, digits and _.")
     ],
-    folder: Annotated[Path, typer.Option("--dir", help="Where the two files go.")] = Path(),
+    folder: Annotated[Path, typer.Option("--dir", help="Folder for the two files.")] = Path(),
 ) -> None:
-    """Begin an operator for Spark: a file with the function, and one with its test.
+    """Create a template for a Spark operator: a file with the function, and one with its test.
 
-    Files that are there already are left alone, and nothing is written.
+    If one of the files exists, nothing is written.
     """
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name.startswith("test_"):
         raise usage(f"{name!r} cannot be the name of a function; write one like daily_totals")
     files = {folder / f"{name}.py": _OPERATOR, folder / f"test_{name}.py": _TEST}
     for path in files:
         if path.exists():
-            raise usage(f"{path} is there already; choose another name or another --dir")
+            raise usage(f"{path} already exists; choose another name or another --dir")
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         path.write_text(text.format(name=name), encoding="utf-8")
@@ -89,8 +89,8 @@ def new(
 
 @command(app, "list", example="interlock operator list --output json")
 def list_operators(output: OutputOption = Output.TABLE) -> None:
-    """Show the operators that are built in, with the runtime that has them."""
-    from interlock.pipeline import operators
+    """Show the built-in operators with their runtime."""
+    from interlock.spark import operators
     from interlock.workers.operators import PLATFORM, built_in
 
     platform = {name: _first_line(function.__doc__) for name, function in built_in().items()}
@@ -105,11 +105,11 @@ def list_operators(output: OutputOption = Output.TABLE) -> None:
 
 
 def _shown(found: list[dict[str, str]]) -> RenderableType:
-    return table(("RUNTIME", "OPERATOR", ""), (each.values() for each in found), empty="There are none.")
+    return table(("RUNTIME", "OPERATOR", ""), (each.values() for each in found), empty="There are no operators.")
 
 
 def _summary(path: str) -> str:
-    """From the source as it stands: loading it would load Spark."""
+    """Reads the docstring from the source: importing the module would load Spark."""
     import ast
     from importlib.util import find_spec
 

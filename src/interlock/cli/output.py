@@ -1,7 +1,4 @@
-"""How answers look: tables for people, JSON for programs. Colour is Rich's to leave out where it does not belong.
-
-Rich is loaded when something is shown: `--help` and single processes do without.
-"""
+"""Output of commands: tables for people, JSON for programs; and confirmation before large actions."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+import typer
 
 from interlock.cli.conventions import Output
 
@@ -19,10 +17,21 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
+
+def must_ask(*, yes: bool) -> bool:
+    """False with --yes, and if there is no terminal to answer."""
+    return not yes and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    if must_ask(yes=yes):
+        typer.confirm(question, abort=True)
+
+
 T = TypeVar("T")
 
 _PIPED_WIDTH: Final = 1_000
-"""Nothing is cut off or folded where there is no screen to fit on."""
+"""Without a terminal, nothing is truncated or folded."""
 
 _STYLES: Final = {
     "Queued": "cyan",
@@ -51,7 +60,7 @@ def console() -> Console:
 
 
 def present(value: T, output: Output, show: Callable[[T], RenderableType]) -> None:
-    """`value` as the API said it, or as people like to read it."""
+    """Prints `value` as the API's JSON, or in a readable form."""
     if output is Output.JSON:
         print_json(value)
     else:
@@ -63,7 +72,7 @@ def print_json(value: Any) -> None:
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], *, empty: str) -> RenderableType:
-    """A plain table; `empty` is the sentence for no rows."""
+    """Returns a plain table, or the sentence `empty` if there are no rows."""
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -75,7 +84,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], *, empty: str) 
 
 
 def sheet(pairs: Iterable[tuple[str, Any]]) -> RenderableType:
-    """One thing: a line per property, without those that are unset."""
+    """Returns one line per property, without unset ones."""
     from rich.table import Table
 
     shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))

@@ -1,4 +1,4 @@
-"""`interlock queue`: what waits for workers, who they are, and what they could not settle."""
+"""`interlock queue`: queues, their workers, and their dead letters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from msgspec import Struct
 
-from interlock.cli.asking import confirm
 from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import FolderOption, LimitOption, Output, OutputOption, YesOption, command, group
-from interlock.cli.output import present, seconds_since, table
+from interlock.cli.output import confirm, present, seconds_since, table
 from interlock.wire import PauseLevel, PauseView, QueueList, QueueView
 
 if TYPE_CHECKING:
@@ -19,12 +18,14 @@ if TYPE_CHECKING:
     from interlock.client import Client
     from interlock.wire import DeadMessagePage, WorkerList
 
-app = group("Queues of wake-ups, their dead letters, and the workers on them.")
+app = group("Queues of wake-ups, their dead letters and their workers.")
 
-_MOST_PAUSES: Final = 1_000
+_MAX_PAUSES: Final = 1_000
 _HELD: Final = {PauseLevel.BULK: "bulk", PauseLevel.ALL: "all work"}
 
-QueueName = Annotated[str, typer.Argument(help="Queue; a runtime's queue bears its name.", metavar="QUEUE")]
+QueueName = Annotated[
+    str, typer.Argument(help="Name of the queue; the queue of a runtime has the same name.", metavar="QUEUE")
+]
 
 
 @command(app, "list", example="interlock queue list")
@@ -41,10 +42,10 @@ class QueueStatus(Struct, frozen=True, kw_only=True):
 
 @command(app, "status", example="interlock queue status --output json")
 def status(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Show every queue, and the jobs that are held back: why, since when, along which path."""
+    """Show every queue, and the jobs that are paused by backpressure: why, since when, and the path to the cause."""
 
     async def read(client: Client) -> QueueStatus:
-        pauses, _ = await collect(client.pause_page, lambda page: page.pauses, None, _MOST_PAUSES)
+        pauses, _ = await collect(client.pause_page, lambda page: page.pauses, None, _MAX_PAUSES)
         return QueueStatus(queues=(await client.queues()).queues, pauses=pauses)
 
     present(ask(folder, read), output, _status)
@@ -59,7 +60,7 @@ def _status(found: QueueStatus) -> RenderableType:
 
 def _pauses(pauses: list[PauseView]) -> RenderableType:
     rows = [(" → ".join(p.path), _HELD[p.level], p.since, seconds_since(p.since), p.reason) for p in pauses]
-    return table(("held back, for whom", "what", "since", "", "why"), rows, empty="Nobody is held back.")
+    return table(("paused job → cause", "paused", "since", "", "reason"), rows, empty="No job is paused.")
 
 
 def _queues(found: QueueList) -> RenderableType:
@@ -70,7 +71,7 @@ def _queues(found: QueueList) -> RenderableType:
 
 @command(app, "workers", example="interlock queue workers")
 def workers(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Show workers that have asked for work in the last minute."""
+    """Show workers that have polled for work in the last minute."""
 
     present(ask(folder, lambda client: client.workers()), output, _workers)
 
@@ -78,7 +79,7 @@ def workers(output: OutputOption = Output.TABLE, folder: FolderOption = None) ->
 def _workers(found: WorkerList) -> RenderableType:
 
     rows = [(w.worker_id, w.queue, seconds_since(w.last_seen_at)) for w in found.workers]
-    empty = "No worker has asked for work in the last minute; start one with `interlock worker`."
+    empty = "No worker has polled for work in the last minute; start one with `interlock serve worker`."
     return table(("worker", "queue", "last seen"), rows, empty=empty)
 
 
@@ -104,8 +105,8 @@ def _dead_letters(found: DeadMessagePage) -> RenderableType:
 def redrive(
     queue: QueueName, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
 ) -> None:
-    """Deliver the dead letters of a queue again."""
+    """Redeliver the dead letters of a queue."""
 
-    confirm(f"Deliver all dead letters of {queue} again?", yes=yes)
+    confirm(f"Redeliver all dead letters of {queue}?", yes=yes)
     changed = ask(folder, lambda client: client.redrive_queue(queue))
-    present(changed, output, lambda done: f"{done.matched} delivered again.")
+    present(changed, output, lambda done: f"{done.matched} redelivered.")

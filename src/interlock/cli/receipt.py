@@ -1,4 +1,4 @@
-"""`interlock receipt`: check what a run left behind, without asking the platform that made it."""
+"""`interlock receipt`: verifies a run's receipt without contacting the platform."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from interlock.cli.connection import ask
 from interlock.cli.conventions import FolderOption, command, group, usage
 from interlock.cli.output import console, print_json
 
-app = group("Receipts: proof of what became of every task of a run.")
+app = group("Receipts: signed proof of the outcome of every task of a run.")
 
 
 @command(app, "keys", example="interlock receipt keys > receipt-keys.json")
 def keys(folder: FolderOption = None) -> None:
-    """Print the public keys that sign receipts now. Keep them: receipts outlive them."""
+    """Print the public keys that currently sign receipts. Store them: receipts remain valid after key rotation."""
     print_json(ask(folder, lambda client: client.results.receipt_keys()))
 
 
@@ -27,28 +27,26 @@ def keys(folder: FolderOption = None) -> None:
     "interlock receipt verify receipt.json --kid PkSx3… --export nightly-results",
 )
 def verify(
-    file: Annotated[Path, typer.Argument(help="As `interlock job receipt --file` has saved it.", metavar="FILE")],
+    file: Annotated[Path, typer.Argument(help="Receipt saved by `interlock job receipt --file`.", metavar="FILE")],
     keys_file: Annotated[
         Path | None,
-        typer.Option("--keys", help="Keys that you trust, from `interlock receipt keys`.", show_default=False),
+        typer.Option("--keys", help="Trusted keys, from `interlock receipt keys`.", show_default=False),
     ] = None,
-    kid: Annotated[
-        str | None, typer.Option(help="Thumbprint of the one key that you trust.", show_default=False)
-    ] = None,
+    kid: Annotated[str | None, typer.Option(help="Thumbprint of the only trusted key.", show_default=False)] = None,
     export: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of an export of the run, as JSON lines or Parquet: its files are checked, too.",
+            help="Folder with an export of the run, as JSON lines or Parquet, to verify as well.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Check a receipt, offline. Exit code 1 says that it does not hold, and why."""
-    from interlock.bulk.exported import tasks_of
-    from interlock.bulk.verifying import verify as check
+    """Verify a receipt offline. Exit code 1 if it is not valid, with the reason."""
+    from interlock.jobs.receipt_verification import tasks_of
+    from interlock.jobs.receipt_verification import verify as check
 
     if keys_file is None and kid is None:
-        raise usage("Say whom you trust: --keys FILE with public keys, or --kid THUMBPRINT")
+        raise usage("Give the keys that you trust: --keys FILE with public keys, or --kid THUMBPRINT")
     verdict = check(
         _read(file),
         keys=[] if keys_file is None else _keys(keys_file),
@@ -73,4 +71,4 @@ def _keys(file: Path) -> list[dict[str, Any]]:
     try:
         return msgspec.json.decode(_read(file), type=dict[str, list[dict[str, Any]]])["keys"]
     except (msgspec.MsgspecError, KeyError):
-        raise usage(f"{file} is no JWK set, as `interlock receipt keys` prints it") from None
+        raise usage(f"{file} is not a JWK set as printed by `interlock receipt keys`") from None

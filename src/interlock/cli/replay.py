@@ -1,4 +1,4 @@
-"""`interlock replay`: commands that were accepted once, sent again."""
+"""`interlock replay`: sends previously accepted commands again."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from interlock.client import Client
     from interlock.wire.bus_replays import ReplayFilters, ReplayPage, ReplayView
 
-app = group("Replays: commands that were accepted once, signed anew and sent again.")
+app = group("Replays: previously accepted commands, re-signed and sent again.")
 
 _LOOK_SECONDS: Final = 0.5
 
-ReplayArgument = Annotated[UUID, typer.Argument(metavar="REPLAY", help="Its id.", show_default=False)]
+ReplayArgument = Annotated[UUID, typer.Argument(metavar="REPLAY", help="Id of the replay.", show_default=False)]
 
 
 @command(
@@ -42,31 +42,33 @@ ReplayArgument = Annotated[UUID, typer.Argument(metavar="REPLAY", help="Its id."
     'interlock replay start --reason "bug fixed" --dead-letters mail --rate 10 --wait',
 )
 def start(
-    reason: Annotated[str, typer.Option(help="Why: goes with each command, and into the record.", show_default=False)],
+    reason: Annotated[str, typer.Option(help="Reason, recorded and sent with each command.", show_default=False)],
     dead_letters: Annotated[
         str | None,
-        typer.Option(help="Of the dead letters of this queue. Default: of the archive.", show_default=False),
+        typer.Option(help="Replay the dead letters of this queue. Default: the archive.", show_default=False),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Only of this service.", show_default=False)] = None,
-    target: Annotated[str | None, typer.Option(help="Only to this service.", show_default=False)] = None,
-    name: Annotated[str | None, typer.Option(help="Only this command.", show_default=False)] = None,
+    source: Annotated[str | None, typer.Option(help="Only commands from this service.", show_default=False)] = None,
+    target: Annotated[str | None, typer.Option(help="Only commands to this service.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="Only commands with this name.", show_default=False)] = None,
     since: Annotated[
-        str | None, typer.Option(help="Only from this time on, with its zone.", show_default=False)
+        str | None, typer.Option(help="Only commands from this time on, with a time zone.", show_default=False)
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Only before this time.", show_default=False)] = None,
+    until: Annotated[str | None, typer.Option(help="Only commands before this time.", show_default=False)] = None,
     command_id: Annotated[
-        list[UUID] | None, typer.Option(help="Only this one; may be repeated.", show_default=False)
+        list[UUID] | None, typer.Option(help="Only the command with this id; may be repeated.", show_default=False)
     ] = None,
-    rate: Annotated[float, typer.Option(help="Commands per second, at most.")] = 50.0,
-    most: Annotated[int, typer.Option("--most", help="Commands in all, at most; the oldest come first.")] = 100_000,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be sent, and send nothing.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    rate: Annotated[float, typer.Option(help="Maximum number of commands per second.")] = 50.0,
+    limit: Annotated[
+        int, typer.Option("--limit", help="Maximum number of commands in total; the oldest first.")
+    ] = 100_000,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the commands, without sending them.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the replay has ended.")] = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Send commands again. Whoever asks, why, and what became of it is kept.
+    """Send commands again. The user, the reason and the outcome are recorded.
 
-    The archive is read by a Spark worker; one must be running.
+    A Spark worker reads the archive; one must be running.
     """
     from interlock.wire.bus_replays import ReplayFilters, ReplayOrigin, ReplayRequest
 
@@ -80,7 +82,7 @@ def start(
         queue=dead_letters,
     )
     origin = ReplayOrigin.ARCHIVE if dead_letters is None else ReplayOrigin.DEAD_LETTERS
-    request = ReplayRequest(origin=origin, reason=reason, filters=filters, dry_run=dry_run, rate=rate, limit=most)
+    request = ReplayRequest(origin=origin, reason=reason, filters=filters, dry_run=dry_run, rate=rate, limit=limit)
 
     async def run(client: Client) -> ReplayView:
         replay = await client.replays.start(request)
@@ -99,7 +101,7 @@ def list_replays(
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Show who had commands sent again, newest first."""
+    """Show replays and who started them, newest first."""
     from interlock.wire.bus_replays import ReplayPage
 
     async def read(client: Client) -> ReplayPage:
@@ -111,13 +113,13 @@ def list_replays(
 
 @command(app, "show", example="interlock replay show 0192f0c1-7a1b-7c3d-8e4f-5a6b7c8d9e0f")
 def show(replay: ReplayArgument, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Show a replay, and how far it is."""
+    """Show a replay and its progress."""
     present(ask(folder, lambda client: client.replays.replay(replay)), output, _sheet)
 
 
 @command(app, "cancel", example="interlock replay cancel 0192f0c1-7a1b-7c3d-8e4f-5a6b7c8d9e0f")
 def cancel(replay: ReplayArgument, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Send no more of a replay. What was sent stays sent."""
+    """Stop a replay. Commands that were sent remain sent."""
     present(ask(folder, lambda client: client.replays.cancel(replay)), output, _sheet)
 
 
@@ -127,7 +129,7 @@ def _moment(option: str, text: str | None) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise usage(f"{option} {text} is no time; write it like 2026-01-31T12:00:00Z.") from None
+        raise usage(f"{option} {text} is not a time; write it like 2026-01-31T12:00:00Z.") from None
     if moment.tzinfo is None:
         raise usage(f"{option} {text} has no time zone; write it like 2026-01-31T12:00:00Z.")
     return moment
@@ -139,11 +141,11 @@ def _sheet(replay: ReplayView) -> RenderableType:
             ("replay", replay.replay_id),
             ("state", replay.state.value),
             ("of", replay.origin.value),
-            ("only", _only(replay.filters)),
+            ("filters", _only(replay.filters)),
             ("reason", replay.reason),
-            ("asked by", replay.operator),
+            ("started by", replay.operator),
             ("dry run", "yes" if replay.dry_run else None),
-            ("at most", f"{replay.rate:g} per second, {replay.limit} in all"),
+            ("limits", f"{replay.rate:g} per second, {replay.limit} in total"),
             ("selected", replay.selected),
             ("sent", replay.sent),
             ("failed", replay.failed),
@@ -156,11 +158,11 @@ def _sheet(replay: ReplayView) -> RenderableType:
 
 
 def _only(filters: ReplayFilters) -> str | None:
-    """What was asked for, as it was written."""
+    """Formats the filters that were given."""
     named = [(name, getattr(filters, name)) for name in ("queue", "source", "target", "name", "since", "until")]
-    said = [f"{name} {value}" for name, value in named if value is not None]
-    said += [f"command {each}" for each in filters.command_ids or ()]
-    return ", ".join(said) or None
+    given = [f"{name} {value}" for name, value in named if value is not None]
+    given += [f"command {each}" for each in filters.command_ids or ()]
+    return ", ".join(given) or None
 
 
 def _table(page: ReplayPage) -> RenderableType:
@@ -168,5 +170,5 @@ def _table(page: ReplayPage) -> RenderableType:
         (r.replay_id, r.state.value, r.origin.value, r.selected, r.sent, r.failed, r.operator, r.reason, r.created_at)
         for r in page.replays
     ]
-    columns = ("replay", "state", "of", "selected", "sent", "failed", "asked by", "reason", "asked")
-    return table(columns, rows, empty="Nothing was ever sent again.")
+    columns = ("replay", "state", "of", "selected", "sent", "failed", "started by", "reason", "started")
+    return table(columns, rows, empty="There are no replays.")

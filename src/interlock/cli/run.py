@@ -1,4 +1,4 @@
-"""`interlock run`: one submission, from its first task to its last."""
+"""`interlock run`: the runs of jobs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.asking import confirm
 from interlock.cli.connection import ask
 from interlock.cli.conventions import FolderOption, Output, OutputOption, YesOption, command, group
-from interlock.cli.output import present, sheet
-from interlock.cli.watching import watch_run
+from interlock.cli.output import confirm, present, sheet
+from interlock.cli.progress import watch_run
 from interlock.wire import RunState
 
 if TYPE_CHECKING:
@@ -42,9 +41,9 @@ def run_rows(run: RunView) -> list[tuple[str, Any]]:
     return [
         ("run", run.run_id),
         ("state", run.state),
-        ("because", run.reason),
+        ("reason", run.reason),
         ("tasks", run.total),
-        ("of these", counted or None),
+        ("by status", counted or None),
         ("dead letters", counts.dead or None),
         ("canceling", True if run.cancel_requested else None),
         ("started", run.created_at),
@@ -54,7 +53,7 @@ def run_rows(run: RunView) -> list[tuple[str, Any]]:
 
 @command(app, "watch", example="interlock run watch 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b")
 def watch(run_id: RunId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Watch a run until it has ended; exit code 1 says that not all of its tasks completed."""
+    """Watch a run until it has ended. Exit code 1 means that some of its tasks did not complete."""
     ask(folder, lambda client: follow(client, run_id, output))
 
 
@@ -72,5 +71,5 @@ def cancel(
     """Cancel every task of a run that has not ended; running ones are asked to stop."""
     confirm(f"Cancel all tasks of run {run_id} that have not ended?", yes=yes)
     changed = ask(folder, lambda client: client.cancel_run(run_id))
-    more = " The rest follows in the background."
+    more = " The rest is canceled in the background."
     present(changed, output, lambda done: f"{done.matched} tasks canceled.{more if done.remaining else ''}")

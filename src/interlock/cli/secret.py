@@ -1,4 +1,4 @@
-"""`interlock secret`: values that configs name and nobody reads back."""
+"""`interlock secret`: values that configs refer to and that are never read back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli.asking import confirm
 from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
@@ -20,7 +19,7 @@ from interlock.cli.conventions import (
     group,
     usage,
 )
-from interlock.cli.output import present, sheet, table
+from interlock.cli.output import confirm, present, sheet, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
     from interlock.client import Client
     from interlock.wire import OrgSecretPage, OrgSecretView
 
-app = group("Secrets of your org: keys that jobs send to other servers, named in configs as ${secret:NAME}.")
+app = group("Secrets of your org: credentials that jobs send to other servers, used in configs as ${secret:NAME}.")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name.", show_default=False)]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the secret.", show_default=False)]
 
 
 @command(
@@ -45,16 +44,16 @@ def set_(
         list[str] | None,
         typer.Option(
             "--host",
-            help="Send it to this host alone, such as rpc.example.com or rpc.example.com:8545; may be repeated.",
+            help="Send it only to this host, such as rpc.example.com or rpc.example.com:8545; may be repeated.",
             show_default=False,
         ),
     ] = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Set a secret, or give it a new value. The value is asked for, or read from stdin.
+    """Create a secret, or set a new value. The value is read from a prompt or from stdin.
 
-    Tasks that are claimed from now on get the new value. Hosts that are not named again are no longer allowed.
+    Tasks that are claimed from now on get the new value. Hosts that are not given again are no longer allowed.
     """
     value = _value(name)
     present(ask(folder, lambda client: client.secrets.set(name, value, hosts=host or ())), output, _sheet)
@@ -81,19 +80,19 @@ def list_(
 def remove(
     name: NameArgument, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
 ) -> None:
-    """Remove a secret. Tasks whose config names it fail from then on."""
-    confirm(f"Remove the secret {name}? Tasks that name it will fail.", yes=yes)
+    """Remove a secret. Tasks whose config refers to it fail from then on."""
+    confirm(f"Remove the secret {name}? Tasks that refer to it will fail.", yes=yes)
     present(ask(folder, lambda client: client.secrets.remove(name)), output, _sheet)
 
 
 def _value(name: str) -> str:
-    """Not an argument: those are in the shell's history and in the list of processes."""
+    """Reads the value. It is not an argument, because those are visible in the shell history and the process list."""
     if sys.stdin.isatty():
         asked: str = typer.prompt(f"Value of {name}", hide_input=True, confirmation_prompt=True)
         return asked
     value = sys.stdin.read().removesuffix("\n").removesuffix("\r")
     if not value:
-        raise usage("There is no value on stdin; write it there, or start this in a terminal to be asked for it.")
+        raise usage("Stdin has no value; pipe it in, or run the command in a terminal to be prompted.")
     return value
 
 

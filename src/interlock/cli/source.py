@@ -1,4 +1,4 @@
-"""`interlock source`: what starts the jobs of a DAG."""
+"""`interlock source`: the sources of a DAG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from interlock.wire import HookSecret, SourceEvent, SourceEventsAccepted, SourceList, SourceView
 
-app = group("Sources: jobs that start by themselves, by the clock, or when told.")
+app = group("Sources: jobs that always run, or start on a schedule or on request.")
 
 DagName = Annotated[str, typer.Argument(help="Name of the DAG.", metavar="DAG")]
 JobName = Annotated[str, typer.Argument(help="Name of the source job.", metavar="JOB")]
@@ -24,14 +24,14 @@ JobName = Annotated[str, typer.Argument(help="Name of the source job.", metavar=
 
 @command(app, "list", example="interlock source list chain")
 def list_sources(dag: DagName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Show the sources of a DAG: what they do, and how far they have come."""
+    """Show the sources of a DAG: their state and progress."""
     present(ask(folder, lambda client: client.sources.of_dag(dag)), output, _sources)
 
 
 def _sources(listed: SourceList) -> RenderableType:
     rows = [
         (
-            source.job if source.current else f"{source.job} (being built)",
+            source.job if source.current else f"{source.job} (building)",
             source.kind,
             source.state,
             source.since,
@@ -50,7 +50,7 @@ def _sources(listed: SourceList) -> RenderableType:
         "attempt",
         "waiting",
         "next, hook or last event",
-        "held back by, or error",
+        "paused by, or error",
     )
     return table(columns, rows, empty="The DAG has no sources.")
 
@@ -68,12 +68,12 @@ def secret(
     dag: DagName,
     job: JobName,
     rotate: Annotated[
-        bool, typer.Option("--rotate", help="Replace the secret that is there; it is good for another hour.")
+        bool, typer.Option("--rotate", help="Replace the existing secret, which remains valid for another hour.")
     ] = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Make the secret of a webhook, and show it: this once."""
+    """Create the secret of a webhook. It is shown only once."""
     present(ask(folder, lambda client: client.sources.make_secret(dag, job, rotate=rotate)), output, _secret)
 
 
@@ -84,7 +84,7 @@ def _secret(made: HookSecret) -> RenderableType:
             ("path", made.path),
             ("secret", made.secret),
             ("auth", f"{made.auth}: {header}"),
-            ("the last one is good until", made.previous_until),
+            ("previous secret valid until", made.previous_until),
         ]
     )
 
@@ -102,23 +102,24 @@ def trigger(
         str | None, typer.Option("--payload", help="JSON for one task of the job.", show_default=False)
     ] = None,
     cursor: Annotated[
-        int | None, typer.Option("--cursor", min=0, help="The output is complete up to here.", show_default=False)
+        int | None,
+        typer.Option("--cursor", min=0, help="Position up to which the output is complete.", show_default=False),
     ] = None,
     range_: Annotated[
         str | None,
-        typer.Option("--range", metavar="START-END", help="This part of the output has changed.", show_default=False),
+        typer.Option("--range", metavar="START-END", help="Range of the output that has changed.", show_default=False),
     ] = None,
     output_name: Annotated[
         str | None,
-        typer.Option("--of", metavar="OUTPUT", help="Which output, of a job with several.", show_default=False),
+        typer.Option("--of", metavar="OUTPUT", help="Output, for a job with several.", show_default=False),
     ] = None,
     idempotency_key: Annotated[
-        str | None, typer.Option(help="Sending again with the same key does nothing twice.", show_default=False)
+        str | None, typer.Option(help="Sending again with the same key has no effect.", show_default=False)
     ] = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Send an event to a manual source: a payload for a task, or a scope of an output that has changed."""
+    """Send an event to a manual source: a payload for a task, or a changed scope of an output."""
     event = _event(payload, cursor, range_, output_name)
     answer = ask(folder, lambda client: client.sources.send(dag, job, [event], idempotency_key=idempotency_key))
     present(answer, output, _accepted)
@@ -157,7 +158,7 @@ def _json(text: str) -> object:
 def _range(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"([0-9]{1,19})-([0-9]{1,19})", text)
     if found is None:
-        raise usage(f"--range {text!r} is no range; write START-END, such as 100-199")
+        raise usage(f"--range {text!r} is not a range; write START-END, such as 100-199")
     return int(found[1]), int(found[2])
 
 

@@ -1,4 +1,4 @@
-"""`interlock sql`: ask a query, and see what was asked."""
+"""`interlock sql`: runs queries, and shows the query history."""
 
 from __future__ import annotations
 
@@ -55,30 +55,34 @@ def sql(
     datasets: Annotated[
         list[str] | None,
         typer.Option(
-            "--dataset", help="A dataset that there is for the statement; repeatable. Default: those that it names."
+            "--dataset", help="A dataset that the statement may use; repeatable. Default: those that it names."
         ),
     ] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, however many rows.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the reply as JSON; as -o json.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, without a limit of rows.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the reply as JSON; same as -o json.")] = False,
     arrow: Annotated[
         Path | None, typer.Option("--arrow", help="Write an Arrow IPC stream to this file.", show_default=False)
     ] = None,
-    export: Annotated[bool, typer.Option("--export", help="Write the result as Parquet; print where it is.")] = False,
-    batch: Annotated[bool, typer.Option("--batch", help="Run it as a task on Spark; print its query id.")] = False,
-    auto: Annotated[bool, typer.Option("--auto", help="As --batch when it goes past the limits.")] = False,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Most rows.", show_default=False)] = None,
-    show: Annotated[
-        str | None, typer.Option("--show", help="Show the query with this id, and where its result is.")
+    export: Annotated[bool, typer.Option("--export", help="Write the result as Parquet; print its location.")] = False,
+    batch: Annotated[bool, typer.Option("--batch", help="Run it as a Spark task; print its query id.")] = False,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Like --batch, but only if it exceeds the interactive limits.")
+    ] = False,
+    rows: Annotated[
+        int | None, typer.Option("--rows", min=1, help="Maximum number of rows.", show_default=False)
     ] = None,
-    history: Annotated[bool, typer.Option("--history", help="Show what was asked, newest first.")] = False,
+    show: Annotated[
+        str | None, typer.Option("--show", help="Show the query with this id and the location of its result.")
+    ] = None,
+    history: Annotated[bool, typer.Option("--history", help="Show the query history, newest first.")] = False,
     limit: LimitOption = 100,
     cursor: CursorOption = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Ask one SELECT of the query service, over published datasets.
+    """Run one SELECT over published datasets on the query service.
 
-    A dataset is named by its published name, or in double quotes as "dag:job:output" or by its uuid.
+    A dataset is referred to by its published name, or in double quotes as "dag:job:output" or by its UUID.
     """
     shown = Output.JSON if as_json else output
     if history:
@@ -101,14 +105,14 @@ def _format(csv: bool, arrow: Path | None, options: QueryOptions) -> QueryFormat
         raise usage("Give --csv or --arrow, not both")
     streamed = csv or arrow is not None
     if streamed and (options["export"] or options["mode"] is QueryMode.BATCH):
-        raise usage("--csv and --arrow print rows; --export and --batch write them elsewhere. Give one of them")
+        raise usage("--csv and --arrow print rows; --export and --batch write them to the object store. Give only one")
     return QueryFormat.CSV if csv else QueryFormat.ARROW if arrow is not None else QueryFormat.JSON
 
 
 def _statement(given: str | None) -> str:
     text = sys.stdin.read() if given == "-" else given
     if text is None or not text.strip():
-        raise usage('Which statement? For example: interlock sql "select 1"')
+        raise usage('No statement is given. For example: interlock sql "select 1"')
     return text
 
 
@@ -145,7 +149,7 @@ def _asked(folder: Path | None, question: Callable[[QueryClient], Coroutine[Any,
     return asyncio.run(open_and_ask())
 
 
-# How answers look
+# Output
 
 
 def _reply(reply: QueryReply) -> RenderableType:
@@ -165,9 +169,9 @@ def _reply(reply: QueryReply) -> RenderableType:
 
     rows = msgspec.json.decode(reply.rows, type=list[list[Any]])
     shown = table([column.name for column in reply.columns], rows, empty="No rows.")
-    said = f"{reply.row_count} row{'' if reply.row_count == 1 else 's'}, {reply.duration_ms:.0f} ms"
-    more = ", and there are more: --csv, --arrow or --export give all" if reply.truncated else ""
-    return Group(shown, f"[dim]{said}{more}[/]")
+    summary = f"{reply.row_count} row{'' if reply.row_count == 1 else 's'}, {reply.duration_ms:.0f} ms"
+    more = ", truncated: use --csv, --arrow or --export for all rows" if reply.truncated else ""
+    return Group(shown, f"[dim]{summary}{more}[/]")
 
 
 def _export(view: QueryReply | QueryView) -> list[tuple[str, Any]]:
@@ -178,7 +182,7 @@ def _export(view: QueryReply | QueryView) -> list[tuple[str, Any]]:
         ("query", view.query_id),
         ("rows", view.export.row_count),
         ("files", "\n".join(files)),
-        ("good until", view.export.expires_at),
+        ("valid until", view.export.expires_at),
     ]
 
 
@@ -205,8 +209,8 @@ def _queries(page: QueryPage) -> RenderableType:
         )
         for one in page.queries
     ]
-    columns = ("asked", "by", "outcome", "code", "rows", "ms", "query")
-    return table(columns, rows, empty="Nothing was asked yet.")
+    columns = ("time", "by", "outcome", "code", "rows", "ms", "query")
+    return table(columns, rows, empty="There are no queries.")
 
 
 def _query(view: QueryView) -> RenderableType:

@@ -1,4 +1,4 @@
-"""`interlock task`: look at tasks, find out why, cancel, retry, redrive."""
+"""`interlock task`: shows, explains, cancels, retries and redrives tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.asking import confirm, must_ask
 from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
@@ -20,8 +19,8 @@ from interlock.cli.conventions import (
     group,
     usage,
 )
-from interlock.cli.output import percent, present, sheet, table
-from interlock.cli.watching import watch_task
+from interlock.cli.output import confirm, must_ask, percent, present, sheet, table
+from interlock.cli.progress import watch_task
 from interlock.wire import RedriveRequest, TaskPage, TaskStatus
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from interlock.client import Client
     from interlock.wire import AttemptPage, Changed, Explanation, TaskView
 
-app = group("Tasks: what waits, runs, has failed, and why.")
+app = group("Tasks: their state, their attempts, and why they wait or failed.")
 
 TaskId = Annotated[UUID, typer.Argument(help="A task's id.", metavar="TASK")]
 JobOption = Annotated[str | None, typer.Option("--job", help="Tasks of this job, by id or name.", show_default=False)]
@@ -51,11 +50,11 @@ def list_tasks(
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Show tasks of a job or a run."""
+    """Show the tasks of a job or a run."""
 
     async def work(client: Client) -> TaskPage:
         tasks, following = await collect(
-            lambda at, most: client.task_page(at, most, job=job, run=run, status=status),
+            lambda at, size: client.task_page(at, size, job=job, run=run, status=status),
             lambda page: page.tasks,
             cursor,
             limit,
@@ -135,12 +134,12 @@ def attempt_table(page: AttemptPage) -> RenderableType:
         error = one.error_message or one.error_class
         rows.append((one.attempt, one.outcome or "Running", one.started_at, one.ended_at, one.worker_id, error, crash))
     columns = ("attempt", "outcome", "started", "ended", "worker", "error", "crash")
-    return table(columns, rows, empty="It has not been attempted yet.")
+    return table(columns, rows, empty="The task has no attempts yet.")
 
 
 @command(app, "explain", example=f"interlock task explain {_EXAMPLE_ID}")
 def explain(task_id: TaskId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Say why a task is not running, or why it ended as it did."""
+    """Explain why a task is not running, or why it ended as it did."""
     present(ask(folder, lambda client: client.explain(task_id)), output, _explanation)
 
 
@@ -151,7 +150,7 @@ def _explanation(answer: Explanation) -> RenderableType:
 
 @command(app, "watch", example=f"interlock task watch {_EXAMPLE_ID}")
 def watch(task_id: TaskId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Watch a task until it has ended; exit code 1 says that it did not complete."""
+    """Watch a task until it has ended. Exit code 1 means that it did not complete."""
     task = ask(folder, lambda client: watch_task(client, task_id, quiet=output is Output.JSON))
     present(task, output, _task)
     if task.status is not TaskStatus.COMPLETED:
@@ -164,7 +163,7 @@ def watch(task_id: TaskId, output: OutputOption = Output.TABLE, folder: FolderOp
     example=f"interlock task cancel {_EXAMPLE_ID}\ninterlock task cancel --job nightly --status Queued --dry-run",
 )
 def cancel(
-    task_id: Annotated[UUID | None, typer.Argument(help="One task; or give a filter.", metavar="TASK")] = None,
+    task_id: Annotated[UUID | None, typer.Argument(help="One task; otherwise give a filter.", metavar="TASK")] = None,
     job: JobOption = None,
     run: RunOption = None,
     status: StatusOption = None,
@@ -173,10 +172,10 @@ def cancel(
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Cancel a task in any state, or all that match a filter; running ones are asked to stop."""
+    """Cancel a task in any state, or all that match a filter. Running tasks are asked to stop."""
     by_filter = job is not None or run is not None
     if (task_id is None) != by_filter or (task_id is not None and (status is not None or dry_run)):
-        raise usage("Give one task, or --job or --run, with or without --status")
+        raise usage("Give one task, or give --job or --run, with or without --status")
     if task_id is not None:
         present(ask(folder, lambda client: client.cancel_task(task_id)), output, _canceled)
         return
@@ -192,19 +191,19 @@ def cancel(
 
 def _canceled(task: TaskView) -> str:
     if task.status is TaskStatus.RUNNING:
-        return f"Task {task.task_id} is asked to stop; its worker hears of it with the next heartbeat."
+        return f"Task {task.task_id} is asked to stop; its worker learns of it with the next heartbeat."
     return f"Task {task.task_id} is {task.status}."
 
 
 def _changed(done: Changed, verb: str) -> str:
     if done.dry_run:
         return f"{done.matched} tasks would be {verb}."
-    return f"{done.matched} tasks {verb}.{' There are more: run it again.' if done.remaining else ''}"
+    return f"{done.matched} tasks {verb}.{' There are more: run the command again.' if done.remaining else ''}"
 
 
 @command(app, "retry", example=f"interlock task retry {_EXAMPLE_ID}")
 def retry(task_id: TaskId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Run a failed task again now; a dead letter gets a fresh set of attempts."""
+    """Run a failed task again now. A dead letter gets a new set of attempts."""
     task = ask(folder, lambda client: client.retry_task(task_id))
     present(task, output, lambda found: f"Task {found.task_id} is {found.status}, for attempt {found.attempt}.")
 
@@ -213,18 +212,18 @@ def retry(task_id: TaskId, output: OutputOption = Output.TABLE, folder: FolderOp
 def redrive(
     job: JobOption = None,
     run: RunOption = None,
-    error_class: Annotated[str | None, typer.Option(help="Only those that ended with this error class.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most tasks to redrive.")] = 10_000,
+    error_class: Annotated[str | None, typer.Option(help="Only tasks that ended with this error class.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of tasks to redrive.")] = 10_000,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Give dead letters of a job or a run a fresh set of attempts."""
+    """Give dead letters of a job or a run a new set of attempts."""
     import msgspec
 
     if job is None and run is None:
-        raise usage("Say which: give --job or --run")
+        raise usage("Give --job or --run")
     request = RedriveRequest(job=job, run=run, error_class=error_class, limit=limit, dry_run=dry_run)
 
     async def work(client: Client) -> Changed:

@@ -1,4 +1,4 @@
-"""`interlock up`: everything in one go."""
+"""`interlock up`: starts all processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from interlock.cli.conventions import Panel, command, usage
 from interlock.cli.output import console, sheet
 
 if TYPE_CHECKING:
-    from interlock.supervisor.run import Started
+    from interlock.apps.up.supervisor import Started
 
 app = typer.Typer()
 
@@ -29,48 +29,46 @@ def up(
         Path | None, typer.Option("--dir", help="Folder of all state. Default: .interlock", show_default=False)
     ] = None,
     gateway: Annotated[
-        str | None, typer.Option(help="host:port for users; port 0 takes a free one. Default: 127.0.0.1:7070")
+        str | None, typer.Option(help="host:port for users; port 0 selects a free port. Default: 127.0.0.1:7070")
     ] = None,
     internal: Annotated[
-        str | None, typer.Option(help="host:port for workers; port 0 takes a free one. Default: 127.0.0.1:7071")
+        str | None, typer.Option(help="host:port for workers; port 0 selects a free port. Default: 127.0.0.1:7071")
     ] = None,
     query: Annotated[
-        str | None, typer.Option(help="host:port for queries; port 0 takes a free one. Default: 127.0.0.1:7072")
+        str | None, typer.Option(help="host:port for queries; port 0 selects a free port. Default: 127.0.0.1:7072")
     ] = None,
     workers: Annotated[
-        str | None, typer.Option(help="Runtimes to start a worker for, with commas. Default: all of this build.")
+        str | None, typer.Option(help="Comma-separated runtimes to start workers for. Default: all of this build.")
     ] = None,
     no_workers: Annotated[
-        bool, typer.Option("--no-workers", help="Start none; run `interlock worker` yourself.")
+        bool, typer.Option("--no-workers", help="Start no workers; run `interlock serve worker` yourself.")
     ] = False,
     operators: Annotated[
         list[str] | None,
         typer.Option(
             "--operators",
             metavar="DIR_OR_MODULE",
-            help="Folder or Python module whose @operator functions jobs may name; repeatable. Default: this folder.",
+            help="Folder or Python module whose @operator functions jobs may use; repeatable. Default: current folder.",
             show_default=False,
         ),
     ] = None,
     modules: Annotated[
         list[str] | None,
-        typer.Option("--import", help="As --operators, and load the module in workers at their start; repeatable."),
+        typer.Option("--import", help="Like --operators, and import the module when workers start; repeatable."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="When ready, print one line of JSON and nothing else.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only one line of JSON, when ready.")] = False,
 ) -> None:
     """Start servers, gateway, dispatcher, query, sink, ingest, bus, scheduler, runner and workers; keep them running.
 
-    Stopping and starting on the same folder resumes everything. Ctrl-C or SIGTERM drains: running tasks get a moment
-    to finish and are then given back; once more to hurry.
+    Stopping and starting with the same folder resumes everything. Ctrl-C or SIGTERM shuts down gracefully: running
+    tasks get some time to finish and are then released. A second signal stops immediately.
     """
     import asyncio
 
+    from interlock.apps.up.folder import Folder
+    from interlock.apps.up.supervisor import Plan
+    from interlock.apps.up.supervisor import up as supervise
     from interlock.settings import load
-    from interlock.supervisor.folder import Folder
-    from interlock.supervisor.run import Plan
-    from interlock.supervisor.run import up as supervise
     from interlock.telemetry import configure
 
     settings = load(dir=folder, gateway=gateway, internal=internal, query=query)
@@ -86,14 +84,14 @@ def up(
 
 
 def _project() -> list[str]:
-    """The folder that it is started in; a service that is started in / has no project."""
+    """Returns the current folder; a service that is started in / has no project."""
     here = Path.cwd()
     return [] if here == Path(here.anchor) else [str(here)]
 
 
 def _chosen(workers: str | None, no_workers: bool) -> tuple[str, ...]:
+    from interlock.apps.up.supervisor import WORKER_RUNTIMES
     from interlock.settings import BUILT_IN_RUNTIMES
-    from interlock.supervisor.run import WORKER_RUNTIMES
 
     if no_workers:
         if workers:
@@ -104,10 +102,10 @@ def _chosen(workers: str | None, no_workers: bool) -> tuple[str, ...]:
     names = [name.strip() for name in workers.split(",") if name.strip()]
     for name in names:
         if name not in WORKER_RUNTIMES:
-            what = "has no worker in this build" if name in BUILT_IN_RUNTIMES else "is no runtime"
+            what = "has no worker in this build" if name in BUILT_IN_RUNTIMES else "is not a runtime"
             raise usage(f"--workers: {name!r} {what}; choose from: {', '.join(WORKER_RUNTIMES)}")
     if not names:
-        raise usage(f"--workers names none; choose from: {', '.join(WORKER_RUNTIMES)}, or give --no-workers")
+        raise usage(f"--workers is empty; choose from: {', '.join(WORKER_RUNTIMES)}, or give --no-workers")
     return tuple(dict.fromkeys(names))
 
 

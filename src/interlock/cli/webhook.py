@@ -1,4 +1,4 @@
-"""`interlock webhook`: who is told when runs end, and what became of each call."""
+"""`interlock webhook`: webhooks for run outcomes, and their deliveries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.asking import confirm
 from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
@@ -22,9 +21,9 @@ from interlock.cli.conventions import (
     group,
     usage,
 )
-from interlock.cli.output import present, sheet, table
+from interlock.cli.output import confirm, present, sheet, table
 
-# Typer reads them from the annotations when the commands are built.
+# Typer needs them at runtime, to read the annotations.
 from interlock.wire import DeliveryStatus, RunEnd
 
 if TYPE_CHECKING:
@@ -33,11 +32,13 @@ if TYPE_CHECKING:
     from interlock.client import Client
     from interlock.wire import DeliveryPage, DeliveryView, WebhookPage, WebhookSecret, WebhookView
 
-app = group("Webhooks: calls to your own services when runs end, or fail too much.")
+app = group("Webhooks: calls to your own services when runs end or have too many failures.")
 
 _LOOK_SECONDS: Final = 0.2
 
-WebhookArgument = Annotated[str, typer.Argument(metavar="WEBHOOK", help="Its name, or its id.", show_default=False)]
+WebhookArgument = Annotated[
+    str, typer.Argument(metavar="WEBHOOK", help="Name or id of the webhook.", show_default=False)
+]
 
 
 @command(
@@ -47,30 +48,33 @@ WebhookArgument = Annotated[str, typer.Argument(metavar="WEBHOOK", help="Its nam
     "interlock webhook add alarm https://hooks.example/alarm --event run.failed --failed-share 0.1 --job crawl",
 )
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.", show_default=False)],
-    url: Annotated[str, typer.Argument(metavar="URL", help="Where it is called.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the webhook.", show_default=False)],
+    url: Annotated[str, typer.Argument(metavar="URL", help="URL to call.", show_default=False)],
     event: Annotated[
         list[RunEnd] | None,
-        typer.Option("--event", help="An end of runs to be told; may be repeated. Default: all.", show_default=False),
+        typer.Option("--event", help="A run outcome to report; may be repeated. Default: all.", show_default=False),
     ] = None,
     failed_share: Annotated[
         float | None,
-        typer.Option(help="Also when so much of a run has failed for good, from 0 to 1.", show_default=False),
+        typer.Option(
+            help="Also report when this share of a run has failed permanently, from 0 to 1.", show_default=False
+        ),
     ] = None,
     done_share: Annotated[
-        float | None, typer.Option(help="Also when so much of a run has ended, from 0 to 1.", show_default=False)
+        float | None,
+        typer.Option(help="Also report when this share of a run has ended, from 0 to 1.", show_default=False),
     ] = None,
-    no_ends: Annotated[bool, typer.Option("--no-ends", help="Tell of shares alone.")] = False,
+    no_ends: Annotated[bool, typer.Option("--no-ends", help="Report only shares.")] = False,
     job: Annotated[str | None, typer.Option(help="Only runs of jobs with this name.", show_default=False)] = None,
     dag: Annotated[str | None, typer.Option(help="Only runs of jobs of this DAG.", show_default=False)] = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Make a webhook, and show its secret: this once."""
+    """Create a webhook. Its secret is shown only once."""
     from interlock.wire import WebhookRequest
 
     if no_ends and event:
-        raise usage("--no-ends and --event contradict each other; leave one out.")
+        raise usage("--no-ends and --event cannot be combined.")
     request = WebhookRequest(
         name=name,
         url=url,
@@ -90,7 +94,7 @@ def list_webhooks(
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Show webhooks."""
+    """Show all webhooks."""
     from interlock.wire import WebhookPage
 
     async def read(client: Client) -> WebhookPage:
@@ -102,25 +106,27 @@ def list_webhooks(
 
 @command(app, "show", example="interlock webhook show done")
 def show(webhook: WebhookArgument, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Show a webhook: what it is told, and how it fares."""
+    """Show a webhook: its events and its state."""
     present(ask(folder, lambda client: client.webhooks.webhook(webhook)), output, _sheet)
 
 
 @command(app, "deliveries", example="interlock webhook deliveries done --status Dead")
 def deliveries(
     webhook: WebhookArgument,
-    status: Annotated[DeliveryStatus | None, typer.Option(help="Only those.", show_default=False)] = None,
+    status: Annotated[
+        DeliveryStatus | None, typer.Option(help="Only deliveries with this status.", show_default=False)
+    ] = None,
     limit: LimitOption = 100,
     cursor: CursorOption = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Show what a webhook was told, and is still to be told, newest first."""
+    """Show the deliveries of a webhook, sent and pending, newest first."""
     from interlock.wire import DeliveryPage
 
     async def read(client: Client) -> DeliveryPage:
         found, following = await collect(
-            lambda at, most: client.webhooks.deliveries(webhook, status, at, most),
+            lambda at, size: client.webhooks.deliveries(webhook, status, at, size),
             lambda page: page.deliveries,
             cursor,
             limit,
@@ -139,25 +145,27 @@ def redrive(
     webhook: WebhookArgument,
     delivery: Annotated[
         list[UUID] | None,
-        typer.Option("--delivery", help="Only this one; may be repeated. Default: the oldest.", show_default=False),
+        typer.Option(
+            "--delivery", help="Only this delivery; may be repeated. Default: the oldest.", show_default=False
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="Most deliveries to try again.")] = 1_000,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of deliveries to retry.")] = 1_000,
     folder: FolderOption = None,
 ) -> None:
-    """Try dead deliveries again, each with the id that it had."""
+    """Retry dead deliveries, each with its original id."""
     changed = ask(folder, lambda client: client.webhooks.redrive(webhook, delivery, limit=limit))
-    print(f"{changed.matched} deliver{'y is' if changed.matched == 1 else 'ies are'} tried again.")
+    print(f"{changed.matched} deliver{'y is' if changed.matched == 1 else 'ies are'} retried.")
 
 
 @command(app, "pause", example="interlock webhook pause done")
 def pause(webhook: WebhookArgument, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Call it no more. What it is to be told waits, for `webhook_expire_hours` at most."""
+    """Stop calling a webhook. Its events wait, for at most `webhook_expire_hours`."""
     present(ask(folder, lambda client: client.webhooks.pause(webhook)), output, _sheet)
 
 
 @command(app, "resume", example="interlock webhook resume done")
 def resume(webhook: WebhookArgument, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
-    """Call it again, at once."""
+    """Resume calling a webhook, immediately."""
     present(ask(folder, lambda client: client.webhooks.resume(webhook)), output, _sheet)
 
 
@@ -165,12 +173,12 @@ def resume(webhook: WebhookArgument, output: OutputOption = Output.TABLE, folder
 def rotate(
     webhook: WebhookArgument,
     overlap_hours: Annotated[
-        float, typer.Option(min=0, max=720, help="Calls are signed with the old secret, too, for so long.")
+        float, typer.Option(min=0, max=720, help="How long calls are also signed with the old secret.")
     ] = 24.0,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Make a new secret, and show it: this once."""
+    """Create a new secret. It is shown only once."""
     made = ask(folder, lambda client: client.webhooks.rotate(webhook, overlap_seconds=overlap_hours * 3600))
     present(made, output, _secret)
 
@@ -179,19 +187,19 @@ def rotate(
 def remove(
     webhook: WebhookArgument, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
 ) -> None:
-    """Remove a webhook, with what it was still to be told."""
-    confirm(f"Remove the webhook {webhook}, with its history?", yes=yes)
+    """Remove a webhook with its pending deliveries."""
+    confirm(f"Remove the webhook {webhook} and its history?", yes=yes)
     present(ask(folder, lambda client: client.webhooks.delete(webhook)), output, _sheet)
 
 
 @command(app, "test", example="interlock webhook test done")
 def try_it(
     webhook: WebhookArgument,
-    wait: Annotated[float, typer.Option(min=0, max=600, help="Seconds to wait for what becomes of it.")] = 30.0,
+    wait: Annotated[float, typer.Option(min=0, max=600, help="Seconds to wait for the outcome.")] = 30.0,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Have `webhook.test` sent, and show what became of it. Exits with 1 unless it was delivered."""
+    """Send a `webhook.test` event and show the outcome. Exit code 1 unless it was delivered."""
     delivery = ask(folder, lambda client: _tried(client, webhook, wait))
     present(delivery, output, _delivery_sheet)
     if delivery.status is not DeliveryStatus.DELIVERED:
@@ -199,7 +207,7 @@ def try_it(
 
 
 async def _tried(client: Client, webhook: str, wait: float) -> DeliveryView:
-    """Once is enough: what fails now is tried again, but a person wants to see why it failed."""
+    """Waits for the first try only. A failed delivery is retried, but a person wants to see why it failed."""
     delivery = await client.webhooks.test(webhook)
     until = time.monotonic() + wait
     while delivery.status is DeliveryStatus.PENDING and delivery.reason is None and time.monotonic() < until:
@@ -209,12 +217,12 @@ async def _tried(client: Client, webhook: str, wait: float) -> DeliveryView:
 
 
 def _table(page: WebhookPage) -> RenderableType:
-    rows = [(each.name, each.url, _told(each), _state(each), each.failures or None) for each in page.webhooks]
-    columns = ("name", "url", "told of", "state", "failures")
-    return table(columns, rows, empty="There are no webhooks; make one: interlock webhook add NAME URL")
+    rows = [(each.name, each.url, _events(each), _state(each), each.failures or None) for each in page.webhooks]
+    columns = ("name", "url", "events", "state", "failures")
+    return table(columns, rows, empty="There are no webhooks; create one: interlock webhook add NAME URL")
 
 
-def _told(view: WebhookView) -> list[str]:
+def _events(view: WebhookView) -> list[str]:
     shares = [("failed", view.failed_share), ("done", view.done_share)]
     return [*view.events, *(f"{name} {share:.0%}" for name, share in shares if share is not None)]
 
@@ -222,7 +230,7 @@ def _told(view: WebhookView) -> list[str]:
 def _state(view: WebhookView) -> str:
     if view.paused:
         return "paused"
-    return "called" if view.resting_until is None else f"resting until {view.resting_until:%H:%M:%S} UTC"
+    return "active" if view.resting_until is None else f"suspended until {view.resting_until:%H:%M:%S} UTC"
 
 
 def _sheet(view: WebhookView) -> RenderableType:
@@ -231,7 +239,7 @@ def _sheet(view: WebhookView) -> RenderableType:
             ("webhook", view.webhook_id),
             ("name", view.name),
             ("url", view.url),
-            ("told of", _told(view)),
+            ("events", _events(view)),
             ("dag", view.dag),
             ("job", view.job),
             ("state", _state(view)),
@@ -239,7 +247,7 @@ def _sheet(view: WebhookView) -> RenderableType:
             ("key version", view.key_version),
             ("old secret until", view.previous_until),
             ("by", view.created_by),
-            ("made", view.created_at),
+            ("created", view.created_at),
         ]
     )
 
@@ -247,7 +255,7 @@ def _sheet(view: WebhookView) -> RenderableType:
 def _secret(made: WebhookSecret) -> RenderableType:
     from rich.console import Group
 
-    return Group(_sheet(made.view), sheet([("secret", made.secret), ("", "Keep it: it is not shown again.")]))
+    return Group(_sheet(made.view), sheet([("secret", made.secret), ("", "Store it: it is not shown again.")]))
 
 
 def _deliveries(page: DeliveryPage) -> RenderableType:
@@ -255,8 +263,8 @@ def _deliveries(page: DeliveryPage) -> RenderableType:
         (each.delivery_id, each.event, each.run_id, each.status, each.tries, each.created_at, each.reason)
         for each in page.deliveries
     ]
-    columns = ("delivery", "event", "run", "status", "tries", "made", "why not")
-    return table(columns, rows, empty="It was told nothing yet.")
+    columns = ("delivery", "event", "run", "status", "tries", "created", "reason")
+    return table(columns, rows, empty="There are no deliveries.")
 
 
 def _delivery_sheet(view: DeliveryView) -> RenderableType:
@@ -267,7 +275,7 @@ def _delivery_sheet(view: DeliveryView) -> RenderableType:
             ("status", view.status),
             ("tries", view.tries),
             ("http status", view.http_status),
-            ("why not", view.reason),
-            ("tried again", view.due_at if view.reason else None),
+            ("reason", view.reason),
+            ("next try", view.due_at if view.reason else None),
         ]
     )

@@ -1,7 +1,7 @@
-"""The Python SDK: `Client` and `QueryClient` for users, `WorkerClient` for workers, `TaskClient` for the code
-of one attempt.
+"""The Python SDK.
 
-Bodies are the structs of `interlock.wire`, errors those of `interlock.errors`.
+`Client` and `QueryClient` are for users, `WorkerClient` is for workers, and `TaskClient` is for the code of one
+attempt. Bodies are the structs of `interlock.wire`; errors are the classes of `interlock.errors`.
 """
 
 from interlock.client._gateway import Client, JobOptions, TaskFilter

@@ -1,4 +1,4 @@
-"""Bundles of user code: upload, list, show, delete; one method per endpoint."""
+"""Calls for bundles of user code, as `Client.bundles`: one method per endpoint."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _page = msgspec.json.Decoder(BundlePage)
 
 
 class BundleCalls:
-    """`client.bundles`. A bundle is named by its name, or by the beginning of its digest."""
+    """A bundle is identified by its name or by a prefix of its digest."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
     async def upload(self, content: bytes, *, name: str | None = None) -> BundleView:
-        """The same content again is the same bundle. `name` moves to it from wherever it was."""
+        """Uploads a bundle. Idempotent: equal content is the same bundle. `name`, if in use, moves to this bundle."""
         target = query("/v1/bundles", name=name)
         async with self._caller.sending("application/zip") as caller:
             return await caller.call("POST", target, _view, Raw(content), timeout=_UPLOAD_SECONDS)
@@ -36,5 +36,5 @@ class BundleCalls:
         return await self._caller.call("GET", path("v1", "bundles", which), _view)
 
     async def delete(self, which: str) -> BundleView:
-        """Only one that no job uses."""
+        """Deletes a bundle that no job uses."""
         return await self._caller.call("DELETE", path("v1", "bundles", which), _view, repeatable=False)

@@ -1,7 +1,7 @@
-"""Receiving from a queue of the command bus: commands that were sent to a service, and the telemetry of its org.
+"""Consumers of the command bus: commands sent to a service, and the telemetry of its org.
 
-A message that was received is invisible to others for `visibility_seconds`, and comes again if nobody settles it. So a
-command may come twice: its id is the same each time.
+A received message is invisible to other consumers for `visibility_seconds`. If it is not settled by then, it is
+delivered again. So a command may arrive twice; its id is the same each time.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from interlock.wire.bus_inbox import (
     InboxReceive,
     InboxSettled,
 )
-from interlock.wire.queues import MessageRef, QueueMessage
+from interlock.wire.tasks import MessageRef, QueueMessage
 
 T = TypeVar("T")
 
 TELEMETRY: Final = "@telemetry"
 _LONGEST_PAUSE_SECONDS: Final = 300.0
 _EXTENDS: Final = 3
-"""In the time for which a message is invisible."""
+"""How often the visibility timeout is extended per `visibility_seconds`."""
 
 _messages = msgspec.json.Decoder(InboxMessages)
 _settled = msgspec.json.Decoder(InboxSettled)
@@ -52,27 +52,27 @@ _telemetry = msgspec.json.Decoder(TelemetryMessage)
 
 
 class Delivery(Generic[T]):
-    """A message that this consumer holds, until it is settled or too much time has passed."""
+    """A message that this consumer holds until it is settled or its visibility timeout expires."""
 
     def __init__(self, consumer: _Receiver[T], message: QueueMessage, body: T) -> None:
         self.body = body
         self.message_id = message.message_id
         self.receives = message.receives
-        """How often it was delivered, this time included."""
+        """Number of deliveries, this one included."""
         self.enqueued_at: datetime = message.enqueued_at
         self._consumer = consumer
         self._items = [MessageRef(message.message_id, message.receipt)]
 
     async def ack(self) -> bool:
-        """It is done. False when it was no longer this consumer's: somebody else has it, or will."""
+        """Acknowledges the message. Returns False if this consumer no longer held it; it is then delivered again."""
         return await self._settle("ack", InboxAck(items=self._items))
 
     async def nack(self, delay_seconds: float = 0.0) -> bool:
-        """Somebody is to try again, after a while."""
+        """Returns the message to the queue, to be delivered again after `delay_seconds`."""
         return await self._settle("nack", InboxNack(items=self._items, delay_seconds=delay_seconds))
 
     async def extend(self, visibility_seconds: float) -> bool:
-        """It takes longer: nobody else gets it for so long from now."""
+        """Hides the message from other consumers for another `visibility_seconds` from now."""
         return await self._settle("extend", InboxExtend(items=self._items, visibility_seconds=visibility_seconds))
 
     async def _settle(self, what: str, body: Any) -> bool:
@@ -113,13 +113,13 @@ class _Receiver(Generic[T]):
         timeout: float = TIMEOUT_SECONDS,
         **parameters: object,
     ) -> Any:
-        """Any: the decoder's own type."""
+        """Returns Any because the type depends on the decoder."""
         target = query(path("v1", "inbox", self._queue, what), **parameters)
         return await self._caller.call(method, target, decoder, body, timeout=timeout)
 
-    async def receive(self, most: int = 10, wait_seconds: float = 10.0) -> list[Delivery[T]]:
-        """Waits for the first message; none after `wait_seconds`."""
-        wanted = InboxReceive(max=most, wait_seconds=wait_seconds, visibility_seconds=self.visibility_seconds)
+    async def receive(self, limit: int = 10, wait_seconds: float = 10.0) -> list[Delivery[T]]:
+        """Waits for the first message. Returns an empty list after `wait_seconds`."""
+        wanted = InboxReceive(max=limit, wait_seconds=wait_seconds, visibility_seconds=self.visibility_seconds)
         reply: InboxMessages = await self.call(
             "POST", "receive", _messages, wanted, timeout=wait_seconds + TIMEOUT_SECONDS
         )
@@ -133,11 +133,12 @@ class _Receiver(Generic[T]):
         stop: asyncio.Event | None = None,
         on_failure: Callable[[Delivery[T], Exception], None] = lambda _delivery, _error: None,
     ) -> None:
-        """Until `stop` is set: handles messages, up to `concurrency` at once, and settles them.
+        """Handles and settles messages until `stop` is set, up to `concurrency` at a time.
 
-        One whose handler returns is done. One whose handler raises comes again, after a pause that grows with each
-        delivery, and ends among the dead letters. While a handler runs, its message stays its own; should it be lost
-        all the same, the handler is cancelled, since another consumer has the message by then.
+        A message is acknowledged when its handler returns. When the handler raises, the message is delivered again
+        after a backoff that grows with each delivery, and finally becomes a dead letter. While a handler runs, its
+        visibility timeout is extended. If the message is lost all the same, the handler is cancelled, since another
+        consumer has it by then.
         """
         stop = stop or asyncio.Event()
         stopping = asyncio.create_task(stop.wait())
@@ -161,7 +162,7 @@ class _Receiver(Generic[T]):
         await asyncio.wait({receiving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if receiving.done():
             return receiving.result()
-        # What the server has already handed out comes again when its time is over.
+        # Messages that the server has already handed out are delivered again after their visibility timeout.
         receiving.cancel()
         await asyncio.gather(receiving, return_exceptions=True)
         return []
@@ -189,30 +190,30 @@ class _Receiver(Generic[T]):
             await asyncio.gather(working, keeping, return_exceptions=True)
 
     async def _keep(self, delivery: Delivery[T]) -> None:
-        """Returns when the message is somebody else's."""
+        """Extends the visibility timeout; returns when another consumer has the message."""
         while True:
             await asyncio.sleep(self.visibility_seconds / _EXTENDS)
             try:
                 if not await delivery.extend(self.visibility_seconds):
                     return
             except InterlockError:
-                # The next try may come in time; if none does, the message comes again.
+                # A later extension may still be in time. Otherwise the message is delivered again.
                 continue
 
     # Dead letters
 
     async def dead_letters(self, cursor: str | None = None, limit: int = 100) -> InboxDead:
-        """Messages that were delivered too often without being settled, oldest first."""
+        """Returns messages that were delivered too often without being settled, oldest first."""
         reply: InboxDead = await self.call("GET", "dead-letters", _dead, cursor=cursor, limit=limit)
         return reply
 
     async def redrive(self, message_ids: list[str] | None = None, limit: int = 1_000) -> int:
-        """Dead letters, delivered again; without ids the oldest. How many there were."""
+        """Redelivers the given dead letters, or the oldest ones, and returns their number."""
         reply = await self.call("POST", "redrive", _settled, DeadSelection(message_ids=message_ids, limit=limit))
         return int(reply.settled)
 
     async def discard(self, message_ids: list[str] | None = None, limit: int = 1_000) -> int:
-        """Dead letters, gone for good."""
+        """Deletes the given dead letters, or the oldest ones, and returns their number."""
         reply = await self.call("POST", "discard", _settled, DeadSelection(message_ids=message_ids, limit=limit))
         return int(reply.settled)
 
@@ -223,7 +224,7 @@ class Consumer(_Receiver[DeliveredMessage]):
         async with Consumer(url, key, "posts") as consumer:
             await consumer.run(post)
 
-    where `post` is a coroutine function of one delivery, whose `body.command` is the command.
+    `post` is a coroutine function that takes one delivery; the command is `delivery.body.command`.
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class Consumer(_Receiver[DeliveredMessage]):
 
 
 class TelemetryConsumer(_Receiver[TelemetryMessage]):
-    """Receives what the org of the key's service is told: `body.events` of each delivery."""
+    """Receives the telemetry events of the org of the key's service, as `body.events` of each delivery."""
 
     def __init__(
         self,

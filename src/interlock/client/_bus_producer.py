@@ -1,7 +1,7 @@
-"""Sending commands: signed with the newest key of the service, in batches, and again when the bus says when.
+"""Sends commands: signed with the newest key of the service, in batches, retried after the delay that the bus returns.
 
-A command keeps its id however often it is sent, so that a route with strict deduplication takes it once. Each time it
-gets a fresh timestamp and signature: a message is good for a minute, and a key for a while.
+A command keeps its id across retries, so a route with strict deduplication accepts it once. Each retry has a fresh
+timestamp and signature, because a signed message is valid for one minute and a key may be rotated.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from uuid import uuid4
 import msgspec
 from msgspec import Raw, Struct
 
-from interlock.bus.canonical import NotCanonical
-from interlock.bus.envelope import compose
 from interlock.client._caller import Caller, bearer
 from interlock.errors import BadRequest, CommandRefused, ServerUnreachable, Unavailable
 from interlock.wire import CommandVerdict, CommandVerdicts, TenantConfig
+from interlock.wire.canonical_json import NotCanonical
+from interlock.wire.commands import compose
 
 BATCH: Final = 100
 _PATIENCE_SECONDS: Final = 20.0
-"""Of one request, with the message that was signed for it: less than the window in which that is good."""
+"""Retry limit of one request. Shorter than the window in which the message signed for it is valid."""
 _LONGEST_WAIT_SECONDS: Final = 60.0
 _UNHINTED_SECONDS: Final = 1.0
 _STALE_KEY: Final = frozenset({"unknown_key", "expired_key", "invalid_hmac"})
 _PASSING: Final = frozenset({"rate-limit-exceeded", "fairness-violation", "delivery-failure"})
-"""Failures that another time may not have."""
+"""Transient failures."""
 
 _config = msgspec.json.Decoder(TenantConfig)
 _verdicts = msgspec.json.Decoder(CommandVerdicts)
@@ -42,17 +42,17 @@ def _new_id() -> str:
 
 
 class Command(Struct, frozen=True, kw_only=True):
-    """What is to be done, by whom. The same `command_id` is the same command."""
+    """A command to a target service. Two commands with the same `command_id` are the same command."""
 
     target: str
     name: str
     payload: Any = None
-    """Anything JSON can say; `msgspec.Raw` as it is."""
+    """Any JSON value; `msgspec.Raw` is sent unchanged."""
     command_id: str = msgspec.field(default_factory=_new_id)
 
 
 class Producer:
-    """Sends commands as the service that the API key speaks for. One for all tasks of a process."""
+    """Sends commands as the service of the API key. Share one instance among the tasks of a process."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Producer:
         now: Callable[[], float] = time.time,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        """`patience`: how many seconds a command is tried again that was refused for the moment."""
+        """`patience`: for how many seconds a command with a transient failure is retried."""
         self._caller = Caller(url, bearer(api_key, None), verify=verify, patience=min(patience, _PATIENCE_SECONDS))
         self._patience = patience
         self._now = now
@@ -85,7 +85,7 @@ class Producer:
     async def send(
         self, target: str, name: str, payload: Any = None, *, command_id: str | None = None
     ) -> CommandVerdict:
-        """One command. Unless it was delivered, handed on, or is a duplicate: CommandRefused, with the verdict."""
+        """Sends one command. Raises CommandRefused, with the verdict, if the outcome is `failed` or `invalid`."""
         command = Command(target=target, name=name, payload=payload, command_id=command_id or _new_id())
         (verdict,) = await self.send_many([command])
         if verdict.outcome in ("failed", "invalid"):
@@ -93,7 +93,7 @@ class Producer:
         return verdict
 
     async def send_many(self, commands: Iterable[Command]) -> list[CommandVerdict]:
-        """A verdict for each, in their order. What was refused for the moment is sent again while patience lasts."""
+        """Returns a verdict for each command, in order. Retries transient failures while `patience` lasts."""
         waiting = list(commands)
         verdicts: dict[int, CommandVerdict] = {}
         deadline = self._now() + self._patience
@@ -112,7 +112,7 @@ class Producer:
         return [verdicts[place] for place in range(len(waiting))]
 
     async def _send(self, commands: Sequence[Command]) -> list[CommandVerdict]:
-        """One request; a second one where the key was not the right one any more."""
+        """Sends one request, and a second one for commands whose signing key was outdated."""
         config = await self.config()
         verdicts = await self._post(commands, config)
         stale = [place for place, verdict in enumerate(verdicts) if verdict.reason in _STALE_KEY]
@@ -148,7 +148,7 @@ class Producer:
             raise BadRequest(f"The payload cannot be signed: {error}.", code="not_canonical") from None
 
     async def config(self, *, newer_than: TenantConfig | None = None) -> TenantConfig:
-        """What is known of the service's keys, asked for again when it is time to."""
+        """Returns the service's keys, and refreshes them when the poll interval has passed."""
         async with self._polling:
             known = self._known
             if known is not None and known is not newer_than and self._now() < self._poll_at:
@@ -156,7 +156,7 @@ class Producer:
             try:
                 fresh = await self._caller.call("GET", "/v1/tenant-config", _config)
             except (ServerUnreachable, Unavailable):
-                # The keys that are known are good for days yet: sending is tried, and says if it is otherwise.
+                # The cached keys are valid for days: use them. If they are not, sending fails with a reason.
                 if known is None or newer_than is not None:
                     raise
                 self._poll_at = self._now() + _LONGEST_WAIT_SECONDS

@@ -1,8 +1,9 @@
-"""The registry of the command bus, one method per endpoint."""
+"""Calls for the command bus: registry, alerts, health of routes, replays; one method per endpoint."""
 
 from __future__ import annotations
 
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 
@@ -28,8 +29,50 @@ from interlock.wire import (
     ServiceView,
     TenantConfig,
 )
+from interlock.wire.bus_alerts import AlertPage, AlertSettings, AlertSettingsList, AlertSettingsView, AlertView, Channel
+from interlock.wire.bus_health import RouteHealthPage
+from interlock.wire.bus_replays import ReplayPage, ReplayRequest, ReplayView
 
 PAGE: Final = 100
+
+_alerts = msgspec.json.Decoder(AlertPage)
+_alert = msgspec.json.Decoder(AlertView)
+_listed = msgspec.json.Decoder(AlertSettingsList)
+_settings = msgspec.json.Decoder(AlertSettingsView)
+_health = msgspec.json.Decoder(RouteHealthPage)
+
+
+class BusOperationCalls:
+    """`client.bus`."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def alerts(self, cursor: str | None = None, limit: int = PAGE) -> AlertPage:
+        """Returns the org's alerts, newest first."""
+        return await self._caller.call("GET", query("/v1/alerts", cursor=cursor, limit=limit), _alerts)
+
+    async def alert_channels(self) -> AlertSettingsList:
+        return await self._caller.call("GET", "/v1/alert-channels", _listed)
+
+    async def set_alert_channels(self, event: str, channels: list[Channel]) -> AlertSettingsView:
+        """Sets the channels that receive alerts for an event."""
+        body = AlertSettings(channels=channels)
+        return await self._caller.call("PUT", path("v1", "alert-channels", event), _settings, body)
+
+    async def unrouted_alerts(self, cursor: str | None = None, limit: int = PAGE) -> AlertPage:
+        """Returns critical alerts of all orgs that were delivered to no channel."""
+        return await self._caller.call("GET", query("/v1/operations/alerts", cursor=cursor, limit=limit), _alerts)
+
+    async def resolve_alert(self, alert_id: UUID) -> AlertView:
+        return await self._caller.call("POST", path("v1", "operations", "alerts", alert_id, "resolve"), _alert)
+
+    async def route_health(
+        self, cursor: str | None = None, limit: int = PAGE, *, only_bad: bool = False
+    ) -> RouteHealthPage:
+        target = query("/v1/route-health", cursor=cursor, limit=limit, bad="true" if only_bad else None)
+        return await self._caller.call("GET", target, _health)
+
 
 _change = msgspec.json.Decoder(RegistryChange)
 _changes = msgspec.json.Decoder(ChangePage)
@@ -46,7 +89,7 @@ _config = msgspec.json.Decoder(TenantConfig)
 
 
 class RegistryCalls:
-    """`client.registry`. What is put again as it is changes nothing; with `dry_run` nothing ever does."""
+    """`client.registry`. Puts are idempotent. With `dry_run` nothing is changed."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -86,7 +129,7 @@ class RegistryCalls:
         return await self._drop(_dry(path("v1", "routes", target, name), dry_run))
 
     async def test_route(self, source: str, target: str, name: str) -> RouteTrial:
-        """What would become of a command; nothing is sent."""
+        """Reports what would happen to a command, without sending one."""
         request = RouteTrialRequest(source=source, target=target, name=name)
         return await self._caller.call("POST", "/v1/routes/test", _trial, request)
 
@@ -99,7 +142,7 @@ class RegistryCalls:
         return await self._caller.call("GET", query("/v1/acls", target=target, cursor=cursor, limit=limit), _acls)
 
     async def drop_acl(self, source: str, target: str, name: str, *, dry_run: bool = False) -> RegistryChange:
-        """`source` is the service, without its org."""
+        """Drops an ACL entry. `source` is the service, without its org."""
         return await self._drop(_dry(path("v1", "acls", target, name, source), dry_run))
 
     # Limits
@@ -113,14 +156,14 @@ class RegistryCalls:
     async def drop_limit(
         self, target: str | None, name: str | None, source: str | None = None, *, dry_run: bool = False
     ) -> RegistryChange:
-        """Without target and name: the limit that is on `source` alone."""
+        """Drops a limit. Without target and name: the limit on `source` alone."""
         place = path("v1", "limits", *(part for part in (target, name) if part is not None))
         return await self._drop(query(place, source=source, dry_run="true" if dry_run else None))
 
     # Keys
 
     async def rotate_key(self, service: str, *, overlap_seconds: float | None = None) -> ServiceKeyView:
-        """The service finds the secret in its configuration."""
+        """Rotates the service's signing key. The service reads the new secret from its tenant config."""
         request = ServiceKeyRequest(service=service, overlap_seconds=overlap_seconds)
         return await self._caller.call("POST", "/v1/service-keys", _key, request, repeatable=False)
 
@@ -134,7 +177,7 @@ class RegistryCalls:
         )
 
     async def tenant_config(self) -> TenantConfig:
-        """Of the service that this client's API key speaks for."""
+        """Returns the configuration of the service that this client's API key belongs to."""
         return await self._caller.call("GET", "/v1/tenant-config", _config)
 
     # The changelog
@@ -154,3 +197,24 @@ class RegistryCalls:
 
 def _dry(target: str, dry_run: bool) -> str:
     return query(target, dry_run="true" if dry_run else None)
+
+
+_view = msgspec.json.Decoder(ReplayView)
+_page = msgspec.json.Decoder(ReplayPage)
+
+
+class ReplayCalls:
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def start(self, request: ReplayRequest) -> ReplayView:
+        return await self._caller.call("POST", "/v1/replays", _view, request, repeatable=False)
+
+    async def page(self, cursor: str | None = None, limit: int = PAGE) -> ReplayPage:
+        return await self._caller.call("GET", query("/v1/replays", cursor=cursor, limit=limit), _page)
+
+    async def replay(self, replay_id: UUID) -> ReplayView:
+        return await self._caller.call("GET", path("v1", "replays", replay_id), _view)
+
+    async def cancel(self, replay_id: UUID) -> ReplayView:
+        return await self._caller.call("POST", path("v1", "replays", replay_id, "cancel"), _view)

@@ -1,15 +1,22 @@
-"""DAGs: deploy, roll back, and see what is deployed; one method per endpoint."""
+"""Calls for DAGs, sources and backfills: one method per endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Final
 from urllib.parse import urlencode
+from uuid import UUID, uuid4
 
 import msgspec
 
 from interlock.client._caller import Caller, path, query
+from interlock.client._http import refuse_line_breaks
 from interlock.wire import (
+    BackfillAnswer,
+    BackfillPage,
+    BackfillRequest,
+    BackfillView,
     DagDeployed,
     DagDocument,
     DagPage,
@@ -17,9 +24,66 @@ from interlock.wire import (
     DagVersionPage,
     DagVersionView,
     DagView,
+    HookSecret,
     PurgeRequest,
     RollbackRequest,
+    SecretRequest,
+    SourceEvent,
+    SourceEvents,
+    SourceEventsAccepted,
+    SourceList,
 )
+
+BACKFILL_PAGE = 100
+
+_one = msgspec.json.Decoder(BackfillView)
+
+
+class BackfillCalls:
+    """A backfill is identified by its run."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def start(self, dag: str, job: str, request: BackfillRequest) -> BackfillAnswer:
+        target = path("v1", "dags", dag, "jobs", job, "backfills")
+        decoder = msgspec.json.Decoder(BackfillAnswer)
+        return await self._caller.call("POST", target, decoder, request, repeatable=request.dry_run)
+
+    async def page(self, cursor: str | None = None, limit: int = BACKFILL_PAGE) -> BackfillPage:
+        target = query("/v1/backfills", cursor=cursor, limit=limit)
+        return await self._caller.call("GET", target, msgspec.json.Decoder(BackfillPage))
+
+    async def show(self, run_id: UUID | str) -> BackfillView:
+        return await self._caller.call("GET", path("v1", "backfills", run_id), _one)
+
+    async def wait(
+        self,
+        run_id: UUID | str,
+        on_progress: Callable[[BackfillView], None] | None = None,
+        poll_seconds: float = 0.5,
+    ) -> BackfillView:
+        """Polls until the last task has ended and returns the backfill.
+
+        Each poll, the last included, calls `on_progress`.
+        """
+        while True:
+            found = await self.show(run_id)
+            if on_progress is not None:
+                on_progress(found)
+            if found.ended_at is not None:
+                return found
+            await asyncio.sleep(poll_seconds)
+
+    async def pause(self, run_id: UUID | str) -> BackfillView:
+        return await self._caller.call("POST", path("v1", "backfills", run_id, "pause"), _one)
+
+    async def resume(self, run_id: UUID | str) -> BackfillView:
+        return await self._caller.call("POST", path("v1", "backfills", run_id, "resume"), _one)
+
+    async def cancel(self, run_id: UUID | str) -> BackfillView:
+        return await self._caller.call("POST", path("v1", "backfills", run_id, "cancel"), _one)
+
 
 PAGE: Final = 100
 
@@ -32,13 +96,13 @@ _document = msgspec.json.Decoder(DagDocument)
 
 
 class DagCalls:
-    """`client.dags`."""
+    """A DAG is identified by its name, a version by a prefix of its content hash."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
     async def deploy(self, yaml: str, *, dry_run: bool = False, operators: Sequence[str] = ()) -> DagDeployed:
-        """`operators`: names that your workers register operators by."""
+        """Deploys a DAG. `operators` are the names under which your workers register operators."""
         parameters = [("dry_run", str(dry_run).lower()), *(("operator", name) for name in operators)]
         target = f"/v1/dags?{urlencode(parameters)}"
         return await self._caller.call("POST", target, _deployed, DagRequest(yaml=yaml))
@@ -57,7 +121,7 @@ class DagCalls:
         return await self._caller.call("GET", path("v1", "dags", name, "document"), _document)
 
     async def rollback(self, name: str, to: str | None = None) -> DagVersionView:
-        """`to`: the beginning of a content hash; without it, to the version that was current before."""
+        """Rolls back to the version whose content hash starts with `to`; by default to the previous one."""
         target = path("v1", "dags", name, "rollback")
         return await self._caller.call("POST", target, _version, RollbackRequest(to=to), repeatable=to is not None)
 
@@ -68,3 +132,31 @@ class DagCalls:
         return await self._caller.call(
             "POST", path("v1", "dags", name, "purge"), _version, PurgeRequest(version=version)
         )
+
+
+class SourceCalls:
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def of_dag(self, dag: str) -> SourceList:
+        return await self._caller.call("GET", path("v1", "dags", dag, "sources"), msgspec.json.Decoder(SourceList))
+
+    async def send(
+        self, dag: str, job: str, events: Sequence[SourceEvent], *, idempotency_key: str | None = None
+    ) -> SourceEventsAccepted:
+        """Sends events. The default `idempotency_key` is random: a retry after a lost reply sends nothing twice."""
+        key = idempotency_key or str(uuid4())
+        refuse_line_breaks("Idempotency-Key", key)
+        return await self._caller.call(
+            "POST",
+            path("v1", "dags", dag, "jobs", job, "events"),
+            msgspec.json.Decoder(SourceEventsAccepted),
+            SourceEvents(events=list(events)),
+            extra=f"Idempotency-Key: {key}\r\n",
+        )
+
+    async def make_secret(self, dag: str, job: str, *, rotate: bool = False) -> HookSecret:
+        """Creates a secret. Not retried: the secret of a lost reply cannot be read again."""
+        target = path("v1", "dags", dag, "jobs", job, "secret")
+        decoder = msgspec.json.Decoder(HookSecret)
+        return await self._caller.call("POST", target, decoder, SecretRequest(rotate=rotate), repeatable=False)

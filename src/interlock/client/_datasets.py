@@ -1,4 +1,4 @@
-"""The SDK for datasets, as `Client.datasets`: one method per endpoint."""
+"""Calls for datasets and published batches: one method per endpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import msgspec
 
 from interlock.client._caller import Caller, path, query
 from interlock.wire import (
+    BufferPage,
+    BufferView,
     DatasetEventPage,
     DatasetPage,
     DatasetView,
@@ -16,14 +18,37 @@ from interlock.wire import (
     InvalidateRequest,
     Lineage,
     PartitionPage,
+    PublishStatus,
     ScopeExplanation,
 )
 
 PAGE = 100
 
 
+class BufferCalls:
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def page(
+        self, status: PublishStatus | None = None, cursor: str | None = None, limit: int = PAGE
+    ) -> BufferPage:
+        target = query("/v1/buffers", status=status, cursor=cursor, limit=limit)
+        return await self._caller.call("GET", target, msgspec.json.Decoder(BufferPage))
+
+    async def show(self, publish_id: UUID) -> BufferView:
+        return await self._caller.call("GET", path("v1", "buffers", publish_id), msgspec.json.Decoder(BufferView))
+
+    async def redrive(self, publish_id: UUID) -> BufferView:
+        """Redrives a dead batch.
+
+        Not retried after a lost reply: the second call would fail because the batch is Pending.
+        """
+        target = path("v1", "buffers", publish_id, "redrive")
+        return await self._caller.call("POST", target, msgspec.json.Decoder(BufferView), repeatable=False)
+
+
 class DatasetCalls:
-    """A dataset is named by its uuid, its published name, or as `dag:job:output`."""
+    """A dataset is identified by its UUID, its published name, or `dag:job:output`."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -44,7 +69,7 @@ class DatasetCalls:
         version: UUID | None = None,
         within: tuple[int, int] | None = None,
     ) -> PartitionPage:
-        """Those that overlap `within`, of the current version unless another is named."""
+        """Returns partitions that overlap `within`, of the current version unless `version` is given."""
         first, last = within or (None, None)
         target = query(
             path("v1", "datasets", dataset, "partitions"),
@@ -63,12 +88,12 @@ class DatasetCalls:
         return await self._caller.call("GET", target, msgspec.json.Decoder(Lineage))
 
     async def invalidate(self, dataset: UUID | str, request: InvalidateRequest) -> Invalidated:
-        """Not tried again when the reply was lost: it would be made twice."""
+        """Invalidates a scope. Not retried after a lost reply: a second call would invalidate it again."""
         target = path("v1", "datasets", dataset, "invalidate")
         decoder = msgspec.json.Decoder(Invalidated)
         return await self._caller.call("POST", target, decoder, request, repeatable=request.dry_run)
 
     async def explain(self, dag: str, job: str, start: int, end: int) -> ScopeExplanation:
-        """Why a job has done a scope, or has not."""
+        """Explains why a job has or has not processed a scope."""
         target = query(path("v1", "dags", dag, "jobs", job, "explain"), start=start, end=end)
         return await self._caller.call("GET", target, msgspec.json.Decoder(ScopeExplanation))

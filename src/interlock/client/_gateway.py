@@ -11,21 +11,16 @@ from uuid import UUID, uuid4
 import msgspec
 from msgspec import Raw
 
-from interlock.client._backfills import BackfillCalls
-from interlock.client._buffers import BufferCalls
 from interlock.client._bundles import BundleCalls
-from interlock.client._bus_operations import BusOperationCalls
-from interlock.client._bus_registry import RegistryCalls
+from interlock.client._bus_registry import BusOperationCalls, RegistryCalls, ReplayCalls
 from interlock.client._caller import Caller, bearer, path, query
-from interlock.client._dags import DagCalls
-from interlock.client._datasets import DatasetCalls
+from interlock.client._dags import BackfillCalls, DagCalls, SourceCalls
+from interlock.client._datasets import BufferCalls, DatasetCalls
 from interlock.client._http import refuse_line_breaks
 from interlock.client._lists import ListCalls
 from interlock.client._queries import QueryCalls
-from interlock.client._replays import ReplayCalls
 from interlock.client._results import ResultCalls
 from interlock.client._secrets import SecretCalls
-from interlock.client._sources import SourceCalls
 from interlock.client._webhooks import WebhookCalls
 from interlock.wire import (
     AttemptPage,
@@ -81,7 +76,7 @@ ENDED = frozenset({RunState.COMPLETED, RunState.COMPLETED_WITH_FAILURES, RunStat
 
 
 class JobOptions(TypedDict, total=False):
-    """What `submit` takes beside the tasks; `interlock.wire.JobRequest` says what each means."""
+    """Options of `submit`; `interlock.wire.JobRequest` documents each one."""
 
     operator: str | None
     name: str | None
@@ -98,7 +93,7 @@ class JobOptions(TypedDict, total=False):
 
 
 class TaskFilter(TypedDict, total=False):
-    """Which tasks: of a job (id or name), of a run, in a status."""
+    """Selects tasks by job (id or name), run and status."""
 
     job: str | UUID | None
     run: UUID | None
@@ -117,14 +112,14 @@ _raw = msgspec.json.Encoder()
 
 
 class Client:
-    """Talks to a gateway with an API key.
+    """A client of the gateway, authenticated by an API key.
 
         async with Client("http://127.0.0.1:7070", key) as client:
             job = await client.submit([{"n": 1}, {"n": 2}], operator="echo")
             run = await client.wait(job.run_id)
 
-    A call that fails because the server is away is tried again for `patience` seconds, unless repeating it
-    could do it twice. Every error is one of `interlock.errors`.
+    A call that fails because the server is unreachable is retried for `patience` seconds, unless a retry could
+    execute it twice. Every error is one of `interlock.errors`.
     """
 
     def __init__(
@@ -177,9 +172,9 @@ class Client:
     async def submit(
         self, tasks: Iterable[Any], *, idempotency_key: str | None = None, **options: Unpack[JobOptions]
     ) -> JobAccepted:
-        """Submit a closed list of tasks. Payloads are anything JSON can say; `msgspec.Raw` goes out as it is.
+        """Submits a closed list of tasks. A payload is any JSON value; `msgspec.Raw` is sent unchanged.
 
-        Without an `idempotency_key` the call makes one up: a retry after a lost reply submits nothing twice.
+        Without an `idempotency_key` the client generates one, so a retry after a lost reply submits nothing twice.
         """
         raws = [task if isinstance(task, Raw) else Raw(_raw.encode(task)) for task in tasks]
         return await self.submit_request(JobRequest(tasks=raws, **options), idempotency_key=idempotency_key)
@@ -213,18 +208,18 @@ class Client:
         return await self._get(path("v1", "runs", run_id), _run)
 
     async def pause_job(self, job_id: UUID | str) -> JobView:
-        """What runs goes on, and nothing else of it begins."""
+        """Pauses a job. Running tasks continue; no other task of it starts."""
         return await self._post(path("v1", "jobs", job_id, "pause"), _job)
 
     async def resume_job(self, job_id: UUID | str) -> JobView:
         return await self._post(path("v1", "jobs", job_id, "resume"), _job)
 
     async def cancel_job(self, job_id: UUID | str) -> JobView:
-        """Its runs that have not ended."""
+        """Cancels the job's runs that have not ended."""
         return await self._post(path("v1", "jobs", job_id, "cancel"), _job)
 
     async def delete_job(self, job_id: UUID | str) -> JobView:
-        """With its runs, tasks and results, whatever state they are in."""
+        """Deletes a job with its runs, tasks and results, in whatever state they are."""
         return await self._caller.call("DELETE", path("v1", "jobs", job_id), _job, repeatable=False)
 
     async def cancel_run(self, run_id: UUID | str) -> Changed:
@@ -236,7 +231,7 @@ class Client:
         on_progress: Callable[[RunView], None] | None = None,
         poll_seconds: float = 0.2,
     ) -> RunView:
-        """The run when it has ended; `on_progress` sees every look at it, the last one included."""
+        """Polls until the run has ended and returns it. Each poll, the last included, calls `on_progress`."""
         while True:
             run = await self.run(run_id)
             if on_progress is not None:
@@ -254,7 +249,7 @@ class Client:
         return await self._get(query("/v1/tasks", **which, cursor=cursor, limit=limit), _tasks)
 
     async def tasks(self, page_size: int = PAGE, **which: Unpack[TaskFilter]) -> AsyncIterator[TaskView]:
-        """Every task that matches, page after page as they are read."""
+        """Yields every matching task and fetches pages as needed."""
         async for page in _pages(lambda cursor: self.task_page(cursor, page_size, **which)):
             for task in page.tasks:
                 yield task
@@ -308,13 +303,13 @@ class Client:
         return await self._post(path("v1", "queues", queue, "redrive"), _changed, repeatable=False)
 
     async def pause_page(self, cursor: str | None = None, limit: int = PAGE) -> PausePage:
-        """Jobs that are held back by a queue downstream."""
+        """Returns jobs that are paused because a downstream queue is too long."""
         return await self._get(query("/v1/pauses", cursor=cursor, limit=limit), msgspec.json.Decoder(PausePage))
 
     async def workers(self) -> WorkerList:
         return await self._get("/v1/workers", msgspec.json.Decoder(WorkerList))
 
-    # Principals. What shows a secret once is never repeated: the lost reply's secret would be lost with it.
+    # Principals. A call that shows a secret once is not retried: the secret of a lost reply cannot be read again.
 
     async def keys(self) -> KeyList:
         return await self._get("/v1/keys", msgspec.json.Decoder(KeyList))
@@ -326,7 +321,7 @@ class Client:
         return await self._delete(path("v1", "keys", key_id), msgspec.json.Decoder(KeyView))
 
     async def member_page(self, cursor: str | None = None, limit: int = PAGE, *, org: str | None = None) -> MemberPage:
-        """Users of the identity provider who are let in."""
+        """Returns the users of the identity provider who have access."""
         target = query("/v1/members", org=org, cursor=cursor, limit=limit)
         return await self._get(target, msgspec.json.Decoder(MemberPage))
 
@@ -351,7 +346,7 @@ class Client:
         return await self._get(path("v1", "orgs", org, "operators"), msgspec.json.Decoder(OrgOperators))
 
     async def limit_org_operators(self, org: str, operators: list[str] | None) -> OrgOperators:
-        """Limits an org to these operators; None for any. Needs the platform scope."""
+        """Limits an org to these operators; None allows all. Needs the platform scope."""
         request, decoder = OrgOperatorsRequest(operators=operators), msgspec.json.Decoder(OrgOperators)
         return await self._post(path("v1", "orgs", org, "operators"), decoder, request)
 
@@ -371,7 +366,7 @@ class Client:
 
 
 async def _pages(read: Callable[[str | None], Awaitable[Page]]) -> AsyncIterator[Page]:
-    """Pages until one has no successor; a page in between may be empty."""
+    """Yields pages until one has no `next_cursor`. A page in between may be empty."""
     cursor: str | None = None
     while True:
         page = await read(cursor)

@@ -1,9 +1,8 @@
-"""HTTP/1.1 over kept-alive connections, as lean as the hot path of a worker needs it.
+"""A minimal HTTP/1.1 client over keep-alive connections, for the hot path of a worker.
 
-A worker makes hundreds of small calls a second beside the work itself, so a call's own cost counts. Parsing
-is httptools' (it is under the servers, too); what is left here is a pool of idle connections. General-purpose
-clients spend three to ten times the processor time on the same exchange. No redirects, cookies, proxies or
-compression.
+A worker makes hundreds of small calls per second in addition to its work, so the cost of one call matters.
+General-purpose clients use three to ten times the CPU time for the same exchange. httptools parses the replies (the
+servers use it, too); this module adds a pool of idle connections. It has no redirects, cookies, proxies or compression.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 import httptools
 
 IDLE_SECONDS = 4.0
-"""Servers commonly close a connection that was idle for five: a call must not race with that."""
+"""Servers commonly close a connection after five idle seconds. A call must not race with that."""
 CONNECT_SECONDS = 10.0
 
 
@@ -34,11 +33,11 @@ class Reply(NamedTuple):
 
 
 class NotSent(ConnectionError):
-    """No connection came about: the server has not seen the request, so that any call may be repeated."""
+    """No connection was established. The server has not seen the request, so any call may be retried."""
 
 
 class BrokenExchange(ConnectionError):
-    """The connection broke, or fell silent, before the whole reply was there."""
+    """The connection broke or timed out before the reply was complete."""
 
 
 class Connection(asyncio.Protocol):
@@ -65,7 +64,7 @@ class Connection(asyncio.Protocol):
         try:
             return await waiter
         except asyncio.CancelledError:
-            self.usable = False  # the reply may have come with the cancel, and nobody would give the connection back
+            self.usable = False  # the reply may arrive together with the cancellation
             raise
         finally:
             alarm.cancel()
@@ -88,7 +87,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None:
-            # Nobody asked: whatever it is, it must not be taken for the reply to the next request.
+            # No request is pending. Discard the data, so that it is not taken for the reply to the next request.
             self.usable = False
             self.close()
             return
@@ -121,7 +120,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             take(body)
-        except Exception as error:  # a full disk, a pipe that was closed: the caller's own, and not the server's
+        except Exception as error:  # the caller's own failure: a full disk, a closed pipe
             self.usable = False
             self._waiter.set_exception(error)
 
@@ -139,7 +138,7 @@ class Http:
     def __init__(self, url: str, *, verify: ssl.SSLContext | bool = True, headers: dict[str, str]) -> None:
         parts = urlsplit(url.rstrip("/"))
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no server address: write http://host:port or https://host:port")
+            raise ValueError(f"{url!r} is not a server address: write http://host:port or https://host:port")
         self._host, self._secure = parts.hostname, parts.scheme == "https"
         self._port = parts.port or (443 if self._secure else 80)
         self._prefix = parts.path
@@ -148,7 +147,7 @@ class Http:
         self._idle: list[Connection] = []
 
     def _prepare(self, netloc: str, headers: dict[str, str]) -> bytes:
-        """The lines that are the same in every request."""
+        """Encodes the header lines that every request shares."""
         lines = {"Host": netloc, "Accept": "application/json", "Content-Type": "application/json"} | headers
         for name, value in lines.items():
             refuse_line_breaks(name, value)
@@ -175,9 +174,10 @@ class Http:
         fresh: bool = False,
         take: Take | None = None,
     ) -> Reply:
-        """`fresh`: a new connection, as a kept one may turn out closed, and this call may not be repeated.
+        """Sends one request and returns its reply.
 
-        `take` is given the body of a good reply as it comes, which then is not kept.
+        `fresh` opens a new connection: a pooled one may be closed already, and a call that must not be repeated cannot
+        be retried. `take` receives the body of a successful reply as it arrives; the body is then not kept.
         """
         line = f"{method} {self._prefix}{target} HTTP/1.1\r\n{extra}Content-Length: {len(body)}\r\n"
         request = b"".join((line.encode("latin-1"), self._head, b"\r\n", body))
@@ -214,9 +214,9 @@ class Http:
 
 
 def refuse_line_breaks(name: str, value: str) -> None:
-    """A header value with a line break in it would start a header of its own."""
+    """Rejects a header value with a line break, which would start another header."""
     if any(character in value for character in "\r\n\0"):
-        raise ValueError(f"{name} may not contain a line break")
+        raise ValueError(f"{name} must not contain a line break")
 
 
 def _tls(verify: ssl.SSLContext | bool) -> ssl.SSLContext:

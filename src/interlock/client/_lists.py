@@ -1,4 +1,4 @@
-"""Long lists of tasks: put where the gateway says, part by part, as they are read from the disk."""
+"""Uploads long task lists in parts to the URLs that the gateway hands out, reading the file in small chunks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from interlock.client._caller import Caller, path
 from interlock.client._http import refuse_line_breaks
 from interlock.errors import InterlockError, ServerUnreachable
 from interlock.wire import (
-    MOST_PARTS,
+    MAX_PARTS,
     ListFormat,
     ListSource,
     ListUpload,
@@ -30,33 +30,33 @@ from interlock.wire import (
 )
 
 PART_BYTES: Final = 1 << 30
-"""A longer list is put in several parts, unless it is packed or CSV: those cannot be cut between two lines."""
+"""A longer list is uploaded in several parts. Compressed and CSV lists are not split: they cannot be cut at a line."""
 _READ_BYTES: Final = 1 << 20
 _PACKED: Final = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 _raw = msgspec.json.Encoder()
 T = TypeVar("T")
 
 OnSent = Callable[[int, int], None]
-"""Told how many bytes have been sent, and of how many."""
+"""Called with the bytes sent so far and the total."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a file, which lie between two ends of lines."""
+    """A byte range of a file that starts and ends at a line boundary."""
 
     start: int
     end: int
 
 
 class ListCalls:
-    """Of the public gateway."""
+    """`client.lists`: uploads, and tasks for open runs."""
 
     def __init__(self, caller: Caller, verify: ssl.SSLContext | bool) -> None:
         self._caller = caller
         self._verify = verify
 
     async def upload(self, parts: int = 1, *, idempotency_key: str | None = None) -> ListUpload:
-        """Where to put a list."""
+        """Requests upload URLs for a list."""
         return await self._post(
             "/v1/uploads", msgspec.json.Decoder(ListUpload), UploadRequest(parts=parts), idempotency_key
         )
@@ -69,7 +69,7 @@ class ListCalls:
         part_bytes: int = PART_BYTES,
         on_sent: OnSent | None = None,
     ) -> ListSource:
-        """Uploads a file, and gives what `source` of a job says of it. Whatever its size, little of it is in memory."""
+        """Uploads a file of any size with little memory. Returns the value for `source` of a job."""
         spans = await asyncio.to_thread(spans_of, file, form, part_bytes)
         digest = await asyncio.to_thread(_digest, file)
         upload = await self.upload(len(spans))
@@ -86,7 +86,7 @@ class ListCalls:
         return ListSource(upload_id=upload.upload_id, format=form, sha256=digest)
 
     async def _put(self, url: str, file: Path, span: Span, count: Callable[[int], None]) -> None:
-        # A client for general use: this is one long request to whoever has the objects, S3 perhaps.
+        # A general-purpose client: this is one long request to an object store, perhaps S3.
         import aiohttp  # noqa: PLC0415
 
         async def chunks() -> AsyncIterator[bytes]:
@@ -108,19 +108,19 @@ class ListCalls:
             ):
                 if reply.status >= 300:
                     raise InterlockError(
-                        f"The list was not taken: its store answered {reply.status}.", code="not_stored"
+                        f"The list was not stored: the object store answered {reply.status}.", code="not_stored"
                     )
         except aiohttp.ClientError as error:
-            raise ServerUnreachable(f"The store of lists does not answer ({type(error).__name__}).") from None
+            raise ServerUnreachable(f"The object store does not answer ({type(error).__name__}).") from None
 
     async def add(self, job: UUID | str, tasks: Iterable[Any], *, idempotency_key: str | None = None) -> TasksAdded:
-        """More tasks for a job's open run; all of them, or none."""
+        """Adds tasks to a job's open run, all or none."""
         raws = [task if isinstance(task, Raw) else Raw(_raw.encode(task)) for task in tasks]
         target = path("v1", "jobs", job, "tasks")
         return await self._post(target, msgspec.json.Decoder(TasksAdded), TasksRequest(tasks=raws), idempotency_key)
 
     async def close(self, job: UUID | str) -> RunView:
-        """No more tasks will come."""
+        """Closes the open run: no more tasks can be added."""
         return await self._post(path("v1", "jobs", job, "close"), msgspec.json.Decoder(RunView), None, None)
 
     async def _post(self, target: str, decoder: msgspec.json.Decoder[T], body: Any, key: str | None) -> T:
@@ -130,13 +130,13 @@ class ListCalls:
 
 
 def spans_of(file: Path, form: ListFormat, part_bytes: int = PART_BYTES) -> list[Span]:
-    """Where a file is cut: between lines, and into no more parts than an upload takes."""
+    """Splits a file at line boundaries into at most as many parts as an upload allows."""
     size = file.stat().st_size
     with file.open("rb") as source:
         packed = source.read(4).startswith(_PACKED)
         if packed or form is ListFormat.CSV or size <= part_bytes:
             return [Span(0, size)]
-        step, cuts = max(part_bytes, -(-size // (MOST_PARTS - 1))), [0]
+        step, cuts = max(part_bytes, -(-size // (MAX_PARTS - 1))), [0]
         while cuts[-1] + step < size:
             source.seek(cuts[-1] + step - 1)
             source.readline()

@@ -1,4 +1,4 @@
-"""Where the servers are and what opens them: from the settings, else from the folder of `interlock up`."""
+"""Addresses and credentials of the servers: from the settings, or from the folder of `interlock up`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CREDENTIALS = "credentials.json"
 
 
 class Access(NamedTuple):
-    """What a client of these settings is made of."""
+    """Address, credential and TLS verification of a server."""
 
     url: str
     secret: str
@@ -25,20 +25,20 @@ class Access(NamedTuple):
 
 
 def gateway_access(settings: Settings) -> Access:
-    """What `Client` needs: the gateway and an API key."""
+    """Returns the access that `Client` needs: the gateway and an API key."""
     url = settings.gateway_url or _left(settings, ENDPOINTS, "gateway", "INTERLOCK_GATEWAY_URL")
     return Access(url, _secret(settings, settings.api_key, "admin_key", "INTERLOCK_API_KEY"), _verify(settings))
 
 
 def dispatcher_access(settings: Settings) -> Access:
-    """What `WorkerClient` needs: the dispatcher and a worker token."""
+    """Returns the access that `WorkerClient` needs: the dispatcher and a worker token."""
     url = settings.internal_url or _left(settings, ENDPOINTS, "internal", "INTERLOCK_INTERNAL_URL")
     token = _secret(settings, settings.worker_token, "worker_token", "INTERLOCK_WORKER_TOKEN")
     return Access(url, token, _verify(settings))
 
 
 def query_access(settings: Settings) -> Access:
-    """What `QueryClient` needs: the query service and an API key."""
+    """Returns the access that `QueryClient` needs: the query service and an API key."""
     url = settings.query_url or _left(settings, ENDPOINTS, "query", "INTERLOCK_QUERY_URL")
     return Access(url, _secret(settings, settings.api_key, "admin_key", "INTERLOCK_API_KEY"), _verify(settings))
 
@@ -52,7 +52,7 @@ def _left(settings: Settings, file: str, name: str, variable: str) -> str:
     value = _read(path).get(name)
     if not value:
         raise ConfigurationError(
-            f"{path} has no {name}: set {variable}, or give the --dir in which `interlock up` was started."
+            f"{path} has no {name}: set {variable}, or pass the --dir with which `interlock up` was started."
         )
     return value
 
@@ -63,7 +63,9 @@ def _read(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigurationError(f"{path} cannot be read ({error}): mend it, or start `interlock up` again.") from error
+        raise ConfigurationError(
+            f"{path} cannot be read ({error}): fix the file, or start `interlock up` again."
+        ) from error
 
 
 def _verify(settings: Settings) -> ssl.SSLContext | bool:

@@ -1,4 +1,4 @@
-"""The SDK for queries: `QueryClient` asks the query service, `Client.queries` reads what was asked."""
+"""Calls for queries: `QueryClient` sends queries to the query service, `Client.queries` reads the query history."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from interlock.wire import QueryFormat, QueryMode, QueryPage, QueryReply, QueryV
 PAGE = 100
 PATIENCE_SECONDS = 5.0
 REPLY_SECONDS = 3_700.0
-"""The service ends a query that takes too long, and says so; an hour is the most that it can be told to allow."""
+"""The service cancels a query that takes too long and reports it. Its longest configurable timeout is one hour."""
 
 _reply = msgspec.json.Decoder(QueryReply)
 
 
 class QueryOptions(TypedDict, total=False):
-    """What a query takes beside its statement; `interlock.wire.UserQuery` says what each means."""
+    """Options of a query; `interlock.wire.UserQuery` documents each one."""
 
     datasets: Sequence[str] | None
     mode: QueryMode
@@ -30,7 +30,7 @@ class QueryOptions(TypedDict, total=False):
 
 
 class QueryClient:
-    """Talks to a query service with an API key.
+    """A client of the query service, authenticated by an API key.
 
     async with QueryClient("http://127.0.0.1:7072", key) as queries:
         reply = await queries.ask("select count(*) from transfers")
@@ -55,16 +55,16 @@ class QueryClient:
         self._caller.close()
 
     async def ask(self, sql: str, **options: Unpack[QueryOptions]) -> QueryReply:
-        """The rows, or where they were exported to, or the batch task that has the query now."""
+        """Returns the rows, the URLs of an export, or the batch task that executes the query."""
         body = _body(sql, QueryFormat.JSON, options)
-        # Asking twice is harmless, unless it starts something.
+        # A repeated query is harmless, unless it starts an export or a batch task.
         repeatable = body.mode is QueryMode.INTERACTIVE and not body.export
         return await self._caller.call("POST", "/v1/query", _reply, body, timeout=REPLY_SECONDS, repeatable=repeatable)
 
     async def stream(
         self, sql: str, form: QueryFormat, take: Callable[[bytes], object], **options: Unpack[QueryOptions]
     ) -> None:
-        """Hands on CSV or Arrow IPC as it comes. Returns when that was all of it, and raises when it was not."""
+        """Passes CSV or Arrow IPC to `take` as it arrives. Raises if the result is incomplete."""
         body = _body(sql, form, options)
         await self._caller.download("POST", "/v1/query", take, body, timeout=REPLY_SECONDS)
 
@@ -82,16 +82,16 @@ def _body(sql: str, form: QueryFormat, options: QueryOptions) -> UserQuery:
 
 
 class QueryCalls:
-    """As `Client.queries`, on the gateway."""
+    """The query history, as `Client.queries`."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> QueryPage:
-        """Newest first."""
+        """Returns a page of queries, newest first."""
         target = query("/v1/queries", cursor=cursor, limit=limit)
         return await self._caller.call("GET", target, msgspec.json.Decoder(QueryPage))
 
     async def show(self, query_id: UUID | str) -> QueryView:
-        """With fresh addresses of what was exported."""
+        """Returns a query, with fresh URLs for its export."""
         return await self._caller.call("GET", path("v1", "queries", query_id), msgspec.json.Decoder(QueryView))

@@ -1,4 +1,4 @@
-"""What comes out of runs: single tasks by index, results, receipts, exports; one method per endpoint."""
+"""Calls for the output of runs: tasks by index, results, receipts and exports; one method per endpoint."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _keys = msgspec.json.Decoder(ReceiptKeys)
 
 
 class ResultCalls:
-    """`client.results`. A job is named by its name or its id; without a `run` its newest one is meant."""
+    """`client.results`. A job is identified by its name or its id. `run` defaults to the newest run."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
     async def task(self, job: str | UUID, index: int, *, run: UUID | None = None) -> TaskView:
-        """With its result, and a URL that gives that to whoever has it, for a day."""
+        """Returns a task with its result and a URL for the result. Anyone can read that URL for one day."""
         return await self._caller.call("GET", query(path("v1", "jobs", job, "tasks", index), run=run), _task)
 
     async def result(self, run_id: UUID, index: int) -> Raw:
-        """Of one task, byte for byte."""
+        """Returns the result of one task, byte for byte."""
         return await self._caller.call("GET", path("v1", "results", run_id, index), _raw)
 
     async def receipt(
         self, job: str | UUID, *, run: UUID | None = None, on_progress: Callable[[ReceiptReply], None] | None = None
     ) -> ReceiptReply:
-        """The signed one. That of a large run takes several calls, each of which goes on where the last one ended."""
+        """Returns the signed receipt. A large run takes several calls; each continues where the previous one ended."""
         target = query(path("v1", "jobs", job, "receipt"), run=run)
         while True:
             reply = await self._caller.call("GET", target, _receipt)
@@ -61,7 +61,7 @@ class ResultCalls:
                 on_progress(reply)
 
     async def rerun(self, job: str | UUID, request: RerunRequest, *, idempotency_key: str | None = None) -> JobAccepted:
-        """Tasks of a run once more, as a new run. Without a key the call makes one up: a retry runs nothing twice."""
+        """Runs tasks of a run again, as a new run. The default key is random: a retry runs nothing twice."""
         key = idempotency_key or str(uuid4())
         refuse_line_breaks("Idempotency-Key", key)
         target, extra = path("v1", "jobs", job, "rerun"), f"Idempotency-Key: {key}\r\n"
@@ -70,7 +70,7 @@ class ResultCalls:
     async def start_export(
         self, job: str | UUID, request: ExportRequest, *, idempotency_key: str | None = None
     ) -> ExportView:
-        """Of all tasks of a run that has ended. Without a key the call makes one up: a retry exports nothing twice."""
+        """Exports all tasks of a run that has ended. The default key is random: a retry exports nothing twice."""
         key = idempotency_key or str(uuid4())
         refuse_line_breaks("Idempotency-Key", key)
         target, extra = path("v1", "jobs", job, "exports"), f"Idempotency-Key: {key}\r\n"
@@ -79,7 +79,7 @@ class ResultCalls:
     async def export(
         self, job: str | UUID, export_id: UUID, cursor: str | None = None, limit: int = PAGE
     ) -> ExportView:
-        """Once it is complete, with a page of its files."""
+        """Returns the state of an export and, once it is complete, a page of its files."""
         target = query(path("v1", "jobs", job, "exports", export_id), cursor=cursor, limit=limit)
         return await self._caller.call("GET", target, _export)
 
@@ -90,7 +90,7 @@ class ResultCalls:
         on_progress: Callable[[ExportView], None] | None = None,
         poll_seconds: float = 0.5,
     ) -> ExportView:
-        """When it is complete or has failed, with the first page of its files."""
+        """Polls until the export has completed or failed. Returns it with the first page of its files."""
         while True:
             view = await self.export(job, export_id)
             if on_progress is not None:
@@ -100,7 +100,7 @@ class ResultCalls:
             await asyncio.sleep(poll_seconds)
 
     async def export_parts(self, job: str | UUID, export_id: UUID) -> AsyncIterator[ExportPart]:
-        """All files of a complete one, with their URLs."""
+        """Yields all files of a complete export, with their URLs."""
         cursor: str | None = None
         while True:
             page = await self.export(job, export_id, cursor, 1000)

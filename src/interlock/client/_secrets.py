@@ -1,4 +1,4 @@
-"""Secrets of an org, one method per endpoint. A value is sent and never read back."""
+"""Calls for an org's secrets: one method per endpoint. A value is sent and never read back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SecretCalls:
         self._caller = caller
 
     async def set(self, name: str, value: str, *, hosts: Iterable[str] = ()) -> OrgSecretView:
-        """Sets the value, and the hosts that it may be sent to; no hosts: all."""
+        """Sets the value and the hosts that it may be sent to. Without hosts, it may be sent to any."""
         request = OrgSecretRequest(value=value, hosts=list(hosts))
         return await self._caller.call("PUT", path("v1", "secrets", name), _view, request)
 

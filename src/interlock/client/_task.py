@@ -1,4 +1,4 @@
-"""The dispatcher as one attempt sees it: every call carries the fence and the attempt's capability token."""
+"""Calls of one attempt to the dispatcher. Each carries the fence and the attempt's capability token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS = 60.0
 QUERY_SECONDS = 3_700.0
-"""The service itself ends a query that takes too long."""
+"""The query service itself cancels a query that takes too long."""
 
 _beat = msgspec.json.Decoder(HeartbeatReply)
 _completed = msgspec.json.Decoder(CompletionReply)
@@ -47,7 +47,7 @@ _json = msgspec.json.Encoder()
 
 
 class Fence(NamedTuple):
-    """What makes a write this attempt's own. A newer attempt turns it stale."""
+    """Identifies one attempt in every write it makes. A newer attempt makes the fence stale."""
 
     task_id: UUID
     attempt: int
@@ -55,7 +55,7 @@ class Fence(NamedTuple):
 
 
 class Ending(TypedDict, total=False):
-    """What a completion may carry beside its status."""
+    """Optional fields of a completion."""
 
     result: Any
     events: Sequence[Event]
@@ -66,7 +66,7 @@ class Ending(TypedDict, total=False):
 
 
 class TaskClient:
-    """One attempt's calls. A renewed token in a heartbeat's reply takes the old one's place."""
+    """The calls of one attempt. A renewed token in a heartbeat reply replaces the current one."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class TaskClient:
     async def heartbeat(
         self, progress: float | None = None, progress_text: str | None = None, *, renew: bool = False
     ) -> HeartbeatReply:
-        """Extend the lease. The reply says whether to stop; `renew` asks for a token that lasts longer."""
+        """Extends the lease. The reply says whether to stop; `renew` requests a token with a later expiry."""
         beat = Heartbeat(**self.fence._asdict(), progress=progress, progress_text=progress_text, token=renew)
         reply = await self._post("/v1/task/heartbeat", _beat, beat)
         if reply.capability_token is not None:
@@ -134,7 +134,7 @@ class TaskClient:
     async def publish(
         self, dataset_uuid: UUID, dataset_version: UUID, batch_uri: str, record_count: int
     ) -> BufferPublished:
-        """Hand a batch that lies at `batch_uri` to the sink of a buffered dataset."""
+        """Publishes a batch that is stored at `batch_uri` to a buffered dataset."""
         body = BufferPublish(
             **self.fence._asdict(),
             dataset_uuid=dataset_uuid,
@@ -145,13 +145,16 @@ class TaskClient:
         return await self._post("/v1/task/buffer-publish", _published, body)
 
     async def credentials(self) -> TaskCredentials:
-        """For the attempt's own prefixes of objects, until its lease as it is now ends."""
+        """Returns credentials for the attempt's own object prefixes, valid until the current lease expires."""
         return await self._post("/v1/task/credentials", _minted, CredentialsRequest(**self.fence._asdict()))
 
     async def query(self, sql: str, *, limit: int | None = None, export: bool = False) -> QueryReply:
-        """One SELECT over the task's inputs, by their names. `export` writes the result under the attempt's prefix."""
+        """Runs one SELECT over the task's inputs, by their names.
+
+        `export` writes the result under the attempt's prefix.
+        """
         if self._queries is None:
-            raise ConfigurationError("This client was not told where the query service is: give it a query_url.")
+            raise ConfigurationError("This client has no address of the query service: pass query_url.")
         body = TaskQuery(**self.fence._asdict(), sql=sql, limit=limit, export=export)
         return await self._queries.call(
             "POST", "/v1/task/query", _queried, body, extra=self._extra, timeout=QUERY_SECONDS, repeatable=not export

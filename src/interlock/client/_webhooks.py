@@ -1,4 +1,4 @@
-"""Webhooks: who is told of runs, and what became of it, one method per endpoint; and how a receiver checks a call."""
+"""Calls for webhooks: one method per endpoint. Also `verify_webhook`, with which a receiver checks a call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from interlock.wire import (
     WebhookSecret,
     WebhookView,
 )
-from interlock.wire.signatures import SIGNATURE, signed_at
+from interlock.wire.webhooks import SIGNATURE, signed_at
 
 PAGE: Final = 100
 
@@ -38,13 +38,13 @@ _event = msgspec.json.Decoder(WebhookEvent)
 
 
 class WebhookCalls:
-    """`client.webhooks`. A webhook is named by its name or its id."""
+    """`client.webhooks`. A webhook is identified by its name or its id."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
     async def create(self, request: WebhookRequest) -> WebhookSecret:
-        """The secret is shown here and never again."""
+        """Creates a webhook. Only this reply contains the secret."""
         return await self._caller.call("POST", path("v1", "webhooks"), _secret, request, extra=_once())
 
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> WebhookPage:
@@ -60,7 +60,7 @@ class WebhookCalls:
         return await self._caller.call("POST", path("v1", "webhooks", which, "resume"), _view)
 
     async def rotate(self, which: str | UUID, *, overlap_seconds: float = 86_400.0) -> WebhookSecret:
-        """From now on calls are signed with a new secret, and for so long with the old one, too."""
+        """Replaces the secret. For `overlap_seconds`, calls are signed with both the new and the old one."""
         body = RotateRequest(overlap_seconds=overlap_seconds)
         return await self._caller.call("POST", path("v1", "webhooks", which, "rotate"), _secret, body, extra=_once())
 
@@ -68,7 +68,7 @@ class WebhookCalls:
         return await self._caller.call("DELETE", path("v1", "webhooks", which), _view, repeatable=False)
 
     async def test(self, which: str | UUID) -> DeliveryView:
-        """Has `webhook.test` sent; what became of it, `delivery` tells."""
+        """Sends a `webhook.test` event. Poll `delivery` for the outcome."""
         return await self._caller.call("POST", path("v1", "webhooks", which, "test"), _delivery, extra=_once())
 
     async def deliveries(
@@ -83,7 +83,7 @@ class WebhookCalls:
     async def redrive(
         self, which: str | UUID, delivery_ids: list[UUID] | None = None, *, limit: int = 1_000
     ) -> Changed:
-        """Dead deliveries are tried again: those named, or the oldest."""
+        """Retries dead deliveries: the given ones, or the oldest."""
         body = DeliveryRedrive(delivery_ids=delivery_ids, limit=limit)
         return await self._caller.call("POST", path("v1", "webhooks", which, "redrive"), _changed, body)
 
@@ -96,24 +96,25 @@ def verify_webhook(
     tolerance: float = 300.0,
     now: float | None = None,
 ) -> WebhookEvent:
-    """For a receiver: the event of a call that proves itself, by one of the secrets and within `tolerance` seconds.
+    """Verifies a webhook call and returns its event. For use by receivers.
 
-    `body` is what came in, byte for byte. Raises Unauthenticated for a call that does not prove itself, and BadRequest
-    for one that does and is no event. A call may come more than once: `id` tells.
+    The call must be signed by one of `secrets` no more than `tolerance` seconds ago. `body` is the received body, byte
+    for byte. Raises Unauthenticated if the signature is missing, invalid or too old, and BadRequest if the signed body
+    is not an event. A call may arrive more than once: deduplicate by `id`.
     """
     known = [secrets] if isinstance(secrets, str) else list(secrets)
     given = [value for name, value in headers.items() if name.lower() == SIGNATURE.lower()]
     moment = signed_at([secret for secret in known if secret], given[0], body) if len(given) == 1 else None
     if moment is None:
-        raise Unauthenticated("The call is not signed by a secret of this webhook.", code="bad_signature")
+        raise Unauthenticated("The call is not signed with a secret of this webhook.", code="bad_signature")
     if not abs((time.time() if now is None else now) - moment) <= tolerance:
-        raise Unauthenticated("The call was signed too long ago, or by a clock that is wrong.", code="stale_signature")
+        raise Unauthenticated("The signature is too old, or one of the two clocks is wrong.", code="stale_signature")
     try:
         return _event.decode(body)
     except msgspec.MsgspecError as error:
-        raise BadRequest("The call is signed, and holds no event of a webhook.", code="not_an_event") from error
+        raise BadRequest("The call is signed, but its body is not a webhook event.", code="not_an_event") from error
 
 
 def _once() -> str:
-    """So that a reply that was lost can be asked for again."""
+    """A new idempotency key, so that a retry after a lost reply returns the same reply."""
     return f"Idempotency-Key: {uuid4()}\r\n"

@@ -1,4 +1,4 @@
-"""The dispatcher as a trusted worker sees it: queue, claim and the batch forms of an attempt's reports."""
+"""Calls of a trusted worker to the dispatcher: queue, claim, and batched reports for its attempts."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _released = msgspec.json.Decoder(ReleaseReply)
 class WorkerClient:
     """Calls of a worker, authenticated by its worker token.
 
-    All of them may be repeated: a second claim of a held task is answered with a reason, a second completion
-    with the same fence is a duplicate. So by default none gives up while the dispatcher is away: `patience`
-    bounds that, and `on_retry` hears of each failure that is tried again.
+    All of them are idempotent: a second claim of a leased task is refused with a reason, and a second completion with
+    the same fence is a duplicate. So by default a call is retried until the dispatcher answers. `patience` limits that,
+    and `on_retry` is called with each failure before a retry.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class WorkerClient:
         return await self._caller.call("GET", "/healthz", msgspec.json.Decoder(Health))
 
     async def receive(self, request: ReceiveRequest) -> ReceiveReply:
-        """Waits at the server for up to `request.wait_seconds`; an empty reply is no error."""
+        """Long-polls for up to `request.wait_seconds`. An empty reply is not an error."""
         timeout = request.wait_seconds + TIMEOUT_SECONDS
         return await self._post("/internal/queue/receive", _received, request, timeout)
 
@@ -107,17 +107,17 @@ class WorkerClient:
         return await self._post("/internal/queue/nack", _settled, request)
 
     async def claim(self, request: ClaimRequest) -> ClaimReply:
-        """Claim the one task of `request.task_id`."""
+        """Claims the single task `request.task_id`."""
         return await self._post("/internal/task-claim", _claim, request)
 
     async def claim_batch(self, request: ClaimRequest) -> ClaimBatchReply:
-        """Claim what can be claimed of `request.task_ids`, or of runs' ranges. Groups come back as single claims."""
+        """Claims tasks out of `request.task_ids` or of ranges of runs. Returns groups as single claims."""
         reply = await self.claim_groups(request)
         apart = [claim for group in reply.groups for claim in _apart(group)]
         return ClaimBatchReply(claims=reply.claims + apart, remaining=reply.remaining)
 
     async def claim_groups(self, request: ClaimRequest) -> ClaimBatchReply:
-        """The same, as it comes: what tasks share is there once per group."""
+        """Like `claim_batch`, but keeps groups: fields that tasks share occur once per group."""
         grouped = msgspec.structs.replace(request, grouped=not request.tokens)
         return await self._post("/internal/task-claim", _claims, grouped)
 
@@ -131,7 +131,7 @@ class WorkerClient:
         return await self._post("/internal/task-complete", _completed, batch)
 
     async def task_data(self, request: DataRequest) -> DataReply:
-        """What attempts that hold their tasks read, as it is committed now, and where they write."""
+        """Returns the committed inputs of attempts that hold their lease, and the prefixes they write to."""
         return await self._post("/internal/task-data", _data, request)
 
     async def release(self, batch: ReleaseBatch) -> ReleaseReply:

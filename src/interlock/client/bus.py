@@ -1,4 +1,4 @@
-"""The command bus for services: send commands, receive what is sent to yours, and what your org is told."""
+"""The command bus for services: send commands, receive commands, and receive your org's telemetry."""
 
 from interlock.client._bus_consumer import Consumer, Delivery, TelemetryConsumer, TelemetryMessage
 from interlock.client._bus_producer import Command, Producer

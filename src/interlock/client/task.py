@@ -1,4 +1,4 @@
-"""The task SDK: what a handler of user code does with the platform, in a few lines.
+"""The task SDK, for user code that runs as a handler.
 
     from interlock.client.task import Task
 
@@ -7,11 +7,11 @@
         task.publish({"id": row["id"], "value": row["value"]} for row in rows)
         return {"alerts": len(rows)}
 
-What the handler returns is the task's result. What it raises makes the attempt fail, with the name of the exception
-and its message. The lease and the token are kept alive meanwhile.
+The return value of the handler is the task's result. An exception fails the attempt, with the exception's class name
+and message. A background thread keeps the lease and the token alive.
 
-This file is the whole SDK and needs nothing but the standard library: it lies beside user code, where nothing else of
-Interlock does.
+The SDK is this one file and uses only the standard library, because it is installed next to user code without the rest
+of Interlock.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _WHOLE = ("BIGINT", "HUGEINT", "UBIGINT", "UHUGEINT", "INTEGER", "UINTEGER")
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """None refuses it: a token goes nowhere but where the platform is."""
+        """Refuses all redirects, so that the token is sent to the platform only."""
 
 
-# Nothing of the environment has a say in where a call goes.
+# Proxy variables of the environment are ignored.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 
 
@@ -64,15 +64,15 @@ class TaskError(Exception):
 
 
 class Fenced(TaskError):
-    """The attempt no longer holds its task: nothing that it does counts any more."""
+    """The attempt no longer holds its lease. Its further writes are rejected."""
 
 
 class Rows(list[dict[str, Any]]):
-    """The rows of a query, by column."""
+    """The rows of a query, each a dict by column name."""
 
     columns: list[str]
     truncated: bool
-    """There were more than the service lets through: ask for less, or for Arrow."""
+    """The result had more rows than the service returns: narrow the query, or use `query_arrow`."""
 
     @classmethod
     def of(cls, reply: Mapping[str, Any]) -> Rows:
@@ -86,7 +86,7 @@ class Rows(list[dict[str, Any]]):
 
 
 class Task:
-    """One attempt of a task, as its code sees it. `event` is what the attempt was started with."""
+    """One attempt of a task. `event` is the event that the attempt was started with."""
 
     def __init__(self, event: Mapping[str, Any], *, token: str | None = None, keep_alive: bool = True) -> None:
         self.event = event
@@ -99,9 +99,9 @@ class Task:
         self.outputs: list[Mapping[str, Any]] = list(event.get("outputs") or ())
         self.cancel_requested = False
         self.paused = False
-        """A source must make nothing new for now, since jobs downstream are behind. Each heartbeat updates it."""
+        """A source must produce nothing new while jobs downstream are behind. Each heartbeat updates this."""
         self.ended = False
-        """The attempt has been reported: by `complete`, `fail` or `canceled`."""
+        """The outcome of the attempt has been reported by `complete`, `fail` or `canceled`."""
         self._token = token or os.environ.get(TOKEN) or event["capability_token"]
         self._committed: list[dict[str, Any]] = []
         self._final_events: list[dict[str, Any]] = []
@@ -112,12 +112,12 @@ class Task:
 
     @property
     def start(self) -> int | None:
-        """Of the range that this task is about."""
+        """The first value of the task's range."""
         return self._scope("start")
 
     @property
     def end(self) -> int | None:
-        """The last of it."""
+        """The last value of the task's range."""
         return self._scope("end")
 
     def _scope(self, name: str) -> int | None:
@@ -126,11 +126,11 @@ class Task:
     # Read
 
     def query(self, sql: str, *, limit: int | None = None) -> Rows:
-        """One SELECT over the inputs of the task, by their names."""
+        """Runs one SELECT over the task's inputs, by their names."""
         return Rows.of(json.loads(self._query(sql, "json", limit)))
 
     def query_arrow(self, sql: str) -> bytes:
-        """The same as a stream of Arrow IPC, for results that are large: read it with `pyarrow.ipc`."""
+        """Like `query`, but returns an Arrow IPC stream, for large results: read it with `pyarrow.ipc`."""
         return self._query(sql, "arrow", None)
 
     def _query(self, sql: str, form: str, limit: int | None) -> bytes:
@@ -138,20 +138,22 @@ class Task:
         return self._post(self._url("QUERY"), "/v1/task/query", body)
 
     def read(self, uri: str) -> bytes:
-        """A file that the attempt may read."""
+        """Returns the content of an object that the attempt may read."""
         return self._objects().get(uri)
 
     # Write
 
     def publish(self, rows: Iterable[Mapping[str, Any]] | str | Path, *, output: int = 0, count: int = -1) -> str:
-        """Hands rows, or a file of them as .jsonl or .parquet, to a buffered output. The same rows again are the same
-        batch. `count` is needed of a Parquet file."""
+        """Publishes rows, or a .jsonl or .parquet file, to a buffered output and returns the id of the batch.
+
+        Idempotent: the same rows are the same batch. `count`, the number of rows, is required for a Parquet file.
+        """
         if isinstance(rows, str | Path):
             data, suffix = Path(rows).read_bytes(), Path(rows).suffix
         else:
             data, suffix = b"".join(_line(row) for row in rows), ".jsonl"
         if count < 0 and suffix != ".jsonl":
-            raise ValueError("say how many rows a Parquet file has: publish(path, count=...)")
+            raise ValueError("a Parquet file needs its number of rows: publish(path, count=...)")
         grant = self.outputs[output]
         uri = f"{grant['buffer_prefix']}batch-{hashlib.sha256(data).hexdigest()[:32]}{suffix}"
         self._objects().put(uri, data)
@@ -171,10 +173,10 @@ class Task:
         range_column: str | None = None,
         bounds: tuple[int, int] | None = None,
     ) -> str:
-        """A Parquet file as a partition of an output: visible to others once the attempt has completed.
+        """Writes a Parquet file as a partition of an output. It becomes visible to others when the attempt completes.
 
-        Columns are {name, type, nullable} with types as Spark names them. `bounds` are the smallest and the largest
-        value of the range column. Without a range it is that of the task.
+        Columns are {name, type, nullable}, with Spark's type names. `bounds` are the smallest and the largest value of
+        the range column. `start` and `end` default to the range of the task.
         """
         content = data if isinstance(data, bytes) else Path(data).read_bytes()
         grant = self.outputs[output]
@@ -185,7 +187,7 @@ class Task:
             facts |= {"min": bounds[0], "max": bounds[1]}
         marker = facts | {"file": file, "schema": {"columns": list(columns), "range_column": range_column}}
         self._objects().put(f"{grant['write_prefix']}{file}", content)
-        # Last: what a marker stands beside is whole.
+        # The marker goes last: it proves that the file is complete.
         self._objects().put(f"{grant['write_prefix']}{MARKER}", json.dumps(marker).encode())
         where = {"output_index": output, "start": first, "end": last, "location": f"{grant['write_prefix']}{file}"}
         self._committed.append(_dataset(grant) | where | facts)
@@ -194,36 +196,39 @@ class Task:
     def emit(
         self, *, output: int = 0, cursor: int | None = None, start: int | None = None, end: int | None = None
     ) -> None:
-        """Says now that a part of an output has changed: up to a cursor, or a range."""
+        """Reports now that an output has changed: up to a cursor, or within a range."""
         self.events([_event(self.outputs[output], cursor, start, end)])
 
     def events(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Events as the dispatcher takes them."""
+        """Sends events in the dispatcher's own format."""
         self._post(self._url("DISPATCHER"), "/v1/task/events", self._fence | {"events": list(events)})
 
     def emit_at_end(
         self, *, output: int = 0, cursor: int | None = None, start: int | None = None, end: int | None = None
     ) -> None:
-        """As `emit`, with the completion of the attempt and only if it completes."""
+        """Like `emit`, but sends the event with the completion, and only if the attempt completes."""
         self._final_events.append(_event(self.outputs[output], cursor, start, end))
 
     # Progress
 
     def progress(self, fraction: float, text: str | None = None) -> bool:
-        """How far it is, from 0 to 1. False when the task was asked to stop."""
+        """Reports progress from 0 to 1. Returns False if the task should stop."""
         return self.heartbeat(progress=fraction, progress_text=text)
 
-    def heartbeat(self, **said: Any) -> bool:
-        """Keeps the lease, which happens by itself, too. False when the task was asked to stop."""
-        told = {name: value for name, value in said.items() if value is not None}
-        reply = json.loads(self._post(self._url("DISPATCHER"), "/v1/task/heartbeat", self._fence | told))
+    def heartbeat(self, **fields: Any) -> bool:
+        """Extends the lease now; the background thread also does so regularly.
+
+        Returns False if the task should stop.
+        """
+        given = {name: value for name, value in fields.items() if value is not None}
+        reply = json.loads(self._post(self._url("DISPATCHER"), "/v1/task/heartbeat", self._fence | given))
         self._token = reply.get("capability_token") or self._token
         self.cancel_requested = self.cancel_requested or reply.get("cancel_requested", False)
         self.paused = reply.get("paused", False)
         return not self.cancel_requested
 
     def _start_beating(self) -> None:
-        # Where there may be no more threads, the dispatcher keeps the lease alone; the token then lasts as it is.
+        # If no thread can be started, only the dispatcher's own renewal keeps the lease, and the token is not renewed.
         with contextlib.suppress(RuntimeError):
             threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
@@ -234,25 +239,25 @@ class Task:
             except Fenced:
                 return
             except TaskError:
-                # The next one may do better; what the handler does itself, it hears about itself.
+                # A later heartbeat may succeed. Calls of the handler raise their own errors.
                 continue
 
     # The end
 
     def complete(self, result: Any = None) -> None:
-        """The end of the attempt, with its result and what it has written. Nothing counts before."""
+        """Completes the attempt with its result, outputs and events. Outputs are not visible before this."""
         body: dict[str, Any] = {"status": "Completed"}
         if result is not None:
             body["result"] = result
         self._report(body | {"outputs": self._committed, "events": self._final_events})
 
     def fail(self, error_class: str, message: str) -> None:
-        """A failed attempt; whether there is another one is the job's policy."""
-        told = {"error_class": error_class[:_LONGEST_NAME], "error_message": message[:_LONGEST_TEXT]}
-        self._report({"status": "Failed"} | told)
+        """Fails the attempt. The job's policy decides whether it is retried."""
+        error = {"error_class": error_class[:_LONGEST_NAME], "error_message": message[:_LONGEST_TEXT]}
+        self._report({"status": "Failed"} | error)
 
     def canceled(self) -> None:
-        """The attempt has stopped because it was asked to."""
+        """Reports that the attempt stopped on request."""
         self._report({"status": "Canceled"})
 
     def _report(self, body: dict[str, Any]) -> None:
@@ -266,11 +271,13 @@ class Task:
     def _fence(self) -> dict[str, Any]:
         return {"task_id": self.task_id, "attempt": self.attempt, "lease_token": self.event["lease_token"]}
 
-    def _url(self, what: str) -> str:
-        """The environment's first: inside of a wall, the platform may be somewhere else than outside."""
-        url = os.environ.get(f"TRACE_{what}_URL") or (self.event.get("endpoints") or {}).get(f"{what.lower()}_url")
+    def _url(self, service: str) -> str:
+        """Prefers the environment variable: inside the sandbox, the platform may have another address than outside."""
+        url = os.environ.get(f"TRACE_{service}_URL") or (self.event.get("endpoints") or {}).get(
+            f"{service.lower()}_url"
+        )
         if not url:
-            raise TaskError(0, "no_endpoint", f"This installation has no {what.lower()} service for tasks.")
+            raise TaskError(0, "no_endpoint", f"This installation has no {service.lower()} service for tasks.")
         return str(url).rstrip("/")
 
     def _post(self, url: str, path: str, body: Mapping[str, Any]) -> bytes:
@@ -290,7 +297,7 @@ class Task:
 
     @property
     def _root(self) -> str:
-        """Above all objects: what the prefixes of outputs and inputs begin with."""
+        """The common root of all object URIs, derived from the prefixes of outputs and inputs."""
         for grant in self.event.get("outputs") or ():
             end = f"/buffers/{grant['dataset_uuid']}/{self.task_id}/{self.attempt}/"
             return str(grant["buffer_prefix"]).removesuffix(end)
@@ -301,7 +308,7 @@ class Task:
 
 
 def run(handler: Callable[[Any, Task], Any], event: Mapping[str, Any]) -> int:
-    """Calls a handler and reports what came of it; the exit code of a process that does nothing else."""
+    """Calls a handler, reports the outcome, and returns an exit code for the process."""
     task = Task(event)
     try:
         result = handler(event, task)
@@ -339,7 +346,7 @@ class _Store:
 
 
 class _Gateway(_Store):
-    """A directory, which the gateway serves to whoever has a token for it."""
+    """A directory that the gateway serves to holders of an object token."""
 
     def __init__(self, credentials: Mapping[str, Any], root: str, url: Callable[[str], str]) -> None:
         super().__init__(credentials)
@@ -358,18 +365,20 @@ class _Gateway(_Store):
 
 
 class _S3(_Store):
-    """A bucket, by credentials of a session; requests are signed with version 4 of AWS's scheme."""
+    """An S3 bucket, accessed with session credentials. Requests are signed with AWS Signature Version 4."""
 
     def __init__(self, credentials: Mapping[str, Any], url: Callable[[str], str]) -> None:
         super().__init__(credentials)
         self._region = credentials.get("region") or "us-east-1"
-        self._base = (credentials.get("endpoint") or url("OBJECTS")).rstrip("/")
+        self._base = url("OBJECTS")
+        # The runner may forward to the bucket from another address: the store checks the signature for its own host.
+        self._host = urlsplit(credentials.get("endpoint") or self._base).netloc
 
     def request(self, method: str, uri: str, data: bytes | None) -> urllib.request.Request:
         target = urlsplit(f"{self._base}/{quote(uri[len('s3://') :])}")
         moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         headers = {
-            "host": target.netloc,
+            "host": self._host,
             "x-amz-content-sha256": hashlib.sha256(data or b"").hexdigest(),
             "x-amz-date": moment,
             "x-amz-security-token": str(self.credentials["session_token"]),
@@ -387,9 +396,9 @@ class _S3(_Store):
         for part in scope.split("/"):
             key = hmac.new(key, part.encode(), hashlib.sha256).digest()
         proof = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-        who = f"{self.credentials['access_key_id']}/{scope}"
-        authorization = f"AWS4-HMAC-SHA256 Credential={who}, SignedHeaders={names}, Signature={proof}"
-        # urllib would give a PUT with data another one, which is not signed and does no harm.
+        credential = f"{self.credentials['access_key_id']}/{scope}"
+        authorization = f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders={names}, Signature={proof}"
+        # urllib would add its own content-type to a PUT with data; ours is not signed either, which is harmless.
         return {**headers, "authorization": authorization, "content-type": "application/octet-stream"}
 
 
@@ -397,7 +406,7 @@ class _S3(_Store):
 
 
 def _exchange(request: Callable[[], urllib.request.Request]) -> bytes:
-    """Every call may be repeated: the fence, or the content, makes twice the same as once."""
+    """Sends a request and retries it. Every call is idempotent, by the fence or by its content."""
     deadline, pause = time.monotonic() + _PATIENCE_SECONDS, _FIRST_PAUSE_SECONDS
     while True:
         outcome = _try(request())
@@ -442,7 +451,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for, as the sink reads it."""
+    """Encodes values that JSON lacks, in the form that the sink reads."""
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -453,7 +462,7 @@ def _plain(value: Any) -> Any:
 
 
 def _reader(kind: str) -> Callable[[Any], Any]:
-    """Numbers that JSON cannot hold come as text, and bytes in base64."""
+    """Returns a decoder for a column type: JSON carries large numbers as text and bytes as base64."""
     if kind.startswith("DECIMAL"):
         return lambda value: None if value is None else Decimal(str(value))
     if kind in _WHOLE:
@@ -476,5 +485,5 @@ def _event(grant: Mapping[str, Any], cursor: int | None, start: int | None, end:
 
 def _range(start: int | None, end: int | None) -> tuple[int, int]:
     if start is None or end is None:
-        raise ValueError("say which range: start and end")
+        raise ValueError("the task has no range: pass start and end")
     return start, end

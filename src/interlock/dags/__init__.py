@@ -1,1 +1,4 @@
-"""DAGs as files say them: read, checked, hashed, compared and drawn. Nothing here needs a database."""
+"""DAGs: files, checks, deployment, routing of dataset changes, sources, backpressure, drawings."""
+
+PUBLIC: tuple[str, ...] = ()
+"""Modules that other capabilities may import: none."""

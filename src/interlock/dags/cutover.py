@@ -1,7 +1,7 @@
-"""From one version of a DAG to another, in one transaction: what its names mean, who gets tasks, who reads what.
+"""Cutover from one version of a DAG to another, in one transaction, and the retirement of the old version.
 
-`swap` is used by whoever has the lock on deploys: a deploy with nothing to wait for, a rollback, somebody who does not
-want to wait, and the loop here, which swaps when the version that is being built is complete.
+Callers of `swap` hold the deploy lock. They are: a deploy with nothing to build, a rollback, a forced cutover, and the
+loop in this module, which swaps in the version under construction once it is complete.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from uuid import UUID
 
 import msgspec
 
-from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.dags.definition import Dag, dag_of
 from interlock.dags.generations import tuning
 from interlock.dags.lineage import depth
-from interlock.dags.operators import RANGES
+from interlock.dags.operator_names import RANGES
 from interlock.dags.routing import Scopes
 from interlock.failpoints import failpoint
-from interlock.kernel.loop import Periodic
+from interlock.processes.loop import Periodic
 from interlock.settings import Settings
+from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.tasks.actions import Actions
 from interlock.wire import DagState
 
-_sql = queries("dags")
+_sql = queries("dags", "dags")
 _VERSIONS: Final = 100
 _FIRST: Final = UUID(int=0)
 
@@ -35,14 +36,14 @@ class Swaps:
         self._scopes = Scopes(settings)
 
     async def swap(self, connection: Connection, dag: Row, old: Row | None, new: Row) -> Row:
-        """The row of the new version. Its jobs are those of `dag_version_jobs`, whatever their state was."""
+        """Returns the row of the new version. Its jobs are those of `dag_version_jobs`, in whatever state."""
         definition = dag_of(new["document"])
         coming = await _ids(connection, new)
         going = set(await _ids(connection, old)) - set(coming) if old is not None else set()
         if old is not None:
             await _sql.set_state(connection, dag_version=old["dag_version"], state=DagState.RETIRED)
         version: Row = await _sql.set_state(connection, dag_version=new["dag_version"], state=DagState.CURRENT)
-        # Before the others come: two jobs of one name cannot both be current.
+        # Retire first: two jobs of the same name cannot both be current.
         await _sql.retire_jobs(connection, job_ids=sorted(going))
         await _sql.activate_jobs(connection, job_ids=coming)
         await self._tune(connection, definition, coming)
@@ -52,7 +53,7 @@ class Swaps:
         return version
 
     async def abandon(self, connection: Connection, dag: Row, building: Row, current: Row | None) -> None:
-        """What it built is dropped bit by bit, by the loop that sees to retired generations."""
+        """Gives up the version under construction. The retirement loop drops its data in small steps."""
         kept = set(await _ids(connection, current)) if current is not None else set()
         going = set(await _ids(connection, building)) - kept
         await _sql.set_state(connection, dag_version=building["dag_version"], state=DagState.ABANDONED)
@@ -61,7 +62,7 @@ class Swaps:
         await _sql.unpublish(connection, dag_id=dag["dag_id"], names=names)
 
     async def _tune(self, connection: Connection, definition: Dag, job_ids: list[UUID]) -> None:
-        """All of them: a version that comes back brings its own tuning back to jobs that it shares."""
+        """Tunes all jobs: a restored version also restores its own tuning of the jobs it shares with others."""
         rows = [tuning(self._settings, job) for job in definition.jobs]
         await _sql.tune_jobs(connection, jobs=msgspec.json.encode(rows).decode(), job_ids=job_ids)
 
@@ -69,15 +70,15 @@ class Swaps:
         changed = await _sql.point_datasets(connection, job_ids=job_ids)
         datasets = [row["dataset_uuid"] for row in changed]
         streams = await _sql.turn_edges(connection, datasets=datasets, job_ids=job_ids)
-        # Rows of jobs are locked before rows of tasks, as in claim_capped.
+        # Lock order: rows of jobs before rows of tasks, as in claim_capped.
         await _sql.touch_readers(connection, datasets=datasets, job_ids=job_ids, range_operators=sorted(RANGES))
         for stream in streams:
-            # Partitions are walked by the reconciler; of a stream, what was read is read again by the same scopes.
+            # The reconciler walks partitions. For a stream, the job rereads what it has read, in the same scopes.
             await self._scopes.give(connection, [stream], stream["job_id"])
 
 
 async def publish(connection: Connection, dag: Row, definition: Dag, *, move: bool) -> None:
-    """`move`: names that are there may come to mean another dataset."""
+    """Writes the DAG's published names. With `move`, an existing name may point to another dataset."""
     await _sql.publish(
         connection,
         org_id=dag["org_id"],
@@ -92,13 +93,13 @@ async def publish(connection: Connection, dag: Row, definition: Dag, *, move: bo
 
 
 async def complete(connection: Connection, version: Row) -> bool:
-    """Whether the jobs that it builds have made all that is there to make of their inputs.
+    """Reports whether the jobs under construction have processed all of their inputs.
 
-    While changes keep coming they never have. Then it counts that all which was there at a mark has gone through the
-    whole DAG. Each round waits for what was there when it began, and so takes that one job further: after as many
-    rounds as jobs stand behind each other, the first mark has come out at the end.
+    While changes keep arriving, they never have. In that case it is enough that everything present at a mark has passed
+    through the whole DAG. Each round waits for the data present when the round began, and so carries it one job
+    further: after as many rounds as the longest chain of jobs is deep, the data of the first mark has reached the end.
     """
-    rows = await _sql.build_progress(connection, dag_version=version["dag_version"], most=1)
+    rows = await _sql.build_progress(connection, dag_version=version["dag_version"], limit=1)
     if all(row["complete"] for row in rows):
         return True
     if version["build_mark"] is not None and not all(row["caught_up"] for row in rows):
@@ -115,7 +116,7 @@ async def _ids(connection: Connection, version: Row) -> list[UUID]:
 
 
 class CutOver(Periodic):
-    """Swaps versions that are complete. A page of all that are being built in a pass; it goes round."""
+    """Swaps in complete versions. Each pass checks one page of the versions under construction, in rotation."""
 
     name = "cutover"
 
@@ -127,7 +128,7 @@ class CutOver(Periodic):
 
     async def run_once(self) -> int:
         async with self._database.connection() as connection:
-            building = await _sql.building_versions(connection, after=self._after, most=_VERSIONS)
+            building = await _sql.building_versions(connection, after=self._after, limit=_VERSIONS)
             ready = [version for version in building if await complete(connection, version)]
         self._after = building[-1]["dag_version"] if len(building) == _VERSIONS else _FIRST
         return sum([await self._swap(version) for version in ready])
@@ -140,7 +141,7 @@ class CutOver(Periodic):
                 row["state"]: row for row in await _sql.live_versions(connection, dag_id=dag["dag_id"], content_hash="")
             }
             building = live.get(DagState.BUILDING)
-            # Another dispatcher, or another deploy, may have been here first.
+            # Another dispatcher or another deploy may have been faster.
             if building is None or building["dag_version"] != ready["dag_version"]:
                 return 0
             if not await complete(connection, building):
@@ -148,5 +149,91 @@ class CutOver(Periodic):
             await self._swaps.swap(connection, dag, live.get(DagState.CURRENT), building)
             await failpoint("cutover.before_commit")
             return 1
+
+        return await self._database.run(work)
+
+
+_JOBS: Final = 100
+_TASKS: Final = 2_000
+_SCOPES: Final = 1_000
+_ROWS: Final = 5_000
+_GRACE_SECONDS: Final = 60.0
+"""A router that read the edges just before the swap may still write its tasks. No statement runs longer than this."""
+
+
+class Retirement(Periodic):
+    """Cleans up swapped generations, one page per pass, in rotation."""
+
+    name = "retirement"
+
+    def __init__(self, database: Database, settings: Settings, actions: Actions) -> None:
+        self.seconds = settings.reconcile_seconds
+        self._database = database
+        self._actions = actions
+        self._objects_root = settings.objects_root
+        self._scopes = Scopes(settings)
+        self._after = _FIRST
+
+    async def run_once(self) -> int:
+        async with self._database.connection() as connection:
+            jobs = await _sql.swapped_jobs(connection, after=self._after, limit=_JOBS, grace=_GRACE_SECONDS)
+        done = sum([await self._see_to(job) for job in jobs])
+        self._after = jobs[-1]["job_id"] if len(jobs) == _JOBS else _FIRST
+        return done
+
+    async def _see_to(self, job: Row) -> int:
+        done = await self._revive(job) if job["active"] else await self._wind_up(job)
+        if not done and job["settled"] and not await self._unended(job):
+            async with self._database.connection() as connection:
+                await _sql.settled(connection, job_id=job["job_id"], active=job["active"], grace=_GRACE_SECONDS)
+        return done
+
+    async def _unended(self, job: Row) -> bool:
+        """Returns True if a retired generation still has running tasks."""
+        return not job["active"] and bool(await self._tasks(job, limit=1, asked=True))
+
+    async def _tasks(self, job: Row, limit: int, *, asked: bool) -> list[UUID]:
+        """Returns unfinished tasks. `asked` includes those with a pending cancel request."""
+        async with self._database.connection() as connection:
+            rows = await _sql.unended_tasks(
+                connection, job_id=job["job_id"], org_id=job["org_id"], limit=limit, asked=asked
+            )
+        return [row["task_id"] for row in rows]
+
+    async def _revive(self, job: Row) -> int:
+        async def work(connection: Connection) -> int:
+            scopes = await _sql.take_back_scopes(connection, job_id=job["job_id"], limit=_SCOPES)
+            await self._scopes.give(connection, scopes, job["job_id"])
+            await failpoint("retirement.before_commit")
+            return len(scopes)
+
+        # While the job is paused, its scopes would be taken back and then given to no job.
+        return 0 if job["paused"] else await self._database.run(work)
+
+    async def _wind_up(self, job: Row) -> int:
+        await self._cancel_runs(job)
+        tasks = await self._tasks(job, limit=_TASKS, asked=False)
+        if tasks:
+            async with self._database.connection() as connection:
+                await _sql.hand_over_tasks(connection, job_id=job["job_id"], task_ids=tasks)
+            return await self._actions.cancel_ids(tasks, job["org_id"])
+        if not job["dropped"] or await self._unended(job):
+            return 0
+        return await self._drop(job)
+
+    async def _cancel_runs(self, job: Row) -> None:
+        async with self._database.connection() as connection:
+            runs = await _sql.live_runs(connection, job_id=job["job_id"], org_id=job["org_id"], limit=_JOBS)
+        for run in runs:
+            await self._actions.cancel_run(run["run_id"], job["org_id"])
+
+    async def _drop(self, job: Row) -> int:
+        async def work(connection: Connection) -> int:
+            row = await _sql.drop_rows(
+                connection, job_id=job["job_id"], org_id=job["org_id"], root=self._objects_root, limit=_ROWS
+            )
+            await failpoint("retirement.before_commit")
+            dropped: int = row["dropped"]
+            return dropped
 
         return await self._database.run(work)

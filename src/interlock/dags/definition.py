@@ -1,4 +1,4 @@
-"""A DAG: its jobs, their edges, what it publishes. Typed, frozen, with every default filled in.
+"""Definition of a DAG: its jobs, edges and published datasets. Typed, frozen, with every default filled in.
 
 The canonical form names every field, sorts what has no order, and spells each value in one way. Its SHA-256 is the
 identity of a DAG version: two files with the same hash mean the same. Comments, layout, the order of jobs, and whether
@@ -18,18 +18,18 @@ from interlock.wire import OperatorName, Policy, Priority, Role, Scaling
 
 PATH_NAME: Final = r"^[A-Za-z0-9](?!.*\.\.)[A-Za-z0-9._-]*$(?!\n)"
 PathName = Annotated[str, Meta(min_length=1, max_length=100, pattern=PATH_NAME)]
-"""Fits into a URL, a file name and an object key as it stands. No colon: Hadoop takes it for a scheme."""
+"""Safe unchanged in a URL, a file name and an object key. No colon: Hadoop reads it as a URL scheme."""
 ColumnName = Annotated[str, Meta(min_length=1, max_length=255)]
 UniqueKey = Annotated[tuple[ColumnName, ...], Meta(max_length=32)]
 DurationSeconds = Annotated[int, Meta(ge=1, le=366 * 86_400)]
-"""Written with its unit, such as 10m; kept as whole seconds."""
+"""Written with a unit, such as 10m; stored in whole seconds."""
 
 
 class Activation(StrEnum):
     SOURCE = "source"
-    """Starts by itself: always on, by the clock, or when told."""
+    """Starts without an input: runs all the time, on a schedule, or on a webhook, command or manual event."""
     REACTIVE = "reactive"
-    """Runs when one of its inputs has changed."""
+    """Runs when one of its inputs changes."""
 
 
 class SourceKind(StrEnum):
@@ -41,7 +41,7 @@ class SourceKind(StrEnum):
 
 
 class CatchUp(StrEnum):
-    """What happens to times that went by while nobody was there to start them."""
+    """Handling of scheduled times that passed while no scheduler was running."""
 
     NONE = "none"
     LATEST = "latest"
@@ -50,7 +50,7 @@ class CatchUp(StrEnum):
 
 class WebhookAuth(StrEnum):
     HMAC = "hmac"
-    TOKEN = "token"  # noqa: S105 - the name of a way to sign, not a secret
+    TOKEN = "token"  # noqa: S105 - the name of an authentication method, not a secret
 
 
 class WaitFor(StrEnum):
@@ -75,18 +75,18 @@ class Storage(StrEnum):
 
 
 class OnConflict(StrEnum):
-    """What becomes of a row whose unique_key a buffered output has already."""
+    """Handling of a row whose unique_key already exists in a buffered output."""
 
     NOTHING = "nothing"
     UPDATE = "update"
 
 
 class _Part(Struct, frozen=True, kw_only=True):
-    """A piece of a definition."""
+    """Base of all parts of a definition."""
 
 
 class Source(_Part, frozen=True, kw_only=True):
-    """What starts a source job."""
+    """The trigger of a source job."""
 
     kind: SourceKind
     schedule: Annotated[str, Meta(max_length=200)] | None = None
@@ -109,7 +109,7 @@ class JobOutput(_Part, frozen=True, kw_only=True):
 
 
 class Published(_Part, frozen=True, kw_only=True):
-    """An edge to a dataset by its published name, of this DAG or of another."""
+    """An edge to a dataset by its published name, in this DAG or another one."""
 
     dataset: PathName
 
@@ -124,9 +124,9 @@ class Output(_Part, frozen=True, kw_only=True):
     name: PathName
     storage: Storage = Storage.PARQUET
     unique_key: UniqueKey = ()
-    """Columns that tell rows apart; empty takes the job's."""
+    """Columns that identify a row; empty means the job's unique_key."""
     columns: dict[ColumnName, str] = field(default_factory=dict)
-    """Of a buffered output, which takes no others: types as Spark names them, `not null` behind."""
+    """Columns of a buffered output, which accepts no others. Types as in Spark, optionally with suffix `not null`."""
     on_conflict: OnConflict = OnConflict.NOTHING
 
 
@@ -142,7 +142,7 @@ class Job(_Part, frozen=True, kw_only=True):
     inputs: tuple[Input, ...] = ()
     wait_for: WaitFor = WaitFor.ALL
     outputs: tuple[Output, ...] = ()
-    """In the order that `output_index` counts."""
+    """In the order of `output_index`."""
     config: dict[str, Any] = field(default_factory=dict)
     execution_strategy: ExecutionStrategy = ExecutionStrategy.PER_PARTITION
     update_strategy: UpdateStrategy = UpdateStrategy.REPLACE
@@ -152,7 +152,7 @@ class Job(_Part, frozen=True, kw_only=True):
     priority: Priority = Priority.NORMAL
     scaling: Scaling = field(default_factory=Scaling)
     policy: Policy = field(default_factory=Policy)
-    """Written without a heading of its own: its fields stand beside the others."""
+    """A file writes these fields directly in the job, without a `policy` heading."""
 
     def output(self, name: str) -> Output | None:
         return next((output for output in self.outputs if output.name == name), None)
@@ -161,33 +161,33 @@ class Job(_Part, frozen=True, kw_only=True):
 class Publication(_Part, frozen=True, kw_only=True):
     from_: JobOutput = field(name="from")
     read_roles: tuple[Role, ...] = tuple(Role)
-    """Whose keys may read it, in the order that roles have."""
+    """Roles whose API keys may read the dataset, in the order of `Role`."""
 
 
 class Dag(_Part, frozen=True, kw_only=True):
     name: PathName
     jobs: tuple[Job, ...]
-    """As the file orders them."""
+    """In the order of the file."""
     publish: dict[PathName, Publication] = field(default_factory=dict)
 
     def job(self, name: str) -> Job | None:
         return next((job for job in self.jobs if job.name == name), None)
 
 
-# The fields of a job as a file writes them
+# Fields of a job as a file writes them
 
 _WRITTEN: Final = {"lease_seconds": "heartbeat_timeout_seconds"}
-"""A lease is what a missing heartbeat ends: DAGs call it by what people observe."""
+"""DAG files name the lease by what users observe: it expires when heartbeats stop."""
 POLICY_FIELDS: Final = {_WRITTEN.get(each.name, each.name): each for each in msgspec.structs.fields(Policy)}
 JOB_FIELDS: Final = {each.name: each for each in msgspec.structs.fields(Job) if each.name != "policy"} | POLICY_FIELDS
 DEFAULTABLE: Final = frozenset(
     {"runtime", "execution_strategy", "max_queue_depth", "max_queue_age", "priority", "scaling", *POLICY_FIELDS}
 )
-"""What `defaults` may say for all jobs."""
+"""Fields that `defaults` may set for all jobs."""
 
 
 def job_of(values: dict[str, Any]) -> Job:
-    """A job from values under the names that a file writes."""
+    """Builds a job from values under the field names of a file."""
     policy = {each.name: values[name] for name, each in POLICY_FIELDS.items() if name in values}
     own = {name: value for name, value in values.items() if name not in POLICY_FIELDS}
     return Job(**own, policy=Policy(**policy))
@@ -197,7 +197,7 @@ def job_of(values: dict[str, Any]) -> Job:
 
 
 def document(dag: Dag) -> dict[str, Any]:
-    """The canonical form as a file could write it: reading it gives the same definition."""
+    """Returns the canonical form in the structure of a DAG file: reading it back gives the same definition."""
     jobs = sorted((_job_document(job) for job in dag.jobs), key=lambda job: str(job["name"]))
     return {"name": dag.name, "jobs": jobs, "publish": msgspec.to_builtins(dag.publish)}
 
@@ -209,7 +209,7 @@ def _job_document(job: Job) -> dict[str, Any]:
     written["max_queue_age"] = job.max_queue_age and f"{job.max_queue_age}s"
     for output in written["outputs"]:
         if output["storage"] != Storage.BUFFERED:
-            # They have no say in it: a file means the same as before there were any.
+            # Omitted where they have no effect, so that hashes from before these fields existed stay valid.
             for name in OF_BUFFERED:
                 del output[name]
     if job.source is None:
@@ -220,7 +220,7 @@ def _job_document(job: Job) -> dict[str, Any]:
 
 
 def source_document(source: Source) -> dict[str, Any]:
-    """Without what does not belong to its kind: that has no say in what the job does."""
+    """Omits the fields that do not belong to the source's kind: they have no effect on the job."""
     written: dict[str, Any] = msgspec.to_builtins(source)
     written["misfire_grace"] = f"{source.misfire_grace}s"
     foreign = set(written) - {"kind"} - fields_of(source.kind)
@@ -228,7 +228,7 @@ def source_document(source: Source) -> dict[str, Any]:
 
 
 def fields_of(kind: SourceKind) -> frozenset[str]:
-    """What a source of this kind may say beside its kind."""
+    """Returns the fields that a source of this kind may have besides `kind`."""
     return {SourceKind.CRON: OF_CRON, SourceKind.WEBHOOK: OF_WEBHOOK}.get(kind, frozenset())
 
 
@@ -241,27 +241,27 @@ def content_hash(dag: Dag) -> str:
 
 
 def job_hash(job: Job) -> str:
-    """Of the job's own definition: what stands upstream of it has no part in it."""
+    """Hashes the job's own definition, without anything upstream of it."""
     return hashlib.sha256(msgspec.json.encode(_job_document(job), order="sorted")).hexdigest()
 
 
 TUNING: Final = frozenset({"max_queue_depth", "max_queue_age", "priority", "scaling", *POLICY_FIELDS})
-"""How a job's tasks are run, not what they make: changed in place, and nothing is built anew for it."""
+"""Fields that affect how tasks run but not what they produce. They change in place; nothing is rebuilt."""
 
 
 def build_hash(job: Job) -> str:
-    """Of what decides about the job's outputs: its definition without tuning, and of a source only its kind."""
+    """Hashes what determines the job's outputs: its definition without tuning fields and, for a source, its kind."""
     written = {name: value for name, value in _job_document(job).items() if name not in TUNING}
     if job.source is not None:
         written["source"] = job.source.kind
     return hashlib.sha256(msgspec.json.encode(written, order="sorted")).hexdigest()
 
 
-# Back from the canonical form
+# Parsing the canonical form
 
 
 def dag_of(content: bytes | str) -> Dag:
-    """The DAG of a canonical document. It was checked when it was written: nothing is checked again."""
+    """Decodes a canonical document. Does not validate: the document was validated when it was written."""
     written = msgspec.json.decode(content)
     return Dag(
         name=written["name"],

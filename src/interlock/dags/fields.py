@@ -1,20 +1,26 @@
-"""One mapping of a file against the fields that it may have: unknown, missing and wrong ones are all reported."""
+"""Reads YAML mappings against their known fields, and texts with a format of their own, and reports every problem."""
 
 from __future__ import annotations
 
+import functools
+import re
+import zoneinfo
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Final, TypeGuard, get_args
 
 import msgspec
+from croniter import croniter
 from msgspec.structs import FieldInfo
 
-from interlock.dags.nodes import Fields, Items, Node, Scalar, kind_of, plain
+from interlock.dags.definition import PATH_NAME, DurationSeconds
 from interlock.dags.problems import Place, Report, listing, quoted
-from interlock.dags.scalars import Malformed
+from interlock.dags.yaml_nodes import Fields, Items, Node, Scalar, kind_of, plain
+from interlock.schemas import TABLE_TYPES, table_type
+from interlock.wire import OperatorName
 
 Converter = Callable[[Node], Any]
-"""Any: what comes out is the field's own type. Raises Malformed, or reports and raises Rejected."""
+"""Any: the result has the type of the field. Raises Malformed, or reports a problem and raises Rejected."""
 
 EXAMPLES: Final = {
     "activation": "activation: source",
@@ -64,7 +70,7 @@ EXAMPLES: Final = {
     "wait_for": "wait_for: all",
     "where": "where: \"severity = 'critical'\"",
 }
-"""What to write where a value is missing or wrong."""
+"""Examples for messages about missing or invalid values."""
 
 _OTHER_WORDS: Final = {
     "cron": "schedule",
@@ -75,15 +81,15 @@ _OTHER_WORDS: Final = {
     "timeout": "timeout_seconds",
     "tz": "timezone",
 }
-"""What people write who know it from elsewhere."""
+"""Field names of other tools, or of the wire format, and the name used here."""
 
 
 class Rejected(Exception):
-    """A value that cannot be used; the report has said why."""
+    """A value is unusable. The report already has the reason."""
 
 
 class FieldReader:
-    """Reads mappings field by field. What is wrong is reported and left out; the rest is still read."""
+    """Reads mappings field by field. Reports and omits invalid fields, and reads the rest."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -91,7 +97,7 @@ class FieldReader:
     def read(
         self, node: Node, what: str, known: Mapping[str, FieldInfo], converters: Mapping[str, Converter]
     ) -> dict[str, Any]:
-        """Good values by field name. Any: each has the type that its field says."""
+        """Returns the valid values by field name. Any: each value has the type of its field."""
         entries = self.mapping(node, what).entries
         for name in [name for name in entries if name not in known]:
             self._unknown(entries[name].key, name, what, known)
@@ -121,11 +127,11 @@ class FieldReader:
         return node.nodes
 
     def text(self, name: str, check: Callable[[str], Any]) -> Converter:
-        """A converter of texts that have a form of their own."""
+        """Returns a converter for text that `check` parses."""
 
         def convert(node: Node) -> Any:
             if not isinstance(node, Scalar) or not isinstance(node.value, str):
-                raise Malformed(f"must be text, not {kind_of(node)}", f"write {EXAMPLES[name]}, in quotes if need be")
+                raise Malformed(f"must be text, not {kind_of(node)}", f"write {EXAMPLES[name]}, in quotes if necessary")
             try:
                 return check(node.value)
             except Malformed as wrong:
@@ -135,7 +141,7 @@ class FieldReader:
 
     def _unknown(self, place: Place, name: str, what: str, known: Mapping[str, object]) -> None:
         other = _OTHER_WORDS.get(name)
-        instead = f"it has {listing(known, 40)}"
+        instead = f"its fields are {listing(known, 40)}"
         instead = f"write {other}" if other in known else self._report.suggest(name, known, instead)
         self._report.add(place, f"{what} has no field {quoted(name)}", instead)
 
@@ -175,15 +181,101 @@ def _absent(name: str, field: FieldInfo) -> None:
 
 
 def _converted(name: str, node: Node, wanted: Any) -> Any:
-    """Any: a type as msgspec understands it, such as a bounded number."""
+    """Converts with msgspec. Any: a type that msgspec understands, such as a bounded number."""
     try:
         return msgspec.convert(plain(node), wanted)
     except msgspec.ValidationError as error:
         sentence = (
             str(error).partition(" - at `$")[0].replace("Expected", "must be").replace(" | null", "").replace("`", "")
         )
-        raise Malformed(f"is wrong: {sentence}", f"write {EXAMPLES[name]}") from None
+        raise Malformed(f"is invalid: {sentence}", f"write {EXAMPLES[name]}") from None
 
 
 def _is_a(found: Any, wanted: type) -> TypeGuard[type]:
     return isinstance(found, type) and issubclass(found, wanted)
+
+
+class Malformed(Exception):
+    """An invalid value: `what` describes the problem, `instead` the fix."""
+
+    def __init__(self, what: str, instead: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.instead = instead
+
+
+_DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
+_UNITS: Final = (86_400, 3_600, 60, 1)
+_LONGEST_SECONDS: Final = 366 * 86_400
+_LONGEST_COLUMN: Final = 63
+_NAME: Final = re.compile(PATH_NAME)
+_OPERATOR: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_.]*)?")
+_CRON: Final = re.compile(r"[0-9A-Za-z*/,#?-]+(?: +[0-9A-Za-z*/,#?-]+){4}")
+_RANDOM: Final = re.compile(r"\b[hr]\b", re.IGNORECASE)
+_SCHEDULES: Final = frozenset({"@hourly", "@daily", "@weekly", "@monthly", "@yearly"})
+
+
+def path_name(text: str) -> str:
+    if len(text) > 100:
+        raise Malformed(f"is a name of {len(text)} characters", "write at most 100")
+    if not _NAME.fullmatch(text):
+        raise Malformed(
+            "is not a valid name",
+            "write letters, digits, - _ and single dots, with a letter or digit first",
+        )
+    return text
+
+
+def operator(text: str) -> OperatorName:
+    if len(text) > 200 or not _OPERATOR.fullmatch(text):
+        raise Malformed("is not an operator name", "write the name of a built-in operator, or module:function")
+    return text
+
+
+def column_name(text: str) -> str:
+    """Checks a table's column name. PostgreSQL truncates longer ones; the platform's own start with an underscore."""
+    if not 0 < len(text.encode()) <= _LONGEST_COLUMN or not text.isprintable():
+        raise Malformed("has an invalid name", f"write 1 to {_LONGEST_COLUMN} bytes of printable characters")
+    if text.startswith("_") or text.lower() == "org_id":
+        raise Malformed("has a reserved name", "choose a name that does not start with _ and is not org_id")
+    return text
+
+
+def column_type(text: str) -> str:
+    """Normalises a column type, with an optional `not null`."""
+    words = " ".join(text.lower().replace(", ", ",").split())
+    kind = words.removesuffix(" not null")
+    if table_type(kind) is None:
+        known = ", ".join(TABLE_TYPES)
+        raise Malformed("has an unsupported type", f"write one of {known} or decimal(p,s), optionally with not null")
+    return words
+
+
+def duration(text: str) -> DurationSeconds:
+    found = _DURATION.fullmatch(text)
+    if not found:
+        raise Malformed("is not a duration", "write a number with its unit: 90s, 10m, 2h, 1d or 1h30m")
+    seconds = sum(int(count or 0) * unit for count, unit in zip(found.groups(), _UNITS, strict=True))
+    if not 1 <= seconds <= _LONGEST_SECONDS:
+        raise Malformed("is out of range", "write a duration from 1s to 366d")
+    return seconds
+
+
+def schedule(text: str) -> str:
+    """Checks a cron schedule of five fields, minutes first. Seconds are not supported: data work is not that fine."""
+    if text in _SCHEDULES:
+        return text
+    if len(text) > 200 or not _CRON.fullmatch(text):
+        raise Malformed("is not a cron schedule", "write five fields, such as 0 6 * * 1-5, or @daily")
+    if _RANDOM.search(text):
+        raise Malformed("is a random schedule", "write the minute and hour themselves instead of H or R")
+    if not croniter.is_valid(text):
+        raise Malformed("has a field out of range", "write minute 0-59, hour 0-23, day 1-31, month 1-12, weekday 0-7")
+    if not croniter.is_valid(text, strict=True):
+        raise Malformed("has a day that does not exist in any month", "write a date that exists")
+    return re.sub(" +", " ", text)
+
+
+@functools.cache
+def time_zones() -> frozenset[str]:
+    return frozenset(zoneinfo.available_timezones())

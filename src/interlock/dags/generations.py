@@ -1,4 +1,4 @@
-"""The rows of a DAG's jobs: a generation for each job that is built, with its dataset versions and edges."""
+"""Database rows of a DAG's jobs: a generation for each rebuilt job, with its dataset versions and edges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from uuid import UUID
 
 import msgspec
 
-from interlock.adapters.postgres import Connection, Row, queries
 from interlock.dags.definition import (
     Dag,
     ExecutionStrategy,
@@ -26,28 +25,29 @@ from interlock.dags.definition import (
 )
 from interlock.dags.lineage import producer
 from interlock.errors import BadRequest
-from interlock.kernel.jobs import policy_columns, runtime_of, work_columns
+from interlock.jobs.submission import policy_columns, runtime_of, work_columns
 from interlock.schemas import BATCH_COLUMN, Column, DatasetSchema, hash_of
 from interlock.settings import Runtime, Settings
+from interlock.stores.postgres import Connection, Row, queries
 from interlock.wire import DatasetRef
 
-_sql = queries("dags")
+_sql = queries("dags", "dags")
 _refs = msgspec.json.Decoder(list[DatasetRef])
 _NOT_NULL: Final = " not null"
 _ENDLESS_SECONDS: Final = 100.0 * 366 * 86_400
 
 OutputName = tuple[str, str]
-"""Of a job, and of its output."""
+"""Names of a job and of its output."""
 
 
 def external_names(dag: Dag) -> list[str]:
-    """Published names that other DAGs have to answer for."""
+    """Returns the names of inputs that other DAGs must publish."""
     names = {edge.from_.dataset for job in dag.jobs for edge in job.inputs if isinstance(edge.from_, Published)}
     return sorted(names - dag.publish.keys())
 
 
 def tuning(settings: Settings, job: Job) -> dict[str, Any]:
-    """The columns that change in place. Any: columns of a row."""
+    """Returns the columns that change in place. Any: values of a row."""
     return {
         "name": job.name,
         **policy_columns(
@@ -61,14 +61,14 @@ def tuning(settings: Settings, job: Job) -> dict[str, Any]:
 
 
 def _runtime(settings: Settings, job: Job) -> Runtime:
-    """A source that is always on has no hard timeout, unless it asks for one."""
+    """Returns the job's runtime. An always-on source has no hard timeout unless it sets one."""
     runtime = runtime_of(settings, job.runtime)
     endless = job.source is not None and job.source.kind is SourceKind.ALWAYS_ON
     return runtime.model_copy(update={"timeout_seconds": _ENDLESS_SECONDS}) if endless else runtime
 
 
 def columns(settings: Settings, job: Job) -> dict[str, Any]:
-    """All that a job's definition decides by itself."""
+    """Returns all columns that follow from the job's own definition."""
     runtime = runtime_of(settings, job.runtime)
     return {
         **work_columns(runtime, name=job.runtime, operator=job.operator, config=job.config),
@@ -80,7 +80,7 @@ def columns(settings: Settings, job: Job) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """An output of a generation that is being written."""
+    """An output of a generation under construction."""
 
     job: Job
     job_id: UUID
@@ -95,7 +95,7 @@ class _Made:
 
 
 class Generations:
-    """Writes what a new version of a DAG needs beside what it keeps."""
+    """Writes the new rows of a DAG version, next to those it shares with the previous version."""
 
     def __init__(self, settings: Settings, org_id: UUID, dag: Dag) -> None:
         self._settings = settings
@@ -103,7 +103,7 @@ class Generations:
         self._dag = dag
 
     async def write(self, connection: Connection, rebuilt: frozenset[str], kept: Mapping[str, Row]) -> list[UUID]:
-        """The ids of all jobs of the version. `kept`: rows of the jobs that it shares with the one before."""
+        """Returns the ids of all jobs of the version. `kept` has the rows shared with the previous version."""
         jobs = [job for job in self._dag.jobs if job.name in rebuilt]
         job_ids, made = await self._name(connection, jobs)
         known = {made.name: DatasetRef(**_reference(made)) for made in made} | dict(self._kept_outputs(rebuilt, kept))
@@ -122,7 +122,7 @@ class Generations:
         return [*job_ids.values(), *shared]
 
     async def _name(self, connection: Connection, jobs: Sequence[Job]) -> tuple[dict[str, UUID], list[_Made]]:
-        """Ids for everything; an output that was there before keeps that of its dataset."""
+        """Assigns ids. An output that existed before keeps its dataset_uuid."""
         outputs = [(job, index, output) for job in jobs for index, output in enumerate(job.outputs)]
         rows = await _sql.make_ids(connection, count=len(jobs) + 2 * len(outputs))
         ids: Iterator[UUID] = iter([row["id"] for row in rows])
@@ -152,7 +152,7 @@ class Generations:
         found = {row["name"]: DatasetRef(**_reference_of(row)) for row in rows}
         for name in names:
             if name not in found:
-                raise BadRequest(f"Nobody publishes {name!r}; deploy the DAG that does first.", code="invalid_dag")
+                raise BadRequest(f"No DAG publishes {name!r}; deploy the DAG that does first.", code="invalid_dag")
         return found
 
     def _edges(
@@ -209,7 +209,7 @@ def _version(made: _Made) -> dict[str, Any]:
 
 
 def _declared(made: _Made) -> dict[str, Any]:
-    """What a sink takes. Columns of the key are never null: rows without one could not be told apart."""
+    """Returns the schema for the sink. Key columns are never null: rows without a key could not be distinguished."""
     if made.output.storage is not Storage.BUFFERED:
         return {}
     key = made.output.unique_key or made.job.unique_key

@@ -1,7 +1,7 @@
-"""A DAG as a drawing needs it: boxes in layers, and the lines that run from one layer to the next.
+"""Layout of a DAG for drawing: boxes in layers, and lines from each layer to the next.
 
-A line that passes a layer gets a cell of its own there, so that nothing is drawn across a box. Lines of one job share
-their way until they part. All of it follows from the definition alone: the same DAG is always the same drawing.
+A line that passes through a layer gets its own cell there, so that it never crosses a box. Lines from the same job
+share a path until they diverge. The layout depends only on the definition: the same DAG always gives the same drawing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Kind(StrEnum):
     JOB = "job"
     SOURCE = "source"
     DATASET = "dataset"
-    """Published by another DAG."""
+    """A dataset that another DAG publishes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """From a box to another, with the outputs that it stands for."""
+    """A line between two boxes, with the outputs that it represents."""
 
     start: str
     end: str
@@ -91,7 +91,7 @@ def _lines(dag: Dag) -> Iterable[Line]:
 
 
 def _origin(dag: Dag, edge: Input) -> tuple[str, str]:
-    """The box that an input comes from, and the name of what it brings."""
+    """Returns the box that an input comes from, and the name of the output or dataset."""
     source = producer(dag, edge)
     if source is not None:
         return _job_key(source.job), source.output
@@ -104,7 +104,7 @@ def _origin(dag: Dag, edge: Input) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A place in a layer: a box, or the passage of the lines that leave the box `key` above."""
+    """A position in a layer: a box, or the path of the lines that come from the box `key` above."""
 
     key: str
     layer: int
@@ -115,13 +115,13 @@ class Cell:
 class Layers:
     rows: list[list[Cell]]
     followers: dict[Cell, list[Cell]]
-    """Cells of the next layer, in its order."""
+    """Connected cells of the next layer, in that layer's order."""
     leaders: dict[Cell, list[Cell]]
-    """Cells of the layer before, in its order."""
+    """Connected cells of the previous layer, in that layer's order."""
 
 
-def layered(graph: Graph, most_in_a_row: int) -> Layers:
-    depth = _depths(graph, most_in_a_row)
+def layered(graph: Graph, max_per_row: int) -> Layers:
+    depth = _depths(graph, max_per_row)
     rows: list[list[Cell]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for key in graph.boxes:
         rows[depth[key]].append(Cell(key, depth[key]))
@@ -138,8 +138,8 @@ def _ends(graph: Graph) -> dict[str, list[str]]:
     return ends
 
 
-def _depths(graph: Graph, most_in_a_row: int) -> dict[str, int]:
-    """As far up as its inputs allow, and further down where a row is full."""
+def _depths(graph: Graph, max_per_row: int) -> dict[str, int]:
+    """Puts each box as high as its inputs allow, and lower where a row is full."""
     ends = _ends(graph)
     waiting = dict.fromkeys(graph.boxes, 0)
     for line in graph.lines:
@@ -148,9 +148,9 @@ def _depths(graph: Graph, most_in_a_row: int) -> dict[str, int]:
     least = dict.fromkeys(graph.boxes, 0)
     depth: dict[str, int] = {}
     taken: dict[int, int] = defaultdict(int)
-    for key in ready:  # grows while it is walked: a box is ready when all before it have been placed
+    for key in ready:  # grows during the iteration: a box is ready once all boxes before it have a depth
         depth[key] = least[key]
-        while taken[depth[key]] >= most_in_a_row:
+        while taken[depth[key]] >= max_per_row:
             depth[key] += 1
         taken[depth[key]] += 1
         for end in ends[key]:
@@ -169,7 +169,7 @@ def _without_gaps(depth: dict[str, int]) -> dict[str, int]:
 def _connect(
     key: str, depth: Mapping[str, int], ends: list[str], rows: list[list[Cell]], followers: dict[Cell, list[Cell]]
 ) -> None:
-    """From a box down to the last of its consumers, past the layers between."""
+    """Connects a box to all of its consumers, through a passage in each layer in between."""
     last = max((depth[end] for end in ends), default=0)
     cell = Cell(key, depth[key])
     for layer in range(depth[key] + 1, last + 1):
@@ -182,7 +182,7 @@ def _connect(
 
 
 def _ordered(rows: list[list[Cell]], followers: dict[Cell, list[Cell]]) -> Layers:
-    """Each cell near the middle of those it is connected with: few crossings, found by going down and up."""
+    """Moves each cell near the mean position of its neighbours, down and up in turn, to reduce crossings."""
     leaders: dict[Cell, list[Cell]] = defaultdict(list)
     for start, ends in followers.items():
         for end in ends:
@@ -209,13 +209,13 @@ def _sorted(connected: Mapping[Cell, list[Cell]], order: Mapping[Cell, int]) -> 
     return {cell: sorted(others, key=lambda other: order[other]) for cell, others in connected.items()}
 
 
-# Places along a layer
+# Positions within a layer
 
 
 def spread(wanted: Sequence[float], sizes: Sequence[int], gap: int) -> list[float]:
-    """Centres as near to the wanted ones as the order and the sizes allow.
+    """Returns centres as close to the wanted ones as the order and the sizes allow.
 
-    Neighbours that would overlap become a block around the mean of what its members want (pool adjacent violators).
+    Neighbours that would overlap form a block around the mean of their wanted centres (pool adjacent violators).
     """
     offsets = _offsets(sizes, gap)
     blocks: list[tuple[float, int]] = []
@@ -230,7 +230,7 @@ def spread(wanted: Sequence[float], sizes: Sequence[int], gap: int) -> list[floa
 
 
 def _offsets(sizes: Sequence[int], gap: int) -> list[float]:
-    """Centres when all stand close together from 0 on."""
+    """Returns the centres when all boxes are packed from 0 on."""
     offsets, edge = [], 0.0
     for size in sizes:
         offsets.append(edge + size / 2)
@@ -239,7 +239,7 @@ def _offsets(sizes: Sequence[int], gap: int) -> list[float]:
 
 
 def centres(layers: Layers, size: Mapping[Cell, int], gap: int, sweeps: int = SWEEPS) -> dict[Cell, float]:
-    """Where cells stand along their layers, so that lines run as straight as may be; without sweeps, close together."""
+    """Returns positions of cells within their layers that keep lines straight. Without sweeps, cells are packed."""
     place: dict[Cell, float] = {}
     for row in layers.rows:
         place |= zip(row, _offsets([size[cell] for cell in row], gap), strict=True)

@@ -1,11 +1,11 @@
-"""Has a range of a dataset made again: exactly the scopes that it touches, and what follows from them.
+"""Invalidation: recomputes the scopes of a dataset that a range touches, and everything that depends on them.
 
-What follows needs no word from here. A scope that is made again is a newer change of its dataset, and whoever reads
-that is given it; see routing.sql.
+Dependent jobs need no extra step. A recomputed scope is a newer change of its dataset, and routing gives it to the
+readers; see routing.sql.
 
-    made by a reactive job          the job is given again the scopes that it was given for the range
-    partitions of anybody else      count as changed: whoever reads them is given them again
-    a stream of anybody else        counts as rewritten there: whoever reads it is given that part again
+    output of a reactive job        the job receives again the scopes it had received for the range
+    partitions of other writers     count as changed: their readers receive them again
+    a stream of other writers       counts as rewritten there: its readers receive that part again
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Final
 from uuid import UUID
 
 from interlock.access.principals import Principal
-from interlock.adapters.postgres import Connection, Database, Row, queries
-from interlock.dags.registry import Registry
 from interlock.dags.routing import Scopes
+from interlock.datasets.registry import Registry
 from interlock.errors import BadRequest, Conflict, TooLarge
 from interlock.failpoints import failpoint
-from interlock.kernel.changes import CURSOR
 from interlock.settings import Settings
+from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.tasks.dataset_changes import CURSOR
 from interlock.wire import Invalidated, InvalidateRequest
 
-_sql = queries("registry")
-_datasets_sql = queries("datasets")
+_sql = queries("datasets", "registry")
+_datasets_sql = queries("datasets", "datasets")
 
-MOST_SCOPES: Final = 10_000
-"""In one call, which is one transaction."""
+MAX_SCOPES: Final = 10_000
+"""Limit for one call, which is one transaction."""
 
 
 class Invalidations:
@@ -39,7 +39,7 @@ class Invalidations:
 
     async def invalidate(self, name: str, request: InvalidateRequest, caller: Principal) -> Invalidated:
         if request.start > request.end:
-            raise BadRequest("A range has `start` <= `end`, both inclusive.", code="bad_partition")
+            raise BadRequest(f"`start` must be at most `end`, got {request.start}-{request.end}.", code="bad_partition")
         return await self._database.run(lambda connection: self._invalidate(connection, name, request, caller))
 
     async def _invalidate(
@@ -50,7 +50,7 @@ class Invalidations:
         if producer is None:
             return Invalidated(scopes=0, dry_run=request.dry_run, invalidation_id=None)
         by_job = producer["reactive"] and producer["active"]
-        # Whoever changes what a scope is made of has to wait, and has then a newer number than this has.
+        # A concurrent change of these versions waits for this lock and then gets a higher commit number.
         held = sorted(producer["inputs"]) if by_job else [producer["dataset_version"]]
         if not request.dry_run:
             await _datasets_sql.lock_versions(connection, versions=held)
@@ -75,7 +75,7 @@ class Invalidations:
 
 
 class _Change:
-    """One invalidation under way. Each way answers with the scopes, and the number of the change if there was one."""
+    """One invalidation. Both ways return the number of scopes, and the commit number if anything was written."""
 
     def __init__(self, scopes: Scopes, producer: Row, request: InvalidateRequest) -> None:
         self._scopes = scopes
@@ -90,7 +90,7 @@ class _Change:
             return len(scopes), None
         await _require_free(connection, [job_id])
         commit_id: int = await _sql.next_commit(connection)
-        # As if its inputs had changed there just now.
+        # To routing, this looks like a change of the inputs in these scopes.
         changed = [dict(row) | {"commit_id": commit_id} for row in scopes]
         await self._scopes.give(connection, changed, job_id)
         return len(scopes), commit_id
@@ -107,7 +107,7 @@ class _Change:
             dataset_version=self._version,
             start=self._request.start,
             end=self._request.end,
-            most=MOST_SCOPES + 1,
+            limit=MAX_SCOPES + 1,
         )
         _require_few(rows)
         if not rows or self._request.dry_run:
@@ -144,26 +144,26 @@ class _Change:
         if not jobs or end < self._request.start:
             return []
         rows: list[Row] = await _sql.scopes_within(
-            connection, job_ids=list(jobs), start=self._request.start, end=end, most=MOST_SCOPES + 1
+            connection, job_ids=list(jobs), start=self._request.start, end=end, limit=MAX_SCOPES + 1
         )
         _require_few(rows)
         return rows
 
 
 def _require_few(rows: Sequence[Row]) -> None:
-    if len(rows) > MOST_SCOPES:
+    if len(rows) > MAX_SCOPES:
         raise TooLarge(
-            f"The range touches more than {MOST_SCOPES} scopes; invalidate it in smaller pieces.",
+            f"The range touches more than {MAX_SCOPES} scopes; invalidate it in smaller pieces.",
             code="too_many_scopes",
         )
 
 
 async def _require_free(connection: Connection, jobs: Sequence[UUID]) -> None:
-    """A job that is held back gets no tasks, and there would be no other trace of what it was to do."""
+    """Rejects paused jobs. They receive no tasks, and nothing else would record the invalidation."""
     row = await _sql.holding_back(connection, job_ids=list(jobs))
     if row is not None:
         raise Conflict(
-            f"Job {row['name']!r} of DAG {row['dag_name']!r} gets no tasks since "
-            f"{row['since']:%Y-%m-%d %H:%M:%SZ}: {row['reason']}. Invalidate the range when that is over.",
+            f"Job {row['name']!r} of DAG {row['dag_name']!r} has been paused since "
+            f"{row['since']:%Y-%m-%d %H:%M:%SZ}: {row['reason']}. Invalidate the range after the pause ends.",
             code="job_paused",
         )

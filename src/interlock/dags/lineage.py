@@ -1,4 +1,4 @@
-"""Who feeds whom in a DAG, and what a new definition makes different."""
+"""Dependencies between the jobs of a DAG, and the difference between two definitions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from interlock.dags.definition import Dag, Input, Job, JobOutput, build_hash, jo
 
 
 def producer(dag: Dag, edge: Input) -> JobOutput | None:
-    """The output of this DAG that an input reads; None for a dataset of another DAG."""
+    """Returns the output of this DAG that an input reads; None for a dataset of another DAG."""
     if isinstance(edge.from_, JobOutput):
         return edge.from_
     publication = dag.publish.get(edge.from_.dataset)
@@ -18,12 +18,12 @@ def producer(dag: Dag, edge: Input) -> JobOutput | None:
 
 
 def upstream(dag: Dag, job: Job) -> frozenset[str]:
-    """Jobs of this DAG that a job reads from."""
+    """Returns the jobs of this DAG that a job reads from."""
     return frozenset(found.job for edge in job.inputs if (found := producer(dag, edge)))
 
 
 def consumers(dag: Dag) -> dict[str, list[str]]:
-    """For each job, those that read one of its outputs."""
+    """Maps each job to the jobs that read one of its outputs."""
     found: dict[str, list[str]] = {job.name: [] for job in dag.jobs}
     for job in dag.jobs:
         for name in sorted(upstream(dag, job)):
@@ -32,7 +32,7 @@ def consumers(dag: Dag) -> dict[str, list[str]]:
 
 
 def downstream(dag: Dag, names: Iterable[str]) -> frozenset[str]:
-    """Everything that reads, at any distance, what these jobs write. Without the jobs themselves."""
+    """Returns all direct and indirect readers of these jobs, without the jobs themselves."""
     followers = consumers(dag)
     start = frozenset(names)
     seen: set[str] = set()
@@ -46,7 +46,7 @@ def downstream(dag: Dag, names: Iterable[str]) -> frozenset[str]:
 
 
 def depth(dag: Dag, names: Collection[str]) -> int:
-    """How many of these jobs stand behind each other at most."""
+    """Returns how many of these jobs lie on the longest chain of dependencies."""
     followers = consumers(dag)
     deepest: dict[str, int] = {}
     for name in _by_finish(followers):
@@ -57,20 +57,20 @@ def depth(dag: Dag, names: Collection[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From one definition to the next, by names of jobs."""
+    """The difference between two definitions, as job names."""
 
     added: frozenset[str]
     changed: frozenset[str]
-    """What they make differs, or a published name that they read now comes from elsewhere."""
+    """Jobs with different outputs, or that read a published name which now comes from another job."""
     downstream: frozenset[str]
-    """As before themselves, behind something that is not."""
+    """Unchanged jobs downstream of an added or changed one."""
     removed: frozenset[str]
     tuned: frozenset[str] = frozenset()
-    """Run in another way from now on, and make the same."""
+    """Jobs whose tasks run differently but produce the same outputs."""
 
     @property
     def rebuilt(self) -> frozenset[str]:
-        """Jobs whose datasets get a new version."""
+        """Returns the jobs whose datasets get a new version."""
         return self.added | self.changed | self.downstream
 
 
@@ -91,12 +91,12 @@ def compare(old: Dag, new: Dag) -> Change:
 
 
 def _fingerprints(dag: Dag) -> Mapping[str, object]:
-    """A job's own definition with the outputs that its inputs resolve to: a published name may move to another job."""
+    """Combines a job's own definition with the outputs of its inputs: a published name may move to another job."""
     return {job.name: (build_hash(job), [producer(dag, edge) for edge in job.inputs]) for job in dag.jobs}
 
 
 def cycles(followers: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """One cycle of each knot of jobs that feed themselves, as its names in order; a job may be a knot by itself."""
+    """Returns one cycle, as job names in order, per strongly connected component. A job may be its own cycle."""
     found = []
     for knot in _knots(followers):
         start = min(knot)
@@ -106,7 +106,7 @@ def cycles(followers: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def _way_back(start: str, knot: set[str], followers: Mapping[str, Iterable[str]]) -> list[str]:
-    """The shortest way from a job back to itself, within its knot."""
+    """Returns the shortest path from a job back to itself within its component."""
     came_from: dict[str, str] = {}
     waiting = deque([start])
     while start not in came_from:
@@ -122,7 +122,7 @@ def _way_back(start: str, knot: set[str], followers: Mapping[str, Iterable[str]]
 
 
 def _knots(followers: Mapping[str, Iterable[str]]) -> list[set[str]]:
-    """Strongly connected components (Kosaraju), without recursion: a DAG may be deeper than Python's stack."""
+    """Returns strongly connected components (Kosaraju). Not recursive: a DAG may be deeper than Python's stack."""
     backwards: dict[str, list[str]] = {name: [] for name in followers}
     for name, targets in followers.items():
         for target in targets:
@@ -137,7 +137,7 @@ def _knots(followers: Mapping[str, Iterable[str]]) -> list[set[str]]:
 
 
 def _by_finish(followers: Mapping[str, Iterable[str]]) -> list[str]:
-    """Depth first; a name comes after all that can be reached from it."""
+    """Returns names in depth-first postorder: each name after all names reachable from it."""
     finished: list[str] = []
     seen: set[str] = set()
     for root in followers:

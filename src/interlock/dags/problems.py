@@ -1,4 +1,4 @@
-"""What is wrong with a file: where, what, and what to write instead. All of it is found before any of it is told."""
+"""Problems of a DAG file: position, description and fix. All problems are collected before any is shown."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_PROBLEMS: Final = 200
-"""More are counted, not listed: nobody reads on, and looking for suggestions takes time."""
+"""Further problems are counted but not listed: nobody reads them, and the search for suggestions takes time."""
 _MAX_COMPARISONS: Final = 50_000
-"""Looking for similar names is quadratic; a hostile file must not make it slow."""
+"""The search for similar names is quadratic. This limit keeps a hostile file from making it slow."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Both counted from 1."""
+    """A position in a file. Line and column start at 1."""
 
     line: int
     column: int
@@ -55,19 +55,19 @@ class Report:
         return bool(self._found)
 
     def problems(self) -> list[Problem]:
-        """In the order of the file."""
+        """Returns the problems in the order of the file."""
         listed = [problem for _, problem in sorted(self._found, key=lambda found: found[0])]
         if self._unlisted:
-            what = f"there are {self._unlisted} more problems"
-            listed.append(Problem(self.file, 1, 1, what, "mend those above first"))
+            what = f"{self._unlisted} more problems are not listed"
+            listed.append(Problem(self.file, 1, 1, what, "fix the problems above first"))
         return listed
 
     def suggest(self, word: str, known: Iterable[str], otherwise: str) -> str:
-        """What to write instead of a misspelt word: the nearest known one."""
+        """Suggests the most similar known name for a misspelled word, or returns `otherwise`."""
         candidates = list(known)
         self._comparisons += len(candidates)
         if self._comparisons <= _MAX_COMPARISONS and len(self._found) < MAX_PROBLEMS:
-            # Case is what people get wrong first, and difflib takes it for a different letter.
+            # Wrong case is the most common mistake, and difflib would treat it as a different letter.
             folded = {name.casefold(): name for name in candidates}
             near = difflib.get_close_matches(word.casefold()[:100], folded, n=1)
             if near:
@@ -75,14 +75,14 @@ class Report:
         return otherwise
 
 
-def listing(names: Iterable[str], most: int = 12) -> str:
-    """A few names for a sentence."""
+def listing(names: Iterable[str], limit: int = 12) -> str:
+    """Joins names for a sentence, at limit `limit` of them."""
     ordered = sorted(names)
-    shown = ", ".join(ordered[:most])
-    return f"{shown}, …" if len(ordered) > most else shown
+    shown = ", ".join(ordered[:limit])
+    return f"{shown}, …" if len(ordered) > limit else shown
 
 
-def quoted(text: object, most: int = 60) -> str:
-    """A user's own word in a sentence: short, and with nothing in it that a terminal would obey."""
+def quoted(text: object, limit: int = 60) -> str:
+    """Quotes user input for a message: shortened, with control characters escaped."""
     plain = str(text)
-    return repr(plain if len(plain) <= most else plain[: most - 1] + "…")
+    return repr(plain if len(plain) <= limit else plain[: limit - 1] + "…")

@@ -1,8 +1,8 @@
-"""From "this dataset changed" to exactly the right tasks.
+"""Routing: turns changes of datasets into tasks.
 
-The router follows accepted events, through the outbox. The reconciler follows the registry: it walks the changes of
-every input that a job reads, so it finds what an event was lost for, what was held back, and what a new generation of a
-job has yet to build. Both give scopes by the same statement; see routing.sql.
+The router follows accepted events through the outbox. The reconciler follows the registry: it walks the changes of
+every input that a job reads, so it finds changes whose event was lost, changes held back by a pause, and changes that a
+new generation of a job has yet to process. Both use the same statement to give scopes to jobs; see routing.sql.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct, field
 
-from interlock.adapters.lowwater import low_water
-from interlock.adapters.notifications import Wakeups
-from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.failpoints import failpoint
-from interlock.kernel.loop import Periodic
+from interlock.processes.loop import Periodic
 from interlock.settings import Settings
+from interlock.stores.low_water import low_water
+from interlock.stores.notifications import Wakeups
+from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.telemetry import TASKS_ROUTED
 
-_sql = queries("routing")
-_runs_sql = queries("runs")
-_effects_sql = queries("effects")
+_sql = queries("dags", "routing")
+_runs_sql = queries("tasks", "runs")
+_effects_sql = queries("tasks", "effects")
 _ROUTES: Final = 100
-"""Accepted requests that are routed at once, each of any number of events."""
+"""Accepted requests routed in one pass, each with any number of events."""
 _AT_ONCE: Final = 2000
-"""Changes in one statement."""
+"""Changes per statement."""
 _EDGES: Final = 1000
 _CHANGES: Final = 1000
-"""Of one input in one pass: what was held back comes bit by bit."""
+"""Changes of one input per pass. A backlog is processed in several passes."""
 _CROWDED_SECONDS: Final = 1.0
 _FIRST: Final = (UUID(int=0), -1)
 
 
 class _Route(Struct):
-    """What an outbox row says: events that were accepted, or jobs that have come further in their streams."""
+    """The body of an outbox row: accepted events, or jobs that have advanced in their streams."""
 
     events: list[int] = field(default_factory=list)
     versions: list[UUID] = field(default_factory=list)
@@ -58,9 +58,9 @@ class Scopes:
     async def give(
         self, connection: Connection, changed: Sequence[Row | Mapping[str, Any]], job_id: UUID | None = None
     ) -> int:
-        """How many tasks were made. `changed` has dataset_version, range_start, range_end and commit_id.
+        """Creates tasks for changed scopes and returns how many. With a `job_id`, only for that job.
 
-        With a job only that one is given them, else whoever reads them.
+        Each item of `changed` has dataset_version, range_start, range_end and commit_id.
         """
         made = 0
         for at in range(0, len(changed), _AT_ONCE):
@@ -78,7 +78,7 @@ class Scopes:
         return made
 
     async def follow(self, connection: Connection, job_ids: Iterable[UUID]) -> int:
-        """Jobs whose streams have moved, or who have come to the end of what they were given."""
+        """Creates tasks for jobs whose input streams have advanced, or that have finished their last stream task."""
         ids = sorted(set(job_ids))
         if not ids:
             return 0
@@ -86,8 +86,8 @@ class Scopes:
         return int(row["tasks"]) + await self._open_gates(connection, ids)
 
     async def _open_gates(self, connection: Connection, job_ids: list[UUID]) -> int:
-        """Partitions that a job has had, and that a stream beside them has come to the end of just now."""
-        rows = await _sql.open_gates(connection, job_ids=job_ids, most=_CHANGES)
+        """Gives a job the partitions that were waiting for a second input, a stream, to reach their end."""
+        rows = await _sql.open_gates(connection, job_ids=job_ids, limit=_CHANGES)
         if not rows:
             return 0
         made = await self.give(connection, [row for row in rows if row["range_start"] is not None])
@@ -119,7 +119,7 @@ class Router:
 
     async def run_once(self) -> int:
         async def work(connection: Connection) -> tuple[int, int]:
-            rows = await _sql.take_routes(connection, most=_ROUTES, since=look.since)
+            rows = await _sql.take_routes(connection, limit=_ROUTES, since=look.since)
             look.reached = max((row["due_at"] for row in rows), default=None) or await _effects_sql.clock(connection)
             made = await self._route(connection, [_route.decode(row["body"]) for row in rows]) if rows else 0
             await failpoint("route.before_commit")
@@ -143,7 +143,7 @@ class Router:
 
 
 class ScopeReconciler(Periodic):
-    """A page of all inputs in a pass; it goes round."""
+    """Checks one page of all inputs per pass, in rotation."""
 
     name = "scopes"
 
@@ -156,7 +156,7 @@ class ScopeReconciler(Periodic):
         self._crowded = False
 
     async def idle(self, seconds: float) -> None:
-        """A release wakes it; and while a queue has no room for what it is behind with, it looks again soon."""
+        """Waits. A release wakes the loop; while a job is behind and its queue is full, the wait is short."""
         await self._wakeups.wait("scopes", min(seconds, _CROWDED_SECONDS) if self._crowded else seconds)
 
     async def run_once(self) -> int:
@@ -167,12 +167,12 @@ class ScopeReconciler(Periodic):
         return made + walked
 
     async def _pass(self, connection: Connection) -> tuple[int, int, tuple[UUID, int]]:
-        """Tasks made, changes looked at, and where to go on."""
+        """Returns tasks created, changes inspected, and the position for the next pass."""
         if not await _runs_sql.only_one(connection, name=self.name):
             return 0, 0, _FIRST
         await _sql.keep_pauses(connection)
         job_id, input_index = self._place
-        edges = await _sql.edges_behind(connection, job_id=job_id, input_index=input_index, most=_EDGES)
+        edges = await _sql.edges_behind(connection, job_id=job_id, input_index=input_index, limit=_EDGES)
         behind = [edge for edge in edges if edge["behind"] and edge["progress"] == "partition" and not edge["paused"]]
         room = {row["job_id"]: row["room"] for row in await _sql.room_of(connection, job_ids=_limited(behind))}
         made = walked = 0
@@ -185,11 +185,11 @@ class ScopeReconciler(Periodic):
         streams = [edge["job_id"] for edge in edges if edge["progress"] == "cursor" and not edge["paused"]]
         made += await self._scopes.follow(connection, streams)
         await failpoint("scopes.before_commit")
-        whole = len(edges) == _EDGES
-        return made, walked, (edges[-1]["job_id"], edges[-1]["input_index"]) if whole else _FIRST
+        full = len(edges) == _EDGES
+        return made, walked, (edges[-1]["job_id"], edges[-1]["input_index"]) if full else _FIRST
 
     async def _catch_up(self, connection: Connection, edge: Row, room: int) -> tuple[int, int]:
-        """Tasks made, and changes looked at."""
+        """Returns tasks created and changes inspected."""
         version = edge["dataset_version"]
         changes = await _sql.changes_since(
             connection,
@@ -198,7 +198,7 @@ class ScopeReconciler(Periodic):
             dataset_version=version,
             since=edge["reconciled_to"],
             pointed_at=edge["pointed_at"],
-            most=_CHANGES,
+            limit=_CHANGES,
         )
         changes = _fitting(changes, room)
         made = await self._scopes.give(connection, changes, edge["job_id"])
@@ -214,10 +214,10 @@ class ScopeReconciler(Periodic):
 
 
 def _fitting(changes: Sequence[Row], room: int) -> list[Row]:
-    """As many as there is room for, and those that have their task already.
+    """Returns the changes that fit into the queue, including those that already have a task.
 
-    Changes of one commit stay together. One that is larger than a whole queue must come through some time: the first is
-    taken wherever there is any room.
+    Changes of one commit stay together. A commit larger than the whole queue must get through eventually, so the first
+    commit is taken if there is any room.
     """
     fitting: list[Row] = []
     taken = 0
@@ -232,7 +232,7 @@ def _fitting(changes: Sequence[Row], room: int) -> list[Row]:
 
 
 def _looked_to(rows: Sequence[Row]) -> int:
-    """The stream's cursor, unless an input had more partitions up to there than were asked for."""
+    """Returns the stream's cursor, or less if an input had more partitions than one query returns."""
     reached: int = rows[0]["cursor"]
     for _, group in itertools.groupby(rows, key=lambda row: row["dataset_version"]):
         ends = [row["range_end"] for row in group]
@@ -242,5 +242,5 @@ def _looked_to(rows: Sequence[Row]) -> int:
 
 
 def _limited(edges: Iterable[Row]) -> list[UUID]:
-    """Jobs that are to have only so much waiting."""
+    """Returns the jobs that have a queue limit."""
     return sorted({edge["job_id"] for edge in edges if edge["limited"]})

@@ -1,40 +1,190 @@
-"""Sources of a DAG: the tasks of those that are always on, and how all of them stand."""
+"""Sources of DAGs: always-on tasks, manual events, and their status."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 import structlog
+from msgspec import Raw, Struct
 
-from interlock.adapters.postgres import Connection, Database, Row, queries
+from interlock.dags import triggers
 from interlock.dags.definition import SourceKind
-from interlock.errors import NotFound
+from interlock.dags.triggers import Trigger, check_payload
+from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
-from interlock.kernel.loop import Periodic
-from interlock.kernel.tasks import enqueue
+from interlock.processes.loop import Periodic
 from interlock.settings import Settings
+from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.tasks import dataset_changes, idempotency
+from interlock.tasks.completion import enqueue
+from interlock.tasks.dataset_changes import Change
 from interlock.telemetry import SOURCE_RESTARTS
-from interlock.wire import SourceList, SourceOutput, SourceState, SourceView
+from interlock.wire import (
+    DatasetRef,
+    Event,
+    SourceEvent,
+    SourceEvents,
+    SourceEventsAccepted,
+    SourceList,
+    SourceOutput,
+    SourceState,
+    SourceView,
+)
+
+_sql = queries("dags", "sources")
+
+_INSTEAD: Final = {
+    SourceKind.ALWAYS_ON: "it runs all the time; see `interlock source list`",
+    SourceKind.CRON: "its schedule starts it",
+    SourceKind.WEBHOOK: "call its webhook",
+    SourceKind.COMMAND: "send it a command",
+}
+
+
+class _Named(Struct, frozen=True):
+    """An output of a generation."""
+
+    name: str | None
+    dataset_uuid: UUID
+    dataset_version: UUID
+
+    @property
+    def granted(self) -> DatasetRef:
+        return DatasetRef(dataset_uuid=self.dataset_uuid, dataset_version=self.dataset_version)
+
+
+_outputs = msgspec.json.Decoder(list[_Named])
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One call and its retries."""
+
+    dag: str
+    job: str
+    org_id: UUID
+    key: str
+    events: Sequence[SourceEvent]
+
+    @property
+    def sequence(self) -> int:
+        """Distinguishes calls: a second correction of the same range is another change."""
+        return int.from_bytes(hashlib.sha256(self.key.encode()).digest()[:7])
+
+
+class ManualEvents:
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+
+    async def take(
+        self, dag: str, job: str, org_id: UUID, sent: SourceEvents, *, idempotency_key: str | None, body: bytes
+    ) -> SourceEventsAccepted:
+        """Accepts all events or none. `body` is the raw request, to which an Idempotency-Key is bound."""
+        endpoint = f"POST /v1/dags/{dag}/jobs/{job}/events"
+        request = _Request(dag, job, org_id, idempotency_key or str(uuid4()), sent.events)
+        self._check(request)
+
+        async def work(connection: Connection) -> bytes:
+            if idempotency_key is not None:
+                known = await idempotency.answered_before(
+                    connection, self._settings, org_id, endpoint, idempotency_key, body
+                )
+                if known is not None:
+                    return known
+            accepted = msgspec.json.encode(await self._write(connection, request))
+            if idempotency_key is not None:
+                await idempotency.remember(connection, org_id, endpoint, idempotency_key, 200, accepted)
+            return accepted
+
+        return msgspec.json.decode(await self._database.run(work), type=SourceEventsAccepted)
+
+    def _check(self, request: _Request) -> None:
+        for event in request.events:
+            scoped = event.cursor is not None or event.start is not None or event.end is not None
+            if scoped == isinstance(event.payload, Raw):
+                raise BadRequest(
+                    "An event needs either `payload`, or `output` with `cursor` or with `start` and `end`.",
+                    code="bad_event_scope",
+                )
+            if isinstance(event.payload, Raw):
+                check_payload(bytes(event.payload), self._settings)
+
+    async def _write(self, connection: Connection, request: _Request) -> SourceEventsAccepted:
+        rows = await _sql.source_generations(connection, org_id=request.org_id, dag_name=request.dag, name=request.job)
+        _require_manual(request, rows)
+        rows = [row for row in rows if row["kind"] == SourceKind.MANUAL]
+        scopes = [event for event in request.events if not isinstance(event.payload, Raw)]
+        payloads = [event.payload for event in request.events if isinstance(event.payload, Raw)]
+        if scopes:
+            await self._write_scopes(connection, [_change(request, row, scopes) for row in rows])
+        if payloads:
+            fired = [Trigger(f"manual:{request.key}:{n}", bytes(payload)) for n, payload in enumerate(payloads)]
+            await triggers.accept(connection, [row["job_id"] for row in rows], fired)
+        return SourceEventsAccepted(events=len(scopes), triggers=len(payloads))
+
+    async def _write_scopes(self, connection: Connection, written: list[Change]) -> None:
+        admitted = await dataset_changes.admit(connection, written)
+        for error in admitted.refused.values():
+            raise error
+        await dataset_changes.write(connection, written, admitted)
+
+
+def _require_manual(request: _Request, rows: Sequence[Row]) -> None:
+    if not rows:
+        raise NotFound(f"There is no job {request.job!r} of DAG {request.dag!r} in this org.")
+    kind = rows[0]["kind"]
+    if kind != SourceKind.MANUAL:
+        instead = _INSTEAD[SourceKind(kind)] if kind else "it runs when one of its inputs changes"
+        raise Conflict(
+            f"Job {request.job!r} accepts no manual events: {instead}. Only a source of `kind: manual` does.",
+            code="not_manual",
+        )
+
+
+def _change(request: _Request, row: Row, scopes: Sequence[SourceEvent]) -> Change:
+    named: list[_Named] = _outputs.decode(row["outputs"])
+    events = [_event(scope, named, request.sequence) for scope in scopes]
+    dataset_changes.check(events, [], [one.granted for one in named])
+    return Change(row["producer"], 1, request.org_id, events)
+
+
+def _event(scope: SourceEvent, outputs: Sequence[_Named], sequence: int) -> Event:
+    found = [one for one in outputs if scope.output in (None, one.name)]
+    if len(found) != 1:
+        names = ", ".join(str(one.name) for one in outputs) or "none"
+        raise BadRequest(f"Set `output` to one of the job's outputs: {names}.", code="unknown_output")
+    return Event(
+        dataset_uuid=found[0].dataset_uuid,
+        dataset_version=found[0].dataset_version,
+        cursor=scope.cursor,
+        start=scope.start,
+        end=scope.end,
+        sequence=sequence if scope.cursor is None else None,
+    )
+
 
 log = structlog.get_logger()
 
-_sql = queries("sources")
-_runs_sql = queries("runs")
+_runs_sql = queries("tasks", "runs")
 
 STEADY_SECONDS: Final = 300.0
-"""A source that ran this long had a good start: its next restart comes at once."""
+"""A source that ran this long counts as healthy: it is restarted without delay."""
 LONGEST_WAIT_SECONDS: Final = 300.0
 _KEPT_ATTEMPTS: Final = 100
-"""Of a source, which has no end, the history of its attempts has one."""
-_MOST: Final = 1000
+"""A source never ends, so its attempt history is limited."""
+_MAX_SOURCES: Final = 1000
 _CAUSES: Final = {"Completed": "returned", "Canceled": "canceled", "Failed": "failed"}
 
 
 class AlwaysOn(Periodic):
-    """Sees to it that each active always_on source has one task that has not ended, under the same id for ever."""
+    """Keeps one unfinished task for each active always_on source, always under the same task id."""
 
     name = "sources"
 
@@ -61,12 +211,12 @@ class AlwaysOn(Periodic):
     async def _pass(self, connection: Connection) -> tuple[int, list[Row], int]:
         if not await _runs_sql.only_one(connection, name=self.name):
             return 0, [], 0
-        stopped = await _sql.stop_sources(connection, most=_MOST)
+        stopped = await _sql.stop_sources(connection, limit=_MAX_SOURCES)
         await _sql.forget_sources(connection)
-        started = await _sql.start_sources(connection, most=_MOST)
+        started = await _sql.start_sources(connection, limit=_MAX_SOURCES)
         restarted = await _sql.restart_sources(
             connection,
-            most=_MOST,
+            limit=_MAX_SOURCES,
             steady_seconds=STEADY_SECONDS,
             most_seconds=LONGEST_WAIT_SECONDS,
             kept=_KEPT_ATTEMPTS,
@@ -79,14 +229,14 @@ class AlwaysOn(Periodic):
 
 
 class Sources:
-    """How sources stand."""
+    """Lists the sources of a DAG with their state."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def of_dag(self, dag: str, org_id: UUID) -> SourceList:
         async with self._database.connection() as connection:
-            rows = await _sql.list_sources(connection, org_id=org_id, dag_name=dag, most=_MOST)
+            rows = await _sql.list_sources(connection, org_id=org_id, dag_name=dag, limit=_MAX_SOURCES)
             if not rows and not await _sql.dag_exists(connection, org_id=org_id, dag_name=dag):
                 raise NotFound(f"There is no DAG {dag!r} in this org.")
         return SourceList(sources=[_view(row) for row in rows])
@@ -131,7 +281,7 @@ def _state(row: Row) -> SourceState:
 
 
 def _since(row: Row) -> datetime | None:
-    """Since when it has been in its state."""
+    """Returns the time since which the source has been in its state."""
     column = {"Running": "started_at", "Queued": "queued_at"}.get(row["status"], "ended_at")
     if row["kind"] != SourceKind.ALWAYS_ON:
         column = "paused_since"

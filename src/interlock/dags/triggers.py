@@ -1,7 +1,7 @@
-"""What tells a source to start, from its acceptance to its task.
+"""Triggers of sources, from acceptance to task.
 
-A webhook's call, a time of a schedule and a payload that is sent by hand are all triggers. One that was accepted is
-durable: it waits while its job is held back, and it moves to the next generation of its job with the job's name.
+Webhook calls, scheduled times and manual payloads are all triggers. An accepted trigger is durable: it waits while its
+job is paused, and it moves to the next generation of a job of the same name.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import asyncpg
 import msgspec
 from msgspec import Struct
 
-from interlock.adapters.lowwater import low_water
-from interlock.adapters.notifications import Wakeups
-from interlock.adapters.postgres import Connection, Database, queries
 from interlock.errors import BadRequest, TooLarge
 from interlock.failpoints import failpoint
-from interlock.kernel.isolation import UNSTORABLE
 from interlock.settings import Settings
+from interlock.stores.isolation import UNSTORABLE
+from interlock.stores.low_water import low_water
+from interlock.stores.notifications import Wakeups
+from interlock.stores.postgres import Connection, Database, queries
 from interlock.strict_json import NotStrict, require_strict
 from interlock.telemetry import TASKS_ROUTED
 
-_sql = queries("sources")
-_runs_sql = queries("runs")
-_effects_sql = queries("effects")
+_sql = queries("dags", "sources")
+_runs_sql = queries("tasks", "runs")
+_effects_sql = queries("tasks", "effects")
 
 _NOTES: Final = 100
 _JOBS: Final = 1000
-_MOST: Final = 1000
-"""Tasks of one pass: what was held back comes bit by bit."""
+_MAX_TASKS: Final = 1000
+"""Tasks per pass. A backlog is processed in several passes."""
 _EACH: Final = 200
-"""Of one job in one pass, so that none waits for the long list of another."""
+"""Tasks of one job per pass, so that no job waits for the backlog of another."""
 _FIRST: Final = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """`dedupe_key` tells whether a trigger is another one, or the same told again."""
+    """A request to start a source. A trigger with a known `dedupe_key` is a duplicate."""
 
     dedupe_key: str
     payload: bytes
 
 
 async def accept(connection: Connection, job_ids: Sequence[UUID], triggers: Sequence[Trigger]) -> int:
-    """In the caller's transaction, for each of these generations of a job. How many were new, of all of them."""
+    """Stores triggers for each of these jobs in the caller's transaction. Returns the number of new ones."""
     pairs = [(job_id, trigger) for trigger in triggers for job_id in job_ids]
     try:
         row = await _sql.accept_triggers(
@@ -65,7 +65,7 @@ async def accept(connection: Connection, job_ids: Sequence[UUID], triggers: Sequ
 def check_payload(payload: bytes, settings: Settings) -> None:
     limit = settings.payload_limit_bytes
     if len(payload) > limit:
-        raise TooLarge(f"The payload has {len(payload)} bytes; it may have {limit}.", code="payload_too_large")
+        raise TooLarge(f"The payload has {len(payload)} bytes; the limit is {limit}.", code="payload_too_large")
     try:
         require_strict(payload)
     except NotStrict as error:
@@ -73,7 +73,7 @@ def check_payload(payload: bytes, settings: Settings) -> None:
 
 
 class _Note(Struct):
-    """What an outbox row says: jobs that have new triggers."""
+    """The body of an outbox row: jobs that have new triggers."""
 
     jobs: list[UUID]
 
@@ -82,10 +82,10 @@ _note = msgspec.json.Decoder(_Note)
 
 
 class Triggers:
-    """Makes tasks of triggers, the oldest of each job first. One dispatcher at a time does, so that they stay in order.
+    """Creates tasks from triggers, the oldest of each job first. Only one dispatcher at a time does, to keep the order.
 
-    A pass follows the notes of new triggers; one that finds no note looks for triggers that are left: of jobs that were
-    held back, or that had more than a pass makes.
+    A pass follows the notes of new triggers. If there are none, it looks for remaining triggers: of jobs that were
+    paused, or beyond the limit of earlier passes.
     """
 
     name = "triggers"
@@ -107,7 +107,7 @@ class Triggers:
             if not await _runs_sql.only_one(connection, name=self.name):
                 look.skipped = True
                 return 0, 0, self._place
-            rows = await _sql.take_trigger_notes(connection, most=_NOTES, since=look.since)
+            rows = await _sql.take_trigger_notes(connection, limit=_NOTES, since=look.since)
             look.reached = max((row["due_at"] for row in rows), default=None) or await _effects_sql.clock(connection)
             noted = {job for row in rows for job in _note.decode(row["body"]).jobs}
             done, made, place = await self._make(connection, noted)
@@ -125,17 +125,19 @@ class Triggers:
         if jobs:
             row = await self._fire(connection, jobs)
             return row["triggers"], row["tasks"], self._place
-        found = await _sql.jobs_with_triggers(connection, after=self._place, most=_JOBS)
+        found = await _sql.jobs_with_triggers(connection, after=self._place, limit=_JOBS)
         jobs = [row["job_id"] for row in found]
         if not jobs:
             return 0, 0, _FIRST
-        handed = len(await _sql.hand_on_triggers(connection, job_ids=jobs, each=_MOST))
-        handed += len(await _sql.forget_triggers(connection, job_ids=jobs, each=_MOST, age_seconds=self._age_seconds))
+        handed = len(await _sql.hand_on_triggers(connection, job_ids=jobs, each=_MAX_TASKS))
+        handed += len(
+            await _sql.forget_triggers(connection, job_ids=jobs, each=_MAX_TASKS, age_seconds=self._age_seconds)
+        )
         row = await self._fire(connection, jobs)
         return handed + row["triggers"], row["tasks"], jobs[-1] if len(jobs) == _JOBS else _FIRST
 
     async def _fire(self, connection: Connection, jobs: Sequence[UUID]) -> asyncpg.Record:
         row: asyncpg.Record = await _sql.fire_triggers(
-            connection, job_ids=list(jobs), each=_EACH, most=_MOST, direct=self._direct
+            connection, job_ids=list(jobs), each=_EACH, limit=_MAX_TASKS, direct=self._direct
         )
         return row

@@ -1,4 +1,4 @@
-"""What is deployed: the read models of DAGs and their versions."""
+"""Read models of deployed DAGs and their versions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from uuid import UUID
 import msgspec
 from msgspec import Raw
 
-from interlock.adapters.postgres import Connection, Database, Row, queries
 from interlock.dags.definition import Job, dag_of
-from interlock.dags.planning import MOST_COUNTED
+from interlock.dags.plan import MAX_COUNTED
 from interlock.errors import BadRequest, NotFound
+from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire import (
     BuildProgress,
     DagDocument,
@@ -25,7 +25,7 @@ from interlock.wire import (
     DatasetRef,
 )
 
-_sql = queries("dags")
+_sql = queries("dags", "dags")
 _refs = msgspec.json.Decoder(list[DatasetRef])
 
 
@@ -35,7 +35,7 @@ class DagReads:
 
     async def dags(self, org_id: UUID, cursor: str | None, limit: int) -> DagPage:
         async with self._database.connection() as connection:
-            rows = await _sql.list_dags(connection, org_id=org_id, after=cursor or "", most=limit)
+            rows = await _sql.list_dags(connection, org_id=org_id, after=cursor or "", limit=limit)
         found: dict[str, dict[str, Row]] = {}
         created = {}
         for row in rows:
@@ -76,15 +76,17 @@ class DagReads:
         try:
             after = UUID(cursor) if cursor is not None else None
         except ValueError:
-            raise BadRequest("This cursor is not one of this list.", code="bad_cursor") from None
+            raise BadRequest(
+                "`cursor` is not one this server gave out; start again without it.", code="bad_cursor"
+            ) from None
         async with self._database.connection() as connection:
             dag = await _found(connection, name, org_id)
-            rows = await _sql.list_versions(connection, dag_id=dag["dag_id"], cursor=after, most=limit)
+            rows = await _sql.list_versions(connection, dag_id=dag["dag_id"], cursor=after, limit=limit)
         following = str(rows[-1]["dag_version"]) if len(rows) == limit else None
         return DagVersionPage(versions=[version_view(row) for row in rows], next_cursor=following)
 
     async def document(self, name: str, org_id: UUID) -> DagDocument:
-        """Of the current version."""
+        """Returns the document of the current version."""
         async with self._database.connection() as connection:
             dag = await _found(connection, name, org_id)
             rows = await _sql.live_versions(connection, dag_id=dag["dag_id"], content_hash="")
@@ -146,6 +148,6 @@ def _job(job: Job, row: Row) -> DagJobView:
 
 
 async def _progress(connection: Connection, version: Row) -> list[BuildProgress]:
-    rows = await _sql.build_progress(connection, dag_version=version["dag_version"], most=MOST_COUNTED)
+    rows = await _sql.build_progress(connection, dag_version=version["dag_version"], limit=MAX_COUNTED)
     names = BuildProgress.__struct_fields__
     return [BuildProgress(**{name: row[name] for name in names}) for row in rows]

@@ -1,22 +1,4 @@
-"""The language of `where`: one boolean expression over the columns of an input.
-
-    condition   = all_of { OR all_of }
-    all_of      = negated { AND negated }
-    negated     = NOT negated | predicate
-    predicate   = "(" condition ")"
-                | value ( = | <> | != | < | <= | > | >= ) value
-                | value [NOT] IN "(" literal { "," literal } ")"
-                | value [NOT] BETWEEN value AND value
-                | column [NOT] LIKE string
-                | column IS [NOT] NULL
-                | column                                  a boolean column by itself
-    value       = column | literal
-    column      = name | "quoted name"
-    literal     = 'string' | number | TRUE | FALSE | DATE 'string' | TIMESTAMP 'string'
-
-What is not in this grammar is refused, so that no function, subquery, comment or second statement can ever reach a
-database: later stages build their predicates from the tree, or from its canonical text, never from what a user typed.
-"""
+"""The language of `where`: its parser, its syntax tree, and the canonical text of a condition."""
 
 from __future__ import annotations
 
@@ -27,25 +9,175 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
-from interlock.dags.conditions import (
-    AllOf,
-    AnyOf,
-    Between,
-    Column,
-    Comparison,
-    Condition,
-    IsNull,
-    Like,
-    Literal,
-    LiteralKind,
-    Not,
-    OneOf,
-    Value,
-    sql,
-)
 from interlock.errors import InvalidWhere
+
+
+class LiteralKind(StrEnum):
+    STRING = "string"
+    INTEGER = "integer"
+    DECIMAL = "decimal"
+    BOOLEAN = "boolean"
+    DATE = "date"
+    TIMESTAMP = "timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column by its exact, case-sensitive name. Used as a condition, it is a boolean column."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A constant. The kind separates values that Python treats as equal, such as 1, 1.0 and true."""
+
+    kind: LiteralKind
+    value: str | int | Decimal | bool | date | datetime
+
+
+Value: TypeAlias = Column | Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    operator: str
+    """One of =, <>, <, <=, >, >=."""
+    left: Value
+    right: Value
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    value: Column
+    options: tuple[Literal, ...]
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    value: Value
+    low: Value
+    high: Value
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    column: Column
+    pattern: str
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    column: Column
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """AND. Never contains another AllOf: nested ANDs are flattened."""
+
+    conditions: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """OR. Never contains another AnyOf."""
+
+    conditions: tuple[Condition, ...]
+
+
+Condition: TypeAlias = Column | Comparison | OneOf | Between | Like | IsNull | Not | AllOf | AnyOf
+
+
+def columns(condition: Condition) -> frozenset[str]:
+    """Returns the names of the columns that a condition reads."""
+    match condition:
+        case AllOf(conditions) | AnyOf(conditions):
+            return frozenset[str]().union(*map(columns, conditions))
+        case Not(inner):
+            return columns(inner)
+        case Comparison(_, left, right):
+            return _names(left, right)
+        case Between(value, low, high, _):
+            return _names(value, low, high)
+        case OneOf(Column(name)) | Like(Column(name)) | IsNull(Column(name)) | Column(name):
+            return frozenset({name})
+
+
+def _names(*values: Value) -> frozenset[str]:
+    return frozenset(value.name for value in values if isinstance(value, Column))
+
+
+# Canonical text
+
+
+def sql(condition: Condition) -> str:
+    """Returns canonical text for PostgreSQL and DuckDB: quoted names, one spelling, no redundant parentheses."""
+    match condition:
+        case AnyOf(conditions):
+            return " OR ".join(map(sql, conditions))
+        case AllOf(conditions):
+            return " AND ".join(_grouped(inner, AnyOf) for inner in conditions)
+        case Not(inner):
+            return f"NOT {_grouped(inner, AnyOf, AllOf)}"
+        case _:
+            return _predicate(condition)
+
+
+def _grouped(condition: Condition, *loose: type) -> str:
+    return f"({sql(condition)})" if isinstance(condition, loose) else sql(condition)
+
+
+def _predicate(condition: Column | Comparison | OneOf | Between | Like | IsNull) -> str:
+    match condition:
+        case Column():
+            return _value(condition)
+        case Comparison(operator, left, right):
+            return f"{_value(left)} {operator} {_value(right)}"
+        case OneOf(value, options, negated):
+            return f"{_value(value)} {_not(negated)}IN ({', '.join(map(_value, options))})"
+        case Between(value, low, high, negated):
+            return f"{_value(value)} {_not(negated)}BETWEEN {_value(low)} AND {_value(high)}"
+        case Like(column, pattern, negated):
+            return f"{_value(column)} {_not(negated)}LIKE {_quoted(pattern)}"
+        case IsNull(column, negated):
+            return f"{_value(column)} IS {_not(negated)}NULL"
+
+
+def _not(negated: bool) -> str:
+    return "NOT " if negated else ""
+
+
+def _value(value: Value) -> str:
+    match value:
+        case Column(name):
+            return '"' + name.replace('"', '""') + '"'
+        case Literal(LiteralKind.DATE, date() as day):
+            return f"DATE '{day.isoformat()}'"
+        case Literal(LiteralKind.TIMESTAMP, datetime() as moment):
+            # Without the TZ, PostgreSQL would drop the zone silently.
+            return f"TIMESTAMP{'TZ' if moment.tzinfo else ''} '{moment.isoformat(sep=' ')}'"
+        case Literal(LiteralKind.BOOLEAN, truth):
+            return "TRUE" if truth else "FALSE"
+        case Literal(LiteralKind.STRING, str() as text):
+            return _quoted(text)
+        case Literal(_, number):
+            return str(number)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
 
 MAX_LENGTH: Final = 10_000
 MAX_DEPTH: Final = 50
@@ -57,14 +189,14 @@ ALLOWED: Final = "comparisons, AND, OR, NOT, IN, BETWEEN, LIKE and IS NULL over 
 
 
 def parse(text: str) -> Condition:
-    """The condition that a text says. Raises InvalidWhere, which knows the position, and nothing else."""
+    """Parses a condition. Raises only InvalidWhere, which has the position."""
     if len(text) > MAX_LENGTH:
         raise InvalidWhere(
-            f"is longer than {MAX_LENGTH} characters; write a shorter condition", position=MAX_LENGTH + 1
+            f"is longer than {MAX_LENGTH} characters: write a shorter condition", position=MAX_LENGTH + 1
         )
     condition = _Parser(list(_tokens(text))).whole()
     if len(sql(condition)) > MAX_LENGTH:
-        # The canonical text is what is kept, and it must be readable again.
+        # The canonical text is stored, so it must be parseable again.
         sentence = f"is longer than {MAX_LENGTH} characters with its names quoted: write a shorter condition"
         raise InvalidWhere(sentence, position=1)
     return condition
@@ -87,7 +219,7 @@ class _Token:
     kind: _Kind
     text: str
     position: int
-    """Counted from 1, as people count."""
+    """Starts at 1, as users count."""
 
 
 _TOKEN: Final = re.compile(
@@ -102,15 +234,15 @@ _TOKEN: Final = re.compile(
 )
 
 _ADVICE: Final = {
-    ";": "a second statement is refused: write one condition",
-    "'": "this string has no end: close it with ', and write '' for a quote inside it",
-    '"': 'this quoted name has no end: close it with ", and write "" for a quote inside it',
-    ".": 'a name has no dots: write the column alone, or quote it as "a.b" when the dot is part of its name',
+    ";": "a second statement is not allowed: write one condition",
+    "'": "this string is not closed: close it with ', and write '' for a quote inside it",
+    '"': 'this quoted name is not closed: close it with ", and write "" for a quote inside it',
+    ".": 'names cannot contain dots: write the column alone, or quote it as "a.b" if the dot is part of its name',
     "`": 'names are quoted with ", not with `',
-    "$": "parameters are refused: write the value itself",
-    "?": "parameters are refused: write the value itself",
-    ":": "casts and parameters are refused: write the literal in the column's own type",
-    "\\": "a backslash may stand only in a string",
+    "$": "parameters are not allowed: write the value itself",
+    "?": "parameters are not allowed: write the value itself",
+    ":": "casts and parameters are not allowed: write the literal in the column's own type",
+    "\\": "a backslash is allowed only inside a string",
 }
 
 
@@ -122,7 +254,7 @@ def _tokens(text: str) -> Iterator[_Token]:
             raise _unknown(text, position)
         kind = found.lastgroup or ""
         if kind == "comment":
-            raise InvalidWhere(f"comments are refused: remove {found[0]!r}", position=position + 1)
+            raise InvalidWhere(f"comments are not allowed: remove {found[0]!r}", position=position + 1)
         if kind != "space":
             yield _Token(_Kind[kind], _checked(found[0], position), position + 1)
         position = found.end()
@@ -133,9 +265,9 @@ def _unknown(text: str, position: int) -> InvalidWhere:
     character = text[position]
     advice = _ADVICE.get(character)
     if character in "0123456789":
-        advice = "this is no number: write 1000, -1.5 or 2e6"
+        advice = "this is not a number: write 1000, -1.5 or 2e6"
     if advice is None:
-        advice = f"{_shown(character)} is not part of the language: write {ALLOWED}"
+        advice = f"unexpected character {_shown(character)}: write {ALLOWED}"
     return InvalidWhere(advice, position=position + 1)
 
 
@@ -147,11 +279,11 @@ _INVISIBLE: Final = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def _checked(text: str, start: int) -> str:
-    """What a reader cannot see has no place in a condition that a reader is to trust."""
+    """Rejects invisible characters: a reviewer must be able to trust the visible text of a condition."""
     if not text.isascii() or not text.isprintable():
         for offset, character in enumerate(text):
             if unicodedata.category(character) in _INVISIBLE:
-                sentence = f"the invisible character U+{ord(character):04X} is refused: remove it"
+                sentence = f"the invisible character U+{ord(character):04X} is not allowed: remove it"
                 raise InvalidWhere(sentence, position=start + offset + 1)
     return text
 
@@ -168,7 +300,7 @@ _REFUSED: Final = frozenset({
     "UNION", "UPDATE", "USER", "VALUES", "WHEN", "WHERE", "WITH"
 })
 # fmt: on
-"""Words that begin something else in SQL. As names of columns they must be quoted, so that no reader is misled."""
+"""Keywords of other SQL constructs. As column names they must be quoted, so that no reader is misled."""
 
 _COMPARISONS: Final = {"=": "=", "<>": "<>", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+")
@@ -179,7 +311,7 @@ _TIMESTAMP: Final = re.compile(
 
 
 class _Parser:
-    """Recursive descent; every rule of the grammar is a method. Depth is bounded before Python's own stack is."""
+    """Recursive descent parser with a method per grammar rule. Limits the depth before Python's own stack does."""
 
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = tokens
@@ -218,7 +350,7 @@ class _Parser:
     def _enter(self) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise self._error(f"is nested more than {MAX_DEPTH} deep: write a flatter condition")
+            raise self._error(f"is nested more than {MAX_DEPTH} levels deep: write a flatter condition")
 
     def _predicate(self) -> Condition:
         if self._is("("):
@@ -229,7 +361,7 @@ class _Parser:
             return self._comparison(value, start)
         if self._takes("IS"):
             negated = self._takes("NOT")
-            self._expect("NULL", "IS tells only about NULL: write IS NULL, IS NOT NULL, or a boolean column by itself")
+            self._expect("NULL", "IS tests only for NULL: write IS NULL, IS NOT NULL, or just the boolean column")
             return IsNull(self._column(value, start), negated)
         negated = self._takes("NOT")
         if self._takes("IN"):
@@ -239,14 +371,14 @@ class _Parser:
         if self._takes("LIKE"):
             return Like(self._column(value, start), self._pattern(), negated)
         if negated:
-            raise self._error("NOT is out of place: write NOT IN, NOT BETWEEN or NOT LIKE here")
+            raise self._error("NOT is not allowed here: write NOT IN, NOT BETWEEN or NOT LIKE")
         return self._column(value, start)
 
     def _group(self) -> Condition:
         self._enter()
         self._at += 1
         condition = self._condition()
-        self._expect(")", "this parenthesis has no end: close it with )")
+        self._expect(")", "this parenthesis is not closed: close it with )")
         self._depth -= 1
         return condition
 
@@ -268,22 +400,24 @@ class _Parser:
         options = [self._option()]
         while self._takes(","):
             options.append(self._option())
-        self._expect(")", "this list has no end: close it with ), and put commas between its literals")
+        self._expect(")", "this list is not closed: close it with ), and put commas between its literals")
         return tuple(options)
 
     def _option(self) -> Literal:
         start = self._next
         value = self._value()
         if isinstance(value, Column):
-            raise InvalidWhere("a list holds literals only: compare columns with = and OR", position=start.position)
+            raise InvalidWhere(
+                "a list may contain only literals: compare columns with = and OR", position=start.position
+            )
         return value
 
     def _pattern(self) -> str:
         if self._next.kind is not _Kind.STRING:
             raise self._error("LIKE takes a string: write LIKE 'abc%'")
         if "\\" in self._next.text:
-            # PostgreSQL takes it for an escape, DuckDB does not: a pattern must mean one thing.
-            raise self._error("a pattern has no backslash: % stands for any text, _ for any one character")
+            # PostgreSQL treats it as an escape, DuckDB does not: a pattern must have one meaning.
+            raise self._error("a pattern cannot contain a backslash: % matches any text, _ any one character")
         return _unquoted(self._take().text)
 
     # Values
@@ -309,21 +443,21 @@ class _Parser:
             self._at += 1
             return Literal(LiteralKind.BOOLEAN, word == "TRUE")
         if word == "NULL":
-            raise self._error("nothing equals NULL: write IS NULL or IS NOT NULL")
+            raise self._error("a comparison with NULL is never true: write IS NULL or IS NOT NULL")
         if word in _RESERVED | _REFUSED:
             raise self._unexpected()
         self._at += 1
         if word in ("DATE", "TIMESTAMP", "TIMESTAMPTZ") and self._next.kind is _Kind.STRING:
             return self._date() if word == "DATE" else self._timestamp(zoned=word == "TIMESTAMPTZ")
         if self._is("("):
-            raise InvalidWhere(f"the function {token.text}(…) is refused: write {ALLOWED}", position=token.position)
+            raise InvalidWhere(f"function {token.text}(…) is not allowed: write {ALLOWED}", position=token.position)
         if self._next.kind is _Kind.STRING:
-            raise InvalidWhere(f"{token.text} '…' is no literal: write DATE or TIMESTAMP", position=token.position)
+            raise InvalidWhere(f"{token.text} '…' is not a literal: write DATE or TIMESTAMP", position=token.position)
         return self._named(token.text, token)
 
     def _named(self, name: str, token: _Token) -> Column:
         if not 0 < len(name) <= MAX_NAME:
-            raise InvalidWhere(f"this is no name: a column's has 1 to {MAX_NAME} characters", position=token.position)
+            raise InvalidWhere(f"invalid column name: write 1 to {MAX_NAME} characters", position=token.position)
         return Column(name)
 
     def _number(self) -> Literal:
@@ -342,7 +476,7 @@ class _Parser:
         except ValueError:
             day = None
         if day is None:
-            raise self._error("this is no date: write DATE '2026-01-31'")
+            raise self._error("this is not a date: write DATE '2026-01-31'")
         self._at += 1
         return Literal(LiteralKind.DATE, day)
 
@@ -353,7 +487,7 @@ class _Parser:
         except (ValueError, OverflowError):
             moment = None
         if moment is None:
-            raise self._error("this is no timestamp: write TIMESTAMP '2026-01-31 23:59:59' or with +00:00 at its end")
+            raise self._error("this is not a timestamp: write TIMESTAMP '2026-01-31 23:59:59', optionally with +00:00")
         self._at += 1
         return Literal(LiteralKind.TIMESTAMP, moment)
 
@@ -383,7 +517,7 @@ class _Parser:
 
     def _column(self, value: Value, start: _Token) -> Column:
         if not isinstance(value, Column):
-            raise InvalidWhere("this is no column: name one of the input's columns", position=start.position)
+            raise InvalidWhere("this is not a column: name one of the input's columns", position=start.position)
         return value
 
     def _needs_column(self, start: _Token, *values: Value) -> None:
@@ -395,11 +529,13 @@ class _Parser:
         if token.kind is _Kind.END:
             return self._error("ends too early: a condition or a value is missing")
         if token.text == "(":
-            return self._error("parentheses hold conditions and lists, and subqueries are refused: write a value")
+            return self._error(
+                "subqueries are not allowed, and parentheses hold only conditions and lists: write a value"
+            )
         if token.kind is _Kind.WORD and token.text.upper() in _REFUSED:
             quoted = f'"{token.text}"'
-            return self._error(f"{token.text} is refused: write {ALLOWED}, or {quoted} for a column of that name")
-        return self._error(f"{token.text[:20]!r} is not expected here: write {ALLOWED}")
+            return self._error(f"{token.text} is not allowed: write {ALLOWED}, or {quoted} for a column of that name")
+        return self._error(f"unexpected {token.text[:20]!r}: write {ALLOWED}")
 
     def _error(self, sentence: str) -> InvalidWhere:
         return InvalidWhere(sentence, position=self._next.position)
@@ -421,6 +557,6 @@ def _unquoted(text: str) -> str:
 
 
 def _moment(day: str, time: str, zone: str | None) -> datetime:
-    """In UTC when it has a zone, so that two spellings of one moment are equal."""
+    """Parses a timestamp. With a zone it is converted to UTC, so that two spellings of one moment are equal."""
     moment = datetime.fromisoformat(f"{day}T{time}{'+00:00' if zone == 'Z' else zone or ''}")
     return moment.astimezone(UTC) if zone else moment

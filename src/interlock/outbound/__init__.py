@@ -1,13 +1,13 @@
-"""HTTP to addresses that somebody else has chosen: URLs of tasks, of webhooks.
+"""HTTP requests to addresses chosen by users: URLs of tasks and of webhooks.
 
-    addresses   which addresses may be reached, and the exceptions that an installation makes
-    guard       a name to addresses, all of them checked
-    sending     one exchange with a checked address, bounded in time and size; redirects, each hop checked
-    bodies      what a reply says, unpacked no further than allowed
-    failures    how it fails
+    addresses   addresses that may be reached, and the exceptions that the operator allows
+    guard       resolves a host and checks all its addresses
+    sending     one exchange with a checked address, limited in time and size; checks each hop of a redirect
+    bodies      response bodies, decompressed only up to a limit
+    failures    the errors
 
-An address is checked where it is connected to, on every connection, so that a name which leads elsewhere a moment later
-gains nothing. `sending` loads aiohttp and is imported by those who send: settings import this package, too.
+The address is checked on every connection, at the point of connecting, so DNS rebinding gains nothing. `sending` loads
+aiohttp; only modules that send import it, because the settings also import this package.
 """
 
 from interlock.outbound.addresses import Exceptions

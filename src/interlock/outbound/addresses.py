@@ -1,4 +1,4 @@
-"""Which addresses somebody else's URL may lead to: public ones, and what the installation has made an exception of."""
+"""Addresses that user-provided URLs may reach: public addresses, and the exceptions that the operator allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFUSED: Final[dict[Network, str]] = {
     for network, why in {
         "0.0.0.0/8": "unspecified",
         "10.0.0.0/8": "private",
-        "100.64.0.0/10": "shared by a provider's customers",
+        "100.64.0.0/10": "shared by the customers of a provider",
         "127.0.0.0/8": "loopback",
         "169.254.0.0/16": "link-local, where clouds serve credentials",
         "172.16.0.0/12": "private",
@@ -29,13 +29,13 @@ _REFUSED: Final[dict[Network, str]] = {
         "203.0.113.0/24": "for documentation",
         "224.0.0.0/4": "multicast",
         "240.0.0.0/4": "reserved",
-        # These hold another address, which would have to be checked as whoever translates it understands it.
-        "::/96": "an IPv4 address in disguise",
-        "::ffff:0:0/96": "an IPv4 address in disguise",
-        "64:ff9b::/96": "an IPv4 address in disguise",
-        "64:ff9b:1::/48": "an IPv4 address in disguise",
-        "2001::/32": "an IPv4 address in disguise",
-        "2002::/16": "an IPv4 address in disguise",
+        # These embed another address. Checking it would require the same interpretation as the translating router.
+        "::/96": "an embedded IPv4 address",
+        "::ffff:0:0/96": "an embedded IPv4 address",
+        "64:ff9b::/96": "an embedded IPv4 address",
+        "64:ff9b:1::/48": "an embedded IPv4 address",
+        "2001::/32": "an embedded IPv4 address",
+        "2002::/16": "an embedded IPv4 address",
         "2001::/23": "reserved",
         "2001:db8::/32": "for documentation",
         "3fff::/20": "for documentation",
@@ -45,7 +45,7 @@ _REFUSED: Final[dict[Network, str]] = {
     }.items()
 }
 _GLOBAL_V6: Final = IPv6Network("2000::/3")
-"""All that is handed out of IPv6. What is beyond it is refused unseen."""
+"""All of the IPv6 space allocated so far. Addresses outside it are refused."""
 
 _NAME: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 
@@ -54,7 +54,7 @@ _PORTS: Final = 65_536
 
 
 def why_refused(address: Address) -> str | None:
-    """Why an address is none of the public internet's; None when it is."""
+    """Returns the reason why an address is not public, or None if it is public."""
     for network, why in _REFUSED.items():
         if address in network:
             return why
@@ -67,7 +67,7 @@ def why_refused(address: Address) -> str | None:
 class Exceptions:
     """Hosts that may be reached although they are not public, each on all ports or on one.
 
-    Networks, names, and `*.example.com` for every name under it. The port is None for all ports.
+    An entry is a network, a name, or `*.example.com` for all names below it. The port is None for all ports.
     """
 
     networks: tuple[tuple[Network, int | None], ...] = ()
@@ -75,7 +75,7 @@ class Exceptions:
 
     @classmethod
     def read(cls, entries: Iterable[str]) -> Exceptions:
-        """Raises ValueError with what to write instead."""
+        """Parses the entries. Raises ValueError with the expected format."""
         networks: list[tuple[Network, int | None]] = []
         names: set[tuple[str, int | None]] = set()
         for entry in entries:
@@ -87,7 +87,7 @@ class Exceptions:
                 names.add((plain_name(host), port))
             else:
                 raise ValueError(
-                    f"{entry!r} is neither an address, a network such as 10.1.0.0/16, nor a host name such as "
+                    f"{entry!r} is not an address, a network such as 10.1.0.0/16, or a host name such as "
                     "hooks.example or *.hooks.example; write names without scheme, and a port as in 127.0.0.1:8545"
                 )
         return cls(tuple(networks), frozenset(names))
@@ -102,7 +102,7 @@ class Exceptions:
 
 
 def host_and_port(entry: str) -> tuple[str, int | None]:
-    """An IPv6 address with a port is written in brackets; without brackets all of it is the address."""
+    """Splits an entry into host and port. An IPv6 address with a port needs brackets; without them it has no port."""
     found = _WITH_PORT.fullmatch(entry)
     if found is None or not 0 < int(found["port"]) < _PORTS:
         return entry, None
@@ -110,7 +110,7 @@ def host_and_port(entry: str) -> tuple[str, int | None]:
 
 
 def is_name(host: str) -> bool:
-    """One name, in its plain form: no wildcard, and nothing made of digits alone, which some read as an address."""
+    """Returns True for a host name without wildcards. Rejects digits only, which some resolvers read as an address."""
     return _NAME.fullmatch(host) is not None and "*" not in host and not re.fullmatch(r"[\d./:]+|0x[0-9a-f.x]+", host)
 
 
@@ -126,7 +126,7 @@ def plain_name(host: str) -> str:
 
 
 def literal(host: str) -> Address | None:
-    """The address that a host is written as, if it is one."""
+    """Returns the address if the host is an IP literal, otherwise None."""
     try:
         return ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:

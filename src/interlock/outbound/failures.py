@@ -1,19 +1,19 @@
-"""How an exchange with somebody else's server fails.
+"""Errors of requests to external servers.
 
 OutboundFailed
-├── BadUrl             what is to be asked is no URL of http or https
-├── AddressRefused     the address, or the port, is none that may be reached from here
-├── HostNotBound       a secret of the request is bound to other hosts
-├── NameUnknown        the name has no address, or none for now
-├── Unreachable        no connection, or one that broke before a reply came
-│   ├── TlsFailed      the server is not the one it should be, or speaks no TLS
-│   └── ProxyFailed    the forward proxy does not let the request through
-├── TooSlow            no whole reply in time
-├── BadReply           what came is no HTTP, or ends before its end
-├── ReplyTooLarge      more bytes than were wanted, as sent or unpacked
-└── TooManyRedirects   one redirect after the other
+├── BadUrl             the URL is not a valid http or https URL
+├── AddressRefused     the address or the port must not be reached from here
+├── HostNotBound       a secret in the request is bound to other hosts
+├── NameUnknown        the name cannot be resolved, at least for now
+├── Unreachable        the connection failed, or broke before a response arrived
+│   ├── TlsFailed      the certificate is not trusted, or TLS failed
+│   └── ProxyFailed    the forward proxy rejected the request
+├── TooSlow            the response was not complete before the timeout
+├── BadReply           the response is not valid HTTP, or is truncated
+├── ReplyTooLarge      the response exceeds the size limit, compressed or decompressed
+└── TooManyRedirects   the limit on redirects is exceeded
 
-What they say names the host at most: paths and queries of URLs often hold a key.
+Messages contain at most the host, because paths and queries of URLs often contain a key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import ClassVar
 
 class OutboundFailed(Exception):
     retryable: ClassVar[bool] = True
-    """Whether the same request may go well later."""
+    """True if the same request may succeed later."""
 
 
 class BadUrl(OutboundFailed):
@@ -46,14 +46,14 @@ class Unreachable(OutboundFailed):
     def __init__(self, message: str, *, broke_off: bool = False) -> None:
         super().__init__(message)
         self.broke_off = broke_off
-        """There was a connection, and it ended before the reply."""
+        """True if the connection was established and then closed before the response."""
 
 
 class TlsFailed(Unreachable):
     def __init__(self, message: str, *, untrusted: bool = False) -> None:
         super().__init__(message)
         self.untrusted = untrusted
-        """The certificate was refused: another try gets the same one."""
+        """True if the certificate was rejected; a retry gets the same certificate."""
 
 
 class ProxyFailed(Unreachable):

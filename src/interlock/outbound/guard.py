@@ -1,4 +1,4 @@
-"""A host to the addresses that a connection may go to. Deny by default: one that is refused refuses the host."""
+"""Resolves a host to the addresses that a connection may use. One refused address refuses the whole host."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from interlock.outbound.addresses import Address, Exceptions, literal, why_refus
 from interlock.outbound.failures import AddressRefused, NameUnknown
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""The addresses of a name, as text."""
+"""Resolves a name to addresses, as text."""
 
-_MOST_ADDRESSES: Final = 8
-"""Of one name: more are not tried."""
+_MAX_ADDRESSES: Final = 8
+"""Maximum number of addresses of one name to try."""
 
 
 async def ask_the_system(host: str, port: int) -> list[str]:
-    """Raises OSError when the name has no address."""
+    """Resolves with the system's resolver. Raises OSError if the name has no address."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 
 
 class Guard:
-    """`ports`: those that may be connected to; none means all."""
+    """Checks hosts against the allowed addresses and `ports`; an empty `ports` allows all."""
 
     def __init__(
         self,
@@ -36,35 +36,38 @@ class Guard:
         self._allowed, self._ports, self._resolve = allowed or Exceptions(), frozenset(ports), resolve
 
     async def addresses(self, host: str, port: int) -> list[Address]:
-        """Where a connection to this host may go, to be asked before each one. Raises AddressRefused, NameUnknown."""
+        """Returns the addresses for one connection to this host; call it before each.
+
+        Raises AddressRefused, NameUnknown.
+        """
         if self._ports and port not in self._ports:
             shown = ", ".join(map(str, sorted(self._ports)))
-            raise AddressRefused(f"Port {port} may not be connected to from here: outbound_ports has {shown}.")
+            raise AddressRefused(f"Connections to port {port} are not allowed; outbound_ports allows {shown}.")
         found = await self.unchecked(host, port)
         if not self._allowed.name(host, port):
             for address in found:
                 self._check(host, port, address)
-        return found[:_MOST_ADDRESSES]
+        return found[:_MAX_ADDRESSES]
 
     def _check(self, host: str, port: int, address: Address) -> None:
         why = why_refused(address)
         if why is not None and not self._allowed.address(address, port):
             shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             raise AddressRefused(
-                f"{host} leads to an address that is {why}, and may not be reached from here. If it is meant to be, "
-                f"name it in outbound_allow, such as {shown}."
+                f"{host} resolves to an address that is {why}, and must not be reached from here. To allow it, add it "
+                f"to outbound_allow, for example as {shown}."
             )
 
     async def unchecked(self, host: str, port: int) -> list[Address]:
-        """For a host that the installation itself has named. Raises NameUnknown."""
+        """Resolves a host chosen by the operator, without checks. Raises NameUnknown."""
         written = literal(host)
         if written is not None:
             return [written]
         try:
             texts = await self._resolve(host, port)
         except (OSError, UnicodeError) as error:
-            raise NameUnknown(f"{host} has no address ({getattr(error, 'strerror', None) or error}).") from None
+            raise NameUnknown(f"{host} cannot be resolved ({getattr(error, 'strerror', None) or error}).") from None
         found = [address for address in map(literal, texts) if address is not None]
         if not found or len(found) != len(texts):
-            raise NameUnknown(f"{host} has no address that can be used.")
+            raise NameUnknown(f"{host} has no usable address.")
         return found

@@ -1,26 +1,27 @@
 """All settings, as one typed object.
 
-A value comes from, in this order: the command line, `INTERLOCK_…` in the environment, `interlock.toml` in the working
-directory (or the file named by `INTERLOCK_CONFIG`), the default. `interlock config` prints each with its origin.
+A value comes from the first of these that sets it: the command line, an `INTERLOCK_…` environment variable,
+`interlock.toml` in the working directory (or the file named by `INTERLOCK_CONFIG`), the default. `interlock config`
+prints each setting with its origin.
 
-    stores      where the databases, Valkey and objects are
-    listeners   where servers listen, and where clients find them
-    access      capability tokens, credentials for objects, users of an identity provider
-    tasks       jobs and tasks, their runtimes, queues
+    stores      databases, Valkey, object store
+    listeners   addresses and limits of servers, and the URLs that clients use
+    access      capability tokens, object store credentials, users of an identity provider
+    tasks       jobs, tasks, runtimes, queues
     loops       loops of the dispatcher, the sink, workers
-    outbound    what URLs of users may lead to; webhooks
+    outbound    hosts that user-provided URLs may reach; webhooks
     bus         the command bus
-    runner      bundles and the runner of untrusted code
+    runner      bundles and the runner for untrusted code
     queries     the query service
     spark       the session of a Spark worker
-    whole       `Settings`, which is all of them
-    loading     reads them, and says where each came from
+    whole       `Settings`, which combines all of them
+    loading     loads the settings and reports the origin of each value
 """
 
-from interlock.settings.area import host_of, is_loopback, is_wildcard
+from interlock.settings.base import host_of, is_loopback, is_wildcard
+from interlock.settings.combined import CONFIG_ENV, DEFAULT_CONFIG, Settings, config_file
 from interlock.settings.loading import load, origins
-from interlock.settings.runtimes import BUFFER_QUEUE, BUILT_IN_RUNTIMES, INGEST_QUEUE, Runtime, RuntimeKind
-from interlock.settings.whole import CONFIG_ENV, DEFAULT_CONFIG, Settings, config_file
+from interlock.settings.tasks import BUFFER_QUEUE, BUILT_IN_RUNTIMES, INGEST_QUEUE, Runtime, RuntimeKind
 
 __all__ = [
     "BUFFER_QUEUE",

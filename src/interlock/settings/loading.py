@@ -1,4 +1,4 @@
-"""The settings as they are given, a bad one told in a sentence, and where each came from."""
+"""Loading of settings: turns invalid values into one-sentence errors, and reports the origin of each value."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from interlock.errors import ConfigurationError
-from interlock.settings.whole import Settings, config_file
+from interlock.settings.combined import Settings, config_file
 
 
 def load(**overrides: Any) -> Settings:
-    """The effective settings; a bad value becomes one sentence that names it and says what to write."""
+    """Returns the effective settings. Raises ConfigurationError with a sentence that names an invalid value."""
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
         return Settings(**given)
@@ -28,13 +28,13 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"There is no setting {name!r}; `interlock config` lists them all."
+        return f"Unknown setting {name!r}; `interlock config` lists all settings."
     message = first["msg"].removeprefix("Value error, ")
-    return f"Setting {name!r} (INTERLOCK_{name.upper()}) is wrong: {message}." if name else f"Settings: {message}."
+    return f"Setting {name!r} (INTERLOCK_{name.upper()}) is invalid: {message}." if name else f"Settings: {message}."
 
 
 def origins(settings: Settings, **overrides: Any) -> dict[str, str]:
-    """For each setting, where its value came from."""
+    """Returns the origin of the value of each setting."""
     path = config_file()
     in_file = tomllib.loads(path.read_text()) if path.is_file() else {}
     return {name: _origin(name, overrides, in_file, path) for name in type(settings).model_fields}

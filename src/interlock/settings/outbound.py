@@ -1,4 +1,4 @@
-"""What Interlock calls at the wish of users: their URLs, their webhooks."""
+"""Outbound requests on behalf of users: their URLs, their webhooks."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ import re
 from pydantic import Field, SecretStr, field_validator
 
 from interlock.outbound.addresses import Exceptions
-from interlock.settings.area import Area
+from interlock.settings.base import Area
 
 
 class Outbound(Area):
-    """Calls that leave the platform."""
+    """Requests that leave the platform."""
 
-    # What URLs that users choose may lead to: those of http_fetch, of chains and of webhooks
+    # Hosts that user-provided URLs may reach: those of http_fetch, of chains and of webhooks
     outbound_allow: list[str] = Field(
         default_factory=list,
-        description="Addresses, networks (`10.1.0.0/16`) and hosts (`hooks.example`, `*.example`) that may be reached "
-        "although they are not public; an address or a host may have a port (`127.0.0.1:8545`).",
+        description="Addresses, networks (`10.1.0.0/16`) and hosts (`hooks.example`, `*.example`) that user-provided "
+        "URLs may "
+        "reach although they are not public; an address or a host may have a port (`127.0.0.1:8545`).",
     )
-    outbound_ports: list[int] = Field(default_factory=list, description="Ports that may be reached; empty: all.")
+    outbound_ports: list[int] = Field(
+        default_factory=list, description="Ports that user-provided URLs may reach; empty: all."
+    )
     outbound_proxy: SecretStr | None = Field(
         None,
-        description="http:// URL of a forward proxy for http_fetch and for chains, with user and password if it wants "
-        "them.",
+        description="http:// URL of a forward proxy for http_fetch and for chains, with user and password if required.",
     )
 
-    # Webhooks that are called when runs end
-    webhook_seconds: float = Field(1.0, gt=0, description="Calls of webhooks, where no notification came.")
+    # Webhooks that are called at the end of a run
+    webhook_seconds: float = Field(
+        1.0, gt=0, description="Interval at which pending webhook deliveries are polled, if no notification arrives."
+    )
     webhook_concurrency: int = Field(
-        32, ge=1, le=1000, description="Calls of webhooks that a dispatcher has open at once."
+        32, ge=1, le=1000, description="Maximum concurrent webhook deliveries of one dispatcher."
     )
     webhook_endpoint_concurrency: int = Field(
-        4, ge=1, le=100, description="Calls of one webhook that are open at once, of all dispatchers together."
+        4, ge=1, le=100, description="Maximum concurrent deliveries to one webhook, across all dispatchers."
     )
-    webhook_timeout_seconds: float = Field(10.0, gt=0, le=300, description="A call of a webhook may take so long.")
-    webhook_tries: int = Field(15, ge=1, le=100, description="A call that has come to nothing so often is dead.")
+    webhook_timeout_seconds: float = Field(10.0, gt=0, le=300, description="Timeout of one webhook delivery.")
+    webhook_tries: int = Field(15, ge=1, le=100, description="Attempts before a webhook delivery is marked dead.")
     webhook_expire_hours: float = Field(
-        24.0, gt=0, description="What a webhook could not be told for so long, be it paused or away, is dead."
+        24.0, gt=0, description="Age at which a pending delivery is marked dead, also if the webhook is paused."
     )
-    webhook_keep: int = Field(
-        10_000, ge=1, description="Calls of one webhook that are kept, for at most retention_days."
-    )
+    webhook_keep: int = Field(10_000, ge=1, description="Deliveries kept per webhook, for at most retention_days.")
 
     @field_validator("outbound_allow")
     @classmethod

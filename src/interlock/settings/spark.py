@@ -7,39 +7,43 @@ from typing import Any
 
 from pydantic import Field, SecretStr, field_validator
 
-from interlock.settings.area import Area
+from interlock.settings.base import Area
 
 
 class Spark(Area):
-    """Drivers and sessions of a Spark worker."""
+    """Settings of the drivers and sessions of a Spark worker."""
 
-    spark_master: str = Field("local[*]", min_length=1, description="Master URL of the session of a Spark worker.")
+    spark_master: str = Field("local[*]", min_length=1, description="Master URL for the session of a Spark worker.")
     spark_remote: SecretStr | None = Field(
         None,
-        description="sc:// URL of a Spark Connect server, which is then used instead of spark_master; unset: none.",
+        description="sc:// URL of a Spark Connect server, used instead of spark_master; unset: spark_master.",
     )
     spark_memory: str = Field(
         "2g",
-        description="Heap of the Spark driver, which with a local master is all of Spark; such as 512m or 4g.",
+        description="Heap of the Spark driver, for example 512m or 4g. With a local master, this is the heap of all "
+        "of Spark.",
     )
     spark_tasks: int = Field(
-        0, ge=0, le=1000, description="Tasks that a Spark worker runs at once in its session; 0: two per core."
+        0, ge=0, le=1000, description="Concurrent tasks in the session of a Spark worker; 0: two per core."
     )
     spark_driver_per_org: bool = Field(
         False,
-        description="Whether tasks of different orgs run in different driver processes, each with a session and heap "
-        "of its own. With a master, every driver is an application of its own.",
+        description="Run tasks of different orgs in different driver processes, each with its own session and heap. "
+        "With a "
+        "master URL of a cluster, each driver is a separate Spark application.",
     )
     spark_drivers: int = Field(
         4,
         ge=2,
         le=100,
-        description="Driver processes of a Spark worker at most: one for all tasks or one per org, and one for tasks "
-        "of the platform. Where another is needed, the one that has been idle longest is stopped.",
+        description="Maximum number of driver processes of a Spark worker: one for all tasks or one per org, and one "
+        "for "
+        "platform tasks. If another is needed, the driver that has been idle longest is stopped.",
     )
     spark_conf: dict[str, SecretStr] = Field(
         default_factory=dict,
-        description="Spark properties by name, which win over all others. Shown masked: they may be credentials.",
+        description="Spark properties by name, which override all others. Shown masked, because they may be "
+        "credentials.",
     )
 
     @field_validator("spark_memory")
@@ -63,12 +67,12 @@ class Spark(Area):
             return value
         for name in value:
             if not str(name).startswith("spark."):
-                raise ValueError(f"{name!r} is no property of Spark, whose names begin with `spark.`")
+                raise ValueError(f"{name!r} is not a Spark property; write a name that starts with `spark.`")
         return {name: _as_spark_writes(one) for name, one in value.items()}
 
 
 def _as_spark_writes(value: Any) -> Any:
-    """Numbers and truth values, as TOML and JSON have them, are text to Spark."""
+    """Converts numbers and booleans from TOML and JSON to text, as Spark expects."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value

@@ -1,12 +1,46 @@
-"""Every JSON body on the wire, as the server and the client SDK both use it.
+"""Every JSON body on the wire, for the server and the client SDK.
 
-Names are a contract. Requests of users refuse unknown fields, so that a typo is an error and not a silent default;
-requests of workers ignore them, so that workers and dispatchers of neighbouring versions understand each other.
+Names are a contract. Requests of users reject unknown fields, so that a typo is an error and not a silent default.
+Requests of workers ignore them, so that workers and dispatchers of adjacent versions are compatible.
 """
 
 from __future__ import annotations
 
 from interlock.schemas import Column, DatasetSchema
+from interlock.wire.access import (
+    CredentialsRequest,
+    Health,
+    KeyCreated,
+    KeyList,
+    KeyRequest,
+    KeyView,
+    MemberPage,
+    MemberRequest,
+    MemberView,
+    ObjectPage,
+    ObjectView,
+    OrgOperators,
+    OrgOperatorsRequest,
+    OrgRequest,
+    OrgSecretPage,
+    OrgSecretRequest,
+    OrgSecretView,
+    OrgView,
+    Role,
+    SigningKeyView,
+    TaskCredentials,
+    TaskSecret,
+    UploadPart,
+    UploadParts,
+    UploadStarted,
+    WorkerList,
+    WorkerTokenCreated,
+    WorkerTokenList,
+    WorkerTokenRequest,
+    WorkerTokenView,
+    WorkerView,
+    secret_names,
+)
 from interlock.wire.attempts import (
     BufferLoad,
     BufferPublish,
@@ -52,6 +86,7 @@ from interlock.wire.attempts import (
 )
 from interlock.wire.base import (
     Attempt,
+    DagProblem,
     Index,
     Internal,
     JsonPointer,
@@ -61,6 +96,7 @@ from interlock.wire.base import (
     Outcome,
     Position,
     Priority,
+    Problem,
     Reply,
     Request,
     RunState,
@@ -68,17 +104,6 @@ from interlock.wire.base import (
     TaskStatus,
     Text,
     WorkerId,
-)
-from interlock.wire.buffers import BadRow, BatchRefusal, BufferPage, BufferView, PublishStatus
-from interlock.wire.bulk import (
-    MOST_PARTS,
-    ListFormat,
-    ListPart,
-    ListSource,
-    ListUpload,
-    TasksAdded,
-    TasksRequest,
-    UploadRequest,
 )
 from interlock.wire.bundles import (
     BundlePage,
@@ -158,8 +183,13 @@ from interlock.wire.bus_replays import (
     ReplayState,
     ReplayView,
 )
-from interlock.wire.credentials import CredentialsRequest, TaskCredentials
 from interlock.wire.dags import (
+    BackfillAnswer,
+    BackfillPage,
+    BackfillRequest,
+    BackfillScope,
+    BackfillState,
+    BackfillView,
     BuildProgress,
     DagDeployed,
     DagDocument,
@@ -172,13 +202,30 @@ from interlock.wire.dags import (
     DagVersionPage,
     DagVersionView,
     DagView,
+    HookAccepted,
+    HookSecret,
     JobChange,
+    PauseLevel,
+    PausePage,
+    PauseView,
     PlannedInput,
     PlannedJob,
     PurgeRequest,
     RollbackRequest,
+    SecretRequest,
+    SourceEvent,
+    SourceEvents,
+    SourceEventsAccepted,
+    SourceList,
+    SourceOutput,
+    SourceState,
+    SourceView,
 )
 from interlock.wire.datasets import (
+    BadRow,
+    BatchRefusal,
+    BufferPage,
+    BufferView,
     DatasetEventPage,
     DatasetEventView,
     DatasetPage,
@@ -194,58 +241,42 @@ from interlock.wire.datasets import (
     LineageJob,
     PartitionPage,
     PartitionView,
+    PublishStatus,
     ScopeExplanation,
     VersionState,
 )
 from interlock.wire.jobs import (
+    MAX_PARTS,
     Counts,
     DatasetRef,
+    ExportFormat,
+    ExportManifest,
+    ExportPart,
+    ExportRequest,
+    ExportState,
+    ExportView,
     JobAccepted,
     JobPage,
     JobRequest,
     JobView,
+    ListFormat,
+    ListPart,
+    ListSource,
+    ListUpload,
     Policy,
     RateLimit,
+    ReceiptKeys,
+    ReceiptReply,
+    RerunRequest,
     RunLimits,
     RunPage,
+    RunReceipt,
     RunView,
     Scaling,
+    TasksAdded,
+    TasksRequest,
+    UploadRequest,
 )
-from interlock.wire.objects import ObjectPage, ObjectView, UploadPart, UploadParts, UploadStarted
-from interlock.wire.pressure import (
-    BackfillAnswer,
-    BackfillPage,
-    BackfillRequest,
-    BackfillScope,
-    BackfillState,
-    BackfillView,
-    PauseLevel,
-    PausePage,
-    PauseView,
-)
-from interlock.wire.principals import (
-    Health,
-    KeyCreated,
-    KeyList,
-    KeyRequest,
-    KeyView,
-    MemberPage,
-    MemberRequest,
-    MemberView,
-    OrgOperators,
-    OrgOperatorsRequest,
-    OrgRequest,
-    OrgView,
-    Role,
-    SigningKeyView,
-    WorkerList,
-    WorkerTokenCreated,
-    WorkerTokenList,
-    WorkerTokenRequest,
-    WorkerTokenView,
-    WorkerView,
-)
-from interlock.wire.problems import DagProblem, Problem
 from interlock.wire.queries import (
     ExportedFile,
     QueryColumn,
@@ -259,9 +290,16 @@ from interlock.wire.queries import (
     TaskQuery,
     UserQuery,
 )
-from interlock.wire.queues import (
+from interlock.wire.tasks import (
+    AttemptPage,
+    AttemptView,
+    CancelRequest,
+    Changed,
+    Crash,
     DeadMessage,
     DeadMessagePage,
+    Explanation,
+    JobRef,
     MessageRef,
     OperatorsReport,
     OperatorsReported,
@@ -270,43 +308,9 @@ from interlock.wire.queues import (
     QueueView,
     ReceiveReply,
     ReceiveRequest,
+    RedriveRequest,
     Settled,
     SettleRequest,
-)
-from interlock.wire.results import (
-    ExportFormat,
-    ExportManifest,
-    ExportPart,
-    ExportRequest,
-    ExportState,
-    ExportView,
-    ReceiptKeys,
-    ReceiptReply,
-    RerunRequest,
-    RunReceipt,
-)
-from interlock.wire.secrets import OrgSecretPage, OrgSecretRequest, OrgSecretView, TaskSecret, secret_names
-from interlock.wire.sources import (
-    HookAccepted,
-    HookSecret,
-    SecretRequest,
-    SourceEvent,
-    SourceEvents,
-    SourceEventsAccepted,
-    SourceList,
-    SourceOutput,
-    SourceState,
-    SourceView,
-)
-from interlock.wire.tasks import (
-    AttemptPage,
-    AttemptView,
-    CancelRequest,
-    Changed,
-    Crash,
-    Explanation,
-    JobRef,
-    RedriveRequest,
     TaskPage,
     TaskView,
 )
@@ -327,7 +331,7 @@ from interlock.wire.webhooks import (
 )
 
 __all__ = [
-    "MOST_PARTS",
+    "MAX_PARTS",
     "AclPage",
     "AclRequest",
     "AclView",

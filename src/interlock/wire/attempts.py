@@ -1,4 +1,4 @@
-"""What a worker and an attempt say to the dispatcher: claim, heartbeat, complete, events, batches."""
+"""Bodies that workers and attempts exchange with the dispatcher: claim, heartbeat, complete, events, batches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from uuid import UUID
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from interlock.schemas import DatasetSchema
+from interlock.wire.access import TaskSecret
 from interlock.wire.base import Attempt, Index, Internal, Position, TaskStatus, Text, WorkerId
-from interlock.wire.secrets import TaskSecret
 from interlock.wire.tasks import Crash, JobRef
 
 
 class Receipt(Struct, frozen=True):
-    """A received message. Given with a claim, it is settled once that has committed."""
+    """A received message. A claim that carries it settles it after the claim has committed."""
 
     queue: str
     message_id: str
@@ -23,7 +23,7 @@ class Receipt(Struct, frozen=True):
 
 
 class ClaimRange(Struct, frozen=True, omit_defaults=True):
-    """A run and an inclusive range of indexes, with the message that named it."""
+    """A run, an inclusive range of indexes, and the message that contained the range."""
 
     run_id: UUID
     start: Index
@@ -32,7 +32,7 @@ class ClaimRange(Struct, frozen=True, omit_defaults=True):
 
 
 class ClaimRequest(Internal, frozen=True, kw_only=True):
-    """One task, a list of tasks, a run with an inclusive range of indexes, or several such ranges taken whole."""
+    """Claims one task, a list of tasks, a range of indexes of a run, or several such ranges as a whole."""
 
     worker_id: WorkerId
     task_id: UUID | None = None
@@ -43,9 +43,9 @@ class ClaimRequest(Internal, frozen=True, kw_only=True):
     ranges: Annotated[list[ClaimRange], Meta(max_length=100)] | None = None
     limit: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     grouped: bool = False
-    """Answer in groups that say once what their tasks share. Tasks with tokens or outputs are answered one by one."""
+    """Return groups, which contain shared fields once. Tasks with tokens or outputs are still returned one by one."""
     tokens: bool = True
-    """False when the wrapper itself reports for the tasks: signing is the dearest part of a claim."""
+    """False if the worker itself reports for the tasks: signing tokens is the most expensive part of a claim."""
     message: Receipt | None = None
 
 
@@ -60,22 +60,22 @@ class WriteGrant(Struct, frozen=True):
 
 
 class TaskInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An input of the job with the scope that this task is about. One without a scope has no part in this task."""
+    """An input of the job with this task's scope. The task does not read an input without a scope."""
 
     input_index: int
     dataset_uuid: UUID
     dataset_version: UUID
     storage: str
     read_prefix: str
-    """Of files; which of them count is what the registry says."""
+    """Prefix of the files. Only files that the registry lists as committed are valid."""
     where: str | None = None
     partition_key: str | None = None
     start: int | None = None
     end: int | None = None
     cursor: int | None = None
-    """How far the stream is complete, when it is one that is read from where the last task ended."""
+    """For a stream that is read incrementally: the position up to which it is complete."""
     changed_start: int | None = None
-    """The part of the scope that was rewritten, when it is given again."""
+    """For a scope that is processed again: the part that was rewritten."""
     changed_end: int | None = None
 
 
@@ -93,11 +93,11 @@ class TaskPayload(Struct, frozen=True, kw_only=True):
     index: int | None
     outputs: list[WriteGrant]
     timeout_at: datetime | None
-    """None when it is fetched before its first claim."""
+    """Null if the task is fetched before its first claim."""
 
 
 class ClaimReply(Internal, frozen=True, kw_only=True):
-    """`Claimed` with the lease and the task, or `NotClaimed` with a reason; then the message is to be acked."""
+    """`Claimed` with the lease and the task, or `NotClaimed` with a reason; the worker then acks the message."""
 
     status: Literal["Claimed", "NotClaimed"]
     reason: (
@@ -110,7 +110,7 @@ class ClaimReply(Internal, frozen=True, kw_only=True):
     capability_token: str | None = None
     task: TaskPayload | None = None
     secrets: list[TaskSecret] = field(default_factory=list)
-    """Those that the task's config names, of the task's org."""
+    """Secrets of the task's org that the task's config refers to."""
 
 
 class GroupedTask(Struct, frozen=True, array_like=True):
@@ -134,15 +134,16 @@ class ClaimGroup(Struct, frozen=True, kw_only=True):
     timeout_at: datetime
     tasks: list[GroupedTask]
     secrets: list[TaskSecret] = field(default_factory=list)
-    """As in `ClaimReply`."""
+    """See `ClaimReply`."""
 
 
 class ClaimBatchReply(Internal, frozen=True, kw_only=True):
     claims: list[ClaimReply]
     groups: list[ClaimGroup] = field(default_factory=list)
     remaining: int = 0
-    """Tasks of the asked range that wait, beyond `limit` or for a limit of their run. If the claim named a message, it
-    comes again for them; otherwise the caller must ask again."""
+    """Tasks of the requested range that still wait, because of `limit` or of a limit of their run. If the claim carried
+    a message, the message is delivered again for them; otherwise the caller must claim again.
+    """
 
 
 class FetchReply(Internal, frozen=True, kw_only=True):
@@ -157,7 +158,7 @@ class Heartbeat(Internal, frozen=True, kw_only=True):
     progress: Annotated[float, Meta(ge=0, le=1)] | None = None
     progress_text: Annotated[str, Meta(max_length=500)] | None = None
     token: bool = False
-    """Ask for a capability token now; one near its end is renewed unasked."""
+    """Request a capability token. A token that expires soon is renewed without a request."""
 
 
 class HeartbeatReply(Internal, frozen=True, kw_only=True):
@@ -167,11 +168,11 @@ class HeartbeatReply(Internal, frozen=True, kw_only=True):
     cancel_requested: bool
     capability_token: str | None = None
     paused: bool = False
-    """Of a source: make nothing new for now, since those downstream are behind."""
+    """For a source: produce nothing new for now, since jobs downstream are behind."""
 
 
 class Refusal(Internal, frozen=True, kw_only=True):
-    """One item of a batch that was refused; its neighbours are not touched by it."""
+    """One refused item of a batch. The other items are not affected."""
 
     task_id: UUID
     code: str
@@ -198,7 +199,7 @@ class Event(Internal, frozen=True, kw_only=True):
     start: Position | None = None
     end: Position | None = None
     sequence: Index | None = None
-    """Tells several changes of one scope by one producer apart. Without it they are one event, reported again."""
+    """Distinguishes several changes of one scope by one producer. Without it they are one event, reported again."""
 
 
 class Output(Internal, frozen=True, kw_only=True):
@@ -214,12 +215,12 @@ class Output(Internal, frozen=True, kw_only=True):
     bytes: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     schema_hash: Annotated[str, Meta(max_length=200)] | None = None
     min: Position | None = None
-    """The smallest value of the range column, when there are rows and it is known."""
+    """The smallest value of the range column, if there are rows and it is known."""
     max: Position | None = None
 
 
 class TaskFile(Internal, frozen=True, kw_only=True):
-    """A partition as it is committed now."""
+    """A partition as currently committed."""
 
     start: int
     end: int
@@ -230,30 +231,31 @@ class TaskFile(Internal, frozen=True, kw_only=True):
 
 
 class InputData(Internal, frozen=True, kw_only=True):
-    """What a task reads of one input: its scope, and the files or the table that have it.
+    """The data a task reads from one input: its scope, and the files or the table with the rows.
 
-    The dataset is the one that has the rows: behind ranges that were cut of a dataset stands that dataset.
+    The dataset is the one that stores the rows: for ranges that were cut from another dataset, it is that other
+    dataset.
     """
 
     input_index: int
     name: str
-    """Of the output that it is; unique among the inputs of a task."""
+    """Name of the output that is read; unique among the inputs of a task."""
     dataset_uuid: UUID
     dataset_version: UUID
     storage: str
-    """`parquet`: `files`. Otherwise `table`, in the schema `datasets` of the data database."""
+    """With `parquet` the rows are in `files`, otherwise in `table`, in the schema `datasets` of the data database."""
     start: int | None = None
-    """Null when the input has no part in this task."""
+    """Null if the task does not read this input."""
     end: int | None = None
     where: str | None = None
     schema: DatasetSchema | None = None
     files: list[TaskFile] = field(default_factory=list)
-    """In the order of their ranges; those at the ends may reach beyond the scope."""
+    """Ordered by range. The first and the last may extend beyond the scope."""
     table: str | None = None
 
 
 class OutputData(Internal, frozen=True, kw_only=True):
-    """Where a task writes one output, and what is there already."""
+    """The location where a task writes one output, and the partition that is already there."""
 
     output_index: int
     name: str
@@ -263,13 +265,13 @@ class OutputData(Internal, frozen=True, kw_only=True):
     write_prefix: str
     schema: DatasetSchema | None = None
     unique_key: list[str] = field(default_factory=list)
-    """Not empty: rows are added to those of `current`, and replace those with the same key."""
+    """If not empty, rows are merged into those of `current` and replace rows with the same key."""
     current: TaskFile | None = None
-    """The partition with the bounds of the task's scope."""
+    """The committed partition with exactly the task's scope."""
 
 
 class ExportGrant(Internal, frozen=True, kw_only=True):
-    """Where an attempt of a batch query writes its result, and whose rows it reads."""
+    """The location where an attempt of a batch query writes its result, and the org whose rows it reads."""
 
     prefix: str
     org_id: UUID
@@ -284,41 +286,41 @@ class LoadBatch(Internal, frozen=True, kw_only=True):
 
 
 class BufferLoad(Internal, frozen=True, kw_only=True):
-    """What a task of `buffer_load` loads: from the records of the publishes, whatever its payload says."""
+    """The batches that a `buffer_load` task loads. Taken from the publish records, not from the task's payload."""
 
     batches: list[LoadBatch]
-    """In the order of their publishing."""
+    """Ordered by time of publishing."""
     schema: DatasetSchema
     unique_key: list[str]
     replace_rows: bool
     limit_bytes: int
-    """Of one batch."""
+    """Limit per batch."""
 
 
 class ListLoad(Internal, frozen=True, kw_only=True):
-    """What a task of `list_load` makes tasks of: from the record of the ingest, whatever its payload says."""
+    """The list from which a `list_load` task creates tasks. Taken from the ingest record, not from its payload."""
 
     run_id: UUID
     shard: int
     format: str
     parts: list[str]
-    """URIs, in their order."""
+    """URIs, in order."""
     line_limit: int
     slot_pointer: str | None = None
 
 
 class RunExport(Internal, frozen=True, kw_only=True):
-    """What a task of `run_export` makes files of: from the record of the export, whatever its payload says."""
+    """The rows that a `run_export` task writes to files. Taken from the export record, not from its payload."""
 
     export_id: UUID
     run_id: UUID
     format: str
     stretches: int
-    """Staged objects, `{rows_prefix}{number:06}.jsonl`, from 0 on; each becomes one file."""
+    """Number of staged objects, `{rows_prefix}{number:06}.jsonl` from 0 on. Each becomes one file."""
     rows_prefix: str
     packs_prefix: str
     prefix: str
-    """Where the attempt writes."""
+    """The prefix that the attempt writes to."""
 
 
 class TaskData(Internal, frozen=True, kw_only=True):
@@ -326,17 +328,17 @@ class TaskData(Internal, frozen=True, kw_only=True):
     inputs: list[InputData]
     outputs: list[OutputData]
     export: ExportGrant | None = None
-    """Of a batch query alone."""
+    """Only for a batch query."""
     load: BufferLoad | None = None
-    """Of a task that loads published batches alone."""
+    """Only for a task that loads published batches."""
     list_load: ListLoad | None = None
-    """Of a task that reads a staged list alone."""
+    """Only for a task that reads a staged list."""
     run_export: RunExport | None = None
-    """Of a task that exports a run alone."""
+    """Only for a task that exports a run."""
 
 
 class DataRequest(Internal, frozen=True, kw_only=True):
-    """Of attempts that hold their tasks. Asking says that they are about to write."""
+    """Requests task data for attempts that hold their lease. It also announces that they are about to write."""
 
     items: Annotated[list[Release], Meta(min_length=1, max_length=100)]
 
@@ -364,13 +366,13 @@ class Completion(Internal, frozen=True, kw_only=True):
 class CompletionReply(Internal, frozen=True, kw_only=True):
     task_id: UUID
     status: TaskStatus
-    """The task's status now: `Failed` may still have retries to come."""
+    """The current status of the task. A `Failed` task may still be retried."""
     duplicate: bool = False
     retry_at: datetime | None = None
 
 
 class CompletionGroup(Internal, frozen=True, kw_only=True):
-    """Tasks of a run that completed under one lease, with nothing to say but their results."""
+    """Tasks of a run that completed under one lease and report only their results."""
 
     run_id: UUID
     attempt: Attempt
@@ -381,7 +383,7 @@ class CompletionGroup(Internal, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if len(self.results) != len(self.indexes):
-            raise ValueError(f"{len(self.indexes)} indexes need as many results, not {len(self.results)}")
+            raise ValueError(f"{len(self.indexes)} indexes need the same number of results, got {len(self.results)}")
 
 
 class CompletionBatch(Internal, frozen=True, kw_only=True):
@@ -390,7 +392,7 @@ class CompletionBatch(Internal, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.items and not self.groups:
-            raise ValueError("A report needs `items` or `groups`")
+            raise ValueError("`items` or `groups` is required")
 
 
 class CompletionBatchReply(Internal, frozen=True, kw_only=True):
@@ -405,7 +407,7 @@ class Release(Internal, frozen=True, kw_only=True):
 
 
 class ReleaseBatch(Internal, frozen=True, kw_only=True):
-    """Attempts given back unfinished: a drain or a deploy. None of them is used up."""
+    """Attempts that a worker returns unfinished, on a drain or a deploy. They do not count against the policy."""
 
     items: Annotated[list[Release], Meta(min_length=1, max_length=10_000)]
 

@@ -1,4 +1,4 @@
-"""What the bodies of all areas share: scalars with their limits, states, and how strict each side is."""
+"""Shared parts of all bodies: scalars with limits, states, error replies, strictness of each side."""
 
 from __future__ import annotations
 
@@ -7,16 +7,41 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+
+class DagProblem(Struct, frozen=True):
+    """An error in a DAG file: its position, a message, and a suggestion. Lines and columns count from 1."""
+
+    line: int
+    column: int
+    message: str
+    suggestion: str
+
+
+class Problem(Struct, frozen=True, omit_defaults=True):
+    """An RFC 9457 problem. `code` is stable for programs; `detail` is for humans."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: str = ""
+    stale: str | None = None
+    retry_after_ms: int | None = None
+    errors: list[str] | None = None
+    problems: list[DagProblem] | None = None
+
+
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]*$(?!\n)")]
 ServiceName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$(?!\n)")]
-"""Of services and of commands: one spelling, and no look-alikes."""
+"""Name of a service or a command. One spelling only, without look-alike characters."""
 OperatorName = Annotated[
     str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_.]*)?$(?!\n)")
 ]
 OperatorPattern = Annotated[
     str, Meta(min_length=1, max_length=200, pattern=r"^([A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z0-9_.]*)?)?\*?$(?!\n)")
 ]
-"""A name of an operator, or the beginning of one with `*` behind it."""
+"""The name of an operator, or a prefix of names followed by `*`."""
 WorkerId = Annotated[str, Meta(min_length=1, max_length=200)]
 JsonPointer = Annotated[str, Meta(pattern=r"^(/[^/]*)+$(?!\n)", max_length=500)]
 LONGEST_SECONDS: Final = 7 * 86_400
@@ -46,7 +71,7 @@ class RunState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How an attempt ended. `Released` gives the attempt back: it does not count against the policy."""
+    """Outcome of an attempt. A `Released` attempt does not count against the policy."""
 
     COMPLETED = "Completed"
     FAILED = "Failed"
@@ -62,12 +87,16 @@ class Priority(StrEnum):
 
 
 class Request(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """What a user sends."""
+    """Base of bodies that users send."""
 
 
 class Internal(Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """What workers and the dispatcher say to each other."""
+    """Base of bodies between workers and the dispatcher."""
 
 
 class Reply(Struct, kw_only=True, frozen=True):
-    """What a user gets."""
+    """Base of bodies that users receive."""
+
+
+MAX_PAGE = 1000
+"""Items of a page, at most."""

@@ -1,4 +1,4 @@
-"""Bundles of user code, and what a runner of it is told and tells."""
+"""Bundles of user code, and the bodies that the dispatcher and a runner exchange."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from interlock.wire.tasks import JobRef
 class BundleView(Reply, frozen=True, kw_only=True):
     sha256: str
     names: list[str]
-    """Those that it is the newest upload of."""
+    """Names whose newest upload is this bundle."""
     size_bytes: int
     files: int
     unpacked_bytes: int
     modules: dict[str, str]
-    """What an entrypoint may name before its last dot, with its language; and `bootstrap`."""
+    """Modules that an entrypoint may name before its last dot, with their language; and `bootstrap`."""
     uploaded_by: str
     uploaded_at: datetime
 
@@ -32,13 +32,13 @@ class BundlePage(Reply, frozen=True, kw_only=True):
 
 
 class Endpoints(Struct, frozen=True, kw_only=True):
-    """Where untrusted code finds the platform."""
+    """The addresses of the platform for untrusted code."""
 
     dispatcher_url: str
     query_url: str | None
     objects_url: str | None
     objects_in_bucket: bool = False
-    """Whether `objects_url` is an object store; otherwise it is the gateway."""
+    """True if `objects_url` is an object store, False if it is the gateway."""
 
 
 class InvocationLimits(Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class InvocationLimits(Struct, frozen=True, kw_only=True):
 
 
 class Invocation(Struct, frozen=True, kw_only=True):
-    """What the dispatcher gives to a runner: one attempt, with everything that it needs."""
+    """One attempt, with everything that the runner needs to execute it."""
 
     task_id: UUID
     attempt: int
@@ -58,7 +58,7 @@ class Invocation(Struct, frozen=True, kw_only=True):
     lease_expires_at: datetime
     capability_token: str
     bundle_url: str
-    """Reads that one object, for as long as the attempt may take."""
+    """Signed URL of this one object, valid for the longest duration of the attempt."""
     bundle_sha256: str
     entrypoint: str
     language: Literal["python", "node", "bootstrap"]
@@ -73,12 +73,12 @@ class Invocation(Struct, frozen=True, kw_only=True):
 
 
 class RunnerReport(Internal, frozen=True, kw_only=True):
-    """How the process that ran an attempt ended. What the attempt came to, it has told the dispatcher itself."""
+    """How the process of an attempt ended. The attempt itself reports its outcome to the dispatcher."""
 
     outcome: Literal["exited", "signaled", "timeout", "oom", "refused", "bad_bundle"]
     exit_code: int | None = None
     signal: str | int | None = None
     cause: Annotated[str, Meta(max_length=1_000)] | None = None
-    """A word or two: `fork_limit`, `disk_full`."""
+    """A short code: `fork_limit`, `disk_full`."""
     detail: Annotated[str, Meta(max_length=10_000)] | None = None
     stderr_tail: Annotated[str, Meta(max_length=65_536)] | None = None

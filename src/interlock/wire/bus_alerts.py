@@ -1,4 +1,4 @@
-"""Alerts: what a tenant is told out of band, and where."""
+"""Alerts: notifications to a tenant apart from telemetry, and their channels."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from interlock.wire.bus_events import (
 )
 
 ROUTE_UNHEALTHY: Final = "snavio.route.unhealthy"
-"""A route's queue is not drained, or by nobody."""
+"""The queue of a route is not drained fast enough, or has no consumer."""
 DEAD_LETTERS: Final = "interlock.queue.dead_letters"
-"""Wake-ups of the org's tasks were received too often without being settled."""
+"""Wake-ups of tasks of the org became dead letters: received too often without being settled."""
 CRITICAL: Final = frozenset(name_of(kind) for kind in (CommandInvalid, TelemetryDropped, KeyExpiryImminent))
-"""These are always told somewhere."""
+"""Events that need at least one channel."""
 ALERTED: Final = (
     *sorted(CRITICAL),
     name_of(ExecutedAfterAclRevoked),
@@ -45,11 +45,11 @@ class ChannelKind(StrEnum):
 class Channel(Request, frozen=True, kw_only=True):
     kind: ChannelKind
     to: Annotated[str, Meta(max_length=254)] = ""
-    """An address, or the name of one of the org's webhooks; of a dashboard nothing."""
+    """An e-mail address, or the name of a webhook of the org; empty for a dashboard."""
 
 
 class AlertSettings(Request, frozen=True, kw_only=True):
-    """`PUT /v1/alert-channels/{event}`: where one kind of event is told. An empty list tells it nowhere."""
+    """`PUT /v1/alert-channels/{event}`: the channels of one kind of event. An empty list turns its alerts off."""
 
     channels: Annotated[list[Channel], Meta(max_length=20)]
 
@@ -57,7 +57,7 @@ class AlertSettings(Request, frozen=True, kw_only=True):
 class AlertSettingsView(Reply, frozen=True, kw_only=True):
     event: str
     critical: bool
-    """It cannot be turned off."""
+    """The alert cannot be turned off."""
     channels: list[Channel]
     changed_by: str | None
     changed_at: datetime | None
@@ -75,11 +75,11 @@ class AlertView(Reply, frozen=True, kw_only=True):
     opened_at: datetime
     last_at: datetime
     told: int
-    """Events of this kind since it was opened."""
+    """Number of events of this kind since the alert was opened."""
     sample: Raw
     """The first of them."""
     unrouted: bool
-    """Critical, and neither an address nor a webhook is told: operations is."""
+    """The alert is critical, has neither an e-mail address nor a webhook, and is flagged to operations."""
     resolved_at: datetime | None
     resolved_by: str | None
 

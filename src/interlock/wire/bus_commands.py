@@ -1,4 +1,4 @@
-"""What whoever sends commands is answered."""
+"""Replies to senders of commands."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from interlock.wire.base import Reply
 
 
 class CommandVerdict(Reply, frozen=True, kw_only=True):
-    """What became of one command. Telemetry tells the same, and what comes later."""
+    """The decision about one command. Telemetry reports it too, and the later decision about an escalated command."""
 
     command_id: str | None
-    """None where the message was too broken to have one."""
+    """None if the message could not be decoded."""
     outcome: str
     """`delivered`, `escalated`, `duplicate`, `failed` or `invalid`."""
     reason: str | None = None
-    """A short code: why it was escalated, failed or is invalid."""
+    """A short code for the reason of `escalated`, `failed` or `invalid`."""
     detail: str | None = None
-    """A sentence that says what to change."""
+    """A sentence about what to change."""
     retry_after_ms: int | None = None
-    """When trying again makes sense; nobody is held to it."""
+    """A hint: an earlier retry is unlikely to succeed."""
     throttle_until: datetime | None = None
 
 
 class CommandVerdicts(Reply, frozen=True, kw_only=True):
-    """One for each command of the batch, in its order."""
+    """One verdict for each command of the batch, in its order."""
 
     results: list[CommandVerdict]

@@ -1,7 +1,7 @@
-"""Telemetry of the command bus: every event that a tenant is told, with its fields.
+"""Telemetry of the command bus: every event that a tenant receives, with its fields.
 
-Names are a contract with consumers in other languages. An event is a flat JSON object; `event` says which it is, and
-members without a value are left out.
+Names are a contract with consumers in other languages. An event is a flat JSON object with its type in `event`. Members
+without a value are omitted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec.json import Decoder, Encoder
 
 
 class FailureReason(StrEnum):
-    """Why a command that was well-formed was not dispatched."""
+    """The reason for which a valid command was not dispatched."""
 
     RATE_LIMIT_EXCEEDED = "rate-limit-exceeded"
     SOURCE_QUOTA = "rate-limit-exceeded: source-quota"
@@ -27,7 +27,7 @@ class FailureReason(StrEnum):
 
 
 class BusEvent(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", gc=False):
-    """What all of them are."""
+    """The base of all events."""
 
 
 class _OfCommand(BusEvent, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class _OfCommand(BusEvent, frozen=True, kw_only=True):
     target: str
     name: str = field(name="command.name")
     timestamp: datetime
-    """As the producer signed it."""
+    """As signed by the producer."""
 
 
 class _Replayable(_OfCommand, frozen=True, kw_only=True):
@@ -46,14 +46,14 @@ class _Replayable(_OfCommand, frozen=True, kw_only=True):
 
 
 class CommandDelivered(_Replayable, frozen=True, kw_only=True, tag="snavio.command.delivered"):
-    """It passed every check, and is durable where its route leads."""
+    """The command passed every check and is durable at the destination of its route."""
 
     path: Literal["fast", "slow"]
     dispatch_latency_ms: float
 
 
 class CommandInvalid(BusEvent, frozen=True, kw_only=True, tag="snavio.command.invalid"):
-    """It breaks the protocol. What of it could be read is repeated; `source` comes from the credentials."""
+    """The message breaks the protocol. The event has its readable fields; `source` comes from the credentials."""
 
     reason: str
     """A short code, such as `expired_timestamp`."""
@@ -63,17 +63,17 @@ class CommandInvalid(BusEvent, frozen=True, kw_only=True, tag="snavio.command.in
     name: str | UnsetType = field(name="command.name", default=UNSET)
     timestamp: datetime | UnsetType = UNSET
     skew_seconds: float | UnsetType = UNSET
-    """With the two below, where the reason is the timestamp."""
+    """Set, with the next two, if the reason is the timestamp."""
     sent_at: datetime | UnsetType = UNSET
     received_at: datetime | UnsetType = UNSET
     replay: bool = False
-    """With the two below, of the platform's own."""
+    """True, with the next two, for a message of the platform's replay."""
     replay_reason: str | UnsetType = UNSET
     replay_id: UUID | UnsetType = UNSET
 
 
 class CommandFailed(BusEvent, frozen=True, kw_only=True, tag="snavio.command.failed"):
-    """It is well-formed, and was not dispatched. The hints bind nobody."""
+    """The message is valid, but was not dispatched. Producers may ignore the retry hints."""
 
     reason: FailureReason
     command_id: UUID | UnsetType = UNSET
@@ -84,7 +84,7 @@ class CommandFailed(BusEvent, frozen=True, kw_only=True, tag="snavio.command.fai
     retry_after_ms: int | UnsetType = UNSET
     throttle_until: datetime | UnsetType = UNSET
     source_share: float | UnsetType = UNSET
-    """With the two below, of a violation of fairness."""
+    """Set, with the next two, for a fairness violation."""
     competing_share: float | UnsetType = UNSET
     dispatch_volume: int | UnsetType = UNSET
     replay: bool = False
@@ -93,13 +93,13 @@ class CommandFailed(BusEvent, frozen=True, kw_only=True, tag="snavio.command.fai
 
 
 class CommandDuplicate(_Replayable, frozen=True, kw_only=True, tag="snavio.command.duplicate"):
-    """A route with strict deduplication has had a command of this id."""
+    """A route with strict deduplication has already delivered a command with this id."""
 
     dedupe_mode: Literal["strict"]
 
 
 class ExecutedAfterAclRevoked(BusEvent, frozen=True, kw_only=True, tag="snavio.command.executed_after_acl_revoked"):
-    """It went out on an entry that was stale, and turned out to be revoked."""
+    """A command was dispatched by a stale ACL that had been revoked."""
 
     source: str
     target: str
@@ -109,7 +109,7 @@ class ExecutedAfterAclRevoked(BusEvent, frozen=True, kw_only=True, tag="snavio.c
 
 
 class WarmPathBan(BusEvent, frozen=True, kw_only=True, tag="snavio.fairness.warm-path-ban"):
-    """Told once per ban."""
+    """Sent once per ban."""
 
     source: str
     target: str
@@ -121,7 +121,7 @@ class WarmPathBan(BusEvent, frozen=True, kw_only=True, tag="snavio.fairness.warm
 
 
 class AbuseDetected(BusEvent, frozen=True, kw_only=True, tag="snavio.fairness.abuse_detected"):
-    """Told once per ban, by the auditor of all dispatchers."""
+    """Sent once per ban, by the auditor of all dispatchers."""
 
     source: str
     affected_targets: list[str]
@@ -142,7 +142,7 @@ class KeyExpiryImminent(BusEvent, frozen=True, kw_only=True, tag="snavio.secret.
 
 
 class SkewNearLimit(BusEvent, frozen=True, kw_only=True, tag="snavio.telemetry.skew_near_limit"):
-    """`messageId` and `command_id` are the same: consumers know it by either name."""
+    """`messageId` and `command_id` have the same value: consumers use either name."""
 
     command_id: UUID
     message_id: UUID = field(name="messageId")
@@ -166,7 +166,7 @@ class TelemetryDropped(BusEvent, frozen=True, kw_only=True, tag="snavio.telemetr
     reason: Literal["queue_unconsumed"]
     queue_age_seconds: float
     last_received_at: datetime | UnsetType = UNSET
-    """Left out where the queue was never received from."""
+    """Omitted if nobody has ever received from the queue."""
 
 
 Telemetry = (
@@ -201,7 +201,7 @@ CATALOGUE: Final[tuple[type[BusEvent], ...]] = (
 
 
 def name_of(kind: type[BusEvent]) -> str:
-    """As consumers see it."""
+    """Returns the name of the event on the wire."""
     return str(kind.__struct_config__.tag)
 
 

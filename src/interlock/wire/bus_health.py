@@ -1,4 +1,4 @@
-"""How the routes of an org are."""
+"""Health of the routes of an org."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from interlock.wire.base import Reply
 class RouteStatus(StrEnum):
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
-    """Its oldest message has waited for more than twice `expected_drain_seconds`."""
+    """The oldest message has waited for more than twice `expected_drain_seconds`."""
     STALLED = "stalled"
-    """It was longer at each of the last looks."""
+    """The queue has grown at each of the last checks."""
     UNPOLLED = "unpolled"
-    """Messages wait, and at none of the last looks was one in flight."""
+    """Messages wait, and none was in flight at any of the last checks."""
     MISROUTED = "misrouted"
-    """Commands were sent to it, and there is no such route."""
+    """Commands were sent to a route that does not exist."""
 
 
 class RouteHealth(Reply, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class RouteHealth(Reply, frozen=True, kw_only=True):
     since: datetime
     checked_at: datetime
     depth: int
-    """Counted up to 10,000, as are the next two."""
+    """Counted up to 10,000, like the next two."""
     in_flight: int
     dead_letters: int
     oldest_age_seconds: float | None

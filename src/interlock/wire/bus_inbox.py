@@ -1,4 +1,4 @@
-"""What is sent to a service: received, kept for longer, settled, and looked at once it is dead."""
+"""The inbox of a service: receiving and settling messages, and dead letters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uuid import UUID
 from msgspec import Meta, Struct
 
 from interlock.wire.base import Reply, Request
-from interlock.wire.queues import DeadMessage, MessageRef, QueueMessage
+from interlock.wire.tasks import DeadMessage, MessageRef, QueueMessage
 
 Visibility = Annotated[float, Meta(ge=1, le=43_200)]
 MessageId = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$(?!\n)")]
@@ -20,15 +20,15 @@ class InboxReceive(Request, frozen=True, kw_only=True):
 
     max: Annotated[int, Meta(ge=1, le=100)] = 10
     wait_seconds: Annotated[float, Meta(ge=0, le=20)] = 10.0
-    """How long to wait for the first one."""
+    """How long to wait for the first message."""
     visibility_seconds: Visibility = 30.0
-    """How long nobody else gets them."""
+    """The visibility timeout: how long no other receiver gets the messages."""
 
 
 class InboxExtend(Request, frozen=True, kw_only=True):
     items: Annotated[list[MessageRef], Meta(min_length=1, max_length=1_000)]
     visibility_seconds: Visibility = 30.0
-    """From now on."""
+    """Counted from now."""
 
 
 class InboxAck(Request, frozen=True, kw_only=True):
@@ -38,11 +38,11 @@ class InboxAck(Request, frozen=True, kw_only=True):
 class InboxNack(Request, frozen=True, kw_only=True):
     items: Annotated[list[MessageRef], Meta(min_length=1, max_length=1_000)]
     delay_seconds: Annotated[float, Meta(ge=0, le=43_200)] = 0.0
-    """Before they are delivered again."""
+    """Delay before the messages are delivered again."""
 
 
 class DeadSelection(Request, frozen=True, kw_only=True):
-    """Which dead messages: those named, or else the oldest."""
+    """Selects dead letters: those named, or the oldest."""
 
     message_ids: Annotated[list[MessageId], Meta(min_length=1, max_length=1_000)] | None = None
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 1_000
@@ -54,7 +54,8 @@ class InboxMessages(Reply, frozen=True, kw_only=True):
 
 class InboxSettled(Reply, frozen=True, kw_only=True):
     settled: int
-    """Fewer than asked: the others' receipts are stale, their messages went to another receiver or are gone."""
+    """Number of settled messages. Messages with a stale receipt are not counted: another receiver has them, or they are
+    gone."""
 
 
 class InboxDead(Reply, frozen=True, kw_only=True):
@@ -75,11 +76,11 @@ class DeliveredMetadata(Struct, frozen=True, kw_only=True):
 
 class DeliveredCommand(Struct, frozen=True, kw_only=True):
     source: str
-    """`org/service`, as the sender's credentials have proven it."""
+    """`org/service`, from the verified credentials of the sender."""
     target: str
     name: str
     payload: Any
-    """Any: it is between the two services."""
+    """Any: only the two services know its type."""
 
 
 class DeliveredMessage(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
-"""The registry of the command bus: services, routes, ACLs, limits, keys, and every change of them.
+"""The registry of the command bus: services, routes, ACLs, limits, keys, and their changelog.
 
-A request is the whole of what it registers: what is left out has its default. The same document stands in the
-changelog as what was before, or after.
+A request contains the complete entry: an omitted field has its default. The changelog stores the same document as the
+state before or after a change.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class DispatchMode(StrEnum):
 
 class DedupeMode(StrEnum):
     NONE = "none"
-    """At least once, and no store is asked."""
+    """At-least-once delivery, without a look-up of the id."""
     STRICT = "strict"
-    """One delivery per command id, within a time, by all dispatchers together."""
+    """One delivery per command id within `dedupe_seconds`, across all dispatchers."""
 
 
 class Sensitivity(StrEnum):
-    """How soon a revoked ACL must stop working."""
+    """How soon a revocation of the ACL must take effect."""
 
     CRITICAL = "critical"
     MODERATE = "moderate"
@@ -44,11 +44,11 @@ class Sensitivity(StrEnum):
 
 class Enforcement(StrEnum):
     STRICT = "strict"
-    """Never one over: a command goes out on a token, or on an authoritative count."""
+    """Never exceeded: each command needs a token or the authoritative count."""
     RELAXED = "relaxed"
-    """Counted after dispatch; a limit that was passed is then denied locally."""
+    """Counted after dispatch; each dispatcher refuses commands once it sees that the limit is exceeded."""
     SHADOW = "shadow"
-    """Counted and told, and nothing else."""
+    """Counted and reported, but not enforced."""
 
 
 class RegistryKind(StrEnum):
@@ -64,7 +64,7 @@ class RegistryAction(StrEnum):
     UPDATE = "update"
     DELETE = "delete"
     NONE = "none"
-    """It was so already: nothing is recorded."""
+    """The entry already had this content: nothing is recorded."""
 
 
 class ServiceRequest(Request, frozen=True, kw_only=True):
@@ -73,29 +73,29 @@ class ServiceRequest(Request, frozen=True, kw_only=True):
     name: ServiceName
     description: Annotated[str, Meta(max_length=1_000)] = ""
     dispatch_mode: DispatchMode | None = None
-    """`cold-only` sends all its commands by the slow stage; unset: as the platform is set."""
+    """`cold-only` sends all its commands through the slow stage; unset: the mode of the platform."""
 
 
 class Fairness(Request, frozen=True, kw_only=True):
-    """When one source has too much of a route."""
+    """The rules by which a source dominates a route."""
 
     dominant_share: Annotated[float, Meta(gt=0, le=1)] = 0.8
-    """Of the warm dispatches of a window; above it a source dominates. 1 turns fairness off."""
+    """Share of the warm dispatches of a window above which a source dominates. 1 turns fairness off."""
     competing_share: Share = 0.1
-    """What the others must have, together, for that to matter."""
+    """Share of the commands that all other sources together must send for a ban."""
     minimum_volume: Annotated[int, Meta(ge=1, le=1_000_000)] = 20
-    """Dispatches in a window before shares mean anything."""
+    """Minimum dispatches in a window: below it, shares are not judged."""
     ban_seconds: Annotated[float, Meta(gt=0, le=3_600)] = 30.0
 
 
 class RouteRequest(Request, frozen=True, kw_only=True):
-    """`POST /v1/routes`: where a command of a target goes, to a queue or to a job."""
+    """`POST /v1/routes`: the destination of a command of a target, a queue or a job."""
 
     target: ServiceName
     name: CommandName
     queue: QueueName | None = None
     dlq: QueueName | None = None
-    """Under which name its dead letters are found; a queue must have one."""
+    """The name of its dead-letter queue; required with `queue`."""
     dag: Name | None = None
     job: Name | None = None
     dedupe_mode: DedupeMode = DedupeMode.NONE
@@ -116,13 +116,13 @@ class AclRequest(Request, frozen=True, kw_only=True):
 
 
 class LimitRequest(Request, frozen=True, kw_only=True):
-    """`POST /v1/limits`: of a command of a target, from all sources or from one; or of a source, whatever it sends."""
+    """`POST /v1/limits`: a limit on a command of a target, from all sources or one, or on everything a source sends."""
 
     target: ServiceName | None = None
     name: CommandName | None = None
-    """Unset, as `target`: the limit is on `source` alone."""
+    """Unset, like `target`, for a limit on `source` alone."""
     source: Source | None = None
-    """With a target the quota of one source; unset: the limit of all of them together."""
+    """With a target: the quota of this source. Unset: the limit of all sources together."""
     rate: Annotated[int, Meta(ge=1, le=1_000_000_000)]
     """Commands in each window."""
     window_seconds: Annotated[float, Meta(ge=0.1, le=86_400)] = 1.0
@@ -136,7 +136,7 @@ class ServiceKeyRequest(Request, frozen=True, kw_only=True):
 
     service: ServiceName
     overlap_seconds: Annotated[float, Meta(ge=0, le=30 * 86_400)] | None = None
-    """How long the version before it stays good; unset: bus_key_overlap_days."""
+    """How long the previous version stays valid; unset: bus_key_overlap_days."""
 
 
 class RouteTrialRequest(Request, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class RouteTrialRequest(Request, frozen=True, kw_only=True):
 class ServiceView(Reply, frozen=True, kw_only=True):
     name: str
     source: str
-    """What its commands carry as their source: `org/service`."""
+    """The source of its commands: `org/service`."""
     description: str
     dispatch_mode: DispatchMode | None
     changed_at: datetime
@@ -185,7 +185,7 @@ class AclView(Reply, frozen=True, kw_only=True):
 
 class LimitView(Reply, frozen=True, kw_only=True):
     target: str | None
-    """None, as `name`: the limit is on `source` alone."""
+    """None, like `name`, for a limit on `source` alone."""
     name: str | None
     source: str | None
     rate: int
@@ -198,7 +198,7 @@ class LimitView(Reply, frozen=True, kw_only=True):
 
 
 class ServiceKeyView(Reply, frozen=True, kw_only=True):
-    """A version of a service's key; the secret is for the service alone, which reads it from `/v1/tenant-config`."""
+    """A version of a service's key. Only the service can read the secret, from `/v1/tenant-config`."""
 
     service: str
     version_id: str
@@ -206,9 +206,9 @@ class ServiceKeyView(Reply, frozen=True, kw_only=True):
     created_at: datetime
     created_by: str
     rotates_at: datetime | None
-    """When the next version takes its place."""
+    """When the next version replaces it."""
     expires_at: datetime | None
-    """Until when it is good, since it was replaced."""
+    """When a replaced version expires."""
 
 
 class ServicePage(Reply, frozen=True, kw_only=True):
@@ -237,21 +237,21 @@ class ServiceKeyPage(Reply, frozen=True, kw_only=True):
 
 
 class RegistryChange(Reply, frozen=True, kw_only=True):
-    """What a request changed; or would change, in a dry run."""
+    """The change that a request made, or would make in a dry run."""
 
     change_id: int | None
-    """None: nothing was recorded."""
+    """None if nothing was recorded."""
     kind: RegistryKind
     action: RegistryAction
     subject: str
     before: Raw
-    """null: it was not there; of `after`: it is not there any more."""
+    """null if the entry did not exist; `after` is null if the change removed it."""
     after: Raw
     dry_run: bool
     changed_at: datetime
     changed_by: str
     reverts: int | None = None
-    """Which change this one took back."""
+    """The change that this one reverted."""
 
 
 class ChangePage(Reply, frozen=True, kw_only=True):
@@ -266,7 +266,7 @@ class RouteCheck(Reply, frozen=True, kw_only=True):
 
 
 class RouteTrial(Reply, frozen=True, kw_only=True):
-    """What would become of a command, checked against the registry as it is; nothing is sent."""
+    """The result of checking a command against the registry; nothing is sent."""
 
     source: str
     target: str
@@ -283,17 +283,17 @@ class SecretVersion(Reply, frozen=True, kw_only=True):
 
 
 class TenantConfig(Reply, frozen=True, kw_only=True):
-    """`GET /v1/tenant-config`: what a producer needs to sign, for the service whose API key asked."""
+    """`GET /v1/tenant-config`: the signing configuration for the service of the API key."""
 
     tenant: str
     service: str
     source: str
     active: SecretVersion
-    """To sign with."""
+    """The version to sign with."""
     previous: SecretVersion | None
-    """Still accepted, for what is under way."""
+    """Still accepted, for commands that are under way."""
     rotates_at: datetime | None
     poll_seconds: float
-    """When to ask again."""
+    """Seconds until the next poll."""
     replay_window_seconds: float
-    """How far the clock of a producer may be off."""
+    """Maximum clock skew of a producer."""

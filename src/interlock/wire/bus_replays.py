@@ -1,4 +1,4 @@
-"""Replays: which commands are sent again, why, and what became of them."""
+"""Replays: selection, reason and progress of commands that are sent again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from msgspec import Meta, Struct
 
 from interlock.wire.base import Reply, Request, ServiceName
 
-MOST_COMMANDS = 1_000_000
+MAX_COMMANDS = 1_000_000
 _Moment = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"})]
-"""The OpenAPI document would call a moment in a nested body any text."""
+"""Without the explicit format, the OpenAPI document describes a time in a nested body as plain text."""
 
 
 class ReplayOrigin(StrEnum):
@@ -30,19 +30,19 @@ class ReplayState(StrEnum):
 
 
 class ReplayFilters(Request, frozen=True, kw_only=True, omit_defaults=True):
-    """All that are given must hold."""
+    """A command must match all filters that are set."""
 
     source: ServiceName | None = None
-    """The service that has sent it."""
+    """The service that sent the command."""
     target: ServiceName | None = None
     name: ServiceName | None = None
     since: _Moment | None = None
-    """Accepted then or later; of dead letters, signed then or later."""
+    """Accepted at this time or later; dead letters: signed at this time or later."""
     until: _Moment | None = None
-    """Before then."""
+    """Accepted or signed before this time."""
     command_ids: Annotated[list[UUID], Meta(min_length=1, max_length=1_000)] | None = None
     queue: ServiceName | None = None
-    """Whose dead letters."""
+    """The queue of the dead letters."""
 
 
 class ReplayRequest(Request, frozen=True, kw_only=True):
@@ -50,13 +50,13 @@ class ReplayRequest(Request, frozen=True, kw_only=True):
 
     origin: ReplayOrigin
     reason: Annotated[str, Meta(min_length=1, max_length=200)]
-    """Goes with each command, and into the record."""
+    """Part of each command and of the record of the replay."""
     filters: ReplayFilters = ReplayFilters()
     dry_run: bool = False
-    """Selects and counts, and sends nothing."""
+    """Selects and counts commands, but sends none."""
     rate: Annotated[float, Meta(gt=0, le=1_000)] = 50.0
-    """Commands per second, at most."""
-    limit: Annotated[int, Meta(ge=1, le=MOST_COMMANDS)] = 100_000
+    """Maximum commands per second."""
+    limit: Annotated[int, Meta(ge=1, le=MAX_COMMANDS)] = 100_000
 
 
 class ReplayView(Reply, frozen=True, kw_only=True):
@@ -70,12 +70,12 @@ class ReplayView(Reply, frozen=True, kw_only=True):
     limit: int
     state: ReplayState
     task_id: UUID | None
-    """Of the task on Spark that reads the archive."""
+    """The Spark task that reads the archive."""
     selected: int | None
     sent: int
-    """Delivered, or accepted to be."""
+    """Commands that were delivered, escalated or found to be duplicates."""
     failed: int
-    """Refused; telemetry says why, for each."""
+    """Commands that were refused; telemetry reports the reason of each."""
     detail: str | None
     created_at: datetime
     ended_at: datetime | None
@@ -87,7 +87,7 @@ class ReplayPage(Reply, frozen=True, kw_only=True):
 
 
 class SelectedCommand(Struct, frozen=True):
-    """A row of what the archive was asked for."""
+    """A row of the selection from the archive."""
 
     command_id: UUID
     source: str

@@ -1,4 +1,4 @@
-"""DAGs: deploy, versions, plans."""
+"""DAGs: deployment, versions, plans, sources, backpressure, backfills."""
 
 from __future__ import annotations
 
@@ -7,13 +7,109 @@ from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
-from msgspec import Meta, Raw
+from msgspec import UNSET, Meta, Raw, UnsetType
 
-from interlock.wire.base import Reply, Request
+from interlock.wire.base import Name, Position, Priority, Reply, Request, RunState
+from interlock.wire.jobs import Counts
+from interlock.wire.tasks import JobRef
+
+
+class PauseLevel(StrEnum):
+    BULK = "bulk"
+    """Only bulk work is paused."""
+    ALL = "all"
+
+
+class PauseView(Reply, frozen=True, kw_only=True):
+    """A job that gets no new tasks because a queue downstream of it exceeds its limit."""
+
+    job_id: UUID
+    job: JobRef
+    cause_id: UUID
+    cause: JobRef
+    """The job whose queue exceeds its limit."""
+    level: PauseLevel
+    path: list[str]
+    """Jobs from the paused one down to the cause, in the direction of the data."""
+    reason: str
+    since: datetime
+
+
+class PausePage(Reply, frozen=True, kw_only=True):
+    pauses: list[PauseView]
+    next_cursor: str | None
+
+
+class BackfillState(StrEnum):
+    """State of creating the tasks; `run_state` is the state of the tasks themselves."""
+
+    RUNNING = "Running"
+    PAUSED = "Paused"
+    DONE = "Done"
+    CANCELED = "Canceled"
+    FAILED = "Failed"
+    """The tasks could not be created; see `run_reason`."""
+
+
+class BackfillRequest(Request, frozen=True, kw_only=True):
+    """Recomputes the scopes of a job that overlap `start` to `end`."""
+
+    start: Position
+    end: Position
+    priority: Priority = Priority.BULK
+    reason: Annotated[str, Meta(max_length=1_000)] | None = None
+    dry_run: bool = False
+
+
+class BackfillScope(Reply, frozen=True, kw_only=True):
+    input_index: int
+    start: int
+    end: int
+
+
+class BackfillView(Reply, frozen=True, kw_only=True):
+    run_id: UUID
+    job_id: UUID
+    job: JobRef
+    start: int
+    end: int
+    priority: Priority
+    reason: str | None
+    requested_by: str
+    state: BackfillState
+    made: int
+    """Tasks created so far."""
+    total: int | None
+    """Total tasks. Until all are created it is an estimate from the start; null if there were too many to count."""
+    counts: Counts
+    run_state: RunState
+    run_reason: str | None = None
+    """Reason why the run failed as a whole."""
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class BackfillAnswer(Reply, frozen=True, kw_only=True):
+    """The number of scopes to compute and, unless it was a dry run, the backfill."""
+
+    scopes: int
+    more: bool
+    """True if there are more than were counted."""
+    first: list[BackfillScope]
+    dry_run: bool
+    backfill: BackfillView | None = None
+
+
+class BackfillPage(Reply, frozen=True, kw_only=True):
+    backfills: list[BackfillView]
+    next_cursor: str | None
 
 
 class DagState(StrEnum):
-    """Of a DAG version. `Building`: made beside the current one, which it will replace when it is complete."""
+    """State of a DAG version.
+
+    A `Building` version is computed next to the current one and replaces it when complete.
+    """
 
     BUILDING = "Building"
     CURRENT = "Current"
@@ -23,35 +119,35 @@ class DagState(StrEnum):
 
 
 class JobChange(StrEnum):
-    """What a new version of a DAG means for one of its jobs."""
+    """The effect of a new DAG version on one of its jobs."""
 
     ADDED = "added"
     CHANGED = "changed"
-    """It makes something else than before, or of something else."""
+    """Its output or its inputs change."""
     DOWNSTREAM = "downstream"
-    """As before itself, behind a job that is not."""
+    """The job itself is unchanged, but a job upstream of it has changed."""
     TUNED = "tuned"
-    """Run in another way, and makes the same: changed in place."""
+    """Only how it runs has changed, not what it computes: updated in place."""
     REMOVED = "removed"
     KEPT = "kept"
 
 
 class DagRequest(Request, frozen=True, kw_only=True):
-    """A DAG file, where a body of JSON is handier than one of YAML."""
+    """A DAG file inside a JSON body, as an alternative to a YAML body."""
 
     yaml: Annotated[str, Meta(max_length=1_000_000)]
 
 
 class PlannedInput(Reply, frozen=True, kw_only=True):
-    """What there is to read now, so that a reader can tell how much will be built."""
+    """The data that an input has now, so that a reader can estimate how much will be built."""
 
     input: str
     """`job.output`, or a published name."""
     partitions: int
     more: bool
-    """There are more than were counted."""
+    """True if there are more than were counted."""
     cursor: int | None
-    """How far it is, where it is a stream."""
+    """For a stream: the position up to which it is complete."""
 
 
 class PlannedJob(Reply, frozen=True, kw_only=True):
@@ -60,13 +156,13 @@ class PlannedJob(Reply, frozen=True, kw_only=True):
     new_versions: list[str]
     """Outputs that get a new dataset version."""
     inputs: list[PlannedInput]
-    """Of a job that is built."""
+    """Only for a job that is built."""
 
 
 class DagDeployed(Reply, frozen=True, kw_only=True):
     dag: str
     dag_version: UUID | None
-    """Null when it was only asked what would happen."""
+    """Null for a dry run."""
     content_hash: str
     state: DagState | None
     dry_run: bool
@@ -80,7 +176,7 @@ class DagVersionView(Reply, frozen=True, kw_only=True):
     deployed_by: str
     deployed_at: datetime
     current_at: datetime | None
-    """When it last became current."""
+    """Time when it last became current."""
     retired_at: datetime | None
 
 
@@ -90,21 +186,21 @@ class DagVersionPage(Reply, frozen=True, kw_only=True):
 
 
 class BuildProgress(Reply, frozen=True, kw_only=True):
-    """What a job of a version that is being built has yet to do. Counts end at 10,000."""
+    """Remaining work of a job in a version that is being built. Counts stop at 10,000."""
 
     job_id: UUID
     name: str
     complete: bool
     undone: int
-    """Scopes that it was given and has not done."""
+    """Scopes that were assigned to it and are not done."""
     dead: int
-    """Of these, scopes whose task has failed for good: the version waits for somebody to retry it."""
+    """Undone scopes whose task is dead. The version waits until an operator retries the task."""
     behind: int
-    """Changes of its inputs that it was not given yet."""
+    """Input changes that were not assigned to it yet."""
     unread: int
     """Positions of its streams that it has not read."""
     catching_up: bool
-    """A source that has not come as far as the one it replaces."""
+    """True for a source that has not yet reached the position of the source it replaces."""
 
 
 class DagOutput(Reply, frozen=True, kw_only=True):
@@ -119,7 +215,7 @@ class DagJobView(Reply, frozen=True, kw_only=True):
     operator: str
     runtime: str
     source: str | None
-    """Its kind, where it is a source."""
+    """Kind of source; null for other jobs."""
     paused: bool
     outputs: list[DagOutput]
 
@@ -142,14 +238,14 @@ class DagView(Reply, frozen=True, kw_only=True):
     current: DagVersionView | None
     building: DagVersionView | None
     jobs: list[DagJobView]
-    """Of the current version."""
+    """Jobs of the current version."""
     publish: list[str]
     progress: list[BuildProgress]
-    """Of the jobs that are being built."""
+    """Progress of the jobs that are being built."""
 
 
 class DagDocument(Reply, frozen=True, kw_only=True):
-    """A deployed version in canonical form: a file with this content deploys the same."""
+    """A deployed version in canonical form. A file with this content deploys the same version."""
 
     dag_version: UUID
     content_hash: str
@@ -157,12 +253,109 @@ class DagDocument(Reply, frozen=True, kw_only=True):
 
 
 class RollbackRequest(Request, frozen=True, kw_only=True):
-    """Without `to`, the version that was current before."""
+    """`to` defaults to the version that was current before."""
 
     to: Annotated[str, Meta(min_length=4, max_length=64, pattern=r"^[0-9a-f]+$(?!\n)")] | None = None
 
 
 class PurgeRequest(Request, frozen=True, kw_only=True):
-    """By the beginning of its content hash."""
+    """`version` is a prefix of a content hash."""
 
     version: Annotated[str, Meta(min_length=4, max_length=64, pattern=r"^[0-9a-f]+$(?!\n)")]
+
+
+class SourceState(StrEnum):
+    """For an `always_on` source, the state of its task. Other sources are `ready` unless paused."""
+
+    STARTING = "starting"
+    QUEUED = "queued"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    PAUSED = "paused"
+    READY = "ready"
+
+
+class SourceOutput(Reply, frozen=True, kw_only=True):
+    output: str | None
+    dataset_uuid: UUID
+    dataset_version: UUID
+    cursor: int | None
+    """For a stream: the position up to which it is complete."""
+    last_scope: str | None
+    """Scope of its newest event: a cursor or a partition."""
+    last_at: datetime | None
+
+
+class SourceView(Reply, frozen=True, kw_only=True):
+    job: str
+    job_id: UUID
+    current: bool
+    """False for a source of a version that is being built."""
+    kind: str
+    state: SourceState
+    since: datetime | None
+    paused: str | None
+    """Reason why it is paused."""
+    task_id: UUID | None
+    """Only for an `always_on` source. The same task id across restarts."""
+    attempt: int | None
+    restarts: int
+    """Consecutive restarts, each shortly after the last."""
+    worker_id: str | None
+    last_error: str | None
+    last_error_at: datetime | None
+    next_at: datetime | None
+    """Next start of a schedule."""
+    waiting: int
+    """Triggers that are not tasks yet. Counting stops at 1,000."""
+    hook: str | None
+    """Path of the webhook, once it has a secret."""
+    outputs: list[SourceOutput]
+
+
+class SourceList(Reply, frozen=True, kw_only=True):
+    sources: list[SourceView]
+
+
+class SourceEvent(Request, frozen=True, kw_only=True):
+    """A changed scope of an output, or a payload for a task."""
+
+    output: Name | None = None
+    """Optional for a job with one output."""
+    cursor: Position | None = None
+    start: Position | None = None
+    end: Position | None = None
+    payload: Raw | UnsetType = UNSET
+
+
+class SourceEvents(Request, frozen=True, kw_only=True):
+    events: Annotated[list[SourceEvent], Meta(min_length=1, max_length=1_000)]
+
+
+class SourceEventsAccepted(Reply, frozen=True, kw_only=True):
+    events: int
+    """Number of recorded scopes."""
+    triggers: int
+    """Number of payloads that become tasks."""
+
+
+class SecretRequest(Request, frozen=True, kw_only=True):
+    rotate: bool = False
+    """Replace the existing secret, which remains valid for another hour."""
+
+
+class HookSecret(Reply, frozen=True, kw_only=True):
+    hook_id: str
+    path: str
+    auth: str
+    """`hmac` or `token`: how a call is authenticated."""
+    secret: str
+    """Shown only once."""
+    previous_until: datetime | None
+    """Time until which the previous secret is valid."""
+
+
+class HookAccepted(Reply, frozen=True, kw_only=True):
+    accepted: bool = True
+    duplicate: bool = False
+    """True if the same call was accepted before; it has no further effect."""

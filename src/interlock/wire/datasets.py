@@ -1,4 +1,4 @@
-"""The dataset registry, lineage and invalidation."""
+"""Datasets: registry, lineage, invalidation, published batches."""
 
 from __future__ import annotations
 
@@ -7,14 +7,74 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from msgspec import Meta, Raw
+from msgspec import Meta, Raw, field
 
+from interlock.wire.access import Role
 from interlock.wire.base import Position, Reply, Request
-from interlock.wire.principals import Role
+
+
+class PublishStatus(StrEnum):
+    """State of a published batch."""
+
+    PENDING = "Pending"
+    LOADING = "Loading"
+    LOADED = "Loaded"
+    REFUSED = "Refused"
+    FAILED = "Failed"
+
+
+class BadRow(Reply, frozen=True, kw_only=True):
+    line: int
+    """Line number in JSON lines, or row number in Parquet, from 1."""
+    reason: str
+
+
+class BatchRefusal(Reply, frozen=True, kw_only=True):
+    """The reason why a batch was not loaded."""
+
+    code: str
+    detail: str
+    bad_rows: int = 0
+    """Number of bad rows. Counting stops at 10,000."""
+    rows: list[BadRow] = field(default_factory=list)
+    """The first 100 bad rows."""
+
+
+class BufferView(Reply, frozen=True, kw_only=True):
+    """A published batch."""
+
+    publish_id: UUID
+    dataset: str | None = None
+    """Published name or `dag:job:output`, as in queries. Null if no DAG declares the dataset."""
+    dataset_uuid: UUID
+    dataset_version: UUID
+    task_id: UUID
+    attempt: int
+    batch_uri: str
+    record_count: int
+    status: PublishStatus
+    published_at: datetime
+    settled_at: datetime | None = None
+    """Time when the batch was loaded, refused or abandoned."""
+    batch: int | None = None
+    """Sequence number in the dataset version. It is the cursor of the event that readers received."""
+    rows: int | None = None
+    bytes: int | None = None
+    redrives: int = 0
+    load_task: UUID | None = None
+    """The Spark task that loads the batch."""
+    swept_at: datetime | None = None
+    """Time when the file was deleted."""
+    refusal: BatchRefusal | None = None
+
+
+class BufferPage(Reply, frozen=True, kw_only=True):
+    buffers: list[BufferView]
+    next_cursor: str | None = None
 
 
 class VersionState(StrEnum):
-    """`Building`: made beside the current one, by a DAG version that has not taken over yet."""
+    """State of a dataset version. A `Building` version belongs to a DAG version that is not current yet."""
 
     CURRENT = "Current"
     BUILDING = "Building"
@@ -23,20 +83,20 @@ class VersionState(StrEnum):
 
 
 class DatasetSummary(Reply, frozen=True, kw_only=True):
-    """Outputs of jobs outside DAGs have no name but their uuid."""
+    """Outputs of jobs outside DAGs have no name, only a UUID."""
 
     dataset_uuid: UUID
     names: list[str]
-    """Published ones."""
+    """Published names."""
     dag: str | None
     job: str | None
     output: str | None
     storage: str
     current_version: UUID
     progress: Literal["cursor", "partition"] | None
-    """A stream, or partitions; null until the first change says which."""
+    """A stream or partitions; null until the first change."""
     cursor: int | None
-    """How far a stream is complete."""
+    """For a stream: the position up to which it is complete."""
 
 
 class DatasetPage(Reply, frozen=True, kw_only=True):
@@ -52,16 +112,16 @@ class DatasetVersionView(Reply, frozen=True, kw_only=True):
     unique_key: list[str]
     schema_hash: str | None
     columns: Raw
-    """The schema as its writer gave it; JSON null until there is one."""
+    """The schema as its writer defined it; JSON null until there is one."""
     progress: Literal["cursor", "partition"] | None
     cursor: int | None
     start: int | None
-    """Of the first partition."""
+    """Start of the first partition."""
     end: int | None
-    """Of the last partition."""
+    """End of the last partition."""
     partitions: int
     more_partitions: bool
-    """There are more than were counted."""
+    """True if there are more than were counted."""
     created_at: datetime
 
 
@@ -73,9 +133,9 @@ class DatasetView(Reply, frozen=True, kw_only=True):
     output: str | None
     current_version: UUID
     read_roles: list[Role]
-    """Whose keys may read it."""
+    """Roles whose keys may read the dataset."""
     versions: list[DatasetVersionView]
-    """The newest ones, and the current one."""
+    """The newest versions, and the current one."""
 
 
 class PartitionView(Reply, frozen=True, kw_only=True):
@@ -127,7 +187,7 @@ class LineageJob(Reply, frozen=True, kw_only=True):
     dag: str | None
     job: str | None
     depth: int
-    """Jobs between it and the dataset in question, itself included; negative upstream."""
+    """Number of jobs from the dataset to this job, itself included; negative upstream."""
 
 
 class LineageDataset(Reply, frozen=True, kw_only=True):
@@ -147,18 +207,18 @@ class LineageEdge(Reply, frozen=True, kw_only=True):
 
 
 class Lineage(Reply, frozen=True, kw_only=True):
-    """Who makes a dataset of what, and who makes what of it: generations that are current, across DAGs."""
+    """Jobs and datasets upstream and downstream of a dataset: current versions, across DAGs."""
 
     dataset_uuid: UUID
     jobs: list[LineageJob]
     datasets: list[LineageDataset]
     edges: list[LineageEdge]
     truncated: bool
-    """There is more than is shown, deeper or beside."""
+    """True if the graph is deeper or wider than shown."""
 
 
 class InvalidateRequest(Request, frozen=True, kw_only=True):
-    """Have an inclusive range made again. `dry_run` only counts."""
+    """Recomputes an inclusive range. `dry_run` only counts."""
 
     start: Position
     end: Position
@@ -168,14 +228,14 @@ class InvalidateRequest(Request, frozen=True, kw_only=True):
 
 class Invalidated(Reply, frozen=True, kw_only=True):
     scopes: int
-    """Scopes that are made again, or would be; those that follow from them downstream are not counted."""
+    """Scopes that are, or would be, recomputed. Scopes that follow from them downstream are not counted."""
     dry_run: bool
     invalidation_id: UUID | None
-    """Null when nothing was written."""
+    """Null if nothing was written."""
 
 
 class ScopeExplanation(Reply, frozen=True, kw_only=True):
-    """Why a job has, or has not, done a scope: a stable `reason`, a sentence, and the facts behind it."""
+    """Why a job has or has not processed a scope: a stable `reason`, a sentence, and supporting facts."""
 
     job_id: UUID
     start: int

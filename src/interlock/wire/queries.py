@@ -1,4 +1,4 @@
-"""Queries: what a task or a user asks of the query service, and the record that is kept of it."""
+"""Requests of tasks and users to the query service, and the record that is kept of each query."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ DatasetName = Annotated[str, Meta(min_length=1, max_length=700)]
 
 class QueryFormat(StrEnum):
     JSON = "json"
-    """One document, up to the limits of rows and bytes."""
+    """One document, limited in rows and bytes."""
     CSV = "csv"
     """A stream, with a header line."""
     ARROW = "arrow"
-    """A stream of Arrow IPC."""
+    """An Arrow IPC stream."""
 
 
 class QueryMode(StrEnum):
     INTERACTIVE = "interactive"
     BATCH = "batch"
-    """A task on Spark, whose result is exported."""
+    """A Spark task that exports its result."""
     AUTO = "auto"
-    """Interactive; a batch task when that goes past its limits."""
+    """Interactive; becomes a batch task when it exceeds the interactive limits."""
 
 
 class QueryOutcome(StrEnum):
     RUNNING = "Running"
     COMPLETED = "Completed"
     BATCHED = "Batched"
-    """Handed on to a task on Spark."""
+    """Handed over to a Spark task."""
     REFUSED = "Refused"
-    """By the gate, by DuckDB, or for what it may not read."""
+    """Rejected: a disallowed or invalid statement, or a dataset that the caller may not read."""
     FAILED = "Failed"
-    """The process of the statement died of it."""
+    """The process that executed the statement died."""
     OVER_LIMIT = "OverLimit"
-    """Past its time, its memory or its room on disk."""
+    """Exceeded its limit of time, memory or disk space."""
     CANCELED = "Canceled"
-    """The caller went away."""
+    """The caller disconnected."""
     BUSY = "Busy"
-    """There was no place for it."""
+    """No query slot was free."""
     LOST = "Lost"
-    """The service was killed, or a store was away."""
+    """The service was killed, or a store was unreachable."""
 
 
 class TaskQuery(Internal, frozen=True, kw_only=True):
-    """`POST /v1/task/query`: over the inputs of the attempt's task, by their names."""
+    """`POST /v1/task/query`: queries the inputs of the attempt's task, by their names."""
 
     task_id: UUID
     attempt: Attempt
@@ -66,69 +66,69 @@ class TaskQuery(Internal, frozen=True, kw_only=True):
 
 
 class UserQuery(Request, frozen=True, kw_only=True):
-    """`POST /v1/query`: over datasets of the org."""
+    """`POST /v1/query`: queries datasets of the org."""
 
     sql: Sql
     datasets: Annotated[list[DatasetName], Meta(min_length=1, max_length=100)] | None = None
-    """Which ones there are for the statement; without it, those that the statement names."""
+    """Datasets that the statement can use; by default, those that it names."""
     format: QueryFormat = QueryFormat.JSON
     mode: QueryMode = QueryMode.INTERACTIVE
     export: bool = False
-    """Write the result as Parquet under the caller's prefix, and answer with where it is."""
+    """Write the result as Parquet under the caller's prefix and return its location."""
     limit: RowLimit | None = None
-    """Most rows."""
+    """Maximum number of rows."""
 
 
 class QueryColumn(Struct, frozen=True):
     name: str
     type: str
-    """As DuckDB names it; of a batch query, as Spark does."""
+    """DuckDB's type name; for a batch query, Spark's."""
 
 
 class ExportedFile(Struct, frozen=True, kw_only=True):
     uri: str
     url: str | None
-    """Signed: whoever has it may read the file until `expires_at`."""
+    """Signed URL: anyone can read the file with it until `expires_at`."""
     bytes: int
 
 
 class QueryExport(Struct, frozen=True, kw_only=True):
-    """A result as Parquet."""
+    """A query result as Parquet files."""
 
     prefix: str
     files: list[ExportedFile]
     row_count: int
     expires_at: datetime | None
-    """Of the signed addresses; the next reading of the query gives fresh ones."""
+    """Expiry of the signed URLs. Reading the query again returns fresh ones."""
 
 
 class QueryReply(Reply, frozen=True, kw_only=True):
     query_id: UUID
     outcome: QueryOutcome
-    """`Completed`, or `Batched` with the task that has it now."""
+    """`Completed`, or `Batched` with the id of the batch task."""
     columns: list[QueryColumn] = field(default_factory=list)
     rows: Raw = field(default_factory=lambda: Raw(b"[]"))
-    """Lists of values in the order of the columns."""
+    """Each row is a list of values, in the order of the columns."""
     row_count: int = 0
     truncated: bool = False
-    """There are more rows than the limits let through."""
+    """True if there are more rows than the limits allow."""
     duration_ms: float = 0.0
     export: QueryExport | None = None
     task_id: UUID | None = None
-    """Of a batch query."""
+    """Task of a batch query."""
 
 
 class QueryView(Reply, frozen=True, kw_only=True):
-    """What is kept of a query. The statement itself is not: its hash tells whether two were the same."""
+    """The record of a query. Only a hash of the statement is stored, which shows whether two statements were equal."""
 
     query_id: UUID
     outcome: QueryOutcome
     mode: QueryMode
     code: str | None
-    """Of the error, when there was one."""
+    """Error code; null without an error."""
     user: str | None
     task_id: UUID | None
-    """Of the attempt that asked; null for a user."""
+    """Task that sent the query; null for a user."""
     attempt: int | None
     dataset_versions: list[UUID]
     sql_sha256: str
@@ -139,10 +139,10 @@ class QueryView(Reply, frozen=True, kw_only=True):
     started_at: datetime
     batch_task_id: UUID | None
     batch_status: TaskStatus | None
-    """Of that task, when the query is read by itself."""
+    """Status of the batch task; set only when a single query is read."""
     batch_error: str | None
     export: QueryExport | None
-    """With signed addresses, when the query is read by itself."""
+    """With signed URLs only when a single query is read."""
 
 
 class QueryPage(Reply, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Tasks and their attempts, as users see and steer them."""
+"""Tasks, attempts and queues, for users, workers and operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,82 @@ from uuid import UUID
 
 from msgspec import Meta, Raw, Struct
 
-from interlock.wire.base import Outcome, Priority, Reply, Request, TaskStatus
+from interlock.wire.base import Internal, Name, OperatorName, Outcome, Priority, Reply, Request, TaskStatus, WorkerId
+
+
+class ReceiveRequest(Internal, frozen=True, kw_only=True):
+    queue: Name
+    worker_id: WorkerId
+    max: Annotated[int, Meta(ge=1, le=100)] = 10
+    wait_seconds: Annotated[float, Meta(ge=0, le=30)] = 20.0
+    visibility_seconds: Annotated[float, Meta(ge=1, le=43_200)] = 30.0
+
+
+class OperatorsReport(Internal, frozen=True, kw_only=True):
+    """The operators that a worker can run in addition to the built-in ones."""
+
+    queue: Name
+    worker_id: WorkerId
+    operators: Annotated[list[OperatorName], Meta(max_length=2000)]
+
+
+class OperatorsReported(Internal, frozen=True, kw_only=True):
+    operators: int
+
+
+class QueueMessage(Struct, frozen=True):
+    message_id: str
+    receipt: str
+    body: Raw
+    receives: int
+    enqueued_at: datetime
+
+
+class ReceiveReply(Internal, frozen=True, kw_only=True):
+    messages: list[QueueMessage]
+
+
+class MessageRef(Struct, frozen=True):
+    message_id: str
+    receipt: str
+
+
+class SettleRequest(Internal, frozen=True, kw_only=True):
+    """Shared by `extend`, `ack` and `nack`; each reads the fields it needs."""
+
+    queue: Name
+    items: Annotated[list[MessageRef], Meta(min_length=1, max_length=1_000)]
+    visibility_seconds: Annotated[float, Meta(ge=1, le=43_200)] = 30.0
+    delay_seconds: Annotated[float, Meta(ge=0, le=43_200)] = 0.0
+
+
+class Settled(Internal, frozen=True, kw_only=True):
+    settled: int
+    """Fewer than requested if receipts were stale: another consumer received the message, or it is gone."""
+
+
+class QueueView(Reply, frozen=True, kw_only=True):
+    queue: str
+    depth: int
+    in_flight: int
+    oldest_age_seconds: float | None
+    dead_letters: int
+
+
+class QueueList(Reply, frozen=True, kw_only=True):
+    queues: list[QueueView]
+
+
+class DeadMessage(Reply, frozen=True, kw_only=True):
+    message_id: str
+    body: Raw
+    receives: int
+    enqueued_at: datetime
+    dead_at: datetime
+
+
+class DeadMessagePage(Reply, frozen=True, kw_only=True):
+    messages: list[DeadMessage]
 
 
 class JobRef(Struct, frozen=True):
@@ -39,15 +114,15 @@ class TaskView(Reply, frozen=True, kw_only=True):
     error_class: str | None
     error_message: str | None
     result: Raw
-    """What the operator returned; JSON null until there is something, and in lists of tasks if it is packed."""
+    """Return value of the operator. JSON null until there is one, and in task lists if it is stored in a pack."""
     result_bytes: int | None = None
-    """Of a result that is too long for its row, and packed with others."""
+    """Size of a result that is too long for its row and is stored in a pack with others."""
     result_url: str | None = None
-    """Gives the result to whoever has it, for a day. Where one task of a run is asked for by its index."""
+    """Anyone can read the result at this URL for one day. Set only when one task of a run is read by its index."""
 
 
 class TaskPage(Reply, frozen=True, kw_only=True):
-    """A page may be short, even empty, while `next_cursor` is set: follow it until it is null."""
+    """A page may be short or even empty while `next_cursor` is set: follow it until it is null."""
 
     tasks: list[TaskView]
     next_cursor: str | None
@@ -77,7 +152,7 @@ class AttemptPage(Reply, frozen=True, kw_only=True):
 
 
 class Explanation(Reply, frozen=True, kw_only=True):
-    """Why a task is where it is: a stable `reason`, a sentence, and the facts behind it."""
+    """Why a task is in its state: a stable `reason`, a sentence, and supporting facts."""
 
     task_id: UUID
     status: TaskStatus
@@ -87,7 +162,7 @@ class Explanation(Reply, frozen=True, kw_only=True):
 
 
 class CancelRequest(Request, frozen=True, kw_only=True):
-    """Cancel by filter. `dry_run` only counts."""
+    """Cancels tasks by filter. `dry_run` only counts."""
 
     job: str | None = None
     run: UUID | None = None
@@ -96,7 +171,7 @@ class CancelRequest(Request, frozen=True, kw_only=True):
 
 
 class Changed(Reply, frozen=True, kw_only=True):
-    """How many tasks a bulk action reached; `remaining` are handled in the background."""
+    """Number of tasks that a bulk action matched. `remaining`: more of them are handled in the background."""
 
     matched: int
     dry_run: bool = False
@@ -104,7 +179,7 @@ class Changed(Reply, frozen=True, kw_only=True):
 
 
 class RedriveRequest(Request, frozen=True, kw_only=True):
-    """Give dead letters a fresh set of attempts."""
+    """Gives dead letters a new set of attempts."""
 
     job: str | None = None
     run: UUID | None = None

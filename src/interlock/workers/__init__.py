@@ -1,7 +1,7 @@
-"""Workers: operators for the ones who write them, and the process that runs them.
+"""Workers: the API for authors of operators, and the process that runs operators.
 
-What operator code needs is imported at once and is light; the wrapper is loaded when asked for, since every child
-process imports this package.
+The names that operator code needs are light and imported immediately. The wrapper is loaded only on access, since every
+child process imports this package.
 """
 
 from importlib import import_module

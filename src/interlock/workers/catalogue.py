@@ -1,10 +1,10 @@
-"""The operators that a worker was given, found in its folders and modules without running any of their code.
+"""Finds the operators in the folders and modules of a worker, without running their code.
 
-    --operators DIR      every module below the folder, named as Python imports it from there
-    --operators MODULE   that module; of a package, its modules too
+    --operators DIR      every module below the folder, under the name by which Python imports it from there
+    --operators MODULE   that module; for a package, also its modules
 
-A function is an operator when it stands at the top level of such a module and is decorated with `operator`. The wrapper
-reads the source only: operator code never runs in the process that holds the worker token.
+A function is an operator if it is defined at the top level of such a module and decorated with `operator`. The wrapper
+only reads the source: operator code never runs in the process that holds the worker token.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from typing import Final
 
 from interlock.errors import ConfigurationError
 
-MOST_ENTRIES: Final = 20_000
-"""Files and folders that one scan looks at."""
-MOST_OPERATORS: Final = 2_000
+MAX_ENTRIES: Final = 20_000
+"""Files and folders that one scan visits."""
+MAX_OPERATORS: Final = 2_000
 """Operators that one worker reports."""
-MOST_BYTES: Final = 1 << 20
-"""Of one source file; a longer one declares nothing."""
+MAX_BYTES: Final = 1 << 20
+"""Largest source file. Operators in a larger one are not found."""
 RESCAN_SECONDS: Final = 1.0
-"""Unknown names make a process scan again, at most this often."""
+"""Shortest interval of rescans, which unknown names cause."""
 _PLATFORM: Final = Path(__file__).resolve().parents[1]
 _EXAMPLES: Final = _PLATFORM / "examples"
 _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
 _NAME: Final = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)", re.ASCII)
 _WRITABLE: Final = re.compile(r"(?=.{1,200}\Z)[A-Za-z_][\w.]*(?::[A-Za-z_]\w*)?", re.ASCII)
-"""What a job may write as the name of an operator."""
+"""Names of operators that a job may use."""
 _DECORATED: Final = re.compile(rb"^@[ \t]*(?:[A-Za-z_][\w.]*\.)?operator\b", re.MULTILINE)
 
 
 class OperatorNotFound(Exception):
-    """There is no such operator here; the message says what is missing."""
+    """The worker has no such operator. The message says what is missing."""
 
 
 class Kind(StrEnum):
-    """Which of the two decorators declares it: their arguments tell them apart."""
+    """The decorator that declares the operator. The two have different arguments."""
 
     PLATFORM = "platform"
     """`@operator` and `@operator("name")` of interlock.workers."""
@@ -60,13 +60,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A declared operator, as its source says."""
+    """A declared operator, read from its source."""
 
     module: str
     function: str
     kind: Kind
     short_name: str | None
-    """The name that `@operator` registers, without a module."""
+    """The name without a module that `@operator` registers."""
     file: Path
 
     @property
@@ -76,12 +76,12 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One value of --operators."""
+    """A value of --operators."""
 
     root: Path
     """A folder, or the file of a module."""
     search_path: Path
-    """The folder that Python imports it from."""
+    """The folder from which Python imports it."""
     module: str = ""
     """Empty for a folder."""
 
@@ -91,7 +91,7 @@ class Source:
 
 
 def sources(given: Iterable[str]) -> tuple[Source, ...]:
-    """Reads values of --operators. Raises ConfigurationError for what is neither a folder nor a module."""
+    """Reads values of --operators. Raises ConfigurationError for a value that is neither a folder nor a module."""
     return tuple(dict.fromkeys(_source(text) for text in given))
 
 
@@ -107,12 +107,12 @@ def _source(text: str) -> Source:
         return Source(folder.resolve(), folder.resolve())
     raise ConfigurationError(
         f"--operators {text!r} is neither a folder nor a Python module that can be imported from {Path.cwd()}: "
-        "name the folder that has your operators, or a module that is installed or on PYTHONPATH."
+        "pass the folder that contains your operators, or a module that is installed or on PYTHONPATH."
     )
 
 
 def _module_file(name: str, path: Sequence[str] | None = None) -> Path | None:
-    """The source file that Python would import, found without importing anything, not even its packages."""
+    """Returns the source file that Python would import, without importing anything, not even its parent packages."""
     search: Sequence[str] | None = [str(Path.cwd()), *sys.path] if path is None else path
     origin: str | None = None
     for part in name.split("."):
@@ -125,7 +125,7 @@ def _module_file(name: str, path: Sequence[str] | None = None) -> Path | None:
 
 
 class Catalogue:
-    """The operators of some sources. Scanned when first asked for, and again when a name is unknown."""
+    """The operators of some sources. They are scanned on first use, and again if a name is unknown."""
 
     def __init__(self, given: Sequence[Source], kind: Kind, reserved: Iterable[str] = ()) -> None:
         self.sources = tuple(given)
@@ -135,12 +135,12 @@ class Catalogue:
         self.truncated = False
 
     def names(self) -> list[str]:
-        """Scans, and returns every name that a job may use, in order."""
+        """Scans the sources and returns every name that a job may use, sorted."""
         self._scan()
-        return sorted(name for name in self._declared if _WRITABLE.fullmatch(name))[:MOST_OPERATORS]
+        return sorted(name for name in self._declared if _WRITABLE.fullmatch(name))[:MAX_OPERATORS]
 
     def find(self, name: str) -> Declared:
-        """Raises OperatorNotFound."""
+        """Returns the operator with this name. Raises OperatorNotFound."""
         found = self._find(name)
         if found is not None:
             return found
@@ -148,8 +148,8 @@ class Catalogue:
         shown = f" The nearest names are {', '.join(near)}." if near else ""
         given = ", ".join(source.text for source in self.sources) or "none"
         raise OperatorNotFound(
-            f"no operator {name!r} in this worker: declare the function with @operator at the top level of a module, "
-            f"and start the worker with --operators and its folder or module (given here: {given}).{shown}"
+            f"This worker has no operator {name!r}: declare the function with @operator at the top level of a module, "
+            f"and start the worker with --operators and its folder or module (now: {given}).{shown}"
         )
 
     def _find(self, name: str) -> Declared | None:
@@ -163,7 +163,7 @@ class Catalogue:
                     if declared.function == function and declared.kind is self._kind:
                         return declared
         if time.monotonic() - self._scanned_at > RESCAN_SECONDS:
-            self._scan()  # for the nearest names
+            self._scan()  # to suggest the nearest names
         return None
 
     def _by_short_name(self, name: str) -> Declared | None:
@@ -174,13 +174,13 @@ class Catalogue:
         return found
 
     def _scan(self) -> None:
-        budget = _Budget(MOST_ENTRIES)
+        budget = _Budget(MAX_ENTRIES)
         found: dict[str, Declared] = {}
         for source in self.sources:
             for module, file in _modules(source, budget):
                 found |= {one.name: one for one in _declared_in(file, module, *_stamp(file)) if one.kind is self._kind}
-        self.truncated = budget.left <= 0 or len(found) > MOST_OPERATORS
-        # A short name that two functions claim is nobody's: each keeps module:function.
+        self.truncated = budget.left <= 0 or len(found) > MAX_OPERATORS
+        # A short name that two functions declare is dropped. Both keep module:function.
         claims = Counter(name for name, _, _ in {(one.short_name, one.file, one.function) for one in found.values()})
         short = {
             one.short_name: one
@@ -194,26 +194,28 @@ class Catalogue:
 def load(declared: Declared) -> object:
     """Imports the module of a declared operator and returns the function. Raises OperatorNotFound.
 
-    The module must come from the very file that declares it: a file named like a module of the standard library, or
-    like one that stands earlier on the search path, would otherwise run code that nobody gave to the worker.
+    The module must come from the file that declares the operator. Otherwise, a file with the name of a module that is
+    in the standard library or earlier on the search path would run code that was not given to the worker.
     """
     known = sys.modules.get(declared.module)
     where = _origin(known) if known is not None else _module_file(declared.module, sys.path)
     if declared.module.partition(".")[0] in sys.builtin_module_names or where != declared.file:
         raise OperatorNotFound(
-            f"operator {declared.name!r} is declared in {declared.file}, and Python imports {declared.module} from "
-            f"{where or 'the standard library'}: rename the file"
+            f"Operator {declared.name!r} is declared in {declared.file}, but Python imports {declared.module} from "
+            f"{where or 'the standard library'}: rename the file."
         )
     try:
         module = importlib.import_module(declared.module)
         found: object = vars(module)[declared.function]
     except Exception as error:
         raise OperatorNotFound(
-            f"cannot load operator {declared.name!r} ({type(error).__name__}: {error}): check that {declared.file} can "
-            "be imported where the worker runs"
+            f"Operator {declared.name!r} cannot be loaded ({type(error).__name__}: {error}): check that "
+            f"{declared.file} can be imported on the worker's machine."
         ) from error
     if _origin(module) != declared.file or getattr(found, "__module__", None) != declared.module:
-        raise OperatorNotFound(f"operator {declared.name!r} is not a function of {declared.file}: declare it there")
+        raise OperatorNotFound(
+            f"Operator {declared.name!r} is not a function that {declared.file} defines: define it there."
+        )
     return found
 
 
@@ -234,7 +236,7 @@ def _origin(module: ModuleType) -> Path | None:
 
 
 def _files_of(source: Source, module: str) -> Iterator[Path]:
-    """The file that a module of this source would have, where it is one that a scan would read."""
+    """Yields the file that a module of this source would have, if a scan would read it."""
     if source.module and module != source.module and not module.startswith(f"{source.module}."):
         return
     parts = module.split(".")
@@ -252,13 +254,13 @@ def _files_of(source: Source, module: str) -> Iterator[Path]:
 
 @dataclass
 class _Budget:
-    """Files and folders that a scan may still look at."""
+    """Files and folders that a scan may still visit."""
 
     left: int
 
 
 def _modules(source: Source, budget: _Budget) -> Iterator[tuple[str, Path]]:
-    """Modules below a source with their files, by name, as far as the budget reaches."""
+    """Yields modules below a source with their files, by name, until the budget is used up."""
     if source.module and source.root.name != "__init__.py":
         if _is_own_file(source.root, source.search_path):
             yield source.module, source.root
@@ -297,7 +299,7 @@ def _is_environment(folder: Path) -> bool:
 
 
 def _is_own_file(file: Path, search_path: Path) -> bool:
-    """A link that leads out of the folder is not a file of it, and the platform's own functions are not for jobs."""
+    """Excludes links that lead out of the folder, and the platform's own modules, which are not for jobs."""
     if not file.is_file():
         return False
     real = file.resolve()
@@ -306,7 +308,7 @@ def _is_own_file(file: Path, search_path: Path) -> bool:
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:
-    """Changes with the content."""
+    """Returns a value that changes with the content of the file."""
     try:
         about = file.stat()
     except OSError:
@@ -314,16 +316,16 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 
-@lru_cache(maxsize=MOST_ENTRIES)
+@lru_cache(maxsize=MAX_ENTRIES)
 def _declared_in(file: Path, module: str, *_stamp: int) -> tuple[Declared, ...]:
     try:
         with file.open("rb") as opened:
-            content = opened.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES or not _DECORATED.search(content):
+            content = opened.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES or not _DECORATED.search(content):
             return ()
         tree = ast.parse(content)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()  # what Python cannot import declares nothing
+        return ()  # Python cannot import the file either
     found = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("__"):

@@ -1,7 +1,7 @@
-"""The process that runs operator code: `python -m interlock.workers.child`, started by the wrapper alone.
+"""The process that runs operator code: `python -m interlock.workers.child`. Only the wrapper starts it.
 
-It holds no token and no address. It runs the assignments it reads, in order, and writes each report at once, so
-that whatever kills it loses only the task it was running. It ends when the wrapper does.
+It holds no token and no address. It runs its assignments in order and writes each report immediately, so that a crash
+loses only the running task. It ends when the wrapper does.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import msgspec
 
 from interlock.wire import Event
 from interlock.workers import catalogue, confinement, operators, protocol
+from interlock.workers.child_runtime import Lines, die_with, encoded, raised, wait_for_the_wrapper
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
 from interlock.workers.exits import EXIT_ORPHANED, EXIT_OUT_OF_MEMORY
-from interlock.workers.inside import Lines, die_with, encoded, raised, wait_for_the_wrapper
 
 READ = 1 << 18
 
@@ -35,10 +35,10 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Child:
-    """Reads work, runs it, reports.
+    """Reads assignments, runs them and reports their outcomes.
 
-    SIGUSR1 says that the control pipe holds something. Its handler may interrupt an operator anywhere, but never
-    a frame half read or half written: those parts are shielded, and what came meanwhile is done right after.
+    SIGUSR1 signals that the control pipe has data. Its handler may interrupt an operator anywhere, but never while a
+    frame is read or written: these sections are shielded, and a signal that arrives in one is handled right after it.
     """
 
     def __init__(self, work: int, control: int, reports: int, result_limit: int) -> None:
@@ -50,9 +50,9 @@ class Child:
         self._canceled: set[int] = set()
         self._paused: set[int] = set()
         self._running: int | None = None
-        """The slot whose operator may be interrupted now."""
+        """The slot whose operator may be interrupted, while one runs."""
         self.slot = 0
-        """The slot that what is printed belongs to."""
+        """The slot to which printed lines belong."""
         self._main = threading.get_ident()
         self._writing = threading.Lock()
         self._shielded = False
@@ -69,7 +69,7 @@ class Child:
             else:
                 self._execute(work, task)
 
-    # One task
+    # Running a task
 
     def _execute(self, work: protocol.Work, task: protocol.Assignment) -> None:
         self.slot = task.slot
@@ -103,14 +103,14 @@ class Child:
             return raised(task.slot, time.perf_counter() - start, error)
         return protocol.Finished(task.slot, time.perf_counter() - start, result, *context.committed)
 
-    # What operators ask for (see context.Link)
+    # Calls from operators (see context.Link)
 
     def progress(self, slot: int, fraction: float, text: str | None) -> None:
         self.report(protocol.Progressed(slot, fraction, text))
 
     def emit(self, slot: int, events: list[Event]) -> int:
         if threading.get_ident() != self._main:
-            raise RuntimeError("call ctx.emit from the thread that runs the operator")
+            raise RuntimeError("call ctx.emit from the thread that runs the operator, not from another one")
         self.report(protocol.Emit(slot, events))
         while (answer := self._answers.pop(slot, None)) is None:
             select.select([self._work], [], [])
@@ -169,7 +169,7 @@ class Child:
             self._unshield()
 
     def _unshield(self) -> None:
-        """Leave a shielded part; do what was asked for meanwhile. May raise TaskCanceled into the operator."""
+        """Leaves a shielded section and handles pending signals. May raise TaskCanceled in the operator."""
         self._shielded = False
         while self._signaled:
             self._shielded = True

@@ -1,15 +1,15 @@
-"""Keeps operator code away from the files and processes of the platform, which run as the same user.
+"""Keeps operator code away from the files and processes of the platform, which belong to the same user.
 
-A process that runs operators confines itself before it loads any of them, with Landlock (Linux 5.13 and newer), and so
-confines all that it starts:
+A process that runs operators confines itself with Landlock (Linux 5.13 and newer) before it loads any of them. The
+confinement includes all processes that it starts:
 
-    hidden      the platform's folder, keys and configuration cannot be opened, and nothing in them be changed
-    kept        of these, what operators work on: the objects that they read and write
-    read-only   the system's folders and those of Python: code that is put there would run in the platform's processes
+    hidden      the platform's folder, keys and configuration, which operators can neither open nor change
+    kept        folders inside the hidden ones that operators need: the objects that they read and write
+    read-only   folders of the system and of Python, since code placed there would run in the platform's processes
 
-Everything else stays open. A Landlock rule allows; it cannot deny. So all that stands beside a hidden path is allowed,
-entry by entry, as it is listed when the process starts: in the folder that holds a hidden path, such as the project's,
-operators can change files and make none, and a file that is replaced there is for processes that start later.
+Everything else stays accessible. A Landlock rule can allow but not deny. In the folder that contains a hidden path,
+such as the project's folder, each other entry is therefore allowed by its own rule, as listed when the process starts.
+Operators can change files there but not create any, and only processes that start later can open a replaced file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from interlock import landlock
-from interlock.landlock import Access
+from interlock.processes import landlock
+from interlock.processes.landlock import Access
 
 SYSTEM: Final = ("/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/usr")
 NOT_CONFINED: Final = (
@@ -38,7 +38,7 @@ _CAPABILITY_VERSION: Final = 0x20080522
 _LAST_CAPABILITY: Final = 63
 
 Limits = Mapping[Path, Access | None]
-"""By path; None for one that cannot be opened."""
+"""Access by path; None for a path that cannot be opened."""
 
 
 def is_possible() -> bool:
@@ -46,18 +46,18 @@ def is_possible() -> bool:
 
 
 def confine(hidden: Iterable[Path], kept: Iterable[Path] = ()) -> bool:
-    """Confines this process, which has one thread, for good. Returns False where the kernel cannot.
+    """Confines this process permanently. It must have a single thread. Returns False if the kernel has no Landlock.
 
-    Without a hidden path that exists there is nothing to keep secret, and nothing is done.
+    If no hidden path exists, there is nothing to protect, and the process is not confined.
     """
-    # /dev/null as the configuration file is no secret, and everybody needs it.
+    # /dev/null may be the configuration file. It is not secret, and every program needs it.
     secret = [path.resolve() for path in hidden if path.is_dir() or path.is_file()]
     if not secret or not is_possible():
         return not secret
     limits: dict[Path, Access | None] = dict.fromkeys(_read_only(), Access.READ)
     limits |= dict.fromkeys(secret)
     for path in kept:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # a rule needs something that is there
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # a rule needs an existing path
         limits[path.resolve()] = Access.ALL
     if os.geteuid() == 0:
         limits |= dict.fromkeys(_raw_devices())
@@ -73,7 +73,7 @@ def _read_only() -> list[Path]:
 
 
 def _rules(folder: Path, usual: Access | None, limits: Limits, above: frozenset[Path]) -> Iterator[tuple[Path, Access]]:
-    """Rules for all that is below a folder, whose own access is `usual` unless a limit says otherwise."""
+    """Yields rules for everything below a folder, whose own access is `usual` unless `limits` has another."""
     access = limits.get(folder, usual)
     if folder not in above:
         if access is not None:
@@ -82,23 +82,23 @@ def _rules(folder: Path, usual: Access | None, limits: Limits, above: frozenset[
     try:
         entries = [Path(entry.path) for entry in os.scandir(folder) if not entry.is_symlink()]
     except OSError:
-        return  # what this user cannot list needs no rule
+        return  # a folder that this user cannot list needs no rule
     for entry in entries:
         yield from _rules(entry, access, limits, above)
 
 
 def _raw_devices() -> Iterator[Path]:
-    """Disks and memory, which root could read past every file system."""
+    """Yields disks and memory devices, from which root could read the content of hidden files."""
     for entry in os.scandir("/dev"):
         if entry.name in _MEMORY or stat.S_ISBLK(entry.stat(follow_symlinks=False).st_mode):
             yield Path(entry.path)
 
 
 def _drop_capabilities() -> None:
-    """Makes root an ordinary owner of its files: nothing here mounts, traces, or loads modules."""
+    """Drops all capabilities of root, so that operators cannot mount, trace processes or load kernel modules."""
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(_LAST_CAPABILITY + 1):
-        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for those that this kernel does not know
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for capabilities that this kernel does not know
     libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header, none = struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)
     if libc.capset(header, none) != 0:

@@ -1,4 +1,4 @@
-"""What an operator function is given beside its payload."""
+"""The context object that an operator function receives next to its payload."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _json = msgspec.json.Decoder()
 
 
 class TaskCanceled(BaseException):
-    """Raised inside an operator whose task was canceled: clean up and let it pass.
+    """Raised inside an operator whose task was canceled. Clean up, then let it propagate.
 
-    Like `KeyboardInterrupt` it is no `Exception`, so that a catch-all in an operator does not swallow it.
+    Like `KeyboardInterrupt` it is not an `Exception`, so that a catch-all in an operator does not swallow it.
     """
 
 
 class TaskFailed(Exception):
-    """Raise it to fail the task with an `error_class` of your own, which the job's policy may know."""
+    """Raise it to fail the task with your own `error_class`, to which the job's policy can refer."""
 
     def __init__(self, message: str, error_class: str | None = None) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class TaskFailed(Exception):
 
 
 class Link(Protocol):
-    """The way out of an operator: the child process offers it, the wrapper answers."""
+    """Calls from an operator to the process that runs it, which the wrapper answers."""
 
     def progress(self, slot: int, fraction: float, text: str | None) -> None: ...
 
@@ -45,7 +45,7 @@ class Link(Protocol):
 
 
 class TaskContext:
-    """One attempt of one task, as its operator sees it."""
+    """One attempt of one task, for its operator."""
 
     def __init__(self, work: Work, assignment: Assignment, link: Link) -> None:
         self._work = work
@@ -56,7 +56,7 @@ class TaskContext:
         for one in work.secrets:
             if one.value is None:
                 wrong = "SecretMissing" if one.missing else "SecretUnavailable"
-                raise TaskFailed(one.problem or f"There is no secret {one.name!r}.", wrong)
+                raise TaskFailed(one.problem or f"The org has no secret {one.name!r}: have an admin set it.", wrong)
 
     @property
     def task_id(self) -> UUID:
@@ -64,7 +64,7 @@ class TaskContext:
 
     @property
     def attempt(self) -> int:
-        """1 for the first. A retry has the same `task_id`: make side effects idempotent by that."""
+        """Number of the attempt, from 1. A retry has the same `task_id`: use that to make side effects idempotent."""
         return self._work.attempt
 
     @property
@@ -85,57 +85,57 @@ class TaskContext:
 
     @property
     def index(self) -> int | None:
-        """The task's place in its run."""
+        """The task's index in its run."""
         return self._assignment.index
 
     @property
     def outputs(self) -> list[WriteGrant]:
-        """Where this attempt may write, one entry per output of the job."""
+        """Locations that this attempt may write to, one entry per output of the job."""
         return self._work.outputs
 
     @property
     def data_url(self) -> str:
-        """The data database, for operators of the platform itself: others are not given it."""
+        """URL of the data database. Only the platform's own operators get it."""
         if self._work.data_url is None:
             raise TaskFailed(
-                f"Operator {self.operator!r} works on the data database, whose address this worker does not have: "
-                "set INTERLOCK_DATA_URL for a worker of the platform runtime, and name the operator as it is built in.",
+                f"Operator {self.operator!r} needs the URL of the data database, which this worker does not have: set "
+                "INTERLOCK_DATA_URL for a worker of the platform runtime, and use the built-in name of the operator.",
                 "DataDatabaseRefused",
             )
         return self._work.data_url
 
     @property
     def outbound(self) -> Outbound:
-        """Which servers an operator of the platform may ask: others are told of no exception and no proxy."""
+        """Servers that the platform's own operators may connect to. Other operators get no exceptions and no proxy."""
         return self._work.outbound or Outbound()
 
     @property
     def secrets(self) -> list[TaskSecret]:
-        """Those that the config names, for operators of the platform, which hold them to their hosts."""
+        """Secrets that the config refers to, for the platform's own operators, which send them only to their hosts."""
         return self._work.secrets
 
     def secret(self, name: str) -> str:
-        """The value of a secret of the task's org that the config names as `${secret:NAME}`.
+        """Returns the value of a secret of the task's org that the config refers to as `${secret:NAME}`.
 
-        One that is bound to hosts is not given out: only operators of the platform can hold it to them.
+        A secret that is bound to hosts is refused: only the platform's own operators can enforce the binding.
         """
         found = next((one for one in self._work.secrets if one.name == name), None)
         if found is None or found.value is None:
             raise TaskFailed(
-                f"The job's config does not name the secret {name!r}: write ${{secret:{name}}} into it.",
+                f"The job's config does not refer to the secret {name!r}: write ${{secret:{name}}} into the config.",
                 "SecretMissing",
             )
         if found.hosts:
             raise TaskFailed(
-                f"The secret {name!r} is bound to {', '.join(found.hosts)}, and only http_fetch and the operators of "
-                "chains can hold it to that. Set it without --host if this operator may have it.",
+                f"The secret {name!r} is bound to {', '.join(found.hosts)}, and only http_fetch and the operators for "
+                "chains can enforce that. Set it without --host if this operator may have it.",
                 "SecretBound",
             )
         return found.value
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables that the worker was started with `--pass-env ORG:NAME` for, of the task's org."""
+        """Variables that the worker passes to tasks of this org, by `--pass-env ORG:NAME`."""
         return self._work.environment
 
     @cached_property
@@ -149,47 +149,47 @@ class TaskContext:
 
     @property
     def canceled(self) -> bool:
-        """True once the task was canceled: for code that cannot be interrupted, such as a thread."""
+        """True after the task was canceled. For code that cannot be interrupted, such as another thread."""
         return self._link.canceled(self._assignment.slot)
 
     @property
     def paused(self) -> bool:
-        """True while a source is to make nothing new, since those downstream are behind. Look again now and then."""
+        """True while a source must not produce new data, because jobs downstream are behind. Poll it regularly."""
         return self._link.paused(self._assignment.slot)
 
     def progress(self, fraction: float, text: str | None = None) -> None:
-        """Tell how far the attempt is, from 0 to 1. Cheap: the newest word goes out with the next heartbeat."""
+        """Reports the progress of the attempt, from 0 to 1. Cheap: only the latest value is sent, with a heartbeat."""
         shown = min(max(float(fraction), 0.0), 1.0)
         self._link.progress(self._assignment.slot, shown, None if text is None else plain(text, PROGRESS_TEXT))
 
     def emit(self, events: Sequence[Event]) -> int:
-        """Announce changes of datasets now, before the task ends; returns how many were accepted.
+        """Emits dataset events now, before the task ends. Returns the number of accepted events.
 
-        Accepted means durable: they stay even if the attempt fails later.
+        Accepted events are durable, even if the attempt fails later.
         """
         return self._link.emit(self._assignment.slot, _checked(events, list[Event])) if events else 0
 
     def commit(self, outputs: Sequence[Output] = (), events: Sequence[Event] = ()) -> None:
-        """Add outputs and events that become visible together with the task's completion, or not at all."""
+        """Adds outputs and events to the task's atomic commit: they become visible on its completion, or not at all."""
         self._final_outputs += _checked(outputs, list[Output])
         self._final_events += _checked(events, list[Event])
 
     @property
     def committed(self) -> tuple[list[Event], list[Output]]:
-        """What `commit` collected."""
+        """The events and outputs that `commit` collected."""
         return self._final_events, self._final_outputs
 
 
 def _checked(items: Sequence[Any], kind: type[list[Any]]) -> list[Any]:
-    """Limits are checked where a value is read, not where it is made: better here than at the dispatcher."""
+    """Checks the limits of the wire format here, not first at the dispatcher. msgspec checks only decoded values."""
     try:
         checked: list[Any] = msgspec.convert(msgspec.to_builtins(list(items)), kind)
     except msgspec.ValidationError as error:
-        raise ValueError(f"an event or output is not as the wire allows: {error}") from None
+        raise ValueError(f"an event or output is invalid: {error}") from None
     return checked
 
 
 def plain(text: str, limit: int) -> str:
-    """Text any store takes: no NUL, no half of a surrogate pair, not too long."""
+    """Returns text that every store accepts: no NUL, no lone surrogates, at most `limit` characters."""
     clean = text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"

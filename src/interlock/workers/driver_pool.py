@@ -1,14 +1,14 @@
-"""Tasks on Spark: driver processes with one session each, in which tasks run at once.
+"""The pool for tasks on Spark: driver processes with one session each, in which tasks run concurrently.
 
-    queue ─► ask the dispatcher what they read and write ─► driver ─► answers
+    queue ─► request the task's data (inputs and outputs) from the dispatcher ─► driver ─► answers
 
-A driver is started with the first task, and another when it is gone. One whose session has ended, or in which a thread
-would not stop, is spent: it gets nothing new, the next driver is started beside it, and it is ended when the rest of
-its tasks have. So what one task does costs the others nothing, short of killing the process that they share.
+A driver is started with the first task, and a new one when it is gone. A driver whose session has ended, or in which a
+thread did not stop, is spent: it gets no new tasks, the next driver is started alongside it, and it is ended after its
+remaining tasks. A task therefore cannot harm the others, short of killing the process that they share.
 
-Every task has a key, and tasks of different keys never share a driver: tasks of the platform that are told the state
-database's URL have a key of their own, and with `spark_driver_per_org` every org has. The number of drivers is bounded;
-where another key needs one, the driver that has been idle for the longest time is stopped.
+Every task has a key, and tasks of different keys never share a driver. Tasks of the platform that get the URL of the
+state database have their own key; with `spark_driver_per_org`, so does every org. The number of drivers is limited. If
+another key needs a driver, the one that has been idle for the longest time is stopped.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from interlock.errors import Fenced, Forbidden, InterlockError, NotFound, Unauth
 from interlock.wire import ClaimBatchReply, Crash, DataReply, DataRequest, Refusal, TaskData
 from interlock.workers import driver_process, protocol
 from interlock.workers.driver_process import PLATFORM, DriverLaunch, DriverProcess
-from interlock.workers.held import Held
+from interlock.workers.held_tasks import Held
 from interlock.workers.operators import ON_STATE, SPARK_MAP
-from interlock.workers.pace import Kind, Pace
-from interlock.workers.process import Ears
-from interlock.workers.work_pool import Desk, WorkPool
+from interlock.workers.process import Handlers
+from interlock.workers.task_durations import Kind, Pace
+from interlock.workers.work_pool import ReportSink, WorkPool
 
 log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 0.2
 HOARD_SECONDS: Final = 2.0
-"""When every place is taken for that long, what waits here is given back for other workers."""
+"""If all permits are taken for this long, the queue is released to other workers."""
 SPENT_SECONDS: Final = 1800.0
-"""How long a spent driver may go on for the tasks it has; then they are given back."""
+"""Time that a spent driver has for its remaining tasks. Then they are released."""
 RETIRE_SECONDS: Final = 15.0
 RESTART_FIRST_SECONDS: Final = 0.05
 RESTART_CAP_SECONDS: Final = 5.0
 LIVED_SECONDS: Final = 10.0
-"""A driver that lived this long is followed by the next at once."""
-MOST_PER_CALL: Final = 100
+"""A driver that lived this long is replaced without a backoff."""
+MAX_PER_CALL: Final = 100
 MAPPED_TASKS: Final = 200
-"""Of an operator that takes many at once, so many are for one place."""
+"""Tasks per permit, for an operator that takes a batch of tasks."""
 
 Ask = Callable[[DataRequest], Awaitable[DataReply]]
 
@@ -55,20 +55,20 @@ _gone = (Fenced.default_code, NotFound.default_code)
 
 
 class DriverPool(WorkPool):
-    """`tasks` run at once. Nothing is claimed ahead: while one place is filled anew, the others keep Spark busy."""
+    """Runs up to `tasks` tasks concurrently. No task is claimed ahead: while one ends, the others keep Spark busy."""
 
     def __init__(
         self,
         launch: DriverLaunch,
         pace: Pace,
-        desk: Desk,
+        sink: ReportSink,
         usual_lease: float,
         ask: Ask,
         *,
         per_org: bool = False,
         most_drivers: int = 4,
     ) -> None:
-        super().__init__(pace, desk, usual_lease, outbound=launch.outbound, variables=launch.variables)
+        super().__init__(pace, sink, usual_lease, outbound=launch.outbound, variables=launch.variables)
         self._launch, self._ask = launch, ask
         self._per_org, self._most_drivers = per_org, most_drivers
         self._tasks = launch.options.tasks
@@ -76,11 +76,11 @@ class DriverPool(WorkPool):
         self._asks: set[asyncio.Task[None]] = set()
         self._starting: set[str] = set()
         self._crowded = False
-        """A key waits for a driver, and all that there may be are at work for others."""
+        """True if a key waits for a driver, and all allowed drivers are busy with other keys."""
         self._pause = 0.0
         self._full_since = math.inf
         self._asking: dict[int, Held] = {}
-        """The dispatcher is being asked about them."""
+        """Tasks whose data is being requested from the dispatcher."""
         self.drivers: list[DriverProcess] = []
 
     # How much to claim
@@ -88,14 +88,14 @@ class DriverPool(WorkPool):
     def room(self, kind: Kind | None) -> int:
         if self._draining.is_set():
             return 0
-        free = max(self._tasks - _places(self.held.values()), 0)
+        free = max(self._tasks - _permits(self.held.values()), 0)
         return max(round(free / self.claim_seconds(kind)) - self._reserved_tasks(kind), 0)
 
     def claim_seconds(self, kind: Kind | None) -> float:
-        """What is reserved is counted in places."""
+        """Returns the permits that a task takes: reservations are counted in permits, not seconds."""
         return 1 / MAPPED_TASKS if kind is not None and kind[0] == SPARK_MAP else 1.0
 
-    # Claimed tasks come in
+    # Accepting claimed tasks
 
     def take(self, reply: ClaimBatchReply) -> int:
         taken = self._claimed(reply)
@@ -127,8 +127,8 @@ class DriverPool(WorkPool):
             else:
                 batch.append(held)
         self.queue.extendleft(reversed(waiting))
-        for at in range(0, len(batch), MOST_PER_CALL):
-            some = batch[at : at + MOST_PER_CALL]
+        for at in range(0, len(batch), MAX_PER_CALL):
+            some = batch[at : at + MAX_PER_CALL]
             self._asking |= {held.slot: held for held in some}
             self._begin(self._asks, self._ask_and_assign(some))
 
@@ -138,16 +138,16 @@ class DriverPool(WorkPool):
         return str(held.lease.org_id) if self._per_org else ""
 
     def _claimed_with(self, first: Held) -> list[Held]:
-        """Those that wait here. They read and write nothing that the dispatcher would have to tell."""
+        """Takes the queued tasks of the same claim. They have no inputs and outputs to request from the dispatcher."""
         others = [held for held in self.queue if held.lease is first.lease and not held.ended]
         self.queue = deque(held for held in self.queue if held.lease is not first.lease)
         return others
 
     def _busy(self) -> int:
-        return len(self._asking) + sum(_places(driver.assigned.values()) for driver in self.drivers)
+        return len(self._asking) + sum(_permits(driver.assigned.values()) for driver in self.drivers)
 
     def _driver(self, key: str) -> DriverProcess | None:
-        """The one that takes new work of a key."""
+        """Returns the driver that accepts new tasks of a key."""
         return next((one for one in self._lively() if one.ready and one.key == key), None)
 
     def _lively(self) -> list[DriverProcess]:
@@ -176,13 +176,16 @@ class DriverPool(WorkPool):
             self.lose(held)
         elif isinstance(data, Refusal):
             self._drop(held)
-            self._end(held, held.failed("DataRefused", f"The dispatcher tells nothing to work on: {data.detail}"))
+            self._end(
+                held,
+                held.failed("DataRefused", f"The dispatcher refused the inputs and outputs of the task: {data.detail}"),
+            )
         elif driver is None:
             self.queue.appendleft(held)
         else:
             driver.assign(held, data)
 
-    # Reports come in
+    # Handling reports
 
     def heard(self, driver: DriverProcess, messages: list[protocol.ToWrapper]) -> None:
         for message in messages:
@@ -195,7 +198,7 @@ class DriverPool(WorkPool):
     def _heard_one(self, driver: DriverProcess, message: protocol.ToWrapper) -> None:
         match message:
             case protocol.Finished() | protocol.Raised() | protocol.Stopped():
-                # A thread that nobody waits for any more may answer after all.
+                # A thread that was given up may still answer.
                 if (held := driver.assigned.pop(message.slot, None)) is not None:
                     self._answered(held, message)
             case protocol.Progressed():
@@ -224,10 +227,10 @@ class DriverPool(WorkPool):
                 self._end(held, held.canceled())
 
     def printed(self, driver: DriverProcess, line: str) -> None:
-        """A line that came past Python, mostly from the JVM: it may be about any of the tasks."""
+        """Logs a line that was not written through Python's streams, mostly by the JVM. It may concern any task."""
         self._show(driver, 0, "raw", line)
 
-    # Tasks end otherwise
+    # Stopping and pausing tasks
 
     def _stop(self, held: Held) -> bool:
         driver = self._driver_of(held)
@@ -244,21 +247,21 @@ class DriverPool(WorkPool):
     def _driver_of(self, held: Held) -> DriverProcess | None:
         return next((driver for driver in self.drivers if held.slot in driver.assigned), None)
 
-    # Drivers come and go
+    # Starting and replacing drivers
 
     def _start_driver(self, key: str) -> None:
         if key in self._starting or any(one.key == key for one in self._lively()):
             return
-        # A spent driver that still works for others is left out: the next one has always been started beside it.
+        # A spent driver that still has tasks does not count: its successor is always started alongside it.
         alive = sum(1 for one in self.drivers if not (one.spent and one.assigned))
         if alive + len(self._starting) >= self._most_drivers:
             self._stop_idle()
             return
         self._starting.add(key)
-        self._begin(self._lives, self._live_through_one(key))
+        self._begin(self._lives, self._run_one_driver(key))
 
     def _stop_idle(self) -> None:
-        """Stop the driver that was used least recently. The one that waits is started when it has ended."""
+        """Stops the least recently used idle driver. The driver for the waiting key is started when it has ended."""
         if any(one.spent and not one.assigned for one in self.drivers):
             return
         asking = {self._key(held) for held in self._asking.values()}
@@ -275,24 +278,24 @@ class DriverPool(WorkPool):
         def ended(task: asyncio.Task[None]) -> None:
             works.discard(task)
             if not task.cancelled() and (error := task.exception()):
-                self._desk.fail(error)
+                self._sink.fail(error)
 
         task = asyncio.create_task(work)
         works.add(task)
         task.add_done_callback(ended)
 
-    async def _live_through_one(self, key: str) -> None:
+    async def _run_one_driver(self, key: str) -> None:
         try:
             await self._drained_within(self._pause)
             if self._draining.is_set():
                 return
             began = time.monotonic()
-            driver = await driver_process.start(self._launch, Ears(self.heard, self.printed), key)
+            driver = await driver_process.start(self._launch, Handlers(self.heard, self.printed), key)
         finally:
             self._starting.discard(key)
         log.info("worker.driver_started", pid=driver.pid)
         self.drivers.append(driver)
-        self.feed()  # it may have reported that it is ready before it was in the list
+        self.feed()  # the driver may have reported that it is ready before it was in the list
         if self._draining.is_set():
             driver.retire()
         try:
@@ -301,21 +304,21 @@ class DriverPool(WorkPool):
             self.drivers.remove(driver)
         lived = time.monotonic() - began > LIVED_SECONDS
         self._pause = 0.0 if lived else min(max(2 * self._pause, RESTART_FIRST_SECONDS), RESTART_CAP_SECONDS)
-        self._bury(driver, cause, sentence)
+        self._clean_up(driver, cause, sentence)
 
     async def _drained_within(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._draining.wait()
 
-    def _bury(self, driver: DriverProcess, cause: Crash, sentence: str) -> None:
+    def _clean_up(self, driver: DriverProcess, cause: Crash, sentence: str) -> None:
         log.info("worker.driver_ended", pid=driver.pid, exit_code=cause.exit_code, signal=cause.signal, oom=cause.oom)
         if not driver.ready and not self._draining.is_set():
             self._start_failed("driver", cause)
         orphans = list(driver.assigned.values())
         driver.assigned.clear()
         if driver.stopping is not None:
-            # Killed by us and not on their account: given back, they cost no attempt.
+            # This worker killed the driver for other reasons, so the tasks are released, which costs no attempt.
             self._release(orphans)
         for held in orphans if driver.stopping is None else ():
             log.warning("worker.driver_crashed", task_id=str(held.task_id), pid=driver.pid, reason=sentence)
@@ -324,7 +327,7 @@ class DriverPool(WorkPool):
         self.feed()
         self.room_made.set()
 
-    # Looks after what takes too long
+    # Watching for tasks that take too long
 
     async def watch(self, grace: float) -> None:
         while True:
@@ -332,7 +335,10 @@ class DriverPool(WorkPool):
             self.look(grace)
 
     def look(self, grace: float) -> None:
-        """At the hard timeout a task is stopped and nothing is said about it: the dispatcher's clock decides."""
+        """Enforces timeouts and cancels.
+
+        At the hard timeout a task is stopped without a report, since the dispatcher's clock decides.
+        """
         for driver in self.drivers:
             for held in list(driver.assigned.values()):
                 self._look_at(driver, held, grace)
@@ -350,7 +356,7 @@ class DriverPool(WorkPool):
             driver.stop(held)
 
     def _leave_behind(self, driver: DriverProcess, held: Held) -> None:
-        """Its thread does not stop, and cannot be killed alone."""
+        """Gives up a task whose thread does not stop. A thread cannot be killed, so the driver is spent."""
         del driver.assigned[held.slot]
         driver.zombies += 1
         driver.spend()
@@ -381,7 +387,7 @@ class DriverPool(WorkPool):
             if now - self._full_since > HOARD_SECONDS:
                 self.release_queue()
 
-    # The end
+    # Draining
 
     def drain(self) -> None:
         self._draining.set()
@@ -403,8 +409,8 @@ class DriverPool(WorkPool):
             await asyncio.wait(works)
 
 
-def _places(tasks: Iterable[Held]) -> int:
-    """One for each, and one for all that were claimed together of an operator that takes many at once."""
+def _permits(tasks: Iterable[Held]) -> int:
+    """Returns the permits that tasks take: one each, and one for all tasks of a claim that run as one batch."""
     alone, together = 0, set()
     for held in tasks:
         if held.kind[0] == SPARK_MAP:

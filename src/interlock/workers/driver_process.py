@@ -1,11 +1,19 @@
-"""The driver of a Spark session, seen from the wrapper: many tasks at once, answered in any order."""
+"""Scratch folders of driver processes, removed after every kind of exit.
+
+The worker holds the lock file of a folder. If the worker is killed, the lock is free, and the next worker of this user
+on this machine removes the folder.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import shutil
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -13,10 +21,54 @@ from typing import Final
 import msgspec
 
 from interlock.wire import Crash, TaskData
-from interlock.workers import crash, protocol
-from interlock.workers.held import Held, Variables
-from interlock.workers.process import Ears, OperatorProcess, Reports, scrubbed, spawn
-from interlock.workers.scratch import Scratch
+from interlock.workers import exits, protocol
+from interlock.workers.held_tasks import Held, Variables
+from interlock.workers.process import Handlers, OperatorProcess, Reports, scrubbed, spawn
+
+PREFIX: Final = "interlock-spark-"
+_LOCK: Final = ".lock"
+_YOUNG_SECONDS: Final = 3600.0
+"""A younger folder without a lock file may be one that is being created."""
+
+
+class Scratch:
+    def __init__(self) -> None:
+        sweep()
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def sweep() -> int:
+    """Removes the folders of killed workers. Returns their number."""
+    left = [path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if _is_left(path)]
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(left)
+
+
+def _is_left(path: Path) -> bool:
+    with suppress(FileNotFoundError):  # another worker is removing it
+        about = path.lstat()
+        if about.st_uid != os.getuid() or not path.is_dir() or path.is_symlink():
+            return False
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return time.time() - about.st_mtime > _YOUNG_SECONDS
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(lock)
+        return True
+    return False
+
 
 OF_SPARK: Final = (
     "HADOOP_CONF_DIR",
@@ -28,17 +80,17 @@ OF_SPARK: Final = (
     "XDG_CACHE_HOME",
     "YARN_CONF_DIR",
 )
-"""Variables that Spark's own programs go by."""
+"""Variables that Spark's own programs read."""
 SPARK_OUT_OF_MEMORY: Final = 52
-"""Spark's own exit code for it."""
+"""Exit code of Spark when it is out of memory."""
 PLATFORM: Final = "platform"
-"""The key of the driver for operators that are told the state database's URL. It runs nobody else's code: neither
-operators nor modules nor variables of users come into it."""
+"""The key of the driver for operators that get the URL of the state database. It runs only the platform's code: no
+operators, modules or variables of users."""
 
 
 @dataclass(frozen=True)
 class DriverLaunch:
-    """What every driver of a worker is started with."""
+    """Options with which every driver of a worker is started."""
 
     options: protocol.SparkOptions = field(repr=False)
     result_limit: int = 65_536
@@ -48,18 +100,18 @@ class DriverLaunch:
     hidden: tuple[str, ...] = ()
     """Files and folders that operators cannot open."""
     kept: tuple[str, ...] = ()
-    """Of these, what they can."""
+    """Folders inside the hidden ones that operators can use."""
     environment: tuple[str, ...] = ()
     """Names of further variables for the environment of the process itself."""
     data_url: str | None = field(default=None, repr=False)
-    """Told with a task that reads a table of it, or whose operator is built in."""
+    """Sent with a task that reads one of its tables, or whose operator is built in."""
     state_url: str | None = field(default=None, repr=False)
-    """Told with a task that loads a staged list."""
+    """Sent with a task that loads a staged list."""
     outbound: protocol.Outbound | None = field(default=None, repr=False)
-    """Told with a task of an operator that asks other servers."""
+    """Sent with a task whose operator sends requests to other servers."""
     variables: Variables = field(default_factory=dict, repr=False)
-    """Told with tasks of their org, and never through the environment."""
-    kernel_kills: crash.KernelKills = field(default_factory=crash.KernelKills)
+    """Sent with tasks of their org, and never through the environment."""
+    kernel_kills: exits.KernelKills = field(default_factory=exits.KernelKills)
 
     def command(self, work: int, reports: int, scratch: Path, key: str = "") -> list[str]:
         numbers = {"--work": work, "--reports": reports, "--parent": os.getpid(), "--result-limit": self.result_limit}
@@ -67,16 +119,16 @@ class DriverLaunch:
         flags += [part for given in self.operators for part in ("--operators", given)]
         flags += [part for path in self.hidden for part in ("--hidden", path)]
         flags += [part for path in self.kept for part in ("--kept", path)]
-        driver = [sys.executable, "-m", "interlock.pipeline.driver"]
+        driver = [sys.executable, "-m", "interlock.spark.driver"]
         modules = () if key == PLATFORM else self.modules
         return [*driver, *flags, "--scratch", str(scratch), *modules]
 
     def work_of(self, held: Held, data: TaskData, key: str = "") -> protocol.Work:
         work = held.lease.work
         by_table = any(one.table is not None for one in data.inputs)
-        told = self.data_url if by_table or ":" not in work.operator else None
+        data_url = self.data_url if by_table or ":" not in work.operator else None
         state_url = self.state_url if data.list_load is not None and key == PLATFORM else None
-        return msgspec.structs.replace(work, data=msgspec.json.encode(data), data_url=told, state_url=state_url)
+        return msgspec.structs.replace(work, data=msgspec.json.encode(data), data_url=data_url, state_url=state_url)
 
 
 class DriverProcess(OperatorProcess):
@@ -95,11 +147,11 @@ class DriverProcess(OperatorProcess):
         """Only tasks of this key run in it."""
         self.used_at = time.monotonic()
         self.assigned: dict[int, Held] = {}
-        """What it has and has not answered, by slot."""
+        """Unanswered tasks, by slot."""
         self.zombies = 0
-        """Threads in it that would not stop: nobody waits for them any more."""
+        """Number of threads that did not stop and were given up."""
         self.spent_since: float | None = None
-        """Since when it gets no new work."""
+        """Time since which it gets no new work."""
         self.retired_at: float | None = None
         self._spark_died: int | None = None
         self._send(launch.options)
@@ -109,7 +161,7 @@ class DriverProcess(OperatorProcess):
         return self.spent_since is not None
 
     def spend(self) -> None:
-        """Give it no new work; what it has goes on."""
+        """Assigns no new tasks to it. Its running tasks continue."""
         if self.spent_since is None:
             self.spent_since = time.monotonic()
 
@@ -119,13 +171,13 @@ class DriverProcess(OperatorProcess):
         self._send(protocol.Assign(self._launch.work_of(held, data, self.key), [held.assignment()]))
 
     def assign_together(self, tasks: list[Held]) -> None:
-        """Of one lease: the operator takes them at once, and each is answered by itself."""
+        """Assigns tasks of one lease as a batch. Each task gets its own answer."""
         self.assigned |= {held.slot: held for held in tasks}
         self.used_at = time.monotonic()
         self._send(protocol.Assign(tasks[0].lease.work, [held.assignment() for held in tasks]))
 
     def stop(self, held: Held) -> None:
-        """Raise TaskCanceled in the operator, and cancel what it has running in Spark."""
+        """Raises TaskCanceled in the operator, and cancels its Spark jobs."""
         self._send(protocol.Stop(held.slot))
 
     def hold(self, held: Held) -> None:
@@ -141,22 +193,22 @@ class DriverProcess(OperatorProcess):
             super().retire()
 
     async def ended(self) -> tuple[Crash, str]:
-        """When it is gone, with all that it started and all its files: how it died, and a sentence about it."""
+        """Waits until it is gone with its subprocesses and files. Returns how it died, and a message about it."""
         try:
             returncode = await self._gone()
         finally:
             await asyncio.to_thread(self._scratch.remove)
         if self._spark_died is None:
-            cause = crash.crash_of(returncode, self._launch.kernel_kills)
-            return cause, crash.sentence(cause)
-        cause = crash.crash_of(self._spark_died, self._launch.kernel_kills)
+            cause = exits.crash_of(returncode, self._launch.kernel_kills)
+            return cause, exits.sentence(cause)
+        cause = exits.crash_of(self._spark_died, self._launch.kernel_kills)
         if cause.exit_code == SPARK_OUT_OF_MEMORY:
             cause = msgspec.structs.replace(cause, oom=True)
-        return cause, crash.sentence(cause, "The Spark JVM that ran this task")
+        return cause, exits.sentence(cause, "The Spark JVM that ran this task")
 
 
-async def start(launch: DriverLaunch, ears: Ears[DriverProcess], key: str = "") -> DriverProcess:
-    """Start a driver. Its session starts with its first task."""
+async def start(launch: DriverLaunch, handlers: Handlers[DriverProcess], key: str = "") -> DriverProcess:
+    """Starts a driver. Its session starts with its first task."""
     scratch = await asyncio.to_thread(Scratch)
     passed = () if key == PLATFORM else launch.environment
     environment = scrubbed(os.environ, (*OF_SPARK, *passed)) | {"TMPDIR": str(scratch.path)}
@@ -168,7 +220,7 @@ async def start(launch: DriverLaunch, ears: Ears[DriverProcess], key: str = "") 
         return launch.command(work, reports, scratch.path, key)
 
     try:
-        return await spawn(command, environment, made, ears)
+        return await spawn(command, environment, made, handlers)
     except BaseException:
         scratch.remove()
         raise

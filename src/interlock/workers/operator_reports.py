@@ -1,4 +1,4 @@
-"""Reports the operators of a worker to the dispatcher: when it starts, when they change, and every few seconds."""
+"""Reports the operators of a worker to the dispatcher: on start, on change, and every REPORT_SECONDS."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import structlog
 from interlock.client import WorkerClient
 from interlock.errors import NotFound
 from interlock.wire import OperatorsReport
-from interlock.workers.catalogue import MOST_OPERATORS, Catalogue
+from interlock.workers.catalogue import MAX_OPERATORS, Catalogue
 
 log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 2.0
-"""Between two looks at the sources: a new operator may be named so soon."""
+"""Pause between two scans of the sources. A new operator is usable after this time."""
 REPORT_SECONDS: Final = 20.0
 
 
@@ -30,7 +30,7 @@ class OperatorReports:
         worker_id: str,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_change` is called when operators have come or gone since the last report, before the next."""
+        """`on_change` is called before a report if operators were added or removed since the last one."""
         self._client, self._catalogue, self._on_change = client, catalogue, on_change
         self._queue, self._worker_id = queue, worker_id
         self._reported: list[str] | None = None
@@ -40,32 +40,32 @@ class OperatorReports:
         while True:
             began = time.monotonic()
             await self.run_once()
-            # Large folders are looked at less often: that takes a twentieth of a core at most.
+            # Large folders are scanned less often: scans take at most a twentieth of a core.
             await asyncio.sleep(max(LOOK_SECONDS, 20 * (time.monotonic() - began)))
 
     async def run_once(self) -> None:
-        """Reports if there is something new, or nothing was reported for a while."""
+        """Reports if the operators changed, or if the last report is old."""
         names = await asyncio.to_thread(self._catalogue.names)
         due = time.monotonic() - self._reported_at >= REPORT_SECONDS
         if names == self._reported and not due:
             return
         if names != self._reported:
-            self._say(names)
+            self._log(names)
             if self._reported is not None:
                 self._on_change()
         try:
             report = OperatorsReport(queue=self._queue, worker_id=self._worker_id, operators=names)
             await self._client.report_operators(report)
         except NotFound:
-            # A dispatcher of an older version: it checks no names, and the worker does so itself.
-            log.warning("worker.operators_not_reported", reason="the dispatcher does not know of reports")
+            # The dispatcher has an older version. It does not check names, so only the worker does.
+            log.warning("worker.operators_not_reported", reason="the dispatcher has no endpoint for these reports")
         self._reported, self._reported_at = names, time.monotonic()
 
-    def _say(self, names: list[str]) -> None:
+    def _log(self, names: list[str]) -> None:
         log.info("worker.operators", operators=len(names), sources=[one.text for one in self._catalogue.sources])
         if self._catalogue.truncated:
             log.warning(
                 "worker.operators_left_out",
-                most=MOST_OPERATORS,
-                hint="the folders hold too many files or operators: name smaller ones with --operators",
+                limit=MAX_OPERATORS,
+                hint="the folders contain too many files or operators: pass smaller ones with --operators",
             )

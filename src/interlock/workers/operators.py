@@ -1,8 +1,8 @@
 """Operators: plain functions `f(payload, ctx)` that do a job's work, found by name.
 
-A name is that of a built-in operator, or of a function that is declared with `@operator` in a module that the worker
-was given: `module:function`, or the name that the decorator registers. Nothing else is ever imported or called.
-The value that the function returns, if JSON can say it, is the task's result; what it raises fails the task.
+The name is that of a built-in operator, or of a function with the decorator `@operator` in a module that was given to
+the worker: `module:function`, or the name that the decorator registers. Nothing else is ever imported or called.
+The value that the function returns is the task's result and must be encodable as JSON. An exception fails the task.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Operator = Callable[[Any, TaskContext], Any]
 F = TypeVar("F", bound=Operator)
 
 PLATFORM: Final = {
-    "block_follower": "interlock.pipeline.follower.operator:block_follower",
-    "http_fetch": "interlock.pipeline.http_fetch.operator:http_fetch",
+    "block_follower": "interlock.workers.block_follower.operator:block_follower",
+    "http_fetch": "interlock.workers.http_fetch.operator:http_fetch",
 }
-"""Operators of the platform that are loaded when a task names them."""
+"""The platform's own operators that are loaded when a task names them."""
 SPARK_MAP: Final = "spark_map"
-"""Takes all tasks of a claim at once, on Spark."""
+"""Takes all tasks of a claim as one batch, on Spark."""
 ON_DATA: Final = frozenset({"block_follower"})
-"""Those that are told where the data database is."""
+"""Operators that get the URL of the data database."""
 ON_SERVERS: Final = frozenset({"block_follower", "block_ingest", "http_fetch", "integrity_check"})
-"""Those that ask other servers, and are told which they may."""
+"""Operators that send requests to other servers, and get the outbound settings."""
 ON_STATE: Final = frozenset({"list_load"})
-"""Those that are told where the state database is, on Spark. They have a driver of their own."""
+"""Operators on Spark that get the URL of the state database. They run in a separate driver."""
 
 DECLARED: Final = "__interlock_platform_operator__"
 """The attribute of a declared function; its value is the name that the decorator registers."""
@@ -55,7 +55,7 @@ def operator(name: str, /) -> Callable[[F], F]: ...
 
 
 def operator(function_or_name: Any, /) -> Any:
-    """Declare a function as an operator: `@operator` under its own name, `@operator("name")` under another."""
+    """Declares a function as an operator: `@operator` under its own name, `@operator("name")` under another."""
     if isinstance(function_or_name, str):
         return lambda function: _declare(function_or_name, function)
     return _declare(function_or_name.__name__, function_or_name)
@@ -65,9 +65,9 @@ def _declare(name: str, function: F) -> F:
     if inspect.iscoroutinefunction(function):
         raise OperatorNotFound(f"operator {name!r} is a coroutine function: make it a plain function")
     if not inspect.isfunction(function):
-        raise OperatorNotFound(f"operator {name!r} is no function but a {type(function).__name__}")
+        raise OperatorNotFound(f"operator {name!r} must be a plain function, got a {type(function).__name__}")
     if name in PLATFORM or name in _built_in:
-        raise ValueError(f"operator {name!r} exists already: give this one another name")
+        raise ValueError(f"{name!r} is the name of a built-in operator: give this one another name")
     vars(function)[DECLARED] = name
     return function
 
@@ -78,25 +78,25 @@ def _build_in(function: F) -> F:
 
 
 def built_in() -> dict[str, Operator]:
-    """By name, without those that are loaded when a task names them."""
+    """Returns the built-in operators by name, without those that are loaded on demand."""
     return dict(_built_in)
 
 
 def give(sources: Sequence[Source]) -> Catalogue:
     """Sets the folders and modules whose operators this process may run."""
-    global _given  # noqa: PLW0603 - a process that runs operators is given them once, at its start
+    global _given  # noqa: PLW0603 - set once, when a process that runs operators starts
     _given = catalogue_of(sources, spark=False)
     _loaded.clear()
     return _given
 
 
 def catalogue_of(sources: Sequence[Source], *, spark: bool) -> Catalogue:
-    """Finds the operators of a worker, on Spark or not."""
+    """Returns the catalogue of a worker's operators, of those for Spark or of the others."""
     return Catalogue(sources, Kind.SPARK) if spark else Catalogue(sources, Kind.PLATFORM, reserved())
 
 
 def reserved() -> frozenset[str]:
-    """Names of the platform, which no function of a user can take."""
+    """Returns the names of the platform's operators, which a user's function cannot take."""
     return frozenset({*_built_in, *PLATFORM})
 
 
@@ -109,12 +109,12 @@ def resolve(name: str) -> Operator:
 
 
 def declared(name: str) -> Operator:
-    """Returns the declared function behind a name, which is not one of the platform. Raises OperatorNotFound."""
+    """Returns the declared function behind a name that is not the platform's. Raises OperatorNotFound."""
     found = catalogue.load(_given.find(name))
     if not callable(found) or not isinstance(getattr(found, DECLARED, None), str):
         raise OperatorNotFound(
-            f"{name!r} is not declared: import `operator` from interlock.workers, and write @operator above the "
-            "function"
+            f"{name!r} is not declared as an operator: import `operator` from interlock.workers, and write @operator "
+            "above the function."
         )
     return found
 
@@ -129,17 +129,17 @@ def _platform(name: str) -> Operator:
 
 
 @_build_in
-def echo(payload: Any, ctx: TaskContext) -> Any:  # noqa: ARG001 - an operator takes both
+def echo(payload: Any, ctx: TaskContext) -> Any:  # noqa: ARG001 - the signature of operators
     """Returns its payload."""
     return payload
 
 
 @_build_in
 def sleep(payload: Any, ctx: TaskContext) -> Any:
-    """Takes `seconds` of time, in steps, and shows progress."""
+    """Sleeps for `seconds`, in steps, and reports progress."""
     seconds = payload.get("seconds") if isinstance(payload, dict) else None
     if not isinstance(seconds, int | float):
-        raise TaskFailed('sleep needs a payload like {"seconds": 1.5}', "BadPayload")
+        raise TaskFailed('sleep needs a payload such as {"seconds": 1.5}.', "BadPayload")
     start = time.monotonic()
     while (left := start + seconds - time.monotonic()) > 0:
         if ctx.canceled:
@@ -151,7 +151,10 @@ def sleep(payload: Any, ctx: TaskContext) -> Any:
 
 @_build_in
 def fail(payload: Any, ctx: TaskContext) -> Any:
-    """Fails as told: with `error_class` and `message`, by `exit_code` or by `signal`; `times` bounds how often."""
+    """Fails as the payload requests: with `error_class` and `message`, by `exit_code` or by `signal`.
+
+    `times` limits the number of failed attempts.
+    """
     asked = payload if isinstance(payload, dict) else {}
     if ctx.attempt > asked.get("times", ctx.attempt):
         return {"attempt": ctx.attempt}
@@ -159,7 +162,7 @@ def fail(payload: Any, ctx: TaskContext) -> Any:
         os._exit(asked["exit_code"])
     if "signal" in asked:
         _die_of(signal.Signals[asked["signal"]])
-    raise TaskFailed(asked.get("message", "told to fail"), asked.get("error_class"))
+    raise TaskFailed(asked.get("message", "The payload requested this failure."), asked.get("error_class"))
 
 
 def _die_of(number: signal.Signals) -> None:
@@ -173,5 +176,5 @@ def python(payload: Any, ctx: TaskContext) -> Any:
     """Calls the declared function that the job's config names: `{"function": "module:function"}`."""
     name = ctx.config.get("function")
     if not isinstance(name, str) or ":" not in name:
-        raise OperatorNotFound('operator python needs a config like {"function": "module:function"}')
+        raise OperatorNotFound('The operator python needs a config such as {"function": "module:function"}.')
     return declared(name)(payload, ctx)

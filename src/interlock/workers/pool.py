@@ -1,4 +1,4 @@
-"""The children of a worker and the claimed tasks they share."""
+"""The pool of child processes of a worker, and the claimed tasks that they run."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import time
 import structlog
 
 from interlock.wire import ClaimBatchReply, Completion, Crash
-from interlock.workers import crash, process, protocol
-from interlock.workers.held import Held
-from interlock.workers.pace import Kind, Pace
+from interlock.workers import exits, process, protocol
+from interlock.workers.held_tasks import Held
 from interlock.workers.process import ChildProcess, Launch
-from interlock.workers.work_pool import Desk, WorkPool
+from interlock.workers.task_durations import Kind, Pace
+from interlock.workers.work_pool import ReportSink, WorkPool
 
 log = structlog.get_logger()
 
 PREFETCH_SECONDS = 0.2
-"""Work that a worker claims ahead, per child."""
+"""Seconds of work that a worker claims ahead, per child."""
 CHUNK_SECONDS = 0.05
-"""Work handed to a child at once."""
+"""Seconds of work in one chunk for a child."""
 FEED_BELOW_SECONDS = 0.01
-"""A child with less than this ahead of it gets the next chunk: enough to bridge the way there."""
-MOST_PER_CHUNK = 500
+"""A child with less work than this gets the next chunk. It covers the time until the chunk arrives."""
+MAX_PER_CHUNK = 500
 RESTART_FIRST_SECONDS = 0.05
 RESTART_CAP_SECONDS = 5.0
 
 
 class Pool(WorkPool):
-    def __init__(self, launch: Launch, pace: Pace, desk: Desk, usual_lease: float) -> None:
-        super().__init__(pace, desk, usual_lease, launch.data_url, launch.outbound, launch.variables)
+    def __init__(self, launch: Launch, pace: Pace, sink: ReportSink, usual_lease: float) -> None:
+        super().__init__(pace, sink, usual_lease, launch.data_url, launch.outbound, launch.variables)
         self._launch = launch
         self._supervisors: set[asyncio.Task[None]] = set()
         self.children: list[ChildProcess] = []
@@ -54,14 +54,14 @@ class Pool(WorkPool):
         return PREFETCH_SECONDS * len(working) - backlog
 
     def claim_seconds(self, kind: Kind | None) -> float:
-        """What a claimed task of a kind takes of the room; an unknown one takes a child's whole share."""
+        """Returns the seconds of room that a claimed task takes. One of an unknown kind takes a child's whole share."""
         return self._pace.seconds(kind) or PREFETCH_SECONDS
 
     def estimate(self, kind: Kind) -> float:
-        """Until the first of a kind has finished, it counts as a whole chunk: one per child."""
+        """Returns the expected duration. A task of an unknown kind counts as a whole chunk, so each child gets one."""
         return self._pace.seconds(kind) or CHUNK_SECONDS
 
-    # Claimed tasks come in
+    # Accepting claimed tasks
 
     def take(self, reply: ClaimBatchReply) -> int:
         taken = self._claimed(reply)
@@ -76,12 +76,12 @@ class Pool(WorkPool):
         return len(taken)
 
     def feed(self) -> None:
-        hungry = [
+        underfed = [
             child
             for child in self.children
             if child.ready and not child.stale and child.load < FEED_BELOW_SECONDS and not child.stuck
         ]
-        for waiting, child in zip(range(len(hungry), 0, -1), hungry, strict=True):
+        for waiting, child in zip(range(len(underfed), 0, -1), underfed, strict=True):
             if not self.queue:
                 return
             self._fill(child, math.ceil(len(self.queue) / waiting))
@@ -89,7 +89,7 @@ class Pool(WorkPool):
     def _fill(self, child: ChildProcess, share: int) -> None:
         chunk: list[Held] = []
         load = child.load
-        while self.queue and len(chunk) < min(share, MOST_PER_CHUNK) and load < CHUNK_SECONDS:
+        while self.queue and len(chunk) < min(share, MAX_PER_CHUNK) and load < CHUNK_SECONDS:
             held = self.queue.popleft()
             self._queued_seconds -= held.estimate
             if not held.ended:
@@ -100,7 +100,7 @@ class Pool(WorkPool):
         if chunk:
             child.assign(chunk)
 
-    # Reports come in
+    # Handling reports
 
     def heard(self, child: ChildProcess, messages: list[protocol.ToWrapper]) -> None:
         for message in messages:
@@ -147,7 +147,7 @@ class Pool(WorkPool):
                 self._end(held, held.canceled())
         live = [held for held in returned if not held.ended]
         for held in live:
-            held.paused = False  # the next child has not been told
+            held.paused = False  # the next child does not know of the pause yet
         if self._draining.is_set():
             self._release(live)
             return
@@ -155,10 +155,10 @@ class Pool(WorkPool):
         self._queued_seconds += sum(held.estimate for held in live)
 
     def printed(self, child: ChildProcess, line: str) -> None:
-        """A line that came past Python: it belongs, as far as can be told, to the running task."""
+        """Logs a line that was not written through Python's streams. It most likely belongs to the running task."""
         self._show(child, child.head.slot if child.head else 0, "raw", line)
 
-    # Tasks end otherwise
+    # Stopping and pausing tasks
 
     def pause(self, held: Held, paused: bool) -> None:
         child = self._child_of(held)
@@ -179,25 +179,25 @@ class Pool(WorkPool):
         self._queued_seconds = 0.0
         super().release_queue()
 
-    # Children come and go
+    # Starting and replacing children
 
     def start(self, concurrency: int) -> None:
         for _ in range(concurrency):
-            task = asyncio.create_task(self._keep_one())
+            task = asyncio.create_task(self._supervise())
             self._supervisors.add(task)
             task.add_done_callback(self._supervisor_ended)
 
     def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
         self._supervisors.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            self._desk.fail(error)
+            self._sink.fail(error)
 
-    async def _keep_one(self) -> None:
-        """One child after the other, until the pool drains."""
+    async def _supervise(self) -> None:
+        """Runs one child after the other until the pool drains."""
         pause = RESTART_FIRST_SECONDS
         while not self._draining.is_set():
             began = time.monotonic()
-            await self._live_through_one()
+            await self._run_one_child()
             pause = RESTART_FIRST_SECONDS if time.monotonic() - began > 10 else pause
             await self._drained_within(pause)
             pause = min(pause * 2, RESTART_CAP_SECONDS)
@@ -207,21 +207,21 @@ class Pool(WorkPool):
             async with asyncio.timeout(seconds):
                 await self._draining.wait()
 
-    async def _live_through_one(self) -> None:
+    async def _run_one_child(self) -> None:
         child = await process.start(self._launch, self.heard, self.printed)
         self.children.append(child)
         if self._draining.is_set():
             child.retire()
-        # It may have reported that it is ready before it was in the list.
+        # The child may have reported that it is ready before it was in the list.
         self.feed()
         self.room_made.set()
         try:
             cause = await child.ended()
         finally:
             self.children.remove(child)
-        self._bury(child, cause)
+        self._clean_up(child, cause)
 
-    def _bury(self, child: ChildProcess, cause: Crash) -> None:
+    def _clean_up(self, child: ChildProcess, cause: Crash) -> None:
         if child.head is not None:
             self._end_head(child, cause)
         elif not child.ready and not self._draining.is_set():
@@ -232,22 +232,23 @@ class Pool(WorkPool):
         self.room_made.set()
 
     def _end_head(self, child: ChildProcess, cause: Crash) -> None:
-        """What becomes of the task that was running when its child died."""
+        """Ends or releases the task that was running when its child died."""
         held = child.assigned.popleft()
         why, slot = child.stopping or (None, 0)
         if why is None:
-            log.warning("worker.child_crashed", task_id=str(held.task_id), pid=child.pid, **_told(cause))
+            log.warning("worker.child_crashed", task_id=str(held.task_id), pid=child.pid, **_crash_fields(cause))
             self._drop(held)
             self._end(held, held.canceled() if held.cancel else _crashed(held, cause))
         elif why == "drain" or slot != held.slot:
-            # Killed for the sake of another: it may have begun, so this attempt does not go on elsewhere.
+            # The child was killed because of another task. This one may have started, so its attempt must not be run
+            # by another child.
             self._release([held])
         else:
             self._drop(held)
             if why == "cancel":
                 self._end(held, held.canceled())
 
-    # The end
+    # Draining
 
     def drain(self) -> None:
         self._draining.set()
@@ -264,7 +265,7 @@ class Pool(WorkPool):
                 child.retire()
 
     def renew(self) -> None:
-        """Have new children take over, each as soon as one has ended its tasks: they can open files that are new."""
+        """Replaces each child as soon as it has finished its tasks. New children can open files that are new."""
         for child in self.children:
             child.stale = True
             if len(child.assigned) > 1:
@@ -280,9 +281,9 @@ class Pool(WorkPool):
             await asyncio.wait(self._supervisors)
 
 
-def _told(cause: Crash) -> dict[str, object]:
+def _crash_fields(cause: Crash) -> dict[str, object]:
     return {"exit_code": cause.exit_code, "signal": cause.signal, "oom": cause.oom}
 
 
 def _crashed(held: Held, cause: Crash) -> Completion:
-    return held.failed("WorkerCrashed", crash.sentence(cause), cause)
+    return held.failed("WorkerCrashed", exits.sentence(cause), cause)

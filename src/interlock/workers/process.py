@@ -1,4 +1,4 @@
-"""A child process, seen from the wrapper: start it, hand it work, hear from it, end it."""
+"""The wrapper's side of a child process: start it, assign work, read its reports, end it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from typing import Generic, Literal, TypeVar, cast
 import structlog
 
 from interlock.wire import Crash
-from interlock.workers import crash, protocol
-from interlock.workers.held import Held, Variables
+from interlock.workers import exits, protocol
+from interlock.workers.held_tasks import Held, Variables
 from interlock.workers.redaction import Redaction
 
 log = structlog.get_logger()
 
 PIPE_BYTES = 1 << 20
-"""Room for reports while the wrapper is busy: a child waits when it is full."""
+"""Buffer for reports while the wrapper is busy. A child blocks when it is full."""
 READ_PAUSE_SECONDS = 0.002
-"""Reports that follow close on each other are read together. The first one is read at once."""
+"""Pause between two reads, so that reports in quick succession are read together. The first is read immediately."""
 STUCK_SECONDS = 0.5
 EOF_SECONDS = 5.0
 LINE = 2_000
@@ -55,7 +55,7 @@ Why = Literal["cancel", "lost", "timeout", "drain", "spent"]
 
 
 def scrubbed(environment: Mapping[str, str], also: Iterable[str] = ()) -> dict[str, str]:
-    """What operator code may know of the environment: what is listed, and never a setting of Interlock."""
+    """Returns the environment for operator code: only listed variables, and never a setting of Interlock."""
     listed = PASSED_ON | {name for name in also if not name.upper().startswith("INTERLOCK_")}
     kept = {name: value for name, value in environment.items() if name in listed or name.startswith("LC_")}
     return kept | {"PYTHONUNBUFFERED": "1"}
@@ -63,28 +63,28 @@ def scrubbed(environment: Mapping[str, str], also: Iterable[str] = ()) -> dict[s
 
 @dataclass(frozen=True)
 class Launch:
-    """What every child of a worker is started with."""
+    """Options with which every child of a worker is started."""
 
     memory_mb: int | None = None
     result_limit: int = 65_536
     modules: tuple[str, ...] = ()
-    """Imported at the start."""
+    """Modules that the child imports when it starts."""
     operators: tuple[str, ...] = ()
     """Folders and modules whose declared operators may be run."""
     hidden: tuple[str, ...] = ()
     """Files and folders that operators cannot open."""
     kept: tuple[str, ...] = ()
-    """Folders in these that they work in all the same."""
+    """Folders inside the hidden ones that operators can use."""
     environment: tuple[str, ...] = ()
     """Names of further variables for the environment of the process itself."""
     data_url: str | None = field(default=None, repr=False)
-    """Told with a task of an operator of the platform's own, and never through the environment."""
+    """Sent with tasks of the platform's own operators, and never through the environment."""
     outbound: protocol.Outbound | None = field(default=None, repr=False)
-    """Told in the same way to operators that ask other servers."""
+    """Sent in the same way to operators that send requests to other servers."""
     variables: Variables = field(default_factory=dict, repr=False)
-    """Told with tasks of their org, and never through the environment."""
-    kernel_kills: crash.KernelKills = field(default_factory=crash.KernelKills)
-    """Of all children together: the kernel counts them in one."""
+    """Sent with tasks of their org, and never through the environment."""
+    kernel_kills: exits.KernelKills = field(default_factory=exits.KernelKills)
+    """Shared by all children, since the kernel has one counter for them."""
 
     def command(self, work: int, control: int, reports: int) -> list[str]:
         numbers = {
@@ -103,7 +103,7 @@ class Launch:
 
 
 class OperatorProcess:
-    """A process that runs operators: its pipes, and its end."""
+    """A process that runs operators: its pipes and its exit."""
 
     def __init__(self, process: asyncio.subprocess.Process, work: asyncio.WriteTransport, reports: Reports) -> None:
         self._process, self._work, self._reports = process, work, reports
@@ -111,7 +111,7 @@ class OperatorProcess:
         self.ready = False
         self.redaction = Redaction()
         self.stopping: tuple[Why, int] | None = None
-        """Why it was killed, and the slot that was meant."""
+        """The reason why it was killed, and the slot on whose account."""
 
     @property
     def alive(self) -> bool:
@@ -127,7 +127,7 @@ class OperatorProcess:
             self._work.write(protocol.frame(message))
 
     def kill(self, why: Why, slot: int = 0) -> None:
-        """End the process and whatever it started, now."""
+        """Kills the process and everything that it started."""
         if self.stopping is None:
             self.stopping = (why, slot)
             self._kill_group()
@@ -137,15 +137,15 @@ class OperatorProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def retire(self) -> None:
-        """Let an idle process end by itself: its work pipe ends."""
+        """Lets an idle process exit by closing its work pipe."""
         self._work.close()
 
     async def _gone(self) -> int:
-        """When the process is dead and every report it managed to write has been heard. Its return code."""
+        """Waits until the process is dead and all its reports are handled. Returns the exit code."""
         try:
             returncode = await self._process.wait()
             self._kill_group()
-            await self._reports.heard_out(EOF_SECONDS)
+            await self._reports.wait_for_end(EOF_SECONDS)
         finally:
             self._work.close()
             self._reports.close()
@@ -153,7 +153,7 @@ class OperatorProcess:
 
 
 class ChildProcess(OperatorProcess):
-    """`assigned` holds what the child has and has not answered, in the order in which it runs them."""
+    """A child process. `assigned` holds its unanswered tasks, in the order in which it runs them."""
 
     def __init__(
         self,
@@ -161,19 +161,19 @@ class ChildProcess(OperatorProcess):
         work: asyncio.WriteTransport,
         reports: Reports,
         control: int,
-        kernel_kills: crash.KernelKills,
+        kernel_kills: exits.KernelKills,
     ) -> None:
         super().__init__(process, work, reports)
         self._control = control
         self._kernel_kills = kernel_kills
         self.assigned: deque[Held] = deque()
         self.load = 0.0
-        """Seconds of work assigned, by the estimates."""
+        """Estimated seconds of assigned work."""
         self.head_since = 0.0
-        """When the first of `assigned` became the first."""
+        """Time at which the first task of `assigned` became the first."""
         self.recalled = False
         self.stale = False
-        """It gets no new work, and ends with what it has: newer code has come."""
+        """It gets no new work and ends after its tasks, because there is newer code."""
 
     @property
     def head(self) -> Held | None:
@@ -185,7 +185,7 @@ class ChildProcess(OperatorProcess):
 
     @property
     def stuck(self) -> bool:
-        """Long on one task: nothing is queued behind it."""
+        """True if it has run one task for long. No more tasks are then assigned to it."""
         return self.head_seconds > STUCK_SECONDS
 
     def assign(self, tasks: list[Held]) -> None:
@@ -197,16 +197,16 @@ class ChildProcess(OperatorProcess):
             self._send(protocol.Assign(lease.work, [held.assignment() for held in together]))
 
     def answered(self, slot: int) -> Held:
-        """The slot that the child has just dealt with: the first, as it works in order."""
+        """Removes and returns the task that the child has answered, which is the first, since it works in order."""
         held = self.assigned.popleft()
         if held.slot != slot:
-            raise RuntimeError(f"child {self.pid} answered slot {slot} while {held.slot} was next")
+            raise RuntimeError(f"child {self.pid} answered slot {slot}, expected slot {held.slot}")
         self._lighten(held)
         self.head_since = time.monotonic()
         return held
 
     def given_back(self, slots: Iterable[int]) -> list[Held]:
-        """The slots that the child returns unstarted: the last ones."""
+        """Removes and returns the tasks that the child gives back unstarted, which are the last ones."""
         back = set(slots)
         returned = [held for held in self.assigned if held.slot in back]
         if returned:
@@ -220,21 +220,21 @@ class ChildProcess(OperatorProcess):
         self.load = self.load - held.estimate if self.assigned else 0.0
 
     def cancel(self, held: Held) -> None:
-        """Raise TaskCanceled in the operator, or keep it from starting."""
+        """Raises TaskCanceled in the operator, or prevents its start."""
         self._order(protocol.CANCEL, held.slot)
 
     def pause(self, held: Held) -> None:
-        """Let the operator know whether it is to hold still."""
+        """Notifies the operator that it is paused or resumed."""
         self._order(protocol.PAUSE if held.paused else protocol.RESUME, held.slot)
 
     def recall(self) -> None:
-        """Ask for all that is not started; a GivenBack answers."""
+        """Requests all tasks that are not started. The child answers with GivenBack."""
         if not self.recalled:
             self.recalled = True
             self._order(protocol.RECALL, 0)
 
     def _order(self, kind: int, slot: int) -> None:
-        # A dead child has no reader: its supervision hears of the death by itself.
+        # A dead child has no reader. Its supervisor notices the death independently.
         with suppress(BrokenPipeError, ProcessLookupError):
             os.write(self._control, protocol.CONTROL.pack(kind, slot))
             os.kill(self.pid, signal.SIGUSR1)
@@ -244,11 +244,11 @@ class ChildProcess(OperatorProcess):
             returncode = await self._gone()
         finally:
             os.close(self._control)
-        return crash.crash_of(returncode, self._kernel_kills)
+        return exits.crash_of(returncode, self._kernel_kills)
 
 
 class Reports(asyncio.Protocol):
-    """The reading end of a child's reports. Hands on whole batches of them, at most one per READ_PAUSE_SECONDS."""
+    """The reading end of a child's reports. Passes them on in batches, at most one per READ_PAUSE_SECONDS."""
 
     def __init__(self) -> None:
         self._frames = protocol.for_wrapper()
@@ -276,8 +276,8 @@ class Reports(asyncio.Protocol):
         self._transport = None
         self.ended.set()
 
-    async def heard_out(self, seconds: float) -> None:
-        """When nothing can follow. A program that left the child's session may keep the pipe open: not for ever."""
+    async def wait_for_end(self, seconds: float) -> None:
+        """Waits for the last report, with a timeout: a program that left the child's session may hold the pipe open."""
         try:
             async with asyncio.timeout(seconds):
                 await self.ended.wait()
@@ -292,7 +292,7 @@ class Reports(asyncio.Protocol):
 
 
 class Output(asyncio.Protocol):
-    """What a child writes to its file descriptors 1 and 2 past Python: programs it starts, the interpreter's end."""
+    """Reads the child's file descriptors 1 and 2, to which programs that it starts and a crashing interpreter write."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -311,11 +311,11 @@ class Output(asyncio.Protocol):
 
 
 class Pipe:
-    """A pipe whose ends are owned by exactly one party each; closing is safe to repeat."""
+    """A pipe. Each of its ends has exactly one owner, which closes it."""
 
     def __init__(self) -> None:
         self.read, self.write = os.pipe()
-        with suppress(OSError):  # an unprivileged user may have used up the budget for large pipes
+        with suppress(OSError):  # an unprivileged user may have used up the quota for large pipes
             fcntl.fcntl(self.write, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
@@ -323,8 +323,8 @@ P = TypeVar("P", bound=OperatorProcess)
 
 
 @dataclass(frozen=True)
-class Ears(Generic[P]):
-    """Who hears what a process reports, and what it prints past Python."""
+class Handlers(Generic[P]):
+    """Callbacks for the reports of a process, and for output that bypasses Python's streams."""
 
     heard: Callable[[P, list[protocol.ToWrapper]], None]
     printed: Callable[[P, str], None]
@@ -335,7 +335,7 @@ async def start(
     heard: Callable[[ChildProcess, list[protocol.ToWrapper]], None],
     printed: Callable[[ChildProcess, str], None],
 ) -> ChildProcess:
-    """Start a child. It is of use once it has reported `Ready`."""
+    """Starts a child. It accepts work after it has reported `Ready`."""
     control = Pipe()
 
     def made(process: asyncio.subprocess.Process, work: asyncio.WriteTransport, reports: Reports) -> ChildProcess:
@@ -346,7 +346,7 @@ async def start(
             lambda work, reports: launch.command(work, control.read, reports),
             scrubbed(os.environ, launch.environment),
             made,
-            Ears(heard, printed),
+            Handlers(heard, printed),
             control.read,
         )
     except BaseException:
@@ -360,10 +360,10 @@ async def spawn(
     command: Callable[[int, int], list[str]],
     environment: Mapping[str, str],
     made: Callable[[asyncio.subprocess.Process, asyncio.WriteTransport, Reports], P],
-    ears: Ears[P],
+    handlers: Handlers[P],
     *also: int,
 ) -> P:
-    """Start a process with pipes for work and reports, whose descriptors `command` is given; it inherits `also`."""
+    """Starts a process with pipes for work and reports, whose descriptors `command` gets. It also inherits `also`."""
     work, reports, output = Pipe(), Pipe(), Pipe()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -382,8 +382,8 @@ async def spawn(
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(work.write, "wb", 0))
     reader, output_reader = Reports(), Output()
     started = made(process, writer, reader)
-    reader.heard = lambda messages: ears.heard(started, started.redaction.cleaned(messages))
-    output_reader.heard = lambda line: ears.printed(started, started.redaction.line(line))
+    reader.heard = lambda messages: handlers.heard(started, started.redaction.cleaned(messages))
+    output_reader.heard = lambda line: handlers.printed(started, started.redaction.line(line))
     await loop.connect_read_pipe(lambda: reader, os.fdopen(reports.read, "rb", 0))
     await loop.connect_read_pipe(lambda: output_reader, os.fdopen(output.read, "rb", 0))
     return started

@@ -1,12 +1,12 @@
-"""What the wrapper and a child process say to each other, over three pipes.
+"""The protocol between the wrapper and a child process, over three pipes.
 
     wrapper ── work ────► child     Assign, EmitAnswered: frames
     wrapper ── control ─► child     cancel, recall, pause: 9-byte records, followed by SIGUSR1
-    wrapper ◄─ reports ── child     everything else: frames, each written at once, so that a crash loses none
+    wrapper ◄─ reports ── child     everything else: frames, each written immediately, so that a crash loses none
 
-A frame is a length of four bytes and a msgpack message. Payloads, configs and results travel as the JSON bytes
-that they are on the wire: the wrapper never parses them. A `slot` numbers an assignment; a child runs its slots
-in order, so the wrapper knows the running one without being told: it is the first that is unanswered.
+A frame is a length of four bytes and a msgpack message. Payloads, configs and results are passed on as the JSON bytes
+received from the wire; the wrapper never parses them. A `slot` is the number of an assignment. A child runs its slots
+in order, so the wrapper knows that the running one is the first unanswered one.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from interlock.wire import Event, Output, TaskSecret, WriteGrant
 
 
 class Outbound(Struct, array_like=True, frozen=True):
-    """What operators of the platform that ask other servers are told of the installation."""
+    """Settings of the installation for the platform's operators that send requests to other servers."""
 
     allow: list[str] = []
-    """Addresses, networks and hosts that may be reached although they are not public."""
+    """Addresses, networks and hosts that are allowed although they are not public."""
     ports: list[int] = []
-    """That may be reached; none: all."""
+    """Allowed ports. Empty: all."""
     proxy: str | None = None
     result_limit: int = 65_536
     """Most bytes of a result, as JSON."""
 
 
 class Work(Struct, array_like=True, frozen=True):
-    """What assignments share, as much of it as operator code may see: neither lease token nor capability token."""
+    """The data that assignments share and that operator code may see: neither lease token nor capability token."""
 
     operator: str
     job: tuple[str | None, str | None]
@@ -44,24 +44,24 @@ class Work(Struct, array_like=True, frozen=True):
     inputs: list[bytes]
     outputs: list[WriteGrant]
     data_url: str | None = None
-    """Of the data database: for operators of the platform itself."""
+    """URL of the data database. Only for the platform's own operators."""
     data: bytes | None = None
-    """A `TaskData`: what a task on Spark reads and writes."""
+    """A `TaskData`: the files and tables that a task on Spark reads and writes."""
     outbound: Outbound | None = None
-    """For operators of the platform that ask other servers."""
+    """For the platform's operators that send requests to other servers."""
     state_url: str | None = None
-    """Of the state database: for the operator that loads staged lists into it, and no other."""
+    """URL of the state database. Only for the operator that loads staged lists into it."""
     secrets: list[TaskSecret] = []
-    """Of the task's org: those that the config names."""
+    """Secrets of the task's org that the config refers to."""
     environment: dict[str, str] = {}
-    """Variables that the worker passes on to tasks of this org."""
+    """Variables that the worker passes to tasks of this org."""
 
     def __repr__(self) -> str:
         return f"Work({self.operator!r}, {self.job!r}, attempt={self.attempt})"
 
 
 class Assignment(Struct, array_like=True, frozen=True):
-    """One attempt."""
+    """An attempt to run."""
 
     slot: int
     task_id: UUID
@@ -81,7 +81,7 @@ class EmitAnswered(Struct, array_like=True, tag=2, frozen=True):
 
 
 class Ready(Struct, array_like=True, tag=3, frozen=True):
-    """The child handles signals from here on."""
+    """The child handles signals from now on."""
 
 
 class Finished(Struct, array_like=True, tag=4, frozen=True):
@@ -106,7 +106,7 @@ class Stopped(Struct, array_like=True, tag=6, frozen=True):
 
 
 class GivenBack(Struct, array_like=True, tag=7, frozen=True):
-    """Slots that the child had not started when it was asked to return them."""
+    """Slots that the child had not started when the wrapper recalled them."""
 
     slots: list[int]
 
@@ -114,7 +114,7 @@ class GivenBack(Struct, array_like=True, tag=7, frozen=True):
 class Progressed(Struct, array_like=True, tag=8, frozen=True):
     slot: int
     fraction: float | None
-    """None when only the text is new."""
+    """None if only the text changed."""
     text: str | None
 
 
@@ -129,19 +129,19 @@ class Printed(Struct, array_like=True, tag=10, frozen=True):
     line: str
 
 
-# For the driver of a Spark session alone. It is no child that runs one task after the other: its slots run at once and
-# are answered in any order, and its main thread does nothing but read, so that control needs no pipe and no signal.
+# Only for the driver of a Spark session. Unlike a child, it runs its slots concurrently and answers them in any order.
+# Its main thread does nothing but read, so control messages need no separate pipe and no signal.
 
 
 class SparkOptions(Struct, array_like=True, tag=11, frozen=True):
-    """What the session is to be: the first frame. Not on the command line, which other users can read."""
+    """Options of the session, sent as the first frame. Other users could read them on the command line."""
 
     master: str
     remote: str | None
     memory: str
     conf: dict[str, str]
     tasks: int
-    """That may run at once."""
+    """Most concurrent tasks."""
     objects_root: str
 
 
@@ -150,20 +150,20 @@ class Stop(Struct, array_like=True, tag=12, frozen=True):
 
 
 class Hold(Struct, array_like=True, tag=13, frozen=True):
-    """A source is to hold still, or may go on."""
+    """Pauses or resumes a source."""
 
     slot: int
     paused: bool
 
 
 class Spent(Struct, array_like=True, tag=14, frozen=True):
-    """The driver can start no more tasks, since its session did not start or was stopped. Those it has go on."""
+    """The driver cannot start more tasks: its session did not start or was stopped. Running tasks continue."""
 
     reason: str
 
 
 class SparkDied(Struct, array_like=True, tag=15, frozen=True):
-    """The last report: the JVM is gone. `returncode` is as `subprocess` gives it."""
+    """The JVM has ended. This is the last report. `returncode` has the meaning that it has in `subprocess`."""
 
     returncode: int
 
@@ -185,7 +185,7 @@ def frame(message: ToChild | ToDriver | ToWrapper) -> bytes:
 
 
 class Frames(Generic[T]):
-    """Bytes in, whole messages out; what is left of a frame waits for its rest."""
+    """Decodes frames from a byte stream. An incomplete frame is kept until the rest arrives."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
         self._decoder = decoder
@@ -218,7 +218,7 @@ def for_wrapper() -> Frames[ToWrapper]:
     return Frames(msgspec.msgpack.Decoder(ToWrapper))
 
 
-# Control records: who is meant must be known before the signal arrives, or it would hit the task after.
+# Control records name the slot: when the signal arrives, the next task may already be running.
 
 CANCEL = 1
 RECALL = 2

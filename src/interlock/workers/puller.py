@@ -1,4 +1,4 @@
-"""Receives wake-ups and claims the tasks behind them, as much as the children can use soon."""
+"""Receives wake-ups and claims their tasks, as many as the children can run soon."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ from interlock.wire import (
     SettleRequest,
 )
 from interlock.workers import wakeups
-from interlock.workers.pace import Kind, Pace
 from interlock.workers.reporter import Reporter
+from interlock.workers.task_durations import Kind, Pace
 from interlock.workers.wakeups import Span
 from interlock.workers.work_pool import WorkPool
 
 log = structlog.get_logger()
 
 PULLERS = 4
-MOST_MESSAGES = 10
-MOST_TOGETHER = 2_000
-MOST_UNKNOWN = 10
-"""Of a job not met before, which is taken to be like the last one. If it is slower, what waits here is given back."""
+MAX_MESSAGES = 10
+MAX_TOGETHER = 2_000
+MAX_UNKNOWN = 10
+"""Most tasks to claim of an unknown job, which is assumed to resemble the last one. If it is slower, queued tasks are
+released."""
 WAIT_SECONDS = 20.0
 VISIBILITY_SECONDS = 15.0
-"""From receiving a message to its claim: it is settled with that."""
+"""Time from receiving a message to its claim, which settles it."""
 PATIENT_RECEIVES = 5
-"""A message that was put back this often is claimed from even without room: it must not become a dead letter."""
-MOST_UNREPORTED = 20_000
+"""After this many receives, a message is claimed even without room, so that it does not become a dead letter."""
+MAX_UNREPORTED = 20_000
 PAUSE_SECONDS = 1.0
 
 
 class Puller:
-    """Any number of `run` may be in flight at once."""
+    """Pulls work from the queue. `run` may be called any number of times concurrently."""
 
     def __init__(
         self, client: WorkerClient, pool: WorkPool, pace: Pace, reporter: Reporter, queue: str, worker_id: str
@@ -73,13 +74,13 @@ class Puller:
             await self._pool.room_made.wait()
 
     def _wanted(self) -> int:
-        if self._reporter.unreported > MOST_UNREPORTED:
+        if self._reporter.unreported > MAX_UNREPORTED:
             return 0
         return self._pool.room(self._pace.latest)
 
     async def _pull(self, draining: asyncio.Event) -> None:
         wanted = self._wanted()
-        messages = min(max(int(wanted / self._pace.tasks_per_message), 1), MOST_MESSAGES)
+        messages = min(max(int(wanted / self._pace.tasks_per_message), 1), MAX_MESSAGES)
         expected = min(wanted, math.ceil(messages * self._pace.tasks_per_message))
         with self._pool.reserved(expected, self._pace.latest):
             received = await self._receive(messages, draining)
@@ -87,12 +88,12 @@ class Puller:
             await failpoint("worker.received")
             await self._claim_all(received, draining)
 
-    async def _receive(self, most: int, draining: asyncio.Event) -> list[QueueMessage]:
-        """A long poll, left at once when the worker drains."""
+    async def _receive(self, limit: int, draining: asyncio.Event) -> list[QueueMessage]:
+        """Receives messages with a long poll, which ends immediately when the worker drains."""
         request = ReceiveRequest(
             queue=self._queue,
             worker_id=self._worker_id,
-            max=most,
+            max=limit,
             wait_seconds=WAIT_SECONDS,
             visibility_seconds=VISIBILITY_SECONDS,
         )
@@ -112,10 +113,10 @@ class Puller:
         for message in found.unreadable:
             log.error("worker.message_unreadable", queue=self._queue, message_id=message.message_id)
         surplus: list[QueueMessage] = []
-        whole = [] if draining.is_set() else self._fitting(found.spans)
-        if whole:
-            await self._claim_whole(whole)
-        for span in found.spans[len(whole) :]:
+        fitting = [] if draining.is_set() else self._fitting(found.spans)
+        if fitting:
+            await self._claim_spans(fitting)
+        for span in found.spans[len(fitting) :]:
             surplus += [span.message] if draining.is_set() else await self._claim_span(span)
         surplus += found.tasks.values() if draining.is_set() else await self._claim_tasks(found.tasks)
         if surplus:
@@ -126,11 +127,11 @@ class Puller:
         return min(self._pool.room(kind), self._pace.most_by_size(kind)) or int(must)
 
     def _fitting(self, spans: list[Span]) -> list[Span]:
-        """The spans from the first on that are of one known kind and for which there is room as they are."""
+        """Returns the leading spans that are of one known kind and fit completely."""
         kind = self._pace.kind_of_job(spans[0].job_id) if spans else None
         if kind is None or self._pace.seconds(kind) is None:
             return []
-        room = min(self._limit(kind, ()), MOST_TOGETHER)
+        room = min(self._limit(kind, ()), MAX_TOGETHER)
         fitting: list[Span] = []
         for span in spans:
             room -= span.tasks
@@ -139,8 +140,8 @@ class Puller:
             fitting.append(span)
         return fitting
 
-    async def _claim_whole(self, spans: list[Span]) -> None:
-        """One call for many messages: most of a claim's cost is per call."""
+    async def _claim_spans(self, spans: list[Span]) -> None:
+        """Claims the tasks of many messages in one call, since most of a claim's cost is per call."""
         for span in spans:
             self._pace.message_held(span.tasks)
         ranges = [ClaimRange(span.run_id, span.start, span.end, self._receipt(span.message)) for span in spans]
@@ -149,12 +150,12 @@ class Puller:
         await self._claim(request, tasks, self._pace.kind_of_job(spans[0].job_id))
 
     async def _claim_span(self, span: Span) -> list[QueueMessage]:
-        """Claim from a run's range. Returns its message when there is no room for any of it."""
+        """Claims from a run's range. Returns its message if there is no room."""
         self._pace.message_held(span.tasks)
         known = self._pace.kind_of_job(span.job_id)
         kind = known or self._pace.latest
-        most = span.tasks if known else min(span.tasks, MOST_UNKNOWN)
-        limit = min(self._limit(kind, [span.message]), most)
+        wanted = span.tasks if known else min(span.tasks, MAX_UNKNOWN)
+        limit = min(self._limit(kind, [span.message]), wanted)
         if not limit:
             return [span.message]
         request = ClaimRequest(
@@ -170,7 +171,7 @@ class Puller:
         return []
 
     async def _claim_tasks(self, tasks: dict[UUID, QueueMessage]) -> list[QueueMessage]:
-        """Claim single tasks, all in one call. Returns the messages for which there is no room."""
+        """Claims single tasks in one call. Returns the messages for which there is no room."""
         if not tasks:
             return []
         kind = self._pace.latest

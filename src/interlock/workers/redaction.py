@@ -1,10 +1,10 @@
-"""Keeps values of secrets out of everything that leaves a process that runs operators.
+"""Masks the values of secrets in everything that leaves a process that runs operators.
 
-A result, an error, a progress text or an event of a task is cleaned of the values that this task was given. What a
-process prints goes to the worker's log, and is cleaned of all values that the process was ever given.
+In results, errors, progress texts and events of a task, the secrets of this task are masked. Printed lines go to the
+worker's log; in them, all secrets that the process ever got are masked.
 
-This catches accidents: an exception that quotes a URL, a result that has the headers. An operator that means to give a
-value away can encode it; binding the secret to its hosts is what stops that.
+This catches accidents: an exception that quotes a URL, a result that contains the headers. An operator that leaks a
+value on purpose can encode it; only binding the secret to its hosts prevents that.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from urllib.parse import quote, quote_plus
 
 import msgspec
 
-from interlock.wire.secrets import SHORTEST
+from interlock.wire.access import SHORTEST
 from interlock.workers import protocol
 
 MASK: Final = "[secret]"
 _PART: Final = 4
-"""Characters from which on a value that was cut off is masked, too."""
+"""Shortest truncated part of a value that is masked, in characters."""
 
 
 class Redactor:
-    """Replaces values, in the forms that they commonly take in text."""
+    """Masks values in text, in the encodings that are common there."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._values: set[str] = set()
@@ -46,7 +46,7 @@ class Redactor:
             self._heads = re.compile("|".join(sorted({re.escape(_head(form)) for form in self._forms})), re.IGNORECASE)
 
     def text(self, text: str) -> str:
-        """Masks values, and values that were cut off after their beginning."""
+        """Masks values, including those that are truncated at the end of the text."""
         if not self._values:
             return text
         parts, at = [], 0
@@ -60,13 +60,13 @@ class Redactor:
         return masked if cut < _PART else body[:-cut] + MASK + masked[len(body) :]
 
     def line(self, line: str) -> str:
-        """As `text`, for output that comes in pieces: one may begin with the end of a value."""
+        """Masks values, and also the end of a value at the start of the line, since output comes in pieces."""
         masked = self.text(line)
         cut = max((_overlap(form, masked) for form in self._forms), default=0)
         return masked if cut < _PART else MASK + masked[cut:]
 
     def json(self, document: bytes) -> bytes:
-        """A document with the values masked in its strings, names and numbers; as it was when there is none."""
+        """Masks values in strings, names and numbers of a document. Returns it unchanged if it contains none."""
         if not self._values:
             return document
         value = msgspec.json.decode(document)
@@ -74,7 +74,7 @@ class Redactor:
         return document if masked == value else msgspec.json.encode(masked)
 
     def value(self, value: Any) -> Any:
-        """Any: a decoded JSON document."""
+        """Masks values in a decoded JSON document, hence Any."""
         match value:
             case str():
                 return self.text(value)
@@ -88,7 +88,7 @@ class Redactor:
 
 
 def _forms(value: str) -> set[str]:
-    """As it is, line by line, and as URLs, JSON, Python, base64 and hex write it."""
+    """Returns the value unchanged, line by line, and as encoded in URLs, JSON, Python, base64 and hex."""
     data = value.encode()
     escaped = msgspec.json.encode(value).decode()[1:-1]
     forms = {value, *value.splitlines(), quote(value), quote(value, safe=""), quote_plus(value), escaped}
@@ -99,12 +99,12 @@ def _forms(value: str) -> set[str]:
 
 
 def _head(form: str) -> str:
-    """The beginning by which a value is known: long enough that other text hardly has it."""
+    """Returns the prefix that identifies a value: long enough to be rare in other text."""
     return form[: max(SHORTEST, len(form) // 4)]
 
 
 def _common(form: str, text: str, at: int) -> int:
-    """How many characters of the text from there on are those that the form begins with."""
+    """Returns the length of the common prefix of `form` and the text from `at` on, ignoring case."""
     if text[at : at + len(form)].casefold() == form.casefold():
         return len(form)
     pairs = zip(form, text[at : at + len(form)], strict=False)
@@ -112,7 +112,7 @@ def _common(form: str, text: str, at: int) -> int:
 
 
 def _overlap(first: str, second: str) -> int:
-    """How many characters, short of all, at the end of one text are those that the other begins with."""
+    """Returns the length of the longest proper prefix of `second` with which `first` ends."""
     if len(second) < _PART:
         return 0
     window = first[-(len(second) - 1) :]
@@ -125,7 +125,7 @@ def _overlap(first: str, second: str) -> int:
 
 
 class Redaction:
-    """What one process was given, by the slots that it has not answered yet."""
+    """The secrets that a process got, by unanswered slot."""
 
     def __init__(self) -> None:
         self._ever = Redactor()
@@ -182,7 +182,7 @@ def _finished(message: protocol.Finished, own: Redactor) -> protocol.Finished:
 
 
 def _structs(items: list[Any], own: Redactor) -> list[Any]:
-    """Any: events or outputs. Their texts are cleaned; ids and positions have no room for a value."""
+    """Masks the texts of events or outputs, hence Any. Ids and positions cannot contain a value."""
     return [
         msgspec.structs.replace(
             item,

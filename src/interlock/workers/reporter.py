@@ -1,7 +1,7 @@
-"""What the dispatcher is told: completions in batches, attempts given back, events in between.
+"""Reports to the dispatcher: completions in batches, released attempts, and events.
 
-Nothing is dropped because the dispatcher is away: calls are repeated until it is back. What one item does to a batch
-must not hurt its neighbours, so that a refused batch is halved until the item stands alone.
+No report is dropped while the dispatcher is unavailable: calls are retried until it is back. One bad item must not harm
+the others in its batch, so a refused batch is halved until the item is alone.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from interlock.client import TaskClient, WorkerClient
 from interlock.errors import Fenced, Forbidden, InterlockError, NotFound, Unauthenticated
 from interlock.failpoints import failpoint
 from interlock.wire import Completion, CompletionBatch, CompletionGroup, Event, HeartbeatBatch, Refusal, ReleaseBatch
-from interlock.workers.held import Held, Lease, bare_failure
+from interlock.workers.held_tasks import Held, Lease, bare_failure
 
 log = structlog.get_logger()
 
 BATCH = 500
-"""Completions that are worth a call of their own."""
-MOST_PER_CALL = 2_000
+"""Waiting completions that trigger a call without a delay."""
+MAX_PER_CALL = 2_000
 GATHER_SECONDS = 0.005
 FLIGHTS = 4
 ITEM_BYTES = 400
-"""What a completion takes on the wire beside its result and message."""
+"""Size of a completion on the wire, without its result and message."""
 INDEX_BYTES = 20
-"""What one in a group takes beside its result."""
+"""Size of a completion in a group, without its result."""
 
 Report = Completion | tuple[Held, bytes]
-"""How an attempt ended; just the held task and its result when it simply completed."""
+"""The outcome of an attempt: a completion, or the task and its result if it succeeded without events and outputs."""
 
 _final = (Fenced.default_code, NotFound.default_code, Forbidden.default_code)
 _refused = "ReportRefused"
@@ -52,7 +52,7 @@ class Reporter:
         self._last_flush = 0.0
         self.reported = 0
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Gets the error that ends the worker."""
+        """Receives the error that ends the worker."""
 
     @property
     def unreported(self) -> int:
@@ -78,7 +78,7 @@ class Reporter:
             self._timer = asyncio.get_running_loop().call_later(self._delay(), self._flush)
 
     def _delay(self) -> float:
-        """A first result goes out at once, those close behind it together."""
+        """Returns the delay of the next call: the first result is sent immediately, those right after it together."""
         quiet = not self._flights and time.monotonic() - self._last_flush > GATHER_SECONDS
         return 0.0 if quiet else GATHER_SECONDS
 
@@ -96,7 +96,7 @@ class Reporter:
 
     def _next_batch(self) -> list[Report]:
         size = count = 0
-        for report in self._waiting[:MOST_PER_CALL]:
+        for report in self._waiting[:MAX_PER_CALL]:
             size += _size(report)
             if count and size > self._call_bytes:
                 break
@@ -134,21 +134,21 @@ class Reporter:
                 self._refused_alone(by_id[refusal.task_id], refusal.code, refusal.detail)
 
     def _refused_alone(self, completion: Completion, code: str, detail: str) -> None:
-        """The attempt must end somehow: as a failure that says why, unless that is what was refused."""
+        """Fails the attempt with the reason of the refusal, unless that failure is what was refused."""
         task_id = str(completion.task_id)
         if completion.error_class == _refused:
             log.error("worker.report_dropped", task_id=task_id, code=code)
             return
         log.warning("worker.report_refused", task_id=task_id, code=code)
-        message = f"The dispatcher refused what this attempt reported: {detail}"
+        message = f"The dispatcher refused the report of this attempt: {detail}"
         self.complete(bare_failure(completion, _refused, message[:2_000]))
 
-    # Attempts given back
+    # Released attempts
 
     def release(self, held: Iterable[Held]) -> None:
         items = [one.release() for one in held]
-        for at in range(0, len(items), MOST_PER_CALL):
-            self._start(self._others, self._release(ReleaseBatch(items=items[at : at + MOST_PER_CALL])))
+        for at in range(0, len(items), MAX_PER_CALL):
+            self._start(self._others, self._release(ReleaseBatch(items=items[at : at + MAX_PER_CALL])))
 
     async def _release(self, batch: ReleaseBatch) -> None:
         try:
@@ -156,7 +156,7 @@ class Reporter:
         except (Unauthenticated, Forbidden):
             raise
         except InterlockError as error:
-            # Their leases run out instead; that costs each an attempt.
+            # Their leases expire instead, which costs each task an attempt.
             log.warning("worker.release_failed", tasks=len(batch.items), code=error.code, reason=error.detail)
         else:
             log.info("worker.released", tasks=reply.released)
@@ -179,7 +179,7 @@ class Reporter:
             try:
                 return (await held.client.events(events)).accepted
             except Unauthenticated:
-                # The token has run out since it was last used.
+                # The token has expired since its last use.
                 held.client.close()
         token = await self._token(held)
         held.client = TaskClient(self._client.url, token, held.fence, verify=self._client.verify)
@@ -189,10 +189,10 @@ class Reporter:
         reply = await self._client.heartbeat(HeartbeatBatch(items=[held.heartbeat(token=True)]))
         token = reply.items[0].capability_token if reply.items else None
         if token is None:
-            raise Fenced("The attempt was fenced off: another one has the task.", stale="lease_token")
+            raise Fenced("This attempt has lost its lease: another attempt runs the task.", stale="lease_token")
         return token
 
-    # Flights
+    # Calls in flight
 
     def _start(self, flights: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -207,7 +207,7 @@ class Reporter:
         return task
 
     async def drain(self, seconds: float) -> None:
-        """Tell all that is left to tell, as far as `seconds` allow."""
+        """Sends all remaining reports, for at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._waiting or self._flights or self._others:
@@ -228,7 +228,7 @@ def _completion(report: Report) -> Completion:
 
 
 def _together(batch: list[Report]) -> CompletionBatch:
-    """Completed tasks of runs by their lease: the dispatcher is told once what they share."""
+    """Groups completed tasks of runs by lease, so that the fields that they share are sent once."""
     items: list[Completion] = []
     groups: dict[int, CompletionGroup] = {}
     for report in batch:

@@ -1,4 +1,4 @@
-"""What queue messages say: which tasks wait. A message is a wake-up and nothing more."""
+"""Parses queue messages, which name waiting tasks. A message is only a wake-up."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Span:
 
 @dataclass(slots=True)
 class WakeUps:
-    """The messages of one receive, sorted by what they tell of."""
+    """The messages of one receive, by type."""
 
     tasks: dict[UUID, QueueMessage] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The tasks that a worker has claimed, and what every kind of pool that runs them can be asked to do."""
+"""The base class of pools: the claimed tasks of a worker, and the operations on them."""
 
 from __future__ import annotations
 
@@ -17,68 +17,68 @@ import structlog
 from interlock.errors import ConfigurationError
 from interlock.wire import ClaimBatchReply, Completion, Crash, Event, GroupedTask
 from interlock.workers import protocol
-from interlock.workers.held import NONE, Held, Lease, Variables, beat_interval, lease_alone, lease_of
-from interlock.workers.pace import Kind, Pace
+from interlock.workers.held_tasks import NONE, Held, Lease, Variables, beat_interval, lease_alone, lease_of
 from interlock.workers.process import OperatorProcess
+from interlock.workers.task_durations import Kind, Pace
 
 log = structlog.get_logger()
 
-MOST_FAILED_STARTS = 5
+MAX_FAILED_STARTS = 5
 
 
-class Desk(Protocol):
-    """Where the pool hands in what is to be told to the dispatcher."""
+class ReportSink(Protocol):
+    """Accepts the pool's reports to the dispatcher."""
 
     def complete(self, completion: Completion) -> None: ...
 
     def completed(self, held: Held, result: bytes) -> None:
-        """A task ended well, with its result and nothing else."""
+        """Reports a task that succeeded with a result only, without events and outputs."""
 
     def release(self, held: Iterable[Held]) -> None: ...
 
     def emit(self, held: Held, events: list[Event], answer: Callable[[int, str | None], None]) -> None: ...
 
     def fail(self, error: BaseException) -> None:
-        """Going on is pointless."""
+        """Ends the worker with an error that it cannot recover from."""
 
 
 class WorkPool(ABC):
     def __init__(
         self,
         pace: Pace,
-        desk: Desk,
+        sink: ReportSink,
         usual_lease: float,
         data_url: str | None = None,
         outbound: protocol.Outbound | None = None,
         variables: Variables = NONE,
     ) -> None:
-        self._pace, self._desk, self._usual_lease, self._data_url = pace, desk, usual_lease, data_url
+        self._pace, self._sink, self._usual_lease, self._data_url = pace, sink, usual_lease, data_url
         self._outbound = outbound
         self._variables = variables
         self._slots = itertools.count(1)
         self._draining = asyncio.Event()
         self._failed_starts = 0
         self.queue: deque[Held] = deque()
-        """Claimed, and in no process's hands yet."""
+        """Claimed tasks that are not assigned to a process yet."""
         self.held: dict[int, Held] = {}
-        """All that is claimed and unanswered, by slot: what heartbeats keep alive."""
+        """All claimed and unanswered tasks, by slot. Heartbeats keep their leases."""
         self._reserved: list[float] = []
-        """Seconds of work that calls in flight will bring."""
+        """Seconds of work that claims in flight may return."""
         self.room_made = asyncio.Event()
 
     # How much to claim
 
     @abstractmethod
     def room(self, kind: Kind | None) -> int:
-        """How many tasks of a kind this worker should claim now; 0 for none."""
+        """Returns how many tasks of a kind this worker should claim now."""
 
     @abstractmethod
     def claim_seconds(self, kind: Kind | None) -> float:
-        """What a claimed task of a kind takes of the room."""
+        """Returns the room that a claimed task of a kind takes."""
 
     @contextlib.contextmanager
     def reserved(self, tasks: int, kind: Kind | None) -> Iterator[None]:
-        """Keep room for what a call may bring while it is in flight."""
+        """Reserves room for the tasks that a call in flight may return."""
         seconds = tasks * self.claim_seconds(kind)
         self._reserved.append(seconds)
         try:
@@ -88,28 +88,32 @@ class WorkPool(ABC):
             self.room_made.set()
 
     def _reserved_tasks(self, kind: Kind | None) -> int:
-        """Rounded before it is rounded up: what floats leave over would take a whole place, and the only free one
-        would stay empty."""
+        """Returns the number of reserved tasks.
+
+        It is rounded before it is rounded up. Otherwise a floating-point remainder would count as a whole task, and
+        the only free child would stay idle.
+        """
         return math.ceil(round(math.fsum(self._reserved) / self.claim_seconds(kind), 6))
 
     def _start_failed(self, what: str, cause: Crash) -> None:
-        """A process that was to run tasks has ended before it could. That often in a row, no other will do better."""
+        """Handles a process that ended before it was ready. After MAX_FAILED_STARTS in a row the worker gives up."""
         self._failed_starts += 1
         event = f"worker.{what}_not_started"
         log.error(event, exit_code=cause.exit_code, signal=cause.signal)
-        if self._failed_starts >= MOST_FAILED_STARTS:
+        if self._failed_starts >= MAX_FAILED_STARTS:
             raise ConfigurationError(
-                f"The worker's {what} processes end before they are ready: see operator.output in its log for why."
+                f"The last {self._failed_starts} {what} processes of the worker ended before they were ready: look for "
+                "the cause in its log (operator.output)."
             )
 
-    # Claimed tasks come in
+    # Accepting claimed tasks
 
     @abstractmethod
     def take(self, reply: ClaimBatchReply) -> int:
-        """Take over what was claimed and have it run. Returns how many tasks that were."""
+        """Accepts claimed tasks and runs them. Returns their number."""
 
     def estimate(self, kind: Kind) -> float:
-        """Seconds that a task of a kind is expected to take."""
+        """Returns the expected duration of a task of a kind."""
         return self._pace.seconds(kind) or 1.0
 
     def _claimed(self, reply: ClaimBatchReply) -> list[Held]:
@@ -136,7 +140,7 @@ class WorkPool(ABC):
             for task in tasks
         ]
 
-    # What processes report
+    # Reports from processes
 
     def _progressed(self, message: protocol.Progressed) -> None:
         held = self.held.get(message.slot)
@@ -149,9 +153,9 @@ class WorkPool(ABC):
 
         held = self.held.get(message.slot)
         if held is None or held.lost:
-            answer(0, "The attempt was fenced off: another one has the task.")
+            answer(0, "This attempt has lost its lease: another attempt runs the task.")
         else:
-            self._desk.emit(held, message.events, answer)
+            self._sink.emit(held, message.events, answer)
 
     def _show(self, process: OperatorProcess, slot: int, stream: str, line: str) -> None:
         held = self.held.get(slot)
@@ -162,14 +166,14 @@ class WorkPool(ABC):
         if held.lost:
             return
         if message.events or message.outputs:
-            self._desk.complete(held.completed(message.result, message.events, message.outputs))
+            self._sink.complete(held.completed(message.result, message.events, message.outputs))
         else:
-            self._desk.completed(held, message.result)
+            self._sink.completed(held, message.result)
 
-    # Tasks end otherwise
+    # Stopping and pausing tasks
 
     def cancel(self, held: Held) -> None:
-        """The dispatcher wants it stopped: at once where it waits, by TaskCanceled where it runs."""
+        """Cancels a task for the dispatcher: a queued one ends immediately, a running one gets TaskCanceled."""
         if held.cancel or held.ended:
             return
         held.cancel, held.stop_asked_at = True, time.monotonic()
@@ -178,7 +182,7 @@ class WorkPool(ABC):
             self._end(held, held.canceled())
 
     def lose(self, held: Held) -> None:
-        """It was fenced off: stop it and say no more about it."""
+        """Stops a task that has lost its lease. Nothing more is reported about it."""
         if held.lost or held.ended:
             return
         held.lost, held.stop_asked_at = True, time.monotonic()
@@ -188,15 +192,15 @@ class WorkPool(ABC):
 
     @abstractmethod
     def _stop(self, held: Held) -> bool:
-        """Stop it where it runs. False when no process has it."""
+        """Stops a running task. Returns False if no process has it."""
 
     @abstractmethod
     def pause(self, held: Held, paused: bool) -> None:
-        """A source is to hold still, or may go on. One that does not run yet hears of it with a later heartbeat."""
+        """Pauses or resumes a source. One that does not run yet is paused by a later heartbeat."""
 
     def _end(self, held: Held, completion: Completion) -> None:
         if not held.lost:
-            self._desk.complete(completion)
+            self._sink.complete(completion)
 
     def _drop(self, held: Held) -> None:
         held.ended = True
@@ -205,7 +209,7 @@ class WorkPool(ABC):
             held.client.close()
 
     def release_queue(self) -> None:
-        """Give back what waits here, so that another worker may have it."""
+        """Releases the queued tasks, so that another worker can claim them."""
         waiting = [held for held in self.queue if not held.ended]
         self.queue.clear()
         self._release(waiting)
@@ -213,24 +217,24 @@ class WorkPool(ABC):
     def _release(self, tasks: list[Held]) -> None:
         for held in tasks:
             self._drop(held)
-        self._desk.release([held for held in tasks if not held.lost])
+        self._sink.release([held for held in tasks if not held.lost])
 
-    # The end
+    # Draining
 
     @abstractmethod
     def drain(self) -> None:
-        """Start nothing new: give back what waits, and let what runs finish."""
+        """Starts no new tasks: releases queued ones, and lets running ones finish."""
 
     @abstractmethod
     def kill_all(self) -> None:
-        """End the processes of a drained pool, and give back what they had."""
+        """Kills the processes of a drained pool, and releases their tasks."""
 
     @abstractmethod
     async def ended(self) -> None:
-        """When every process of a drained pool is gone."""
+        """Waits until every process of a drained pool is gone."""
 
     async def abandon(self) -> None:
-        """End everything at once."""
+        """Kills all processes and waits for their end."""
         self._draining.set()
         self.kill_all()
         await self.ended()

@@ -4,8 +4,8 @@
                                  │  ▲
       dispatcher ◄─ heartbeat ───┘  └── reports ─► complete in batches ─► dispatcher
 
-It holds the worker token; its children hold nothing. Losing a child costs the task that ran in it; losing the
-worker costs an attempt of each task it held; a drain costs nothing.
+It holds the worker token; its children hold no credentials. The crash of a child costs an attempt of the task that ran
+in it. The crash of the worker costs an attempt of each task it held. A drain costs no attempt.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from interlock.workers import catalogue, confinement
 from interlock.workers.confinement import NOT_CONFINED
 from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import DriverLaunch
-from interlock.workers.held import NONE, Variables
-from interlock.workers.leases import Leases
+from interlock.workers.heartbeats import Leases
+from interlock.workers.held_tasks import NONE, Variables
 from interlock.workers.operator_reports import OperatorReports
 from interlock.workers.operators import catalogue_of
-from interlock.workers.pace import Pace
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch
 from interlock.workers.protocol import Outbound, SparkOptions
 from interlock.workers.puller import PULLERS, Puller
 from interlock.workers.reporter import Reporter
-from interlock.workers.watch import CANCEL_GRACE_SECONDS, Watch
+from interlock.workers.task_durations import Pace
+from interlock.workers.timeouts import CANCEL_GRACE_SECONDS, Watch
 from interlock.workers.work_pool import WorkPool
 
 log = structlog.get_logger()
 
 LAST_REPORTS_SECONDS = 30.0
-"""How long a worker that ends keeps trying to report, should the dispatcher be away just then."""
+"""Time for which a worker that shuts down retries its last reports while the dispatcher is unavailable."""
 
 OUTAGE_LINE_SECONDS = 10.0
 
@@ -54,9 +54,9 @@ OUTAGE_LINE_SECONDS = 10.0
 class Worker:
     """Runs tasks of one runtime until it is drained.
 
-    `operators` are the folders and modules whose declared operators it runs, beside those of the setting of that name;
-    `modules` are imported in each child besides. `environment` names variables that its processes have beside the few
-    that are always passed on; `variables` go with tasks of their org alone.
+    `operators` are the folders and modules whose declared operators it runs, in addition to those of the setting with
+    that name. `modules` are imported in each child. `environment` names variables that its processes get in addition to
+    the few that are always passed on. `variables` are passed only to tasks of their org.
     """
 
     def __init__(  # noqa: PLR0913 - the options of a worker, by name
@@ -87,14 +87,17 @@ class Worker:
         self._hurry = asyncio.Event()
 
     def request_drain(self) -> None:
-        """Stop taking work; `run` returns when the rest is finished or given back. Asked twice, it waits no more."""
+        """Starts a graceful shutdown: takes no new work, and finishes or releases the rest before `run` returns.
+
+        A second call releases running tasks immediately.
+        """
         if self._draining.is_set():
             self._hurry.set()
         self._draining.set()
 
     async def run(self) -> None:
         access = dispatcher_access(self._settings)
-        async with WorkerClient(access.url, access.secret, verify=access.verify, on_retry=Outages()) as client:
+        async with WorkerClient(access.url, access.secret, verify=access.verify, on_retry=OutageLog()) as client:
             await self._run(client)
 
     async def _run(self, client: WorkerClient) -> None:
@@ -131,7 +134,7 @@ class Worker:
         log.info("worker.ended", worker_id=self.worker_id, reported=reporter.reported)
 
     def _pool(self, pace: Pace, reporter: Reporter) -> tuple[WorkPool, Coroutine[Any, Any, None]]:
-        """A child process for each task that runs."""
+        """Creates a pool with a child process for each running task."""
         settings = self._settings
         launch = Launch(
             memory_mb=self._runtime.memory_mb,
@@ -152,7 +155,7 @@ class Worker:
     def _spark_pool(
         self, client: WorkerClient, pace: Pace, reporter: Reporter
     ) -> tuple[WorkPool, Coroutine[Any, Any, None]]:
-        """Driver processes, each with one session for its tasks."""
+        """Creates a pool of driver processes, each with one Spark session for its tasks."""
         settings = self._settings
         options = SparkOptions(
             master=settings.spark_master,
@@ -194,7 +197,7 @@ class Worker:
             pool.kill_all()
             await pool.ended()
         began = time.monotonic()
-        # A claim that is on its way may bring tasks, which the drained pool gives back at once.
+        # A claim in flight may still return tasks. The drained pool releases them immediately.
         await asyncio.wait(pullers, timeout=LAST_REPORTS_SECONDS)
         for puller in pullers:
             puller.cancel()
@@ -209,8 +212,8 @@ class Worker:
         return finished.done()
 
 
-class Outages:
-    """Says that the dispatcher is away, and goes on saying it, but not for each call that fails meanwhile."""
+class OutageLog:
+    """Logs that the dispatcher is unavailable, at most once per OUTAGE_LINE_SECONDS."""
 
     def __init__(self) -> None:
         self._quiet_until = 0.0
@@ -227,14 +230,17 @@ def _queue_runtime(settings: Settings, name: str) -> Runtime:
         runtime = settings.runtime(name)
     except KeyError:
         known = ", ".join(settings.runtime_names)
-        raise ConfigurationError(f"There is no runtime {name!r}: choose one of {known}.") from None
+        raise ConfigurationError(f"Runtime {name!r} does not exist: choose one of {known}.") from None
     if runtime.kind is not RuntimeKind.QUEUE:
-        raise ConfigurationError(f"Runtime {name!r} has no queue, so it needs no worker: {runtime.kind} runs it.")
+        raise ConfigurationError(
+            f"Runtime {name!r} is of kind {runtime.kind} and has no queue, so it needs no worker: start a worker only "
+            "for a runtime with a queue."
+        )
     return runtime
 
 
 def _renew(pool: WorkPool) -> None:
-    """Lets processes that were confined before a file was there be followed by others, which can open it."""
+    """Replaces processes that were confined before a file existed by new ones, which can open it."""
     if isinstance(pool, Pool):
         pool.renew()
     elif isinstance(pool, DriverPool):
@@ -243,33 +249,33 @@ def _renew(pool: WorkPool) -> None:
 
 
 def _hidden(settings: Settings) -> tuple[str, ...]:
-    """Files and folders of the platform that operators cannot open."""
+    """Returns the platform's files and folders that operators must not open."""
     own = [settings.dir, settings.signing_keys_dir, config_file(), *settings.secret_dirs]
     return tuple(str(path.absolute()) for path in (*own, settings.tls_key) if path is not None)
 
 
 def _kept(settings: Settings) -> tuple[str, ...]:
-    """Objects in a local folder, which tasks read and write by themselves."""
+    """Returns the local folder of objects, which tasks read and write directly."""
     root = settings.objects_root
     return (root.removeprefix("file://"),) if root.startswith("file://") else ()
 
 
 def _data_url(settings: Settings, runtime: Runtime) -> str | None:
-    """Only the platform's own runtimes are trusted with it."""
+    """Returns the URL of the data database, which only the platform's own runtimes get."""
     if settings.data_url is None or not _is_trusted(settings, runtime):
         return None
     return settings.data_url.get_secret_value()
 
 
 def _state_url(settings: Settings, runtime: Runtime) -> str | None:
-    """As above. A worker that has none leaves staged lists to the ingest process."""
+    """Returns the URL of the state database. Without it, the ingest process loads staged lists."""
     if settings.state_url is None or not _is_trusted(settings, runtime):
         return None
     return settings.state_url.get_secret_value()
 
 
 def _outbound(settings: Settings, runtime: Runtime) -> Outbound | None:
-    """In other runtimes there are no exceptions and no proxy."""
+    """Returns the outbound settings. Other runtimes get no exceptions and no proxy."""
     if not _is_trusted(settings, runtime):
         return None
     proxy = settings.outbound_proxy.get_secret_value() if settings.outbound_proxy else None
@@ -294,7 +300,7 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def hide_memory() -> None:
-    """Keep this process's memory and environment from being read by its own user's other processes.
+    """Prevents other processes of the same user from reading this process's memory and environment.
 
     Operator code runs as the same user, and this process was started with the worker token in its environment.
     """
@@ -314,7 +320,7 @@ async def main(
     environment: Sequence[str] = (),
     variables: Variables = NONE,
 ) -> None:
-    """A worker as a process of its own: SIGTERM and SIGINT drain it, a second one hurries."""
+    """Runs a worker as the main program. SIGTERM and SIGINT drain it; a second signal releases running tasks."""
     hide_memory()
     worker = Worker(
         settings,

@@ -1,4 +1,4 @@
-"""What workers run in crash tests. Every step is noted in a file outside of the system, by one append each."""
+"""Operators of crash tests. Each step is recorded in a file outside of the system, with one append."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from interlock.workers.context import TaskContext
 
 
 def _note(ctx: TaskContext, step: str) -> None:
-    """O_APPEND and one write: whole lines, whoever is killed meanwhile."""
+    """Uses O_APPEND and one write, so that lines are complete even if a process is killed."""
     journal = os.open(ctx.config["journal"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(journal, f"{ctx.task_id} {ctx.attempt} {step} {os.getpid()}\n".encode())
@@ -25,7 +25,7 @@ def _note(ctx: TaskContext, step: str) -> None:
 
 
 def _written(grant: WriteGrant) -> str:
-    """A file, and last its marker."""
+    """Writes a file, and its marker last."""
     folder = Path(grant.write_prefix.removeprefix("file://"))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "part").write_bytes(b"")
@@ -36,13 +36,13 @@ def _written(grant: WriteGrant) -> str:
 
 @operator("crash.work")
 def work(payload: dict[str, Any], ctx: TaskContext) -> dict[str, int]:
-    """Takes `seconds`, fails its first `failures` attempts, and announces and commits what its job may write.
+    """Takes `seconds`, fails its first `failures` attempts, and emits and commits the outputs of its job.
 
-    A `quiet` one announces nothing before its end.
+    With `quiet` it emits nothing before its end.
     """
     _note(ctx, "began")
     if "gate" in payload and ctx.attempt == 1:
-        Path(payload["gate"]).read_bytes()  # a named pipe: until the test has opened it and closed it again
+        Path(payload["gate"]).read_bytes()  # a named pipe: blocks until the test has opened and closed it
     if ctx.attempt <= payload.get("failures", 0):
         raise TaskFailed("told to fail", "Told")
     if seconds := payload.get("seconds"):
@@ -60,7 +60,7 @@ def work(payload: dict[str, Any], ctx: TaskContext) -> dict[str, int]:
 
 @operator("crash.hoard")
 def hoard(payload: dict[str, Any], ctx: TaskContext) -> dict[str, int]:
-    """Its first attempt takes memory until the kernel takes the process."""
+    """The first attempt allocates memory until the kernel kills the process."""
     _note(ctx, "began")
     taken = []
     while ctx.attempt == 1:
@@ -71,7 +71,7 @@ def hoard(payload: dict[str, Any], ctx: TaskContext) -> dict[str, int]:
 
 @operator("crash.scope")
 def scope(payload: dict[str, Any], ctx: TaskContext) -> dict[str, int]:
-    """A job of a DAG: commits its scope of every output, and says so."""
+    """A job of a DAG: commits its scope of every output and emits an event."""
     _note(ctx, "began")
     span: dict[str, Any] = {"start": payload["start"], "end": payload["end"]}
     for grant in ctx.outputs:

@@ -1,0 +1,90 @@
+"""The parts that all listeners share: errors, request ids, limits, OpenAPI."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from litestar import HttpMethod, Litestar, MediaType, Response, Router, route
+from litestar.datastructures import State
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.spec import Components
+from litestar.routes import BaseRoute
+
+from interlock import __version__
+from interlock.access.guards import SCHEMES
+from interlock.apps.app import App
+from interlock.http.decoding import decode_directly, takes_a_body
+from interlock.http.express import Express, with_express
+from interlock.http.middleware import observed
+from interlock.http.openapi import DocumentPlugin
+from interlock.http.problems import DOCUMENTED, HANDLERS, WITH_A_BODY
+
+
+class _SchemaRouter(Router):
+    """Serves only the OpenAPI document; Litestar would also add an HTML page for unmatched paths."""
+
+    def register(self, value: Any) -> list[BaseRoute]:
+        is_page = isinstance(value, HTTPRouteHandler) and value.media_type is MediaType.HTML
+        return [] if is_page else super().register(value)
+
+
+def _options(handlers: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
+    """Builds OPTIONS handlers. Litestar's own would list only the methods of the first handler of a path."""
+    allowed: defaultdict[str, set[str]] = defaultdict(lambda: {"OPTIONS"})
+    for handler in handlers:
+        for path in handler.paths:
+            allowed[path] |= {str(method) for method in handler.http_methods}
+    return [_options_of(path, ", ".join(sorted(methods))) for path, methods in allowed.items()]
+
+
+def _options_of(path: str, allow: str) -> HTTPRouteHandler:
+    @route(path, http_method=[HttpMethod.OPTIONS], status_code=204, include_in_schema=False)
+    async def options() -> Response[None]:
+        return Response(None, status_code=204, headers={"Allow": allow})
+
+    return options
+
+
+def capabilities(app: App) -> dict[str, Any]:
+    """Returns what handlers find in the state of their listener, by name."""
+    return {field.name: getattr(app, field.name) for field in fields(app)}
+
+
+def application(
+    app: App,
+    listener: str,
+    handlers: Sequence[HTTPRouteHandler],
+    *,
+    title: str,
+    components: Components,
+    express: Express | None = None,
+) -> Litestar:
+    for handler in handlers:
+        decode_directly(handler)
+        problems = DOCUMENTED | (WITH_A_BODY if takes_a_body(handler) else {})
+        handler.responses = problems | dict(handler.responses or {})
+        handler.security = [{SCHEMES[guard]: []} for guard in handler.guards or ()]
+    listening = Litestar(
+        route_handlers=[*_options(handlers), *handlers],
+        state=State(capabilities(app)),
+        exception_handlers=HANDLERS,
+        request_max_body_size=app.settings.body_limit_bytes,
+        openapi_config=OpenAPIConfig(
+            title=title,
+            version=__version__,
+            openapi_router=_SchemaRouter("/", route_handlers=[], include_in_schema=False),
+            render_plugins=[DocumentPlugin(path="/openapi.json")],
+            components=components,
+        ),
+        logging_config=None,
+        debug=False,
+    )
+    if express is not None:
+        listening.asgi_handler = with_express(express, listening.asgi_handler)
+    # This wraps the routing too, so that unknown paths and wrong methods are counted like other requests.
+    listening.asgi_handler = observed(listener)(listening.asgi_handler)
+    return listening

@@ -1,0 +1,76 @@
+"""The gateway process: the public listener, for users with API keys."""
+
+from __future__ import annotations
+
+import structlog
+from litestar import Litestar
+from litestar.openapi.spec import Components, SecurityScheme
+
+from interlock.access import object_routes
+from interlock.access import routes as access
+from interlock.apps.app import App, open_app
+from interlock.apps.application import application
+from interlock.apps.health import health, metrics
+from interlock.apps.listening import listener_of
+from interlock.apps.running import stop_on_signals
+from interlock.apps.serving import serve
+from interlock.bus import inbox_routes
+from interlock.bus.alerts import routes as alerts
+from interlock.bus.path import routes as commands
+from interlock.bus.registry import routes as registry
+from interlock.bus.replay import routes as replays
+from interlock.dags import routes as dags
+from interlock.datasets import routes as datasets
+from interlock.http.listener import url_of
+from interlock.jobs import routes as jobs
+from interlock.query import record_routes
+from interlock.settings import Settings
+from interlock.tasks import routes as tasks
+from interlock.untrusted import routes as bundles
+from interlock.webhooks import routes as webhooks
+
+log = structlog.get_logger()
+
+HANDLERS = [
+    *jobs.HANDLERS,
+    *tasks.HANDLERS,
+    *access.HANDLERS,
+    *dags.HANDLERS,
+    *bundles.HANDLERS,
+    health,
+    metrics,
+    *datasets.HANDLERS,
+    *record_routes.HANDLERS,
+    *object_routes.HANDLERS,
+    *webhooks.HANDLERS,
+    *commands.HANDLERS,
+    *inbox_routes.HANDLERS,
+    *alerts.HANDLERS,
+    *registry.HANDLERS,
+    *replays.HANDLERS,
+]
+
+
+def gateway(app: App) -> Litestar:
+    key = SecurityScheme(
+        type="http", scheme="bearer", description="An API key, `ilk_…`, or a token of the identity provider."
+    )
+    token = SecurityScheme(
+        type="http", scheme="bearer", description="An object token; a signed URL needs none: it has its proof in it."
+    )
+    return application(
+        app,
+        "gateway",
+        HANDLERS,
+        title="Interlock gateway",
+        components=Components(security_schemes={"apiKey": key, "objectToken": token}),
+        express=commands.EXPRESS,
+    )
+
+
+async def run_gateway(settings: Settings, *, descriptor: int | None = None) -> None:
+    listener = listener_of(settings, settings.gateway, "gateway", descriptor)
+    stop = stop_on_signals()
+    async with open_app(settings, process="gateway") as app:
+        log.info("listening", at=url_of(listener, settings))
+        await serve(gateway(app), listener, settings, stop=stop, on_stop=app.stores.wakeups.close)

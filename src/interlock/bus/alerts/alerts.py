@@ -1,0 +1,229 @@
+"""Alerts: opened when telemetry is delivered, and sent to the tenant's feed, by e-mail and by webhook.
+
+They need no consumer of telemetry. Many events of one kind make one alert. A critical alert without an e-mail address
+or a webhook is flagged to operations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+import msgspec
+import structlog
+from msgspec import Raw
+
+from interlock.access.principals import Principal
+from interlock.bus.metrics import ALERTS, ALERTS_UNROUTED
+from interlock.errors import BadRequest, NotFound
+from interlock.settings import Settings
+from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.wire import WebhookEvent, WebhookEventType
+from interlock.wire.bus_alerts import (
+    ALERTED,
+    CRITICAL,
+    AlertPage,
+    AlertSettings,
+    AlertSettingsList,
+    AlertSettingsView,
+    AlertView,
+    Channel,
+    ChannelKind,
+)
+
+log = structlog.get_logger()
+_sql = queries("bus", "alerts")
+_webhooks_sql = queries("webhooks", "webhooks")
+_channels = msgspec.json.Decoder(list[Channel])
+
+_DEFAULT: Final = [Channel(kind=ChannelKind.DASHBOARD)]
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", re.ASCII)
+_FIRST: Final = UUID(int=0)
+_LAST: Final = UUID(int=2**128 - 1)
+
+
+@dataclass
+class Raised:
+    """Events of one kind of one tenant."""
+
+    told: int
+    sample: str
+    """The first of them, JSON."""
+
+
+def count_alerts(raised: dict[tuple[UUID, str], Raised], org_id: UUID, kind: str, event: Raw) -> None:
+    if kind in ALERTED:
+        known = raised.get((org_id, kind))
+        if known is None:
+            raised[org_id, kind] = Raised(1, bytes(event).decode())
+        else:
+            known.told += 1
+
+
+async def raise_alerts(
+    connection: Connection, raised: Mapping[tuple[UUID, str], Raised], *, seconds: float, now: datetime
+) -> None:
+    """Opens or counts alerts in the caller's transaction, with their e-mails and webhook calls."""
+    if not raised:
+        return
+    fresh: list[Row] = await _sql.raise_alerts(
+        connection,
+        seconds=seconds,
+        org_ids=[org_id for org_id, _ in raised],
+        events=[event for _, event in raised],
+        told=[each.told for each in raised.values()],
+        samples=[each.sample for each in raised.values()],
+        criticals=[event in CRITICAL for _, event in raised],
+    )
+    await _call_webhooks(connection, fresh, now)
+    for row in fresh:
+        ALERTS.labels(event=row["event"]).inc()
+        if row["unrouted"]:
+            ALERTS_UNROUTED.labels(event=row["event"]).inc()
+            log.warning("alert.unrouted", org=row["org"], event_type=row["event"], alert_id=str(row["alert_id"]))
+
+
+async def _call_webhooks(connection: Connection, alerts: Sequence[Row], now: datetime) -> None:
+    """Queues the calls for the loop that delivers webhooks, which signs, guards and retries them."""
+    wanted = [(row, name) for row in alerts for name in row["webhooks"]]
+    if not wanted:
+        return
+    found = await _sql.webhooks_named(
+        connection, org_ids=[row["org_id"] for row, _ in wanted], names=[name for _, name in wanted]
+    )
+    by_name = {(row["org_id"], row["name"]): row for row in found}
+    calls = [(row, by_name[row["org_id"], name]) for row, name in wanted if (row["org_id"], name) in by_name]
+    if calls:
+        await _webhooks_sql.insert_deliveries(
+            connection,
+            ids=[webhook["delivery_id"] for _, webhook in calls],
+            org_ids=[row["org_id"] for row, _ in calls],
+            webhook_ids=[webhook["webhook_id"] for _, webhook in calls],
+            events=[WebhookEventType.ALERT.value] * len(calls),
+            run_ids=[None] * len(calls),
+            bodies=[_call(row, webhook, now) for row, webhook in calls],
+        )
+
+
+def _call(alert: Row, webhook: Row, now: datetime) -> str:
+    event = WebhookEvent(
+        id=webhook["delivery_id"],
+        type=WebhookEventType.ALERT,
+        created_at=now,
+        org=alert["org"],
+        webhook=webhook["name"],
+        alert=alert_view(alert),
+    )
+    return msgspec.json.encode(event).decode()
+
+
+class Alerts:
+    """Alerts as tenants and operations see them, and the channels of each kind of event."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._has_mail = settings.smtp_url is not None
+
+    async def feed(self, caller: Principal, cursor: str | None, limit: int) -> AlertPage:
+        before = _cursor(cursor, _LAST)
+        async with self._database.connection() as connection:
+            return _page(await _sql.feed(connection, org_id=caller.org_id, before=before, limit=limit), limit)
+
+    async def operations(self, cursor: str | None, limit: int) -> AlertPage:
+        async with self._database.connection() as connection:
+            return _page(await _sql.operations(connection, after=_cursor(cursor, _FIRST), limit=limit), limit)
+
+    async def resolve(self, alert_id: UUID, caller: Principal) -> AlertView:
+        async with self._database.connection() as connection:
+            row = await _sql.resolve(connection, alert_id=alert_id, resolved_by=caller.user)
+        if row is None:
+            raise NotFound(f"There is no alert {alert_id} that is flagged to operations.")
+        return alert_view(row)
+
+    async def channels(self, caller: Principal) -> AlertSettingsList:
+        async with self._database.connection() as connection:
+            rows = await _sql.settings_of(connection, org_id=caller.org_id)
+        known = {row["event"]: row for row in rows}
+        return AlertSettingsList(events=[_settings(event, known.get(event)) for event in ALERTED])
+
+    async def set_channels(self, event: str, wanted: AlertSettings, caller: Principal) -> AlertSettingsView:
+        if event not in ALERTED:
+            raise NotFound(f"The event {event[:100]!r} opens no alert; these do: {', '.join(ALERTED)}.")
+        self._check(event, wanted.channels)
+        async with self._database.transaction() as connection:
+            named = [channel.to for channel in wanted.channels if channel.kind is ChannelKind.WEBHOOK]
+            unknown = await _sql.unknown_webhooks(connection, org_id=caller.org_id, names=named)
+            if unknown:
+                raise BadRequest(
+                    f"There is no webhook {unknown[0]['name']!r}; create it with `interlock webhook create`.",
+                    code="bad_channel",
+                )
+            row = await _sql.set_channels(
+                connection,
+                org_id=caller.org_id,
+                event=event,
+                channels=msgspec.json.encode(wanted.channels).decode(),
+                changed_by=caller.user,
+            )
+        return _settings(event, row)
+
+    def _check(self, event: str, channels: Sequence[Channel]) -> None:
+        if not channels and event in CRITICAL:
+            raise BadRequest(
+                f"{event} is critical and cannot be turned off: name at least one channel.", code="critical_alert"
+            )
+        for channel in channels:
+            if channel.kind is ChannelKind.EMAIL and not self._has_mail:
+                raise BadRequest("This platform sends no e-mail: set INTERLOCK_SMTP_URL first.", code="bad_channel")
+            if channel.kind is ChannelKind.EMAIL and _ADDRESS.fullmatch(channel.to) is None:
+                raise BadRequest("`to` of an e-mail channel is an address such as ops@example.org.", code="bad_channel")
+            if channel.kind is ChannelKind.DASHBOARD and channel.to:
+                raise BadRequest("A dashboard channel has no `to`; leave it out.", code="bad_channel")
+
+
+def _cursor(cursor: str | None, start: UUID) -> UUID:
+    try:
+        return UUID(cursor) if cursor is not None else start
+    except ValueError:
+        raise BadRequest(
+            "`cursor` is not one this server gave out; start again without it.", code="bad_cursor"
+        ) from None
+
+
+def _page(rows: Sequence[Row], limit: int) -> AlertPage:
+    next_cursor = str(rows[-1]["alert_id"]) if len(rows) == limit else None
+    return AlertPage(alerts=list(_views(rows)), next_cursor=next_cursor)
+
+
+def _views(rows: Iterable[Row]) -> Iterable[AlertView]:
+    return (alert_view(row) for row in rows)
+
+
+def alert_view(row: Row) -> AlertView:
+    return AlertView(
+        alert_id=row["alert_id"],
+        org=row["org"],
+        event=row["event"],
+        critical=row["critical"],
+        opened_at=row["opened_at"],
+        last_at=row["last_at"],
+        told=row["told"],
+        sample=Raw(row["sample"]),
+        unrouted=row["unrouted"],
+        resolved_at=row["resolved_at"],
+        resolved_by=row["resolved_by"],
+    )
+
+
+def _settings(event: str, row: Row | None) -> AlertSettingsView:
+    return AlertSettingsView(
+        event=event,
+        critical=event in CRITICAL,
+        channels=_DEFAULT if row is None else _channels.decode(row["channels"]),
+        changed_by=None if row is None else row["changed_by"],
+        changed_at=None if row is None else row["changed_at"],
+    )

@@ -1,0 +1,397 @@
+"""Makes decisions durable: one statement writes everything that a group of requests causes, or nothing.
+
+Requests share a write (group_commit.py), except those that trigger jobs and those of replays: these have a transaction
+of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+import structlog
+from msgspec import UNSET, Raw, Struct
+
+from interlock.bus import metrics
+from interlock.bus.model import Ban, Route
+from interlock.bus.path import delivery, reports
+from interlock.bus.path.decision import Decision, Outcome
+from interlock.bus.path.group_commit import GroupCommit
+from interlock.bus.path.verification import Notice
+from interlock.bus.telemetry.events import FULL, Deliveries, array, messages, telemetry_queue
+from interlock.errors import InterlockError
+from interlock.failpoints import armed, failpoint
+from interlock.stores.postgres import Connection, Database, queries
+from interlock.wire.bus_commands import CommandVerdict
+from interlock.wire.bus_events import BusEvent, CommandDelivered, FailureReason, encoded, name_of
+from interlock.wire.commands import Metadata
+
+log = structlog.get_logger()
+_sql = queries("bus", "path")
+
+HANDOFFS: Final = "bus:handoffs"
+"""The notification for waiting slow stages; no queue of a tenant has this name."""
+_PAUSE_SECONDS: Final = 0.005
+"""A NOTIFY for every write would take as long as the writes."""
+_DELIVERED: Final = Outcome.DELIVERED
+_DELIVERED_EVENT: Final = name_of(CommandDelivered)
+
+
+class Batch(NamedTuple):
+    """The messages of one request and the decisions about them."""
+
+    org_id: UUID
+    source: str
+    messages: Sequence[bytes | Raw]
+    decisions: list[Decision]
+    notices: Sequence[Notice]
+    received_at: float
+
+
+class Prepared(NamedTuple):
+    """What is left of a batch for its write and its reply.
+
+    It holds no message that was delivered. Messages that wait for the write cost more than their memory: a dozen other
+    requests have come by then, and each object has left the processor's cache when it is read or freed.
+    """
+
+    org_id: UUID
+    source: str
+    received_at: float
+    dispatched: Dispatched
+    others: list[tuple[bytes | Raw, Decision]]
+    """The messages that were not delivered."""
+    notices: Sequence[Notice]
+    verdicts: list[CommandVerdict]
+
+    @classmethod
+    def of(cls, batch: Batch, now: datetime) -> Prepared:
+        dispatched = Dispatched.of(batch.source, batch.decisions)
+        pairs = zip(batch.messages, batch.decisions, strict=True)
+        others = [pair for pair in pairs if pair[1].outcome is not _DELIVERED]
+        verdicts = [reports.verdict(decision, now) for decision in batch.decisions]
+        return cls(batch.org_id, batch.source, batch.received_at, dispatched, others, batch.notices, verdicts)
+
+
+class Written(NamedTuple):
+    """A batch in a transaction, as it is once the transaction commits."""
+
+    prepared: Prepared
+    decisions: list[Decision]
+    queued_events: int
+    """Telemetry events that the write put into queues of tenants."""
+
+
+class Persistence:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._commits = GroupCommit(self._write_group, weight=lambda prepared: len(prepared.verdicts))
+        self._notifier = QueueNotifier(database)
+
+    def prepare(self, batch: Batch) -> Prepared | Batch:
+        """Prepares a batch for a shared write. A batch that needs a transaction of its own is returned as it is."""
+        if _triggers_jobs(batch.decisions) or armed("command.before_commit"):
+            return batch
+        return Prepared.of(batch, self._database.clock.now())
+
+    async def persist(self, prepared: Prepared | Batch) -> list[CommandVerdict]:
+        """Returns once everything is durable. Commands for jobs are decided here: the job must take them."""
+        if isinstance(prepared, Batch):
+            batch = prepared
+            written = await self._database.run(lambda connection: self.write(connection, batch))
+            count(written)
+            return written.prepared.verdicts
+        await self._commits.put(prepared)
+        _count_decisions(prepared)
+        return prepared.verdicts
+
+    async def write(self, connection: Connection, batch: Batch) -> Written:
+        """Writes one batch in the caller's transaction. The caller passes the result to `count` after the commit."""
+        decisions = [await _triggered(connection, batch, decision) for decision in batch.decisions]
+        prepared = Prepared.of(batch._replace(decisions=decisions), self._database.clock.now())
+        effects = self._effects([prepared])
+        await effects.write(connection)
+        await notify(connection, effects.notified)
+        return Written(prepared, decisions, effects.queued_events)
+
+    async def _write_group(self, group: list[Prepared]) -> None:
+        effects = self._effects(group)
+        await self._database.run(effects.write, transaction=False)
+        self._notifier.add(effects.notified)
+        _count_events(effects.queued_events)
+
+    def _effects(self, group: Iterable[Prepared]) -> Effects:
+        effects = Effects(self._database.clock.now())
+        for prepared in group:
+            effects.add(prepared)
+        return effects
+
+    async def close(self) -> None:
+        await self._commits.close()
+        await self._notifier.close()
+
+
+def _triggers_jobs(decisions: Sequence[Decision]) -> bool:
+    return any(d.outcome is _DELIVERED and d.route is not None and d.route.job for d in decisions)
+
+
+async def _triggered(connection: Connection, batch: Batch, decision: Decision) -> Decision:
+    """Triggers the job of the route, if it has one; the command fails if there is no such job."""
+    route, envelope = decision.route, decision.envelope
+    if decision.outcome is not _DELIVERED or route is None or envelope is None or route.job is None:
+        return decision
+    triggered = await delivery.trigger(
+        connection,
+        batch.org_id,
+        route.dag or "",
+        route.job,
+        source=batch.source,
+        command_id=envelope.metadata.id,
+        body=delivery.body(envelope, batch.source),
+    )
+    return decision if triggered else Decision(Outcome.FAILED, envelope, FailureReason.DELIVERY_FAILURE.value)
+
+
+# Effects of a group of decisions
+
+
+class Lane(NamedTuple):
+    """The commands of one request that were delivered on one route."""
+
+    route: Route
+    bodies: list[str]
+    ids: list[str]
+    """Ids of commands that are not replays; `timestamps` has their times."""
+    timestamps: list[str]
+    replayed: list[Metadata]
+
+
+class Dispatched(NamedTuple):
+    """The commands of one request that the fast stage delivered, encoded for their targets."""
+
+    source: str
+    lanes: list[Lane]
+    bodies: list[str]
+    """The bodies of all lanes, in the order of the request."""
+
+    @classmethod
+    def of(cls, source: str, decisions: Iterable[Decision]) -> Dispatched:
+        lanes: dict[int, Lane] = {}  # by identity: hashing a route would hash all its fields
+        bodies = []
+        for decision in decisions:
+            envelope, route = decision.envelope, decision.route
+            if decision.outcome is not _DELIVERED or envelope is None or route is None:
+                continue
+            lane = lanes.get(id(route))
+            if lane is None:
+                lane = lanes[id(route)] = Lane(route, [], [], [], [])
+            body, metadata = delivery.body(envelope, source), envelope.metadata
+            bodies.append(body)
+            lane.bodies.append(body)
+            if metadata.replayed is UNSET:
+                lane.ids.append(metadata.id)
+                lane.timestamps.append(metadata.timestamp)
+            else:
+                lane.replayed.append(metadata)
+        return cls(source, [*lanes.values()], bodies)
+
+
+class Facts(Struct, frozen=True, omit_defaults=True):
+    """Facts that the fast stage knows and the slow stage cannot look up."""
+
+    ban: Ban | None = None
+
+
+_encoder: Final = msgspec.json.Encoder()
+_facts: Final = msgspec.json.Decoder(Facts)
+
+
+def facts(text: str) -> Facts:
+    return _facts.decode(text)
+
+
+class Effects:
+    """Queue messages, hand-offs to the slow stage, telemetry and archive rows, collected for one statement."""
+
+    def __init__(self, moment: datetime) -> None:
+        self.moment = moment
+        """When all of it was accepted."""
+        self._messages: defaultdict[str, list[str]] = defaultdict(list)
+        """Bodies, by queue."""
+        self._handoffs: list[tuple[UUID, str, str, str, str, datetime]] = []
+        self._events: defaultdict[UUID, list[Raw]] = defaultdict(list)
+        self._deliveries: defaultdict[UUID, list[Deliveries]] = defaultdict(list)
+        """Deliveries of the fast stage, for telemetry."""
+        self._accepted: defaultdict[UUID, list[str]] = defaultdict(list)
+        self.queued_events = 0
+        """Telemetry events that go straight into queues of tenants."""
+
+    def add(self, prepared: Prepared) -> None:
+        """Adds everything that one request causes."""
+        self.dispatch(prepared.org_id, prepared.dispatched, self.moment.timestamp() - prepared.received_at)
+        for message, decision in prepared.others:
+            self._add_undelivered(prepared.org_id, prepared.source, message, decision)
+        for org_id, event in prepared.notices:
+            self.tell(org_id, event)
+
+    def dispatch(self, org_id: UUID, dispatched: Dispatched, latency: float) -> None:
+        """Adds the commands that the fast stage delivered: to queues, unless a job has taken them."""
+        for lane in dispatched.lanes:
+            if lane.route.queue is not None:
+                self._messages[delivery.target_queue(org_id, lane.route.queue)] += lane.bodies
+            about = dispatched.source, lane.route.target, lane.route.name
+            if lane.ids:
+                latency_ms = round(1000 * latency, 3)
+                self._deliveries[org_id].append(Deliveries(*about, latency_ms, lane.ids, lane.timestamps))
+            for metadata in lane.replayed:
+                self.tell(org_id, reports.delivered(metadata, *about, path="fast", latency_seconds=latency))
+        if dispatched.bodies:
+            self._accepted[org_id] += dispatched.bodies
+
+    def _add_undelivered(self, org_id: UUID, source: str, message: bytes | Raw, decision: Decision) -> None:
+        envelope, outcome = decision.envelope, decision.outcome
+        if outcome is Outcome.INVALID or envelope is None:
+            self.tell(org_id, reports.invalid(bytes(message), source, decision, self.moment))
+        elif outcome is Outcome.ESCALATED:
+            self._hand_off(org_id, source, decision, delivery.body(envelope, source))
+        else:
+            about = envelope.metadata, source, envelope.command.target, envelope.command.name
+            if outcome is Outcome.DUPLICATE:
+                self.tell(org_id, reports.duplicate(*about))
+            else:
+                self.tell(org_id, reports.failed(*about, decision, self.moment))
+
+    def deliver(self, org_id: UUID, queue: str, body: str) -> None:
+        self._messages[delivery.target_queue(org_id, queue)].append(body)
+
+    def _hand_off(self, org_id: UUID, source: str, decision: Decision, body: str) -> None:
+        """Hands a command to the slow stage. It counts as accepted, whatever the slow stage decides."""
+        known = _encoder.encode(Facts(decision.ban)).decode()
+        self._handoffs.append((org_id, source, decision.reason, body, known, self.moment))
+        self._accepted[org_id].append(body)
+
+    def tell(self, org_id: UUID, event: BusEvent) -> None:
+        self._events[org_id].append(Raw(encoded(event)))
+
+    @property
+    def notified(self) -> list[str]:
+        """Queues to notify once everything is visible."""
+        return [*self._messages, *([HANDOFFS] if self._handoffs else [])]
+
+    async def write(self, connection: Connection) -> None:
+        """Writes everything in the caller's transaction, or as a transaction of its own."""
+        self._queue_deliveries()
+        delivered = {
+            "queues": [*self._messages],
+            # One text per queue, a line per body: asyncpg encodes the elements of an array one by one. The bodies
+            # contain no line breaks.
+            "bodies": ["\n".join(bodies) for bodies in self._messages.values()],
+            "accepted_org_ids": [*self._accepted],
+            "accepted": [delivery.packed(bodies) for bodies in self._accepted.values()],
+            "accepted_in": [len(bodies) for bodies in self._accepted.values()],
+            "accepted_at": self.moment,
+            "event_org_ids": [*self._events],
+            "events": [array(each) for each in self._events.values()],
+            "events_in": [len(each) for each in self._events.values()],
+        }
+        if self._handoffs:
+            await _sql.dispatch(connection, **delivered, **self._handoff_columns())
+        else:
+            await _sql.deliver(connection, **delivered)
+        await failpoint("command.before_commit")
+
+    def _queue_deliveries(self) -> None:
+        """Puts deliveries that fill a message into queues of tenants. It runs once: a write that is repeated after a
+        fault writes the same again."""
+        waiting, self._deliveries = self._deliveries, defaultdict(list)
+        for org_id, found in waiting.items():
+            amount = sum(len(each.ids) for each in found)
+            if amount < FULL:
+                self._events[org_id] += [event for each in found for event in each.events()]
+            else:
+                self._messages[telemetry_queue(org_id)] += messages(found)
+                self.queued_events += amount
+
+    def _handoff_columns(self) -> dict[str, list[Any]]:
+        handoffs = [list(column) for column in zip(*self._handoffs, strict=True)]
+        return {
+            "handoff_org_ids": handoffs[0],
+            "handoff_sources": handoffs[1],
+            "handoff_reasons": handoffs[2],
+            "handoff_bodies": handoffs[3],
+            "handoff_facts": handoffs[4],
+            "handoff_received": handoffs[5],
+        }
+
+
+# Metrics, after the commit
+
+
+def count(written: Written) -> None:
+    _count_events(written.queued_events)
+    _count_decisions(written.prepared)
+
+
+def _count_events(queued: int) -> None:
+    if queued:
+        metrics.TELEMETRY_EVENTS.labels(event=_DELIVERED_EVENT).inc(queued)
+
+
+def _count_decisions(prepared: Prepared) -> None:
+    for lane in prepared.dispatched.lanes:
+        metrics.delivered(lane.route.target, lane.route.name, "fast", len(lane.bodies))
+    others = Counter((decision.outcome, decision.reason) for _, decision in prepared.others)
+    for (outcome, reason), amount in others.items():
+        if outcome is Outcome.ESCALATED:
+            metrics.COMMANDS_ESCALATED.labels(reason).inc(amount)
+        elif outcome is Outcome.FAILED:
+            metrics.COMMANDS_FAILED.labels(reason).inc(amount)
+            metrics.MISROUTES.inc(amount if reason == FailureReason.ROUTE_MISSING else 0)
+        elif outcome is Outcome.INVALID:
+            metrics.COMMANDS_INVALID.labels(reason).inc(amount)
+
+
+# Notifications
+
+
+async def notify(connection: Connection, queues: Collection[str]) -> None:
+    """Notifies consumers immediately, or when the caller's transaction commits.
+
+    A lost NOTIFY delays a consumer by up to one second; no command is lost.
+    """
+    if queues:
+        await _sql.wake(connection, queues=[*queues])
+
+
+class QueueNotifier:
+    """Notifies consumers after the commit: immediately, and on a busy bus once every 5 ms for all queues."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: set[str] = set()
+        self._notifying: asyncio.Task[None] | None = None
+
+    def add(self, queues: Iterable[str]) -> None:
+        self._waiting.update(queues)
+        if self._waiting and (self._notifying is None or self._notifying.done()):
+            self._notifying = asyncio.create_task(self._notify_all(), name="bus-wakes")
+
+    async def _notify_all(self) -> None:
+        while self._waiting:
+            queues, self._waiting = self._waiting, set()
+            try:
+                async with self._database.connection() as connection:
+                    await notify(connection, queues)
+            except InterlockError as error:  # consumers poll as well
+                log.warning("bus.nobody_woken", reason=str(error))
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def close(self) -> None:
+        """Returns once every queue has been notified."""
+        if self._notifying is not None:
+            await self._notifying

@@ -1,0 +1,66 @@
+"""Builds the DAG capability: deployment, routing, sources, backpressure and backfills."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from interlock.access.build import Access
+from interlock.dags.backpressure import Pauses, Pressure
+from interlock.dags.cutover import CutOver, Retirement
+from interlock.dags.deployment import Deployments
+from interlock.dags.invalidation import Invalidations
+from interlock.dags.routing import Router, ScopeReconciler
+from interlock.dags.scope_explanations import ScopeExplanations
+from interlock.dags.sources import AlwaysOn, ManualEvents, Sources
+from interlock.dags.triggers import Triggers
+from interlock.dags.versions import DagReads
+from interlock.dags.webhook_sources import Hooks
+from interlock.datasets.build import Datasets
+from interlock.http.parameters import Connection
+from interlock.processes.loop import Service
+from interlock.settings import Settings
+from interlock.stores.notifications import Wakeups
+from interlock.stores.postgres import Database
+from interlock.tasks.build import TaskKernel
+
+
+@dataclass(frozen=True)
+class Dags:
+    deployments: Deployments
+    reads: DagReads
+    sources: Sources
+    manual_events: ManualEvents
+    hooks: Hooks
+    pauses: Pauses
+    invalidations: Invalidations
+    scope_explanations: ScopeExplanations
+
+
+def build_dags(settings: Settings, database: Database, access: Access, tasks: TaskKernel, datasets: Datasets) -> Dags:
+    return Dags(
+        deployments=Deployments(database, settings, tasks.operators),
+        reads=DagReads(database),
+        sources=Sources(database),
+        manual_events=ManualEvents(database, settings),
+        hooks=Hooks(database, settings, database.clock, access.lockout),
+        pauses=Pauses(database),
+        invalidations=Invalidations(database, settings, datasets.registry),
+        scope_explanations=ScopeExplanations(database),
+    )
+
+
+def dag_loops(settings: Settings, database: Database, wakeups: Wakeups, tasks: TaskKernel) -> list[Service]:
+    return [
+        Router(database, settings, wakeups),
+        Triggers(database, settings, wakeups),
+        AlwaysOn(database, settings),
+        ScopeReconciler(database, settings, wakeups),
+        CutOver(database, settings),
+        Retirement(database, settings, tasks.actions),
+        Pressure(database, settings, wakeups),
+    ]
+
+
+def dags_of(connection: Connection) -> Dags:
+    dags: Dags = connection.app.state.dags
+    return dags

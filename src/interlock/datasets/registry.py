@@ -1,0 +1,245 @@
+"""Read access to datasets and their contents. Writes are in tasks/dataset_changes.py.
+
+A dataset is named by its UUID, by a published name, or as `dag:job:output`. Names contain no colon, so all three forms
+fit into one path segment and cannot be confused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from msgspec import Raw
+
+from interlock.access.principals import Principal
+from interlock.errors import BadRequest, Forbidden, NotFound
+from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.wire import (
+    DatasetEventPage,
+    DatasetEventView,
+    DatasetPage,
+    DatasetSummary,
+    DatasetVersionView,
+    DatasetView,
+    PartitionPage,
+    PartitionView,
+    Role,
+    VersionState,
+)
+
+_sql = queries("datasets", "registry")
+
+LOWEST: Final = -(2**63)
+HIGHEST: Final = 2**63 - 1
+_NO_UUID: Final = UUID(int=0)
+_VERSIONS: Final = 20
+_COUNTED: Final = 1000
+"""Partitions of a version are counted up to this limit: a count is a scan."""
+
+
+class Registry:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def find(self, connection: Connection, name: str, caller: Principal) -> Row:
+        """Returns the dataset of that name. Raises if it does not exist or the caller may not read it."""
+        found = await _by_any_name(connection, name, caller.org_id)
+        row: Row | None = None
+        if found is not None:
+            row = await _sql.dataset(connection, org_id=caller.org_id, dataset_uuid=found["dataset_uuid"])
+        if row is None:
+            raise NotFound(
+                f"There is no dataset {name!r} in this org; use its UUID, its published name, or dag:job:output."
+            )
+        if caller.role not in row["read_roles"]:
+            raise Forbidden(
+                f"Dataset {name!r} is readable only by the roles {', '.join(row['read_roles'])}, and this key has the "
+                f"role {caller.role}; its DAG sets this under `publish`, `read_roles`.",
+                code="dataset_not_readable",
+            )
+        return row
+
+    async def datasets(self, caller: Principal, cursor: str | None, limit: int) -> DatasetPage:
+        after = uuid_cursor(cursor)
+        async with self._database.connection() as connection:
+            rows = await _sql.list_datasets(
+                connection, org_id=caller.org_id, role=caller.role.value, after=after, limit=limit
+            )
+        next_cursor = str(rows[-1]["dataset_uuid"]) if len(rows) == limit else None
+        return DatasetPage(datasets=[_summary(row) for row in rows], next_cursor=next_cursor)
+
+    async def dataset(self, name: str, caller: Principal) -> DatasetView:
+        async with self._database.connection() as connection:
+            row = await self.find(connection, name, caller)
+            versions = await _sql.versions_of(
+                connection,
+                dataset_uuid=row["dataset_uuid"],
+                current_version=row["current_version"],
+                limit=_VERSIONS,
+                bound=_COUNTED,
+            )
+        return DatasetView(
+            **names_of(row),
+            current_version=row["current_version"],
+            read_roles=[role for role in Role if role in row["read_roles"]],
+            versions=[_version(version) for version in versions],
+        )
+
+    async def partitions(
+        self,
+        name: str,
+        caller: Principal,
+        *,
+        version: UUID | None,
+        within: tuple[int, int],
+        cursor: str | None,
+        limit: int,
+    ) -> PartitionPage:
+        after = number_cursor(cursor, LOWEST)
+        async with self._database.connection() as connection:
+            dataset = await self.find(connection, name, caller)
+            wanted = version or dataset["current_version"]
+            if version is not None:
+                await _require_version(connection, version, dataset["dataset_uuid"], name)
+            rows = await _sql.partitions_of(
+                connection, dataset_version=wanted, after=after, from_=within[0], to=within[1], limit=limit
+            )
+        next_cursor = str(rows[-1]["range_start"]) if len(rows) == limit else None
+        return PartitionPage(
+            dataset_version=wanted, partitions=[_partition(row) for row in rows], next_cursor=next_cursor
+        )
+
+    async def events(self, name: str, caller: Principal, cursor: str | None, limit: int) -> DatasetEventPage:
+        before = number_cursor(cursor, HIGHEST)
+        async with self._database.connection() as connection:
+            dataset = await self.find(connection, name, caller)
+            rows = await _sql.events_of(connection, dataset_uuid=dataset["dataset_uuid"], before=before, limit=limit)
+        next_cursor = str(rows[-1]["event_id"]) if len(rows) == limit else None
+        return DatasetEventPage(events=[_event(row) for row in rows], next_cursor=next_cursor)
+
+
+async def _by_any_name(connection: Connection, name: str, org_id: UUID) -> Row | None:
+    found: Row | None = None
+    if "\x00" in name:
+        return None
+    parts = name.split(":")
+    if len(parts) == 3:
+        dag, job, output = parts
+        named: Row | None = await _sql.dataset_by_output(connection, org_id=org_id, dag=dag, job=job, output=output)
+        return named
+    try:
+        found = await _sql.dataset_by_uuid(connection, org_id=org_id, dataset_uuid=UUID(name))
+    except ValueError:
+        found = None
+    return found or await _sql.dataset_by_name(connection, org_id=org_id, name=name)
+
+
+async def _require_version(connection: Connection, version: UUID, dataset: UUID, name: str) -> None:
+    if await _sql.version_of(connection, dataset_version=version, dataset_uuid=dataset) is None:
+        raise NotFound(f"Dataset {name!r} has no version {version}; see the dataset's own page for its versions.")
+
+
+# Page cursors
+
+
+def uuid_cursor(cursor: str | None) -> UUID:
+    try:
+        return UUID(cursor) if cursor is not None else _NO_UUID
+    except ValueError:
+        raise _bad_cursor() from None
+
+
+def number_cursor(cursor: str | None, start: int) -> int:
+    if cursor is None:
+        return start
+    digits = cursor.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        raise _bad_cursor()
+    return min(max(int(cursor), LOWEST), HIGHEST)
+
+
+def _bad_cursor() -> BadRequest:
+    return BadRequest("`cursor` is not one this server gave out; start again without it.", code="bad_cursor")
+
+
+# Views
+
+
+def names_of(row: Row) -> dict[str, Any]:
+    """Returns the names of a dataset. Any: fields of several views."""
+    return {
+        "dataset_uuid": row["dataset_uuid"],
+        "names": list(row["names"]),
+        "dag": row["dag_name"],
+        "job": row["job_name"],
+        "output": row["output_name"],
+    }
+
+
+def display_name(row: Row) -> str:
+    """Names a dataset in a sentence."""
+    if row["names"]:
+        return str(row["names"][0])
+    parts: Sequence[str | None] = (row["dag_name"], row["job_name"], row["output_name"])
+    return ":".join(map(str, parts)) if all(parts) else str(row["dataset_uuid"])
+
+
+def _summary(row: Row) -> DatasetSummary:
+    return DatasetSummary(
+        **names_of(row),
+        storage=row["storage"] or "parquet",
+        current_version=row["current_version"],
+        progress=row["progress"],
+        cursor=row["cursor"],
+    )
+
+
+def _version(row: Row) -> DatasetVersionView:
+    return DatasetVersionView(
+        dataset_version=row["dataset_version"],
+        state=VersionState(row["state"]),
+        job_id=row["job_id"],
+        storage=row["storage"],
+        unique_key=list(row["unique_key"]),
+        schema_hash=row["schema_hash"],
+        columns=Raw(row["schema"] or "null"),
+        progress=row["progress"],
+        cursor=row["cursor"],
+        start=row["range_start"],
+        end=row["range_end"],
+        partitions=min(row["partitions"], _COUNTED),
+        more_partitions=row["partitions"] > _COUNTED,
+        created_at=row["created_at"],
+    )
+
+
+def _partition(row: Row) -> PartitionView:
+    return PartitionView(
+        partition_key=f"{row['range_start']}-{row['range_end']}",
+        start=row["range_start"],
+        end=row["range_end"],
+        commit=row["commit_id"],
+        task_id=row["task_id"],
+        attempt=row["attempt"],
+        location=row["location"],
+        row_count=row["row_count"],
+        bytes=row["bytes"],
+        schema_hash=row["schema_hash"],
+        committed_at=row["committed_at"],
+    )
+
+
+def _event(row: Row) -> DatasetEventView:
+    return DatasetEventView(
+        event_id=row["event_id"],
+        dataset_version=row["dataset_version"],
+        cursor=row["cursor"],
+        partition_key=row["partition_key"],
+        start=row["range_start"],
+        end=row["range_end"],
+        commit=row["commit_id"],
+        task_id=row["task_id"],
+        attempt=row["attempt"],
+        accepted_at=row["accepted_at"],
+    )

@@ -1,0 +1,1 @@
+"""HTTP servers: connections and their limits, listeners, decoding, problems, OpenAPI."""

@@ -1,0 +1,231 @@
+"""Backfills: recompute a job's scopes in a range. Ingested like a list, as a run that can be watched and stopped.
+
+Tasks of a backfill are forced: they are created whether or not their scope is done. They do not record which input
+changes the job has received, so that a canceled backfill leaves no scope behind that no task will compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from interlock.errors import BadRequest, Conflict, NotFound
+from interlock.failpoints import failpoint
+from interlock.jobs.held_tasks import range_size_of
+from interlock.jobs.run_sources import START, ScopePlace, ScopesSource, announce
+from interlock.settings import Settings
+from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.tasks.actions import Actions
+from interlock.wire import (
+    BackfillAnswer,
+    BackfillPage,
+    BackfillRequest,
+    BackfillScope,
+    BackfillState,
+    BackfillView,
+    Counts,
+    JobRef,
+    Priority,
+    RunState,
+)
+
+_sql = queries("jobs", "backfills")
+
+_COUNTED: Final = 100_000
+"""Limit for counting scopes before a backfill starts; beyond it, the answer has only `more`."""
+_PAGE: Final = 5000
+_SHOWN: Final = 10
+_ENDED: Final = (BackfillState.DONE, BackfillState.CANCELED, BackfillState.FAILED)
+
+
+class Backfills:
+    """Operations on backfills for users."""
+
+    def __init__(self, database: Database, settings: Settings, actions: Actions) -> None:
+        self._database = database
+        self._settings = settings
+        self._actions = actions
+
+    async def start(self, dag: str, job: str, request: BackfillRequest, org_id: UUID, user: str) -> BackfillAnswer:
+        if request.start > request.end:
+            raise BadRequest(f"`start` must be at most `end`, got {request.start}-{request.end}.", code="bad_range")
+        async with self._database.transaction() as connection:
+            row = await self._job(connection, dag, job, org_id)
+            count, first = await _count(connection, row["job_id"], request)
+            more = count > _COUNTED
+            answer = BackfillAnswer(scopes=min(count, _COUNTED), more=more, first=first, dry_run=request.dry_run)
+            if request.dry_run:
+                return answer
+            started = await self._write(connection, row, request, org_id, user, None if more else count)
+            await failpoint("submit.before_commit")
+        return msgspec.structs.replace(answer, backfill=started)
+
+    async def _write(
+        self, connection: Connection, job: Row, request: BackfillRequest, org_id: UUID, user: str, total: int | None
+    ) -> BackfillView:
+        """Records the backfill; the ingest creates its tasks."""
+        source = ScopesSource(start=request.start, end=request.end)
+        run = await _sql.start_backfill(
+            connection,
+            org_id=org_id,
+            job_id=job["job_id"],
+            range_size=range_size_of(job["max_queue_depth"], self._settings),
+            source=msgspec.json.encode(source).decode(),
+            range_start=request.start,
+            range_end=request.end,
+            priority=1 if request.priority is Priority.BULK else 0,
+            reason=request.reason,
+            requested_by=user,
+            total=total,
+        )
+        await announce(connection, self._settings, [run["run_id"]])
+        return _view(await _sql.backfill_by_id(connection, run_id=run["run_id"], org_id=org_id))
+
+    async def _job(self, connection: Connection, dag: str, job: str, org_id: UUID) -> Row:
+        row: Row | None = None
+        if "\x00" not in dag + job:
+            row = await _sql.job_of_dag(connection, org_id=org_id, dag_name=dag, name=job)
+        if row is None:
+            raise NotFound(f"There is no job {job!r} of DAG {dag!r} in this org.")
+        if not row["inputs"]:
+            raise Conflict(
+                f"Job {job!r} is a source and has no inputs to recompute. Backfill a job that reads from it.",
+                code="no_inputs",
+            )
+        return row
+
+    async def page(self, org_id: UUID, cursor: str | None, limit: int) -> BackfillPage:
+        async with self._database.connection() as connection:
+            rows = await _sql.list_backfills(connection, org_id=org_id, cursor=_cursor(cursor), limit=limit)
+        following = str(rows[-1]["run_id"]) if len(rows) == limit else None
+        return BackfillPage(backfills=[_view(row) for row in rows], next_cursor=following)
+
+    async def one(self, run_id: UUID, org_id: UUID) -> BackfillView:
+        async with self._database.connection() as connection:
+            row = await _sql.backfill_by_id(connection, run_id=run_id, org_id=org_id)
+        if row is None:
+            raise NotFound(f"There is no backfill {run_id} in this org.")
+        return _view(row)
+
+    async def pause(self, run_id: UUID, org_id: UUID) -> BackfillView:
+        """Stops handing out tasks. Those already handed out continue."""
+        await self.one(run_id, org_id)
+        async with self._database.connection() as connection:
+            await _sql.pause_backfill(connection, run_id=run_id, org_id=org_id)
+        return await self._unless_ended(run_id, org_id)
+
+    async def resume(self, run_id: UUID, org_id: UUID) -> BackfillView:
+        await self.one(run_id, org_id)
+        async with self._database.connection() as connection:
+            await _sql.resume_backfill(connection, run_id=run_id, org_id=org_id)
+        return await self._unless_ended(run_id, org_id)
+
+    async def _unless_ended(self, run_id: UUID, org_id: UUID) -> BackfillView:
+        found = await self.one(run_id, org_id)
+        if found.state in _ENDED:
+            raise Conflict(
+                f"The backfill is {found.state}: it has no tasks left to hold back. Its run can still be canceled.",
+                code="backfill_ended",
+            )
+        return found
+
+    async def cancel(self, run_id: UUID, org_id: UUID) -> BackfillView:
+        """Stops handing out tasks, and cancels all that have not ended."""
+        await self.one(run_id, org_id)
+        await self._actions.cancel_run(run_id, org_id)
+        return await self.one(run_id, org_id)
+
+
+async def _count(connection: Connection, job_id: UUID, request: BackfillRequest) -> tuple[int, list[BackfillScope]]:
+    """Counts scopes, up to one more than the limit, and returns the first few."""
+    place, count, looked_at, first = START, 0, 0, list[BackfillScope]()
+    while looked_at <= _COUNTED:
+        page = await scopes_after(connection, job_id, ScopesSource(start=request.start, end=request.end), place, _PAGE)
+        ready = [scope for scope in page if scope["commit_id"] is not None]
+        first += [_scope(scope) for scope in ready[: _SHOWN - len(first)]]
+        count, looked_at = count + len(ready), looked_at + len(page)
+        if len(page) < _PAGE:
+            return count, first
+        place = place_of(page[-1])
+    return _COUNTED + 1, first
+
+
+async def scopes_after(
+    connection: Connection, job_id: UUID, source: ScopesSource, place: ScopePlace, limit: int
+) -> list[Row]:
+    """Returns scopes in order. Scopes that some input lacks are included, without a commit."""
+    rows: list[Row] = await _sql.scopes_after(
+        connection,
+        job_id=job_id,
+        range_start=source.start,
+        range_end=source.end,
+        place_input=place.input_index,
+        place_start=place.start,
+        place_end=place.end,
+        limit=limit,
+    )
+    return rows
+
+
+def place_of(scope: Row) -> ScopePlace:
+    return ScopePlace(input_index=scope["input_index"], start=scope["range_start"], end=scope["range_end"])
+
+
+def _scope(row: Row) -> BackfillScope:
+    return BackfillScope(input_index=row["input_index"], start=row["range_start"], end=row["range_end"])
+
+
+def _cursor(cursor: str | None) -> UUID | None:
+    if cursor is None:
+        return None
+    try:
+        return UUID(cursor)
+    except ValueError:
+        sentence = "`cursor` is not one this server gave out; start again without it."
+        raise BadRequest(sentence, code="bad_cursor") from None
+
+
+def _view(row: Row) -> BackfillView:
+    return BackfillView(
+        run_id=row["run_id"],
+        job_id=row["job_id"],
+        job=JobRef(dag_name=row["dag_name"], name=row["name"]),
+        start=row["range_start"],
+        end=row["range_end"],
+        priority=Priority.BULK if row["priority"] else Priority.NORMAL,
+        reason=row["reason"],
+        requested_by=row["requested_by"],
+        state=_state(row),
+        made=_made(row),
+        total=row["total"] if row["run_total"] is None else row["run_total"],
+        counts=_counts(row),
+        run_state=RunState(row["run_state"]),
+        run_reason=row["run_reason"],
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+    )
+
+
+def _state(row: Row) -> BackfillState:
+    """Derives the state from the run and its ingest, so that no separate state can get out of step."""
+    if row["not_ingested"]:
+        return BackfillState.FAILED
+    if row["cancel_requested"] or row["run_state"] == RunState.CANCELED:
+        return BackfillState.CANCELED
+    if row["ended_at"] is not None or (row["latched"] and row["held_from"] is None):
+        return BackfillState.DONE
+    return BackfillState.PAUSED if row["paused"] else BackfillState.RUNNING
+
+
+def _made(row: Row) -> int:
+    total: int = row["run_total"] or 0
+    return total if row["held_from"] is None else min(row["held_from"], total)
+
+
+def _counts(row: Row) -> Counts:
+    counted: dict[str, Any] = {
+        status: row[status.lower()] for status in ("Queued", "Running", "Completed", "Failed", "Canceled")
+    }
+    return Counts(**counted, dead=row["dead"])

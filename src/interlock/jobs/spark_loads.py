@@ -1,0 +1,110 @@
+"""Loads lists that are too long for one process with a Spark task; the ingest continues from there.
+
+A compressed list and a CSV list cannot be split at line ends. The ingest reads them itself, however long they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+from uuid import UUID
+
+import structlog
+from msgspec import Raw
+
+from interlock.jobs.ingest import Outcome
+from interlock.jobs.ingest_records import Pending, Records
+from interlock.jobs.list_chunks import BadList
+from interlock.jobs.run_sources import announce
+from interlock.jobs.spark_payloads import LIST_LOAD
+from interlock.jobs.staged_lists import StagedList
+from interlock.jobs.submission import Submissions
+from interlock.processes.loop import Periodic
+from interlock.settings import Settings
+from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.tasks.completion import run_task_id
+from interlock.telemetry import TASKS_CREATED
+from interlock.wire import JobRequest, ListFormat, Policy, TaskStatus
+
+log = structlog.get_logger()
+
+_sql = queries("jobs", "ingest")
+_buffers_sql = queries("datasets", "buffers")
+RUNTIME: Final = "spark"
+_POLICY: Final = Policy(max_attempts=3, non_retryable=["BadList", "StateDatabaseRefused"])
+_MAX_RUNS: Final = 1000
+_PAUSE_SECONDS: Final = 1.0
+
+
+class SparkIngests(Periodic):
+    """Hands lists over to Spark, and notifies the ingest when they are loaded."""
+
+    name = "ingests_on_spark"
+    seconds = _PAUSE_SECONDS
+
+    def __init__(self, database: Database, settings: Settings, records: Records) -> None:
+        self._database = database
+        self._settings = settings
+        self._records = records
+        self._submissions = Submissions(database, settings)
+        self._queue = settings.runtime(RUNTIME).queue
+
+    # Handover to Spark
+
+    async def take(self, pending: Pending, staged: StagedList) -> bool:
+        """Returns False if the list is not for Spark or no Spark worker exists: then the ingest reads it itself."""
+        source = staged.source
+        if source.bytes < self._settings.spark_threshold_bytes or source.format is ListFormat.CSV:
+            return False
+        async with self._database.connection() as connection:
+            if not await _buffers_sql.spark_is_there(connection, queue=self._queue):
+                return False
+        if await staged.check():
+            return False
+        shard = await self._records.shard(pending)
+        if shard is None:
+            return False
+        await self._database.run(functools.partial(self._hand_over, pending=pending))
+        TASKS_CREATED.labels(runtime=RUNTIME).inc()
+        return True
+
+    async def _hand_over(self, connection: Connection, *, pending: Pending) -> None:
+        request = JobRequest(operator=LIST_LOAD, runtime=RUNTIME, policy=_POLICY, tasks=[Raw(b"{}")])
+        accepted = await self._submissions.within(connection, request, pending.org_id)
+        await _sql.set_load_task(
+            connection, run_id=pending.run_id, org_id=pending.org_id, load_task=run_task_id(accepted.run_id, 0)
+        )
+
+    # Handover back to the ingest
+
+    async def run_once(self) -> int:
+        """Sends the message of lists whose task has ended, successfully or not."""
+
+        async def work(connection: Connection) -> int:
+            rows: list[Row] = await _sql.loads_on_spark(connection, limit=_MAX_RUNS)
+            if rows:
+                await announce(connection, self._settings, [row["run_id"] for row in rows])
+            return 0
+
+        return await self._database.run(work)
+
+    async def settle(self, pending: Pending, load_task: UUID) -> Outcome:
+        """Returns the outcome of the Spark task."""
+        async with self._database.connection() as connection:
+            row: Row | None = await _sql.load_task_state(connection, task_id=load_task)
+        if row is not None and row["status"] == TaskStatus.COMPLETED:
+            return Outcome.LOADED
+        if row is not None and row["dead"] and row["error_class"] == "BadList":
+            raise BadList("bad_list", row["error_message"])
+        if row is not None and not row["dead"] and row["status"] != TaskStatus.CANCELED:
+            return Outcome.RUNNING
+        log.warning("list.not_loaded_by_spark", run_id=str(pending.run_id), effect="the ingest reads it")
+        await self._database.run(functools.partial(self._take_back, pending=pending, load_task=load_task))
+        return Outcome.GIVEN_BACK
+
+    async def _take_back(self, connection: Connection, *, pending: Pending, load_task: UUID) -> None:
+        which = {"run_id": pending.run_id, "org_id": pending.org_id, "load_task": load_task}
+        if await _sql.clear_load_task(connection, **which) is not None:
+            # Waits for a load that is still running; the next load finds that the list is no longer its own.
+            await connection.execute(f"truncate interlock.tasks_{pending.shard:d}")
+            await _sql.forget_chunks(connection, run_id=pending.run_id)

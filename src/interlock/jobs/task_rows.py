@@ -1,0 +1,264 @@
+"""Converts the lines of a chunk to rows of `tasks`, column by column with Arrow and NumPy."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from interlock.jobs.list_chunks import BadList, Chunk
+from interlock.strict_json import MAX_DEPTH, first_not_strict, is_plain, opened, pointed
+from interlock.wire import ListFormat
+
+_LINE_FEED: Final = 10
+_CARRIAGE_RETURN: Final = 13
+_ESCAPED: Final = r'["\\\x00-\x1f]'
+_MAX_COLUMNS: Final = 1000
+_DECODED_AT_ONCE: Final = 500
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Format of the lines, and additional columns of the rows."""
+
+    format: ListFormat
+    line_limit: int
+    columns: tuple[str, ...] = ()
+    """Column names of CSV."""
+    slot_pointer: str | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    table: pa.Table
+    """Columns task_id, task_index, payload; also slot_key if the job has a concurrency limit per key."""
+    lines: int
+    """Number of lines in the chunk, including blank ones; it determines the first line of the next chunk."""
+
+
+def rows_of(chunk: Chunk, shape: Shape, run_id: UUID) -> Rows:
+    if shape.format is ListFormat.CSV:
+        payloads = _records(chunk, shape)
+        indexes, lines = _counted(chunk.first_line, len(payloads)), len(payloads)
+    else:
+        texts, lines = _lines(chunk, shape.line_limit)
+        indexes, texts = _without_blanks(texts, _counted(chunk.first_line, lines))
+        payloads = texts if shape.format is ListFormat.JSONL else json_strings(texts)
+    _require_strict(indexes, payloads, shape.format)
+    return Rows(table_of(run_id, indexes, payloads, shape.slot_pointer), lines)
+
+
+def rows_of_lines(lines: pa.Array, ids: pa.Array, indexes: np.ndarray[Any, Any], shape: Shape) -> pa.Table:
+    """Like `rows_of`, for lines that are already split, numbered and hashed."""
+    ended = pc.ends_with(lines, pattern="\r")
+    if pc.any(ended).as_py():
+        lines = pc.if_else(ended, pc.binary_slice(lines, 0, -1), lines)
+    first = int(indexes[0]) if len(indexes) else 0
+    _require_length(np.asarray(pc.binary_length(lines)), shape.line_limit, first)
+    texts = _as_utf8(lines, first)
+    kept = np.asarray(pc.greater(pc.binary_length(texts), 0))
+    indexes, texts, ids = indexes[kept], texts.filter(pa.array(kept)), ids.filter(pa.array(kept))
+    payloads = texts if shape.format is ListFormat.JSONL else json_strings(texts)
+    _require_strict(indexes, payloads, shape.format)
+    columns = {"task_id": ids, "task_index": pa.array(indexes), "payload": payloads}
+    if shape.slot_pointer is not None:
+        columns["slot_key"] = pa.array(_slot_keys(indexes, payloads, shape.slot_pointer), pa.string())
+    return pa.table(columns)
+
+
+def table_of(run_id: UUID, indexes: np.ndarray[Any, Any], payloads: pa.Array, slot_pointer: str | None) -> pa.Table:
+    """Builds rows for a shard. All other columns of a task follow from its run."""
+    columns = {"task_id": task_ids(run_id, indexes), "task_index": pa.array(indexes), "payload": payloads}
+    if slot_pointer is not None:
+        columns["slot_key"] = pa.array(_slot_keys(indexes, payloads, slot_pointer), pa.string())
+    return pa.table(columns)
+
+
+def no_rows(run_id: UUID) -> pa.Table:
+    return table_of(run_id, _counted(0, 0), pa.array([], pa.string()), None)
+
+
+def task_ids(run_id: UUID, indexes: np.ndarray[Any, Any]) -> pa.Array:
+    """Same as interlock.run_task_id in SQL: the first 16 bytes of each hash."""
+    sha256, prefix = hashlib.sha256, f"{run_id}:".encode()
+    joined = b"".join([sha256(b"%b%d" % (prefix, index)).digest()[:16] for index in indexes.tolist()])
+    offsets = np.arange(0, len(joined) + 1, 16, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(indexes), [None, pa.py_buffer(offsets), pa.py_buffer(joined)])
+
+
+def json_strings(texts: pa.Array) -> pa.Array:
+    """Encodes each text as a JSON string."""
+    quoted = pc.binary_join_element_wise('"', texts, '"', "")
+    escaped = pc.match_substring_regex(texts, _ESCAPED)
+    if not pc.any(escaped).as_py():
+        return quoted
+    encode = msgspec.json.encode
+    replaced = pa.array([encode(text).decode() for text in texts.filter(escaped).to_pylist()], pa.string())
+    return pc.replace_with_mask(quoted, escaped, replaced)
+
+
+def header_of(line: bytes) -> tuple[str, ...]:
+    try:
+        names = tuple(next(csv.reader(io.StringIO(line.decode().rstrip("\r\n"), newline=""), strict=True), ()))
+    except (csv.Error, UnicodeDecodeError):
+        raise BadList("bad_csv", "The first line of the list must be a CSV header in UTF-8.") from None
+    if not names or not all(names) or len(set(names)) < len(names) or len(names) > _MAX_COLUMNS:
+        raise BadList("bad_csv", f"The CSV header must name every column once, and at most {_MAX_COLUMNS} columns.")
+    return names
+
+
+def _lines(chunk: Chunk, limit: int) -> tuple[pa.Array, int]:
+    data = chunk.data if chunk.data.endswith(b"\n") else chunk.data + b"\n"
+    buffer = np.frombuffer(data, np.uint8)
+    feeds = buffer == _LINE_FEED
+    ends = np.flatnonzero(feeds)
+    dropped = feeds
+    if b"\r\n" in data:
+        dropped = feeds.copy()
+        dropped[:-1] |= (buffer[:-1] == _CARRIAGE_RETURN) & feeds[1:]
+    kept = np.cumsum(~dropped, dtype=np.int32)
+    offsets = np.empty(len(ends) + 1, np.int32)
+    offsets[0] = 0
+    offsets[1:] = kept[ends]
+    _require_length(np.diff(offsets), limit, chunk.first_line)
+    text = buffer[~dropped].tobytes()
+    lines = pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+    return _as_utf8(lines, chunk.first_line), len(ends)
+
+
+def _require_length(lengths: np.ndarray[Any, Any], limit: int, first: int) -> None:
+    if len(lengths) and lengths.max() > limit:
+        line = first + int(np.argmax(lengths > limit))
+        raise too_long(line, limit)
+
+
+def _as_utf8(lines: pa.Array, first: int) -> pa.Array:
+    try:
+        return lines.cast(pa.string())
+    except pa.ArrowInvalid:
+        line = next(number for number, one in enumerate(lines.to_pylist(), first + 1) if not _is_utf8(one))
+        raise BadList("not_utf8", f"Line {line} is not UTF-8.") from None
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _counted(first: int, count: int) -> np.ndarray[Any, Any]:
+    return np.arange(first, first + count, dtype=np.int64)
+
+
+def _without_blanks(texts: pa.Array, indexes: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], pa.Array]:
+    """Drops blank lines, which are not tasks. The other lines keep their numbers."""
+    blank = pc.equal(pc.binary_length(texts), 0)
+    if not pc.any(blank).as_py():
+        return indexes, texts
+    kept = pc.invert(blank)
+    return indexes[np.asarray(kept)], texts.filter(kept)
+
+
+def _records(chunk: Chunk, shape: Shape) -> pa.Array:
+    """Converts each record to a JSON object of strings, with the column names of the header."""
+
+    def refuse(row: Any) -> str:
+        at = chunk.first_line + (row.number or 1)
+        wrong.append(f"Record {at} has {row.actual_columns} values, but the header has {row.expected_columns} columns.")
+        return "error"
+
+    wrong: list[str] = []
+    try:
+        table = pa_csv.read_csv(
+            io.BytesIO(chunk.data),
+            read_options=pa_csv.ReadOptions(
+                column_names=list(shape.columns), use_threads=False, block_size=len(chunk.data) + 1
+            ),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=refuse),
+            convert_options=_as_text(shape.columns),
+        )
+    except pa.ArrowInvalid:
+        detail = wrong[0] if wrong else f"A record after record {chunk.first_line} is not valid CSV in UTF-8."
+        raise BadList("bad_csv", detail) from None
+    payloads = _objects(shape.columns, table)
+    lengths = np.asarray(pc.binary_length(payloads))
+    _require_length(lengths, shape.line_limit, chunk.first_line)
+    return payloads
+
+
+def _as_text(columns: Sequence[str]) -> pa_csv.ConvertOptions:
+    return pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(columns, pa.string()),
+        strings_can_be_null=False,
+        quoted_strings_can_be_null=False,
+    )
+
+
+def _objects(columns: Sequence[str], table: pa.Table) -> pa.Array:
+    names = [msgspec.json.encode(name).decode() for name in columns]
+    pieces: list[Any] = []
+    for number, name in enumerate(names):
+        values = json_strings(table.column(number).combine_chunks())
+        pieces += [f"{',' if number else '{'}{name}:", values]
+    return pc.binary_join_element_wise(*pieces, "}", "")
+
+
+def _require_strict(indexes: np.ndarray[Any, Any], payloads: pa.Array, kind: ListFormat) -> None:
+    """Raises BadList for the first line that is not strict JSON. Strings we encoded can only contain NULs."""
+    if kind is ListFormat.JSONL:
+        suspects = None if _is_plain(payloads) else np.arange(len(payloads))
+    else:
+        suspects = np.flatnonzero(np.asarray(pc.match_substring(payloads, "\\u0000")))
+    if suspects is None or not len(suspects):
+        return
+    found = first_not_strict([text.encode() for text in payloads.take(pa.array(suspects)).to_pylist()])
+    if found is not None:
+        place, reason = found
+        raise BadList("bad_json", f"Line {indexes[suspects[place]] + 1} cannot be stored: {reason}.")
+
+
+def _is_plain(payloads: pa.Array) -> bool:
+    """Checks all lines as one JSON list. PostgreSQL checks that each line is JSON on its own."""
+    long = pc.greater(pc.binary_length(payloads), MAX_DEPTH)
+    if any(opened(text.encode()) > MAX_DEPTH for text in payloads.filter(long).to_pylist()):
+        return False
+    # In pieces, so that decoded values are freed before the garbage collector scans them repeatedly.
+    starts = pa.array([*range(0, len(payloads), _DECODED_AT_ONCE), len(payloads)], pa.int32())
+    joined = pc.binary_join(pa.ListArray.from_arrays(starts, payloads), ",")
+    return all(is_plain(b"[%b]" % piece.as_buffer()) for piece in joined)
+
+
+def _slot_keys(indexes: np.ndarray[Any, Any], payloads: pa.Array, pointer: str) -> list[str | None]:
+    """Extracts slot keys row by row: few jobs have a limit per key, and a key may be anywhere in the payload."""
+    decode = msgspec.json.decode
+    keys = []
+    for index, payload in zip(indexes.tolist(), payloads.to_pylist(), strict=True):
+        try:
+            keys.append(pointed(decode(payload), pointer))
+        except (msgspec.DecodeError, RecursionError):
+            raise not_json(index) from None
+        except ValueError:
+            raise BadList(
+                "bad_pointer", f"Line {index + 1}: the value at {pointer!r} is too long or not text."
+            ) from None
+    return keys
+
+
+def not_json(index: int) -> BadList:
+    return BadList("bad_json", f"Line {index + 1} is not JSON that can be stored.")
+
+
+def too_long(index: int, limit: int) -> BadList:
+    return BadList("line_too_long", f"Line {index + 1} has more than {limit} bytes (payload_limit_bytes).")

@@ -1,0 +1,1 @@
+"""Operating-system processes: background loops, supervision of children, Landlock, seccomp."""

@@ -1,0 +1,233 @@
+"""A child process of the supervisor, restarted when it dies; and the part that runs inside the child.
+
+The supervisor sends settings (as environment variables) and the listening socket through a socket pair. A child can
+therefore start and load its modules before these exist, while the servers start. No secret appears in a command line or
+environment that other processes can see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from interlock.errors import InterlockError
+
+log = structlog.get_logger()
+
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 30.0
+STEADY_SECONDS: Final = 30.0
+"""A child that lived this long started successfully: the backoff is reset."""
+EARLY_DEATHS: Final = 3
+HURRIED_SECONDS: Final = 5.0
+_STDERR: Final = 2
+
+
+class ChildFailed(InterlockError):
+    """Raised when a child does not start."""
+
+    default_code = "child_failed"
+
+
+@dataclass(frozen=True)
+class Handover:
+    settings: Mapping[str, str]
+    listener: int | None = None
+
+
+class Child:
+    """Runs one child. `hand_over` is awaited at every start, because a store may have moved to another URL."""
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        hand_over: Callable[[], Awaitable[Handover]],
+        *,
+        environment: Mapping[str, str],
+        log_file: Path,
+        drain_seconds: float,
+        stderr: int | None = None,
+    ) -> None:
+        self.name = name
+        self.drain_seconds = drain_seconds
+        self._arguments = arguments
+        self._hand_over = hand_over
+        self._environment = environment
+        self._log_file = log_file
+        self._stderr = stderr
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+        self._deaths = 0
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, or None while the child is not running."""
+        alive = self._process is not None and self._process.returncode is None
+        return self._process.pid if self._process and alive else None
+
+    async def run(self) -> None:
+        """Keeps the child running until `stop`."""
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            ended = await self._live()
+            if self._stopping.is_set():
+                return
+            if time.monotonic() - started > STEADY_SECONDS:
+                self._deaths = 0
+            self._deaths += 1
+            pause = min(FIRST_PAUSE_SECONDS * 2 ** (self._deaths - 1), LONGEST_PAUSE_SECONDS)
+            log.warning("child.died", child=self.name, ended=ended, again_in_seconds=pause)
+            self._note_failure(ended)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+
+    async def _live(self) -> str:
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = await self._spawn(theirs.fileno())
+        except OSError as error:
+            ours.close()
+            return f"not started: {error}"
+        finally:
+            theirs.close()
+        if self._stopping.is_set():  # stop() was called during the start
+            self._signal(signal.SIGKILL)
+        sending = asyncio.create_task(self._send_handover(ours))
+        try:
+            return _exit_text(await self._process.wait())
+        finally:
+            sending.cancel()
+
+    async def _spawn(self, handover: int) -> asyncio.subprocess.Process:
+        """Starts the process in a new session: only the supervisor gets Ctrl-C, and it drains the children in order."""
+        # -P: operators import modules from the working directory; this process must not.
+        command = [sys.executable, "-P", "-m", "interlock.cli", *self._arguments]
+        supervised = ["--log-file", str(self._log_file), "--parent", str(os.getpid()), "--handover", str(handover)]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            *supervised,
+            env=dict(self._environment),
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR
+            if self._stderr is None
+            else self._stderr,  # our stdout is for the output that the user requested
+            stderr=self._stderr,
+            pass_fds=[handover],
+            start_new_session=True,
+        )
+        log.info("child.started", child=self.name, pid=process.pid)
+        return process
+
+    async def _send_handover(self, channel: socket.socket) -> None:
+        with channel:
+            handover = await self._hand_over()
+            listener = [] if handover.listener is None else [handover.listener]
+            with suppress(BrokenPipeError):  # the child is already dead, which `_live` notices
+                socket.send_fds(channel, [msgspec.json.encode(handover.settings)], listener)
+
+    def _note_failure(self, ended: str) -> None:
+        """Records that the child cannot start.
+
+        A child that exited printed the reason; one that was killed may be retried.
+        """
+        refused = ended.startswith("exit")
+        if (refused or self._deaths >= EARLY_DEATHS) and not self._failed.done():
+            message = f"The {self.name} does not start ({ended}); see its last log lines, also in {self._log_file}."
+            self._failed.set_exception(ChildFailed(message))
+            self._failed.exception()
+
+    async def failed(self) -> None:
+        """Waits until the child has failed to start, and raises the error. Only relevant until the child is ready."""
+        await asyncio.shield(self._failed)
+
+    def restart(self) -> None:
+        """Asks the child to drain; `run` starts it again."""
+        self._signal(signal.SIGTERM)
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        self._stopping.set()
+        if self._process is None or self.pid is None:
+            return
+        self._signal(signal.SIGTERM)
+        if not await self._ended(self.drain_seconds, hurry):
+            self._signal(signal.SIGTERM)  # the second signal ends the drain
+            if not await self._ended(HURRIED_SECONDS):
+                log.error("child.killed", child=self.name, pid=self.pid)
+                self._signal(signal.SIGKILL)
+                await self._process.wait()
+        log.info("child.stopped", child=self.name)
+
+    async def _ended(self, seconds: float, hurry: asyncio.Event | None = None) -> bool:
+        """Waits for the end of the process, up to `seconds`, or until `hurry` is set. Returns True if it ended."""
+        if self._process is None:
+            return True
+        ending = asyncio.create_task(self._process.wait())
+        hurried = asyncio.create_task((hurry or asyncio.Event()).wait())
+        await asyncio.wait({ending, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        ended = ending.done()
+        ending.cancel()
+        return ended
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+def _exit_text(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+ORPHANED: Final = 1
+_POLL_SECONDS: Final = 1.0
+_MAX_BYTES: Final = 1 << 16
+
+
+def die_with(parent: int) -> None:
+    """Ends this process when `parent`, which started it, ends, or if it has already ended.
+
+    On Linux, the kernel sends the signal, so this works even if the process hangs. Elsewhere, a thread polls.
+    """
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(ORPHANED)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    os._exit(ORPHANED)
+
+
+def take_over(channel: int) -> int | None:
+    """Waits for the supervisor's handover: environment variables, and optionally a listening socket."""
+    with socket.socket(fileno=channel) as supervisor:
+        received, listeners, _, _ = socket.recv_fds(supervisor, _MAX_BYTES, 1)
+        while more := supervisor.recv(_MAX_BYTES):
+            received += more
+    if not received:  # the supervisor ended before the handover
+        os._exit(ORPHANED)
+    os.environ.update(msgspec.json.decode(received, type=dict[str, str]))
+    return listeners[0] if listeners else None

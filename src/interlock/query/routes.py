@@ -1,0 +1,107 @@
+"""The query listener: one SELECT on granted data, for attempts with capability tokens and users with API keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, cast
+
+from litestar import MediaType, Response, get, post
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody
+from litestar.response import Stream as Streamed
+
+from interlock.access.guards import capability_guard, claims_of, principal_of, user_guard
+from interlock.access.principals import PLATFORM
+from interlock.errors import BadRequest
+from interlock.http.parameters import Http
+from interlock.query.service import QueryService, Stream
+from interlock.telemetry import QUERIES_RUNNING, QUERIES_WAITING, metrics_text
+from interlock.wire import QueryFormat, QueryOutcome, QueryReply, TaskQuery, UserQuery
+
+QUERY_ID: Final = "Interlock-Query-Id"
+MEDIA_TYPES: Final = {
+    QueryFormat.CSV: "text/csv",
+    QueryFormat.ARROW: "application/vnd.apache.arrow.stream",
+}
+_ACCEPTED: Final = {202: ResponseSpec(QueryReply, description="Submitted as a batch task", generate_examples=False)}
+
+
+@post(
+    "/v1/task/query",
+    guards=[capability_guard],
+    status_code=200,
+    summary="Query the inputs of the attempt's task",
+    description="With `format` csv or arrow, the response is a stream in that format.",
+)
+async def task_query(request: Http, data: JSONBody[TaskQuery]) -> Response[QueryReply]:
+    asking = _service(request).ask_as_task(claims_of(request), data)
+    return _response(await _while_connected(request, asking))
+
+
+@post(
+    "/v1/query",
+    guards=[user_guard],
+    opt={"scope": "query:read"},
+    status_code=200,
+    summary="Query datasets of the org",
+    description="With `format` csv or arrow, the response is a stream in that format. A batch query returns 202.",
+    responses=_ACCEPTED,
+)
+async def user_query(request: Http, data: JSONBody[UserQuery]) -> Response[QueryReply]:
+    asking = _service(request).ask_as_user(principal_of(request), data)
+    return _response(await _while_connected(request, asking))
+
+
+def _service(request: Http) -> QueryService:
+    service: QueryService = request.app.state.queries
+    return service
+
+
+def _response(answer: QueryReply | Stream) -> Response[QueryReply]:
+    if isinstance(answer, Stream):
+        streamed = Streamed(
+            answer.parts,
+            media_type=MEDIA_TYPES[answer.format],
+            status_code=200,
+            headers={QUERY_ID: str(answer.query_id)},
+        )
+        return cast("Response[QueryReply]", streamed)
+    status = 202 if answer.outcome is QueryOutcome.BATCHED else 200
+    return Response(answer, status_code=status, headers={QUERY_ID: str(answer.query_id)})
+
+
+async def _while_connected(request: Http, asking: Coroutine[Any, Any, QueryReply | Stream]) -> QueryReply | Stream:
+    """Cancels the query if the caller disconnects, so that its slot becomes free."""
+    work = asyncio.create_task(asking)
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise BadRequest("The connection closed before the query was complete.")
+        return work.result()
+    finally:
+        work.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Http) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+@get(
+    "/metrics",
+    guards=[user_guard],
+    opt={"scope": PLATFORM},
+    media_type=MediaType.TEXT,
+    summary="Prometheus metrics of this process",
+)
+async def metrics(request: Http) -> bytes:
+    places = _service(request).places
+    QUERIES_RUNNING.set(places.running)
+    QUERIES_WAITING.set(places.waiting)
+    return metrics_text()
+
+
+HANDLERS = [task_query, user_query, metrics]

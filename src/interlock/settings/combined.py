@@ -1,0 +1,84 @@
+"""The settings object that all processes share, made of all areas."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from interlock.settings.access import Access
+from interlock.settings.base import host_of, is_loopback
+from interlock.settings.bus import Bus
+from interlock.settings.listeners import Listeners
+from interlock.settings.outbound import Outbound
+from interlock.settings.query import Queries
+from interlock.settings.spark import Spark
+from interlock.settings.stores import Stores
+from interlock.settings.tasks import Loops, Tasks
+from interlock.settings.untrusted import Runner
+
+CONFIG_ENV = "INTERLOCK_CONFIG"
+DEFAULT_CONFIG = "interlock.toml"
+
+
+def config_file() -> Path:
+    return Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
+
+
+# Pydantic collects fields from the last base class first, so this order determines `interlock config` and the docs.
+class Settings(Spark, Queries, Runner, Bus, Outbound, Loops, Tasks, Access, Listeners, Stores, BaseSettings):
+    """All settings of all processes, validated and frozen."""
+
+    model_config = SettingsConfigDict(env_prefix="INTERLOCK_", extra="forbid", frozen=True, env_nested_delimiter="__")
+
+    # Telemetry
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
+    log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, JSON elsewhere.")
+
+    @model_validator(mode="after")
+    def _only_in_development(self) -> Self:
+        """Restricts HS256 to one machine: everyone who can verify such a token can also forge one."""
+        if not self.development_tokens:
+            return self
+        for name in ("gateway", "internal", "query", "runner"):
+            address = getattr(self, name)
+            if not is_loopback(host_of(address)):
+                raise ValueError(
+                    f"development_tokens works on one machine only, and {name} = {address} is not a loopback address: "
+                    "write 127.0.0.1:port, or remove development_tokens"
+                )
+        if self.signing != "pem" or self.objects_root.startswith("s3://") or self.runner_lambda is not None:
+            raise ValueError(
+                "development_tokens works on one machine only, and signing, objects_url or runner_lambda uses AWS: "
+                'write signing = "pem", a file:// URL and no runner_lambda, or remove development_tokens'
+            )
+        return self
+
+    @property
+    def objects_base_url(self) -> str:
+        """The URL at which the gateway serves a directory of objects."""
+        own = f"{'https' if self.tls_cert else 'http'}://{self.gateway}"
+        return (self.objects_public_url or self.gateway_url or own).rstrip("/")
+
+    @property
+    def signing_keys_dir(self) -> Path:
+        return self.keys_dir or self.dir / "keys"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_file())

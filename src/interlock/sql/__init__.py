@@ -1,1 +1,0 @@
-"""Schema migrations and named statements, by area."""

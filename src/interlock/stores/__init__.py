@@ -1,0 +1,1 @@
+"""Stores: PostgreSQL, Valkey, objects, KMS and STS; the embedded servers; the migrations."""

@@ -1,0 +1,24 @@
+"""The kernel: the life of a task from its queue to its end. See docs/task-states.md."""
+
+PUBLIC = (
+    "actions",
+    "build",
+    "claims",
+    "completion",
+    "dataset_changes",
+    "effects",
+    "idempotency",
+    "inline_runtime",
+    "inputs",
+    "limits",
+    "local_claims",
+    "operators",
+    "outbox_relay",
+    "queue",
+    "reads",
+    "result_packs",
+    "run_progress",
+    "runs",
+    "shards",
+)
+"""Modules that other capabilities may import. tests/docs checks it."""

@@ -1,0 +1,349 @@
+-- Runs: counters, ends, cancellation, retention.
+
+-- name: only_one$
+-- Held until the end of the transaction: one dispatcher at a time runs this pass.
+select pg_try_advisory_xact_lock(hashtextextended('interlock:' || :name, 0));
+
+-- name: fold_deltas
+-- Folds deltas into counters. `skip locked` does not wait for writers. A run that had ended is reopened, because a
+-- retry may have crossed its end; end_runs decides again. The scan starts where the last one ended: see LowWater.
+with taken as (
+    delete from interlock.run_deltas
+    where ctid = any(array(select ctid from interlock.run_deltas where ctid > :since::tid limit :limit
+                           for update skip locked))
+    returning ctid as place, *
+), sums as (
+    select run_id, sum(queued) as queued, sum(running) as running, sum(completed) as completed, sum(failed) as failed,
+           sum(dead) as dead, sum(canceled) as canceled
+    from taken group by run_id
+)
+update interlock.runs r
+set queued = r.queued + s.queued, running = r.running + s.running, completed = r.completed + s.completed,
+    failed = r.failed + s.failed, dead = r.dead + s.dead, canceled = r.canceled + s.canceled,
+    state = case when r.ended_at is null then r.state else interlock.live_state(r.paused, r.ingesting) end, ended_at = null
+from sums s where r.run_id = any(array(select run_id from sums)) and r.run_id = s.run_id
+returning r.run_id, r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead as over,
+          r.completed + r.dead + r.canceled as done, r.reason is null and r.dead > r.tolerated_share * r.total as intolerable,
+          (select true from interlock.webhooks w where w.org_id = r.org_id limit 1) is not null as watched,
+          (select max(place) from taken) as reached;
+
+-- name: end_runs
+-- The outcomes of its tasks decide the state of a run. It is Canceled only if a cancel was requested.
+update interlock.runs r
+set ended_at = interlock.clock(),
+    state = (case when r.reason is not null then 'Failed'
+                  when r.cancel_requested and r.canceled > 0 then 'Canceled'
+                  when r.failed = 0 and r.canceled = 0 then 'Completed'
+                  when r.completed = 0 and r.canceled = 0 then 'Failed'
+                  when r.completed = 0 and r.failed = 0 then 'Canceled'
+                  else 'CompletedWithFailures' end)::interlock.run_state
+where r.run_id = any(:run_ids::uuid[]) and r.ended_at is null
+  and r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead
+returning r.run_id, r.state;
+
+-- name: stop_intolerable!
+-- More tasks are dead than the run tolerates: the others are canceled, and the run ends as failed.
+update interlock.runs
+set cancel_requested = true, cancel_index = 0, paused = false, wake_index = null,
+    state = interlock.live_state(false, ingesting),
+    reason = format('%s of %s tasks have failed for good; the run tolerates a share of %s', dead, total, tolerated_share)
+where run_id = any(:run_ids::uuid[]) and ended_at is null and reason is null;
+
+-- name: stop_overdue
+-- Runs past their deadline. A run that has ended by then has met it.
+update interlock.runs
+set cancel_requested = true, cancel_index = 0, paused = false, wake_index = null, deadline_at = null,
+    state = interlock.live_state(false, ingesting),
+    reason = format('%s of %s tasks had ended at the deadline', completed + dead + canceled, coalesce(total::text, 'its'))
+where run_id = any(array(
+    select run_id from interlock.runs
+    where deadline_at <= interlock.clock() and ended_at is null and not delete_requested
+    order by deadline_at limit :limit
+    for no key update skip locked))
+returning run_id;
+
+-- name: pause_runs
+-- Pauses the live runs of a job. From now on claims return none of their tasks; running tasks continue.
+update interlock.runs set paused = true, wake_index = null, state = interlock.live_state(true, ingesting)
+where job_id = :job_id and org_id = :org_id and ended_at is null and not paused and not delete_requested
+returning run_id;
+
+-- name: resume_runs
+-- Messages received during the pause are gone: RunWakes sends the missing ones. A backfill that was paused separately
+-- stays paused.
+update interlock.runs r
+set paused = false, wake_index = 0,
+    state = interlock.live_state((select b.paused from interlock.backfills b where b.run_id = r.run_id) is true, ingesting)
+where r.job_id = :job_id and r.org_id = :org_id and r.ended_at is null and r.paused
+returning r.run_id;
+
+-- name: live_runs_of
+select run_id from interlock.runs
+where job_id = :job_id and org_id = :org_id and ended_at is null and not delete_requested
+order by run_id limit :limit;
+
+-- name: delete_job^
+-- The job is hidden and its name is free. Its data is deleted run by run. Jobs of DAGs are deleted with their DAG.
+with job as (
+    update interlock.jobs set deleted_at = interlock.clock(), name = null
+    where job_id = :job_id and org_id = :org_id and dag_name is null and deleted_at is null
+    returning job_id
+), runs as (
+    update interlock.runs set delete_requested = true
+    where job_id = any(array(select job_id from job)) and not delete_requested
+    returning run_id
+), freed as (
+    delete from interlock.slots where job_id = any(array(select job_id from job))
+)
+select job_id, (select count(*) from runs) as runs from job;
+
+-- name: waking_runs
+-- A claim of a range acks its message even if the run was paused, so messages are missing. Held-back tasks never had
+-- one.
+select r.run_id, r.shard, r.wake_index, least(r.last_index, r.held_from - 1) as last_index, j.queue
+from interlock.runs r
+join interlock.jobs j on j.job_id = r.job_id
+where r.wake_index is not null and not r.paused and not r.delete_requested
+  and coalesce(r.ended_at, '-infinity') = '-infinity'  -- this form keeps the planner from walking all live runs
+order by r.run_id limit :limit;
+
+-- name: wake_ranges
+-- One message for each range with a queued task, replacing any existing one: a worker that holds that one finds less to
+-- claim.
+with run as materialized (
+    select r.run_id, r.org_id, r.job_id, r.range_size, r.last_index, j.queue,
+           coalesce(r.priority, case when r.shard = 0 then j.priority else 1 end) as priority
+    from interlock.runs r join interlock.jobs j on j.job_id = r.job_id where r.run_id = :run_id
+), messages as materialized (
+    select r.queue, r.priority, r.org_id, r.run_id, r.run_id || ':' || c.chunk as dedupe_key,
+           json_build_object('job_id', r.job_id, 'run_id', r.run_id, 'start', c.chunk * r.range_size,
+                             'end', least((c.chunk + 1) * r.range_size - 1, r.last_index)) as body
+    from run r
+    cross join lateral generate_series(:first::bigint / r.range_size, :last::bigint / r.range_size) as c(chunk)
+    where (select true from interlock.tasks t
+           where t.shard = :shard and t.run_id = :run_id and t.status = 'Queued' and not t.parked
+             and t.task_index between c.chunk * r.range_size and (c.chunk + 1) * r.range_size - 1 limit 1)
+), direct as (
+    insert into interlock.queue_messages (queue, priority, org_id, share_id, body, dedupe_key)
+    select queue, priority, org_id, run_id, body, dedupe_key from messages where :direct::boolean
+    order by dedupe_key collate "C"  -- lock order of `send`
+    on conflict (queue, dedupe_key) where dedupe_key is not null do update
+        set body = excluded.body, visible_at = excluded.visible_at, receipt = null, receives = 0, dead_at = null
+), owed as (
+    insert into interlock.outbox (kind, target, body, priority, org_id, share_id, dedupe_key)
+    select 'send', queue, body, priority, org_id, run_id, dedupe_key from messages where not :direct::boolean
+)
+select pg_notify(case when :direct::boolean then 'interlock_queue' else 'interlock_outbox' end, m.queue),
+       (select count(*) from messages) as messages
+from (select distinct queue from messages) m;
+
+-- name: queued_of_range
+select task_id from interlock.tasks
+where shard = :shard and run_id = :run_id and task_index between :first::bigint and :last::bigint
+  and status = 'Queued' and not parked;
+
+-- name: woken_to!
+-- Only from the position where the walk started, so that a newer resume is not overwritten.
+update interlock.runs
+set wake_index = case when :walked_to::bigint <= least(last_index, held_from - 1) then :walked_to::bigint end
+where run_id = :run_id and wake_index = :walked_from;
+
+-- name: request_run_cancel^
+-- Also resumes a paused run, so that it can end.
+update interlock.runs
+set cancel_requested = true, cancel_index = 0, paused = false, wake_index = null,
+    state = interlock.live_state(false, ingesting)
+where run_id = :run_id and org_id = :org_id and ended_at is null
+returning run_id, org_id, shard, cancel_index, last_index;
+
+-- name: lock_runs_of
+-- Ended runs, locked before their tasks change: retention also locks the run first and then its tasks.
+select run_id, delete_requested from interlock.runs
+where run_id = any(array(select t.run_id from interlock.tasks t
+                         where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.org_id = :org_id))
+  and (ended_at is not null or delete_requested)
+order by run_id
+for no key update;
+
+-- name: canceling_runs
+select run_id, org_id, shard, cancel_index, last_index from interlock.runs
+where cancel_requested and ended_at is null and cancel_index <= last_index order by run_id limit :limit;
+
+-- name: cancelable_of_run
+select task_id from interlock.tasks
+where shard = :shard and run_id = :run_id and task_index between :first::bigint and :last::bigint
+  and (status in ('Queued', 'Running') or (status = 'Failed' and not dead)) and not cancel_requested;
+
+-- name: cancel_walked!
+-- Only from the position where the walk started, so that a second walker or a newer cancel is not overwritten.
+update interlock.runs set cancel_index = :walked_to where run_id = :run_id and cancel_index = :walked_from;
+
+-- name: expired_run^
+-- The scan starts where the last one ended: see LowWater.
+select run_id, job_id, shard, swept_index, last_index, ended_at from interlock.runs
+where not delete_requested and retention_days is null
+  and ended_at > :since::timestamptz and ended_at < interlock.clock() - make_interval(secs => :age_seconds::float8)
+order by ended_at limit 1
+for no key update skip locked;
+
+-- name: expired_kept_run^
+-- Like expired_run, for runs with their own retention.
+select run_id, job_id, shard, swept_index, last_index, interlock.kept_until(ended_at, retention_days) as kept_until
+from interlock.runs
+where not delete_requested and ended_at is not null and retention_days is not null
+  and interlock.kept_until(ended_at, retention_days) > :since::timestamptz
+  and interlock.kept_until(ended_at, retention_days) < interlock.clock()
+order by interlock.kept_until(ended_at, retention_days) limit 1
+for no key update skip locked;
+
+-- name: request_deletion!
+-- From now on none of its tasks can be revived; RunDeletions does the rest.
+update interlock.runs set delete_requested = true where run_id = :run_id;
+
+-- name: deleting_runs
+select r.run_id, r.job_id, r.org_id, r.shard, r.swept_index, r.last_index, j.outputs <> '[]' as with_outputs
+from interlock.runs r
+join interlock.jobs j on j.job_id = r.job_id
+where r.delete_requested order by r.run_id limit :limit;
+
+-- name: take_turn$
+-- Held over several transactions, until end_turn or the end of the connection.
+select pg_try_advisory_lock(hashtextextended('interlock:' || :name, 0));
+
+-- name: end_turn$
+select pg_advisory_unlock(hashtextextended('interlock:' || :name, 0));
+
+-- name: delete_shard_attempts
+delete from interlock.attempts where ctid = any(array(
+    select ctid from interlock.attempts where shard <> 0 and shard = :number limit :limit))
+returning attempt;
+
+-- name: ids_of_range
+-- Computed from the run, because the tasks may already be gone.
+select interlock.run_task_id(:run_id, i) as task_id from generate_series(:first::bigint, :last::bigint) as i;
+
+-- name: delete_run_tasks
+delete from interlock.tasks
+where shard = 0 and run_id = :run_id and task_index between :first::bigint and :last::bigint
+returning task_id;
+
+-- name: set_swept!
+update interlock.runs set swept_index = :swept where run_id = :run_id;
+
+-- name: delete_task_traces!
+with a as (delete from interlock.attempts where task_id = any(:task_ids::uuid[])),
+o as (delete from interlock.output_commits where task_id = any(:task_ids::uuid[])),
+e as (delete from interlock.dataset_events where task_id = any(:task_ids::uuid[]))
+delete from interlock.buffer_publishes where task_id = any(:task_ids::uuid[]);
+
+-- name: delete_run!
+delete from interlock.runs where run_id = :run_id;
+
+-- name: delete_nameless_job!
+-- A job that was submitted without a name is deleted with its last run. The job of a batch query also has edges.
+with gone as (
+    select j.job_id from interlock.jobs j
+    where j.job_id = :job_id and j.name is null and not exists (select 1 from interlock.runs r where r.job_id = j.job_id)
+), edges as (
+    delete from interlock.edges where job_id = any(array(select job_id from gone))
+)
+delete from interlock.jobs where job_id = any(array(select job_id from gone));
+
+-- name: delete_expired_requests
+delete from interlock.idempotency_keys where ctid = any(array(
+    select ctid from interlock.idempotency_keys where expires_at <= interlock.clock() limit :limit
+    for update skip locked))
+returning key;
+
+-- name: delete_stale_workers!
+delete from interlock.workers where last_seen_at < interlock.clock() - interval '1 day';
+
+-- name: sweep_place^
+select cursor, position, task_id from interlock.sweeps where name = :name;
+
+-- name: set_sweep_place!
+insert into interlock.sweeps (name, cursor, position, task_id) values (:name, :cursor, :position, :task_id)
+on conflict (name) do update
+set cursor = excluded.cursor, position = excluded.position, task_id = excluded.task_id;
+
+-- name: live_runs_from
+-- Up to the last task that has had a message.
+select run_id, shard, least(last_index, held_from - 1) as last_index from interlock.runs
+where ended_at is null and not paused and not delete_requested and run_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
+order by run_id limit :limit;
+
+-- name: lost_run_tasks
+-- Queued long enough, not parked, and without a live message of its own or of its range; a dead letter wakes no worker.
+-- Tasks of a range with a message are not read, unless a part of the range was claimed already. Subqueries with a limit
+-- or an offset are not flattened; as joins they would be planned for the size of the tables at that time.
+with ranges as materialized (
+    select s.run_id, j.queue, k.key, m.start, greatest(s.first, c.chunk * r.range_size) as first,
+           least(s.last, (c.chunk + 1) * r.range_size - 1) as last
+    from unnest(:run_ids::uuid[], :firsts::bigint[], :lasts::bigint[]) as s(run_id, first, last)
+    cross join lateral (select * from interlock.runs r where r.run_id = s.run_id limit 1) r
+    cross join lateral (select * from interlock.jobs j where j.job_id = r.job_id limit 1) j
+    cross join lateral generate_series(s.first / r.range_size, s.last / r.range_size) as c(chunk)
+    cross join lateral (select s.run_id || ':' || c.chunk as key) k
+    left join lateral (select (m.body ->> 'start')::bigint as start from interlock.queue_messages m
+                       where m.queue = j.queue and m.dedupe_key = k.key and m.dead_at is null limit 1) m on true
+)
+select t.task_id, r.run_id from ranges r
+cross join lateral (
+    select t.task_id from interlock.tasks t
+    where t.shard = :shard and t.run_id = r.run_id and t.task_index between r.first and least(r.last, r.start - 1)
+      and t.status = 'Queued' and not t.parked
+      and t.queued_at < interlock.clock() - make_interval(secs => :grace::float8)
+    offset 0
+) t
+where (r.start is null or r.start > r.first)
+  and (select true from interlock.queue_messages m
+       where m.queue = r.queue and m.dedupe_key = t.task_id::text and m.dead_at is null limit 1) is null
+  and (select true from interlock.outbox o where o.dedupe_key = t.task_id::text limit 1) is null
+  and (select true from interlock.outbox o where o.dedupe_key = r.key limit 1) is null;
+
+-- name: jobs_after
+select job_id from interlock.jobs
+where job_id > coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
+order by job_id limit :limit;
+
+-- name: lost_job_tasks
+-- Tasks without a run, from a position on. `lost` marks those without a message; a dead letter does not count.
+select t.job_id, t.task_id, t.queued_at < interlock.clock() - make_interval(secs => :grace::float8) and not t.parked
+       and (select true from interlock.queue_messages m
+            where m.queue = j.queue and m.dedupe_key = t.task_id::text and m.dead_at is null limit 1) is null
+       and (select true from interlock.outbox o where o.dedupe_key = t.task_id::text limit 1) is null as lost
+from (select job_id, task_id, parked, queued_at from interlock.tasks
+      where shard = 0 and run_id is null and listed_status = 'Queued'
+        and (job_id, task_id) > (:from_job::uuid, :after::uuid)
+      order by job_id, task_id limit :limit) t
+cross join lateral (select j.queue from interlock.jobs j where j.job_id = t.job_id limit 1) j
+order by t.job_id, t.task_id;
+
+-- name: stranded_jobs
+-- Jobs with parked tasks: a cap may have been raised or removed, or a wake-up was lost between two commits.
+select id as job_id from unnest(:job_ids::uuid[]) as id
+where (select true from interlock.tasks t where t.shard = :shard and t.job_id = id and t.parked limit 1) is not null;
+
+-- name: capped_jobs_of
+-- Jobs and keys whose slots these tasks could have taken, had they not ended.
+select distinct t.job_id, t.slot_key
+from interlock.tasks t
+join interlock.jobs j on j.job_id = t.job_id
+where t.shard = :shard and t.task_id = any(:task_ids::uuid[])
+  and (j.max_concurrency is not null or j.max_concurrency_per_key is not null);
+
+-- name: parked_keys
+-- A loose index scan from key to key, which reads each key once, however many tasks wait for it.
+with recursive keys as (
+    select id as job_id, (select t.slot_key from interlock.tasks t
+                          where t.shard = :shard and t.job_id = id and t.parked and t.slot_key is not null
+                          order by t.slot_key limit 1) as slot_key
+    from unnest(:job_ids::uuid[]) as id
+    union all
+    select k.job_id, (select t.slot_key from interlock.tasks t
+                      where t.shard = :shard and t.job_id = k.job_id and t.parked and t.slot_key > k.slot_key
+                      order by t.slot_key limit 1)
+    from keys k where k.slot_key is not null
+)
+select distinct slot_key from keys where slot_key is not null
+limit :limit;

@@ -1,0 +1,85 @@
+"""The queue port. Messages are wake-ups: at-least-once, roughly ordered, small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+from uuid import UUID
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    body: str
+    """JSON text."""
+    priority: int = 0
+    """0 normal, 1 bulk."""
+    dedupe_key: str | None = None
+    """If a message with this key is still queued, sending re-arms it instead of adding another one."""
+    delay_seconds: float = 0.0
+    org_id: UUID | None = None
+    share_id: UUID | None = None
+    """The run or job of the message, for fair sharing of workers. None for messages without a task."""
+
+
+@dataclass(frozen=True)
+class Received:
+    message_id: str
+    receipt: str
+    body: str
+    receives: int
+    enqueued_at: datetime
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    message_id: str
+    body: str
+    receives: int
+    enqueued_at: datetime
+    dead_at: datetime
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Identifies one delivery. A later delivery of the same message makes it stale."""
+
+    message_id: str
+    receipt: str
+
+
+class Queue(Protocol):
+    """The queue port. Methods with handles return the number of handles that were still valid."""
+
+    async def send(self, queue: str, message: Outgoing) -> None: ...
+
+    async def send_batch(self, queue: str, messages: Sequence[Outgoing]) -> None: ...
+
+    async def receive(
+        self, queue: str, *, wait_seconds: float, limit: int, visibility_seconds: float
+    ) -> list[Received]: ...
+
+    async def extend(self, queue: str, handles: Sequence[Handle], visibility_seconds: float) -> int: ...
+
+    async def ack(self, queue: str, handles: Sequence[Handle]) -> int: ...
+
+    async def nack(self, queue: str, handles: Sequence[Handle], delay_seconds: float) -> int: ...
+
+    async def bury(self, queue: str, handles: Sequence[Handle]) -> int:
+        """Turns messages into dead letters immediately, because they cannot be processed."""
+
+    async def replace(self, queue: str, handle: Handle, body: str, *, delay_seconds: float = 0.0) -> int:
+        """Settles a message partially: replaces its body with the remaining work and makes it visible again."""
+
+    async def depth(self, queue: str) -> int: ...
+
+    async def in_flight(self, queue: str) -> int: ...
+
+    async def oldest_age(self, queue: str) -> float | None: ...
+
+    async def dead_letters(self, queue: str, limit: int) -> list[DeadLetter]: ...
+
+    async def dead_letter_count(self, queue: str) -> int: ...
+
+    async def redrive(self, queue: str, limit: int) -> int: ...

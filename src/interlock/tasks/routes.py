@@ -1,0 +1,227 @@
+"""Tasks, queues and workers, for users with API keys."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+from litestar import get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+
+from interlock.access.guards import principal_of, user_guard
+from interlock.access.principals import PLATFORM
+from interlock.errors import NotFound
+from interlock.http.parameters import Cursor, Http, Limit, settings_of
+from interlock.tasks.build import tasks_of
+from interlock.tasks.queue import Queue
+from interlock.wire import (
+    AttemptPage,
+    CancelRequest,
+    Changed,
+    DeadMessage,
+    DeadMessagePage,
+    Explanation,
+    OrgOperators,
+    OrgOperatorsRequest,
+    QueueList,
+    QueueView,
+    RedriveRequest,
+    TaskPage,
+    TaskStatus,
+    TaskView,
+    WorkerList,
+    WorkerView,
+)
+from interlock.wire.base import MAX_PAGE
+
+
+@get("/v1/tasks", guards=[user_guard], opt={"scope": "tasks:read"}, summary="Tasks by job, run and status")
+async def list_tasks(
+    request: Http,
+    job: FromQuery[str | None] = None,
+    run: FromQuery[UUID | None] = None,
+    status: FromQuery[TaskStatus | None] = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> TaskPage:
+    return await tasks_of(request).reads.tasks(
+        principal_of(request).org_id, job=job, run=run, status=status, cursor=cursor, limit=limit
+    )
+
+
+@get("/v1/tasks/{task_id:str}", guards=[user_guard], opt={"scope": "tasks:read"}, summary="A task")
+async def get_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
+    return await tasks_of(request).reads.task(task_id, principal_of(request).org_id)
+
+
+@get(
+    "/v1/tasks/{task_id:str}/attempts",
+    guards=[user_guard],
+    opt={"scope": "tasks:read"},
+    summary="Attempts of a task",
+)
+async def get_attempts(request: Http, task_id: FromPath[UUID]) -> AttemptPage:
+    return await tasks_of(request).reads.attempts(task_id, principal_of(request).org_id)
+
+
+@get(
+    "/v1/tasks/{task_id:str}/explain",
+    guards=[user_guard],
+    opt={"scope": "tasks:read"},
+    summary="Explain why a task is not running, or why it ended as it did",
+)
+async def explain_task(request: Http, task_id: FromPath[UUID]) -> Explanation:
+    return await tasks_of(request).explanations.explain(task_id, principal_of(request).org_id)
+
+
+@post(
+    "/v1/tasks/{task_id:str}/cancel",
+    guards=[user_guard],
+    opt={"scope": "tasks:write"},
+    status_code=200,
+    summary="Cancel a task in any state",
+)
+async def cancel_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
+    return await tasks_of(request).actions.cancel(task_id, principal_of(request).org_id)
+
+
+@post(
+    "/v1/tasks/{task_id:str}/retry",
+    guards=[user_guard],
+    opt={"scope": "tasks:write"},
+    status_code=200,
+    summary="Retry a failed task immediately; a dead letter gets new attempts",
+)
+async def retry_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
+    return await tasks_of(request).actions.retry(task_id, principal_of(request).org_id)
+
+
+@post(
+    "/v1/tasks/cancel",
+    guards=[user_guard],
+    opt={"scope": "tasks:write"},
+    status_code=200,
+    summary="Cancel tasks by filter; dry_run counts",
+)
+async def cancel_tasks(request: Http, data: JSONBody[CancelRequest]) -> Changed:
+    return await tasks_of(request).actions.cancel_matching(data, principal_of(request).org_id)
+
+
+@post(
+    "/v1/tasks/redrive",
+    guards=[user_guard],
+    opt={"scope": "tasks:write"},
+    status_code=200,
+    summary="Give dead letters new attempts, by filter; dry_run counts",
+)
+async def redrive_tasks(request: Http, data: JSONBody[RedriveRequest]) -> Changed:
+    return await tasks_of(request).actions.redrive(data, principal_of(request).org_id)
+
+
+@get("/v1/queues", guards=[user_guard], opt={"scope": "queues:read"}, summary="Depth and age of all queues")
+async def list_queues(request: Http) -> QueueList:
+    queue = tasks_of(request).queue
+    return QueueList(queues=[await queue_view(queue, name) for name in settings_of(request).queues])
+
+
+@get(
+    "/v1/queues/{queue:str}/dead-letters",
+    guards=[user_guard],
+    opt={"scope": PLATFORM},
+    summary="Dead letters: messages received too often without being settled",
+)
+async def list_dead_letters(request: Http, queue: FromPath[str], limit: Limit = 100) -> DeadMessagePage:
+    found = await tasks_of(request).queue.dead_letters(_known(request, queue), limit)
+    return DeadMessagePage(
+        messages=[
+            DeadMessage(
+                message_id=m.message_id,
+                body=msgspec.Raw(m.body),
+                receives=m.receives,
+                enqueued_at=m.enqueued_at,
+                dead_at=m.dead_at,
+            )
+            for m in found
+        ]
+    )
+
+
+@post(
+    "/v1/queues/{queue:str}/redrive",
+    guards=[user_guard],
+    opt={"scope": PLATFORM},
+    status_code=200,
+    summary="Redeliver dead letters",
+)
+async def redrive_queue(request: Http, queue: FromPath[str], limit: Limit = MAX_PAGE) -> Changed:
+    return Changed(matched=await tasks_of(request).queue.redrive(_known(request, queue), limit))
+
+
+@get(
+    "/v1/workers",
+    guards=[user_guard],
+    opt={"scope": "queues:read"},
+    summary="Workers seen in the last minute",
+)
+async def list_workers(request: Http) -> WorkerList:
+    rows = await tasks_of(request).presence.workers()
+    return WorkerList(
+        workers=[WorkerView(worker_id=r["worker_id"], queue=r["queue"], last_seen_at=r["last_seen_at"]) for r in rows]
+    )
+
+
+@get(
+    "/v1/orgs/{org:str}/operators",
+    guards=[user_guard],
+    opt={"scope": PLATFORM},
+    summary="Operators that an org may use; null: all",
+)
+async def get_org_operators(request: Http, org: FromPath[str]) -> OrgOperators:
+    return await tasks_of(request).operators.limit_of(org)
+
+
+@post(
+    "/v1/orgs/{org:str}/operators",
+    guards=[user_guard],
+    opt={"scope": PLATFORM},
+    status_code=200,
+    summary="Restrict an org to a list of operators; null removes the restriction",
+    description="Other operators are rejected when a job is submitted or deployed, and fail at their next claim.",
+)
+async def limit_org_operators(request: Http, org: FromPath[str], data: JSONBody[OrgOperatorsRequest]) -> OrgOperators:
+    return await tasks_of(request).operators.limit(org, data.operators)
+
+
+async def queue_view(queue: Queue, name: str) -> QueueView:
+    return QueueView(
+        queue=name,
+        depth=await queue.depth(name),
+        in_flight=await queue.in_flight(name),
+        oldest_age_seconds=await queue.oldest_age(name),
+        dead_letters=await queue.dead_letter_count(name),
+    )
+
+
+def _known(request: Http, queue: str) -> str:
+    names = settings_of(request).queues
+    if queue not in names:
+        raise NotFound(f"Unknown queue {queue!r}; known: {', '.join(names)}.")
+    return queue
+
+
+HANDLERS = [
+    list_tasks,
+    get_task,
+    get_attempts,
+    explain_task,
+    cancel_task,
+    retry_task,
+    cancel_tasks,
+    redrive_tasks,
+    list_queues,
+    list_dead_letters,
+    redrive_queue,
+    list_workers,
+    get_org_operators,
+    limit_org_operators,
+]

@@ -1,0 +1,7 @@
+"""Untrusted code: bundles, their invocation, and the runner with its sandbox in `runner/`."""
+
+PUBLIC = (
+    "bundles",
+    "udf",
+)
+"""Modules that other capabilities may import. tests/docs checks it."""

@@ -1,1 +1,0 @@
-"""Events against a naive model of what they should cause."""

@@ -1,0 +1,56 @@
+"""Named statements of a file: each is parsed on first use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from interlock.stores.postgres import Statements
+
+TEXT = """-- What the file is about.
+
+-- name: one^
+-- A why-line.
+select :a::int as a, ':b' as b;
+
+-- name: another
+select 'it''s -- no comment', /* nor this */ c from t where x = :x and y = :y and z = :x;
+"""
+
+
+class Recorded:
+    """A fake connection whose methods return their own name and arguments."""
+
+    def fetch(self, *asked: Any) -> tuple[Any, ...]:
+        return ("fetch", *asked)
+
+    def fetchrow(self, *asked: Any) -> tuple[Any, ...]:
+        return ("fetchrow", *asked)
+
+
+def test_a_statement_gets_its_parameters_in_order_and_asks_as_its_name_says() -> None:
+    statements = Statements(TEXT)
+    assert statements.one(Recorded(), a=7) == ("fetchrow", "select $1::int as a, ':b' as b;", 7)
+    how, sql, *arguments = statements.another(Recorded(), y=2, x=1)
+    assert (how, arguments) == ("fetch", [1, 2])
+    assert "x = $1 and y = $2 and z = $1" in sql
+
+
+def test_only_what_was_asked_for_is_read_and_it_is_read_once() -> None:
+    statements = Statements(TEXT)
+    assert statements.available_queries == ["one", "another"]
+    assert vars(statements).keys().isdisjoint(statements.available_queries)
+    assert statements.one is statements.one
+    assert "one" in vars(statements)
+    assert "another" not in vars(statements)
+
+
+def test_a_statement_that_is_not_there_is_named() -> None:
+    with pytest.raises(AttributeError, match="'nobody'"):
+        _ = Statements(TEXT).nobody
+
+
+def test_two_statements_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="same name"):
+        Statements(TEXT + TEXT)

@@ -1,0 +1,123 @@
+"""http_fetch in a real worker: which failures are retried, how it is canceled, and which addresses it may reach."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pytest
+from pydantic import SecretStr
+
+from interlock.apps.dispatcher import services as dispatcher_services
+from interlock.client import Client
+from interlock.processes.loop import forever
+from interlock.settings import Settings
+from interlock.wire import DatasetRef, Policy, TaskStatus, TaskView
+from interlock.workers import Worker
+from tests.support.patience import eventually
+from tests.support.strangers import SILENCE, Stranger, answer, stranger
+from tests.support.system import System
+
+AT_ONCE = Policy(backoff_seconds=0, jitter=0)
+HEARD_SOON = Policy(backoff_seconds=0, jitter=0, lease_seconds=3)
+"""A short lease: a cancel reaches a worker with its next heartbeat, and a lease has three heartbeats."""
+
+
+@dataclass
+class Site:
+    client: Client
+    there: Stranger
+
+    async def fetched(self, *payloads: Any, **options: Any) -> list[TaskView]:
+        """Submits the payloads, waits until the run has ended, and returns its tasks in order."""
+        accepted = await self.client.submit(payloads, operator="http_fetch", **{"policy": AT_ONCE} | options)
+        async with asyncio.timeout(60):
+            await self.client.wait(accepted.run_id, poll_seconds=0.02)
+        tasks = [task async for task in self.client.tasks(run=accepted.run_id)]
+        return sorted(tasks, key=lambda task: task.index or 0)
+
+
+@pytest.fixture(scope="module")
+async def site(shared: System, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    loops = [asyncio.create_task(forever(service)) for service in dispatcher_services(shared.kernel)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TMPDIR", str(tmp_path_factory.mktemp("politeness")))
+        async with stranger() as there, Client(shared.gateway_url, shared.admin_key) as client, _worker(shared):
+            yield Site(client, there)
+    for loop in loops:
+        loop.cancel()
+    await asyncio.gather(*loops, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _worker(system: System) -> AsyncIterator[None]:
+    settings = Settings(
+        internal_url=system.internal_url,
+        worker_token=SecretStr(system.worker_token),
+        outbound_allow=["127.0.0.1"],
+        result_limit_bytes=2_000,
+    )
+    worker = Worker(settings, concurrency=2)
+    running = asyncio.create_task(worker.run())
+    yield
+    worker.request_drain()
+    worker.request_drain()
+    await running
+
+
+def result(task: TaskView) -> Any:
+    return msgspec.json.decode(task.result)
+
+
+async def test_what_may_go_better_is_tried_again_and_what_would_only_repeat_is_not(site: Site) -> None:
+    site.there.says("/page", answer(b"hello"))
+    site.there.says("/flaky", answer(status=503), answer(b"at last"))
+    urls = [site.there.url(path) for path in ("/page", "/flaky", "/missing")]
+    tasks = await site.fetched(*urls, {"url": "http://10.255.255.1/"}, {})
+    assert [(task.status, task.attempt, task.error_class) for task in tasks] == [
+        (TaskStatus.COMPLETED, 1, None),
+        (TaskStatus.COMPLETED, 2, None),
+        (TaskStatus.FAILED, 1, "HttpRefused"),
+        (TaskStatus.FAILED, 1, "AddressRefused"),
+        (TaskStatus.FAILED, 1, "BadPayload"),
+    ]
+    assert [result(task)["body"] for task in tasks[:2]] == ["hello", "at last"]
+
+
+async def test_a_body_is_in_the_result_as_far_as_the_installation_keeps_results(site: Site) -> None:
+    site.there.says("/long", answer(b"x" * 3_000))
+    (task,) = await site.fetched(site.there.url("/long"))
+    assert (task.status, result(task)["bytes"], result(task)["body_omitted"]) == (TaskStatus.COMPLETED, 3_000, True)
+
+
+async def test_a_task_with_outputs_is_told_what_may_be_reached_too(site: Site) -> None:
+    site.there.says("/page", answer(b"hello"))
+    dataset = DatasetRef(dataset_uuid=uuid4(), dataset_version=uuid4())
+    (task,) = await site.fetched(site.there.url("/page"), outputs=[dataset], config={"keep_body": "none"})
+    assert (task.status, "body" in result(task)) == (TaskStatus.COMPLETED, False)
+
+
+async def test_a_fetch_that_waits_for_its_server_can_be_canceled(site: Site) -> None:
+    site.there.says("/slow", SILENCE)
+    accepted = await site.client.submit([site.there.url("/slow")], operator="http_fetch", policy=HEARD_SOON)
+    await eventually(lambda: "/slow" in site.there.targets())
+    await site.client.cancel_run(accepted.run_id)
+    async with asyncio.timeout(30):
+        await site.client.wait(accepted.run_id, poll_seconds=0.02)
+    (task,) = [task async for task in site.client.tasks(run=accepted.run_id)]
+    assert task.status is TaskStatus.CANCELED
+    assert [task.status for task in await site.fetched(site.there.url("/page"))] == [TaskStatus.COMPLETED]
+
+
+async def test_the_policy_of_a_job_shows_what_is_never_tried_again(site: Site) -> None:
+    policy = Policy(non_retryable=["TooSlow", "BadUrl"])
+    accepted = await site.client.submit([], operator="http_fetch", name="asked", policy=policy)
+    job = await site.client.job(accepted.job_id)
+    assert job.policy.non_retryable[:2] == ["TooSlow", "BadUrl"]
+    assert job.policy.non_retryable.count("BadUrl") == 1
+    assert "HttpRefused" in job.policy.non_retryable

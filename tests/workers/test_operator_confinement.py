@@ -1,0 +1,189 @@
+"""Operators on a running installation try to read its secrets, and those of another org."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from interlock.client import Client
+from interlock.errors import BadRequest, Forbidden
+from interlock.processes import landlock
+from interlock.wire import KeyRequest, Policy, Role, TaskStatus
+from tests.apps.test_up import Up, installation
+from tests.support.bundles import zipped
+from tests.support.system import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]
+needs_landlock = pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock")
+
+THIEF = Path(__file__).parents[1] / "untrusted" / "thief.py"
+OPERATORS = """
+import os
+from interlock.workers import operator
+from interlock.spark import operator as spark_operator
+import thief
+
+@operator
+def on_platform(payload, ctx):
+    return thief.loot(**payload)
+
+@operator
+def writes(payload, ctx):
+    refused = []
+    for path in payload:
+        try:
+            open(path, "ab").close()
+        except OSError:
+            refused.append(path)
+    return refused
+"""
+ON_SPARK = """
+import json
+from interlock.spark import operator
+import thief
+
+def in_a_python_worker(batches, asked):
+    import pyarrow
+    for batch in batches:
+        yield pyarrow.RecordBatch.from_pydict({"found": thief.loot(**asked) or ["nothing"]})
+
+def readable(spark, path):
+    try:
+        return [path] if spark.read.text("file://" + path).count() else []
+    except Exception:
+        return []
+
+@operator(inputs={})
+def on_spark(ctx):
+    asked = ctx.payload
+    found = thief.loot(**asked)
+    rows = ctx.spark.range(1).mapInArrow(lambda batches: in_a_python_worker(batches, asked), "found string").collect()
+    found += [row["found"] for row in rows if row["found"] != "nothing"]
+    for name in ("credentials.json", "endpoints.json"):
+        found += readable(ctx.spark, f"{asked['folder']}/{name}")
+    return found
+"""
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[Up]:
+    with installation() as made:
+        project = made.folder.parent
+        (project / "thief.py").write_text(THIEF.read_text())
+        (project / "thieves.py").write_text(OPERATORS)
+        (project / "spark_thieves.py").write_text(ON_SPARK)
+        made.start("--operators", str(project), spark_memory="1g", spark_master="local[1]")
+        yield made
+
+
+@pytest.fixture
+async def client(up: Up) -> AsyncIterator[Client]:
+    async with up.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def asked(up: Up) -> dict[str, Any]:
+    """Input for the thief, with more information than it could find by itself."""
+    ready = up.ready
+    password = {urlsplit(ready[name]).password or "" for name in ("state_url", "data_url", "valkey_url")}
+    ports = {name: urlsplit(ready[f"{name}_url"]).port or 0 for name in ("state", "data", "valkey")}
+    secrets = [ready["admin_key"], ready["worker_token"], *sorted(password - {""})]
+    assert len(secrets) >= 4
+    return {"folder": str(up.folder), "secrets": secrets, "ports": ports}
+
+
+async def stolen(client: Client, payload: Any, **job: Any) -> Any:
+    accepted = await client.submit([payload], policy=Policy(max_attempts=1), **job)
+    async with asyncio.timeout(200):
+        await client.wait(accepted.run_id, poll_seconds=0.1)
+    (task,) = [task async for task in client.tasks(run=accepted.run_id)]
+    assert task.status is TaskStatus.COMPLETED, task.error_message
+    return msgspec.json.decode(task.result)
+
+
+def test_the_thief_finds_the_secrets_where_nothing_keeps_it_away(asked: dict[str, Any]) -> None:
+    """Control test: without a sandbox, the thief finds the secrets that the tests below must not find."""
+    code = f"import json, sys, thief; print(json.dumps(thief.loot(**json.loads({json.dumps(asked)!r}))))"
+    told = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(THIEF.parent)}, capture_output=True, text=True, check=True
+    )
+    found = json.loads(told.stdout)
+    assert f"{asked['folder']}/credentials.json" in found
+    assert f"{asked['folder']}/endpoints.json" in found
+    assert not [place for place in found if "without a password" in place]
+
+
+@needs_landlock
+async def test_a_platform_operator_finds_no_secret(client: Client, asked: dict[str, Any]) -> None:
+    assert await stolen(client, asked, operator="thieves:on_platform") == []
+
+
+@needs_landlock
+async def test_a_spark_operator_finds_no_secret(client: Client, asked: dict[str, Any]) -> None:
+    """Tries the driver, a Python worker of Spark, and the JVM."""
+    assert await stolen(client, asked, operator="spark_thieves:on_spark", runtime="spark") == []
+
+
+async def test_a_bundle_finds_no_secret(client: Client, asked: dict[str, Any]) -> None:
+    code = "import thief\n\ndef handler(event, task):\n    return thief.loot(**event['payload'])\n"
+    content = zipped({"main.py": code, "thief.py": THIEF.read_text()})
+    await client.bundles.upload(content, name="thief")
+    config = {"bundle": "thief", "entrypoint": "main.handler"}
+    assert await stolen(client, asked, operator="udf", runtime="lambda", config=config) == []
+
+
+@needs_landlock
+async def test_an_operator_changes_nothing_that_the_platform_runs_or_keeps(client: Client, up: Up) -> None:
+    paths = [f"{up.folder}/credentials.json", f"{up.folder}/planted", f"{up.folder}/keys/planted"]
+    paths += [f"{sys.prefix}/planted", str(Path(landlock.__file__)), "/etc/planted", "/proc/sys/kernel/core_pattern"]
+    assert await stolen(client, paths, operator="thieves:writes") == paths
+    assert await stolen(client, [f"/var/tmp/interlock-test-{os.getpid()}"], operator="thieves:writes") == []
+    await asyncio.to_thread(Path(f"/var/tmp/interlock-test-{os.getpid()}").unlink)
+
+
+async def test_a_writer_of_another_org_names_no_function_of_the_interpreter(client: Client, up: Up) -> None:
+    await client.create_org("strangers")
+    key = (await client.create_key(KeyRequest(user="eve", role=Role.WRITER, org="strangers"))).key
+    statement = "open('/var/tmp/owned', 'w').close()"
+    async with Client(up.ready["gateway"], key) as eve:
+        for operator, config, payload in (
+            ("cProfile:run", {}, statement),
+            ("python", {"function": "subprocess:getoutput"}, "touch /var/tmp/owned"),
+            ("linecache:getlines", {}, f"{up.folder}/credentials.json"),
+            ("thieves:os.system", {}, "touch /var/tmp/owned"),
+        ):
+            with pytest.raises(BadRequest) as refused:
+                await eve.submit([payload], operator=operator, config=config)
+            assert refused.value.code == "unknown_operator"
+        await client.limit_org_operators("strangers", ["echo"])
+        with pytest.raises(Forbidden, match="org-operators"):
+            await eve.submit([{}], operator="thieves:on_platform")
+    assert not await asyncio.to_thread(Path("/var/tmp/owned").exists)
+
+
+async def test_a_new_file_is_run_by_workers_that_started_before(client: Client, up: Up) -> None:
+    """The sandbox opens the folder with the platform's own files entry by entry, so new processes must take over."""
+    (up.folder.parent / "later.py").write_text(
+        "from interlock.workers import operator\n\n@operator\ndef fresh(payload, ctx):\n    return payload\n"
+    )
+
+    async def known() -> bool:
+        try:
+            await client.submit([], operator="later:fresh")
+        except BadRequest:
+            return False
+        return True
+
+    await until(known, seconds=60)
+    assert await stolen(client, 5, operator="later:fresh") == 5
