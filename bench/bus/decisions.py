@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from bench.bus.registered import PRODUCER, SECRET, TARGET, message
-from interlock.bus.model import Acl, Key, Kind, Limit, Route
+from interlock.bus.model import Acl, Key, Kind, Limit, Outcome, Route
 from interlock.bus.path.caches import Tenant
-from interlock.bus.path.decision import Outcome
 from interlock.bus.path.fast_stage import Fast, Memory
 from interlock.bus.path.verification import Shield
 from interlock.wire.bus_registry import Sensitivity

@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from interlock.bus.model import Route
-from interlock.bus.path.decision import Decision, Outcome
+from interlock.bus.model import Decision, Outcome, Route
 from interlock.bus.path.persistence import Dispatched, Effects
 from interlock.wire.commands import read
 from tests.bus.producing import signed

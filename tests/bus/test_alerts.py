@@ -12,7 +12,7 @@ from email.policy import default
 from pathlib import Path
 from typing import Any
 
-from interlock.bus.alerts.mail import AlertMail
+from interlock.bus.alerts.alerts import AlertMail
 from interlock.bus.telemetry.events import tell
 from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.clock import ManualClock

@@ -9,7 +9,7 @@ import pytest
 from interlock.bus.replay import archive
 from interlock.bus.replay.archive import Archive, ArchiveRetention
 from interlock.clock import ManualClock
-from interlock.datasets.file_sweeper import Sweeper
+from interlock.datasets.files import Sweeper
 from interlock.failpoints import arm, disarm
 from tests.bus.commands import archived_payloads, archived_rows, owe_commands
 from tests.support.datasets import deploy

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from interlock.bus.metrics import CACHE_EXPIRED, CACHE_FRESH, CACHE_STALE
-from interlock.bus.model import Key, Kind
+from interlock.bus.model import Decision, Key, Kind
 from interlock.bus.path.bulk_verification import read_together
-from interlock.bus.path.decision import Decision
 from interlock.bus.path.fast_stage import Fast
 from interlock.bus.path.verification import Notice, Shield
 from interlock.wire.bus_registry import DispatchMode

@@ -7,9 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from interlock.bus.model import Acl, Ban, BanKind, Key, Kind, Route
+from interlock.bus.model import Acl, Ban, BanKind, Decision, Key, Kind, Route
 from interlock.bus.path.caches import Caches
-from interlock.bus.path.decision import Decision
 from interlock.bus.path.fast_stage import Fast, Memory
 from interlock.bus.path.verification import Shield
 from interlock.clock import ManualClock

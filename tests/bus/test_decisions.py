@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.bus.model import Acl, Ban, BanKind, Key, Kind, Lane, Limit, Route, Service
+from interlock.bus.model import Acl, Ban, BanKind, Decision, Key, Kind, Lane, Limit, Route, Service
 from interlock.bus.path.caches import Tenant
-from interlock.bus.path.decision import Decision
 from interlock.bus.path.fast_stage import Fast, Memory
 from interlock.bus.path.verification import Shield
 from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement, Sensitivity

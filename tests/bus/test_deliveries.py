@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from interlock.bus.inbox import TELEMETRY
 from interlock.bus.metrics import TELEMETRY_EVENTS
-from interlock.bus.model import Route
+from interlock.bus.model import Decision, Outcome, Route
 from interlock.bus.path import reports
-from interlock.bus.path.decision import Decision, Outcome
 from interlock.bus.path.persistence import Dispatched, Effects
 from interlock.bus.telemetry.events import FULL, MAX_EVENTS, Deliveries, expanded, messages, telemetry_queue
 from interlock.bus.telemetry.loops import TelemetryAgeOut

@@ -11,9 +11,8 @@ from uuid import UUID
 
 import pytest
 
-from interlock.bus.model import Acl, Ban, BanKind, Fairness, Kind, Lane, Limit, Route
+from interlock.bus.model import Acl, Ban, BanKind, Fairness, Kind, Lane, Limit, Outcome, Route
 from interlock.bus.path.caches import Tenant
-from interlock.bus.path.decision import Outcome
 from interlock.bus.path.fairness import Auditor, report
 from interlock.bus.path.fast_stage import Fast, Memory
 from interlock.clock import ManualClock

@@ -19,7 +19,7 @@ from interlock.access.seals import Seal
 from interlock.bus.path.delivery import target_queue
 from interlock.bus.registry.loader import RegistryReads
 from interlock.bus.replay.archive import Archive
-from interlock.bus.replay.selection import ArchiveSelection, selection
+from interlock.bus.replay.requests import ArchiveSelection, selection
 from interlock.bus.replay.sender import Replaying, _Taken
 from interlock.clock import ManualClock
 from interlock.wire.bus_replays import ReplayFilters

@@ -18,8 +18,7 @@ from interlock.bus import metrics
 from interlock.bus.model import Kind
 from interlock.bus.path.caches import Caches
 from interlock.bus.registry.loader import RegistryReads
-from interlock.bus.registry.snapshot import LATEST, OrgEntries, Snapshots, document_uri
-from interlock.bus.registry.snapshot_publisher import SnapshotPublishing
+from interlock.bus.registry.snapshot import LATEST, OrgEntries, SnapshotPublishing, Snapshots, document_uri
 from interlock.client.bus import Producer
 from interlock.clock import ManualClock
 from tests.bus.registering import Tenant, tenant

@@ -17,8 +17,7 @@ from typing import Any
 import asyncpg
 import psutil
 
-from interlock.apps.up.credentials import Credentials, ensure_credentials
-from interlock.apps.up.folder import Folder
+from interlock.apps.up.folder import Credentials, Folder, ensure_credentials
 from interlock.client import Client, WorkerClient
 from interlock.http.listener import bind
 from interlock.settings import Settings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from interlock.cli.app import execute
-from interlock.dags import drawing_svg, drawing_text
+from interlock.dags import drawing
 from tests.support.dags import valid
 
 CHAIN = Path(__file__).parents[2] / "examples" / "dags" / "chain.yaml"
@@ -51,10 +51,10 @@ def test_own_operator_is_declared_with_an_option(bad: str, capsys: pytest.Captur
 def test_graph_format_follows_the_file_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["dag", "graph", str(CHAIN)]) == 0
     drawn = capsys.readouterr().out
-    assert drawn == drawing_text.draw(valid(CHAIN.read_bytes()))
+    assert drawn == drawing.draw_text(valid(CHAIN.read_bytes()))
     out = tmp_path / "chain.svg"
     assert execute(["dag", "graph", str(CHAIN), "--out", str(out)]) == 0
-    assert out.read_text() == drawing_svg.draw(valid(CHAIN.read_bytes()))
+    assert out.read_text() == drawing.draw_svg(valid(CHAIN.read_bytes()))
     assert execute(["dag", "graph", str(CHAIN), "--format", "text", "--out", str(out)]) == 0
     assert out.read_text() == drawn
 
@@ -77,7 +77,7 @@ def _fan(width: int) -> str:
 
 
 def test_example_is_drawn_with_source_and_published_datasets() -> None:
-    drawn = drawing_text.draw(valid(CHAIN.read_bytes()))
+    drawn = drawing.draw_text(valid(CHAIN.read_bytes()))
     assert "◆ follow" in drawn
     assert "⇒ transfers" in drawn
     assert drawn.index("follow") < drawn.index("▼") < drawn.index("erc20_transfers")
@@ -86,17 +86,17 @@ def test_example_is_drawn_with_source_and_published_datasets() -> None:
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 @pytest.mark.parametrize("readers", [1, 3, 8, 60])
 def test_drawing_fits_its_width_and_is_deterministic(width: int, readers: int) -> None:
-    drawn = drawing_text.draw(valid(_fan(readers)), width)
+    drawn = drawing.draw_text(valid(_fan(readers)), width)
     assert max(map(len, drawn.splitlines())) <= width
-    assert drawn == drawing_text.draw(valid(_fan(readers)), width)
+    assert drawn == drawing.draw_text(valid(_fan(readers)), width)
     assert drawn.count("▼") in (0, 2 * readers)
 
 
 def test_an_svg_is_well_formed_self_contained_and_names_every_job() -> None:
-    drawn = drawing_svg.draw(valid(_fan(5)))
+    drawn = drawing.draw_svg(valid(_fan(5)))
     root = ET.fromstring(drawn)  # noqa: S314 - our own text
     assert root.tag.endswith("svg")
     assert all(f"reader_number_{n}" in drawn for n in range(5))
     assert "prefers-color-scheme: dark" in drawn
     assert [word for word in ("href", "url(", "<script", "@import") if word in drawn] == []
-    assert drawn == drawing_svg.draw(valid(_fan(5)))
+    assert drawn == drawing.draw_svg(valid(_fan(5)))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interlock.dags.checks import BUILT_IN, NOT_ON_SPARK, ON_SPARK, RANGES
 from interlock.dags.definition import (
     Activation,
     CatchUp,
@@ -25,14 +26,13 @@ from interlock.dags.definition import (
     content_hash,
     document,
 )
-from interlock.dags.operator_names import BUILT_IN, NOT_ON_SPARK, ON_SPARK, RANGES
 from interlock.dags.parser import Vocabulary, examine, examine_file, read
 from interlock.dags.problems import MAX_PROBLEMS
 from interlock.errors import InvalidDag
 from interlock.settings import load
 from interlock.spark import operators as spark
 from interlock.tasks.inline_runtime import OPERATORS
-from interlock.untrusted.udf import UDF
+from interlock.untrusted.invocations import UDF
 from interlock.wire import Priority
 from interlock.workers import operators as workers
 from tests.support.dags import VOCABULARY, block, documents, problems_of, valid

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.dags import range_operators
-from interlock.dags.operator_names import AGGREGATOR, SPLITTER, range_problem
+from interlock.dags.checks import AGGREGATOR, SPLITTER, range_problem
 from interlock.tasks.inline_runtime import Call, OperatorFailed
 from interlock.wire import WriteGrant
 from tests.support.dags import problems_of

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from interlock.access.principals import ROLE_SCOPES
 from interlock.apps import dispatcher, gateway
-from interlock.apps.listening import listener_of
+from interlock.apps.running import listener_of
 from interlock.errors import ConfigurationError
 from interlock.http.listener import bind, require_safe
 from interlock.settings import Settings

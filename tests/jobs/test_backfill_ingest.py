@@ -11,12 +11,12 @@ from uuid import UUID
 
 import pytest
 
-from interlock.access.lease_tokens import shard_of
+from interlock.access.tokens import shard_of
 from interlock.apps.ingest import ingest
 from interlock.errors import Unavailable
 from interlock.failpoints import arm, disarm
 from interlock.jobs import held_tasks
-from interlock.jobs.backfill_scopes import Scopes
+from interlock.jobs.backfills import Scopes
 from interlock.jobs.ingest_records import Overtaken, Records
 from interlock.jobs.run_sources import Place, ScopesSource
 from interlock.settings import INGEST_QUEUE

@@ -12,8 +12,8 @@ import pytest
 from interlock import failpoints
 from interlock.jobs import reruns
 from interlock.jobs.run_sources import part_uri
+from interlock.jobs.staged_lists import upload_prefix
 from interlock.jobs.submission import RunSettings
-from interlock.jobs.uploads import upload_prefix
 from interlock.wire import KeyRequest, Role
 from tests.conftest import copied
 from tests.jobs.test_receipts import mixed

@@ -24,7 +24,7 @@ import pytest
 from interlock.access import jwks
 from interlock.access.jwks import FRESH_SECONDS, STALE_SECONDS
 from interlock.apps.app import with_published_keys
-from interlock.apps.up.servers import as_role, make_query_role
+from interlock.apps.up.foundation import as_role, make_query_role
 from interlock.client import Fence, TaskClient
 from interlock.clock import ManualClock
 from interlock.failpoints import arm, disarm

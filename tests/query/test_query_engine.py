@@ -39,7 +39,7 @@ from interlock.query.engine import (
 from interlock.query.engine.io_server import Lanes
 from interlock.query.engine.pool import Fork, Warm
 from interlock.query.engine.result import Statement
-from interlock.query.engine.types import UnknownType, duckdb_type
+from interlock.query.engine.tables import UnknownType, duckdb_type
 from interlock.query.statement.protocol import HEADER, MAX_FRAME, Kind
 from interlock.schemas import Column
 from tests.query.corpus import HONEST

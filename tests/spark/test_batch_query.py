@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from interlock.bus.path.delivery import packed
 from interlock.bus.replay.archive import SCHEMA, parquet
-from interlock.bus.replay.selection import selection
+from interlock.bus.replay.requests import selection
 from interlock.spark.attempt import run_operator
 from interlock.spark.built_in.sql_gate import UnsafeQuery
 from interlock.spark.operators import BUILT_IN, resolve

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from interlock.spark.built_in import plan_listing
 from interlock.spark.built_in.sql_gate import UnsafeQuery, checked
-from interlock.spark.built_in.sql_patterns import like_problem, regex_problem
+from interlock.spark.built_in.sql_sizes import like_problem, regex_problem
 from interlock.workers.failures import BadConfig
 
 INPUTS = ("logs", "Blocks")

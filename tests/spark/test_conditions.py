@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from interlock.dags.where import parse, sql
-from interlock.spark.conditions import columns, spark_text
+from interlock.spark.columns import columns, spark_text
 from interlock.workers.failures import BadConfig
 
 

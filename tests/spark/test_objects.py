@@ -11,8 +11,8 @@ import pytest
 
 from interlock.spark import objects
 from interlock.spark.context import Scope
-from interlock.spark.foreign_files import inferred
 from interlock.spark.partition_file import PartitionFile
+from interlock.spark.reader import inferred
 from interlock.workers.failures import FileMissing, ObjectStoreAway
 from tests.spark.bucket import Bucket, bucket
 

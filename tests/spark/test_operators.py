@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from interlock.dags import operator_names
+from interlock.dags import checks
 from interlock.spark import operator
 from interlock.spark.operators import BUILT_IN, declared, give, resolve
 from interlock.workers.catalogue import OperatorNotFound, sources
@@ -56,7 +56,7 @@ def test_output_and_outputs_exclude_each_other() -> None:
 def test_every_built_in_operator_exists_and_is_known_to_dags() -> None:
     for name in BUILT_IN:
         assert resolve(name).name == name
-    assert set(BUILT_IN) <= operator_names.BUILT_IN
+    assert set(BUILT_IN) <= checks.BUILT_IN
 
 
 @pytest.fixture

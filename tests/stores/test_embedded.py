@@ -28,11 +28,11 @@ from interlock.stores.embedded import (
     EmbeddedServerError,
     EmbeddedValkey,
     account,
-    acl,
+    files,
 )
 from interlock.stores.embedded.account import Account, AccountError
 from interlock.stores.embedded.files import trim_log
-from interlock.stores.embedded.processes import is_alive
+from interlock.stores.embedded.server import is_alive
 from tests.support.patience import answered
 
 STARTER = """
@@ -365,7 +365,7 @@ def passes(folder: Path, user: int) -> bool:
 def test_a_file_system_without_access_lists_lets_the_group_of_the_servers_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acl, "let_pass", lambda *_: False)
+    monkeypatch.setattr(files, "let_pass", lambda *_: False)
     guest = Account(12_345, 12_345, "guest", switched=True)
     (tmp_path / "closed").mkdir(mode=0o700)
     (tmp_path / "shared").mkdir(mode=0o750)

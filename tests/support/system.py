@@ -22,7 +22,7 @@ from interlock.apps.application import capabilities
 from interlock.apps.dispatcher import dispatcher
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.apps.gateway import gateway
-from interlock.apps.serving import serve
+from interlock.apps.running import serve
 from interlock.clock import Clock
 from interlock.http.listener import bind, url_of
 from interlock.settings import Settings

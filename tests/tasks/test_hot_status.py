@@ -11,7 +11,7 @@ from valkey.asyncio import Valkey
 
 from interlock.clock import ManualClock
 from interlock.stores.embedded import EmbeddedValkey
-from interlock.tasks import run_progress
+from interlock.tasks import runs
 from tests.support.system import System, running, until
 
 
@@ -61,9 +61,9 @@ async def test_without_valkey_the_rate_is_that_of_the_whole_run(
 async def test_a_large_runs_status_is_kept_for_a_moment_and_changed_with_the_run(
     watched: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_progress, "_LARGE", 1)
-    monkeypatch.setattr(run_progress, "_FRESH_MS", 60_000)
-    monkeypatch.setattr(run_progress, "_KEPT_MS", 60_000)
+    monkeypatch.setattr(runs, "_LARGE", 1)
+    monkeypatch.setattr(runs, "_FRESH_MS", 60_000)
+    monkeypatch.setattr(runs, "_KEPT_MS", 60_000)
     run = await watched.submit([0] * 10)
     before = await seen(watched, run)
     await progress(watched, clock, run, 0, 4)
@@ -79,13 +79,13 @@ async def test_a_large_runs_status_is_kept_for_a_moment_and_changed_with_the_run
 async def test_a_status_that_is_no_longer_fresh_is_told_while_one_who_asked_makes_a_new_one(
     watched: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_progress, "_LARGE", 1)
-    monkeypatch.setattr(run_progress, "_FRESH_MS", 0)
-    monkeypatch.setattr(run_progress, "_KEPT_MS", 60_000)
+    monkeypatch.setattr(runs, "_LARGE", 1)
+    monkeypatch.setattr(runs, "_FRESH_MS", 0)
+    monkeypatch.setattr(runs, "_KEPT_MS", 60_000)
     run = await watched.submit([0] * 10)
     before = await seen(watched, run)
     await progress(watched, clock, run, 0, 4)
-    monkeypatch.setattr(run_progress, "_FRESH_MS", 1)  # for this long, no other request computes a new status
+    monkeypatch.setattr(runs, "_FRESH_MS", 1)  # for this long, no other request computes a new status
     assert await seen(watched, run) == before
 
     async def renewed() -> bool:

@@ -20,7 +20,7 @@ import pytest
 
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.apps.query import query, query_service
-from interlock.apps.serving import serve
+from interlock.apps.running import serve
 from interlock.archives import pack
 from interlock.http.listener import bind, url_of
 from interlock.processes.loop import forever

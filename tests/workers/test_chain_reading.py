@@ -10,7 +10,7 @@ import pytest
 from pyspark import cloudpickle
 
 from interlock.outbound.exchange import Request
-from interlock.outbound.host_bindings import Binding
+from interlock.outbound.guard import Binding
 from interlock.spark.built_in.chain_rows import Reading, Source, whole_blocks
 from interlock.spark.context import Scope
 from interlock.workers.protocol import Outbound

@@ -22,14 +22,12 @@ from hypothesis import strategies as st
 from interlock.jobs.submission import NEVER_RETRIED
 from interlock.outbound import failures
 from interlock.outbound.failures import HostNotBound, OutboundFailed
-from interlock.outbound.host_bindings import Binding
+from interlock.outbound.guard import Binding
 from interlock.wire import TaskSecret
 from interlock.workers import TaskContext, TaskFailed
-from interlock.workers.http_fetch.config import FetchConfig, read_config, rendered
-from interlock.workers.http_fetch.fetch import retry_after
-from interlock.workers.http_fetch.host_limits import HostBusy, Hosts, WaitBudget, hosts_of_this_machine
-from interlock.workers.http_fetch.operator import http_fetch
-from interlock.workers.operator_requests import Placeholders
+from interlock.workers.context import Placeholders
+from interlock.workers.http_fetch.fetch import HostBusy, Hosts, WaitBudget, hosts_of_this_machine, retry_after
+from interlock.workers.http_fetch.operator import FetchConfig, http_fetch, read_config, rendered
 from interlock.workers.protocol import Assignment, Outbound, Work
 from tests.docs.pages import blocks, read, rows
 from tests.support.dags import valid
@@ -318,7 +316,7 @@ async def test_proxy_of_the_job_is_checked_unlike_that_of_the_installation(there
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from interlock.workers.http_fetch.host_limits import Hosts, WaitBudget
+from interlock.workers.http_fetch.fetch import Hosts, WaitBudget
 
 async def main():
     async with Hosts(Path(sys.argv[1])).permit("a.test:80", 2, 0, WaitBudget(0)):

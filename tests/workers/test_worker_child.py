@@ -20,10 +20,9 @@ import pytest
 from msgspec import Raw
 
 from interlock.wire import Crash, JobRef, TaskPayload
-from interlock.workers import exits, process, protocol
-from interlock.workers.exits import EXIT_OUT_OF_MEMORY
+from interlock.workers import process, protocol
 from interlock.workers.held_tasks import Held, lease_alone
-from interlock.workers.process import ChildProcess, Launch
+from interlock.workers.process import EXIT_OUT_OF_MEMORY, ChildProcess, Launch
 
 OPERATORS = """
 import os, subprocess, sys, threading, time
@@ -403,8 +402,8 @@ def test_child_dies_with_its_wrapper(operators: str) -> None:
 
 
 def test_crash_is_described_in_a_message() -> None:
-    causes = [exits.crash_of(code, exits.KernelKills()) for code in (3, -signal.SIGSEGV, -64, EXIT_OUT_OF_MEMORY)]
-    assert [exits.sentence(crash).removeprefix("The process that ran this task ") for crash in causes] == [
+    causes = [process.crash_of(code, process.KernelKills()) for code in (3, -signal.SIGSEGV, -64, EXIT_OUT_OF_MEMORY)]
+    assert [process.sentence(crash).removeprefix("The process that ran this task ") for crash in causes] == [
         "ended with exit code 3.",
         "was killed by SIGSEGV.",
         "was killed by SIGRTMAX.",

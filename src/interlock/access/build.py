@@ -9,10 +9,9 @@ import structlog
 from interlock.access.jwks import PublishedKeys
 from interlock.access.jwt import SharedSecret
 from interlock.access.keyring import Keyring
-from interlock.access.members import Members
 from interlock.access.object_tokens import ObjectTokens
 from interlock.access.oidc import Issuer
-from interlock.access.principals import Principals
+from interlock.access.principals import Members, Principals
 from interlock.access.request_limit import RequestLimit
 from interlock.access.seals import Seal
 from interlock.access.secrets import Secrets

@@ -21,9 +21,8 @@ from msgspec import Struct
 
 from interlock.access import jwt
 from interlock.access.keyring import Keyring
-from interlock.access.lease_tokens import SMALL_SHARD, shard_of
 from interlock.access.prefixes import Prefix, canonical, canonical_all
-from interlock.access.tokens import Claims, Time, kept_capability
+from interlock.access.tokens import SMALL_SHARD, Claims, Time, kept_capability, shard_of
 from interlock.clock import Clock
 from interlock.errors import Forbidden, Unauthenticated
 from interlock.stores.postgres import Database, queries

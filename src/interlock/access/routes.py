@@ -9,10 +9,7 @@ from litestar import delete, get, post, put
 from litestar.params import FromPath, JSONBody, QueryParameter
 
 from interlock.access.build import access_of
-from interlock.access.guards import (
-    principal_of,
-    user_guard,
-)
+from interlock.access.guards import principal_of, user_guard
 from interlock.access.principals import PLATFORM
 from interlock.errors import BadRequest, ConfigurationError, Conflict
 from interlock.http.parameters import Cursor, Http, Limit, settings_of

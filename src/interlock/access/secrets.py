@@ -15,7 +15,7 @@ import structlog
 
 from interlock.access.principals import Principal
 from interlock.errors import BadRequest, ConfigurationError, Conflict, NotFound
-from interlock.outbound.host_bindings import plain_hosts
+from interlock.outbound.guard import plain_hosts
 from interlock.settings import RuntimeKind
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire import OrgSecretPage, OrgSecretRequest, OrgSecretView, TaskSecret, secret_names

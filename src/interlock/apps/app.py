@@ -16,7 +16,7 @@ from interlock.bus.build import Bus, build_bus
 from interlock.clock import Clock, SystemClock
 from interlock.dags import range_operators
 from interlock.dags.build import Dags, build_dags
-from interlock.dags.operator_names import RANGES
+from interlock.dags.checks import RANGES
 from interlock.datasets.build import Datasets, build_datasets
 from interlock.jobs.build import Jobs, build_jobs
 from interlock.query.build import QueryHistory, build_query_history
@@ -26,7 +26,7 @@ from interlock.stores.postgres import Database
 from interlock.stores.valkey import Coordination
 from interlock.tasks import inline_runtime
 from interlock.tasks.build import TaskKernel, build_tasks
-from interlock.tasks.inputs import Inputs
+from interlock.tasks.dataset_changes import Inputs
 from interlock.tasks.result_packs import Packs
 from interlock.untrusted.build import Untrusted, build_untrusted
 from interlock.webhooks.build import WebhookCapability, build_webhooks

@@ -1,4 +1,4 @@
-"""The parts that all listeners share: errors, request ids, limits, OpenAPI."""
+"""The parts that all listeners share: errors, request ids, limits, OpenAPI, health and metrics."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from litestar import HttpMethod, Litestar, MediaType, Response, Router, route
+from litestar import HttpMethod, Litestar, MediaType, Response, Router, get, route
 from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import Components
 from litestar.routes import BaseRoute
 
 from interlock import __version__
-from interlock.access.guards import SCHEMES
+from interlock.access.guards import SCHEMES, user_guard
+from interlock.access.principals import PLATFORM
 from interlock.apps.app import App
+from interlock.apps.stores import Stores
 from interlock.http.decoding import decode_directly, takes_a_body
 from interlock.http.express import Express, with_express
 from interlock.http.middleware import observed
 from interlock.http.openapi import DocumentPlugin
+from interlock.http.parameters import Http
 from interlock.http.problems import DOCUMENTED, HANDLERS, WITH_A_BODY
+from interlock.telemetry import metrics_text
+from interlock.wire import Health
 
 
 class _SchemaRouter(Router):
@@ -88,3 +94,35 @@ def application(
     # This wraps the routing too, so that unknown paths and wrong methods are counted like other requests.
     listening.asgi_handler = observed(listener)(listening.asgi_handler)
     return listening
+
+
+DEGRADED = {503: ResponseSpec(Health, description="The database is away", generate_examples=False)}
+
+
+@get("/healthz", summary="Whether this process can work", responses=DEGRADED)
+async def health(request: Http) -> Response[Health]:
+    stores: Stores = request.app.state.stores
+    checks = {"database": "ok", "valkey": "ok"}
+    try:
+        async with stores.database.connection() as connection:
+            await connection.fetchval("select 1", timeout=2)
+    except Exception as error:
+        checks["database"] = type(error).__name__
+    if stores.coordination is None:
+        checks["valkey"] = "not configured"
+    elif not await stores.coordination.answers():
+        checks["valkey"] = "away"
+    good = checks["database"] == "ok"
+    whole = good and checks["valkey"] != "away"
+    return Response(Health(status="ok" if whole else "degraded", checks=checks), status_code=200 if good else 503)
+
+
+@get(
+    "/metrics",
+    guards=[user_guard],
+    opt={"scope": PLATFORM},
+    media_type=MediaType.TEXT,
+    summary="Prometheus metrics of this process",
+)
+async def metrics() -> bytes:
+    return metrics_text()

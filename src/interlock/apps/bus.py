@@ -12,7 +12,7 @@ from interlock.apps.stores import listening, process_objects, state_database
 from interlock.bus import loops
 from interlock.bus.build import build_ingress
 from interlock.bus.registry.loader import RegistryReads
-from interlock.bus.registry.snapshot_publisher import SnapshotPublishing
+from interlock.bus.registry.snapshot import SnapshotPublishing
 from interlock.clock import Clock
 from interlock.processes.loop import Service
 from interlock.settings import Settings

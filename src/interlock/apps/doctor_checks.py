@@ -24,7 +24,7 @@ from typing import Any, Final
 import asyncpg
 
 from interlock.access.prefixes import canonical
-from interlock.apps.store_urls import endpoints, store_urls
+from interlock.apps.stores import endpoints, store_urls
 from interlock.client import WorkerClient
 from interlock.errors import ConfigurationError, Forbidden, InterlockError
 from interlock.http.listener import bind, require_public_urls, require_safe

@@ -9,11 +9,8 @@ from litestar.openapi.spec import Components, SecurityScheme
 from interlock.access import object_routes
 from interlock.access import routes as access
 from interlock.apps.app import App, open_app
-from interlock.apps.application import application
-from interlock.apps.health import health, metrics
-from interlock.apps.listening import listener_of
-from interlock.apps.running import stop_on_signals
-from interlock.apps.serving import serve
+from interlock.apps.application import application, health, metrics
+from interlock.apps.running import listener_of, serve, stop_on_signals
 from interlock.bus import inbox_routes
 from interlock.bus.alerts import routes as alerts
 from interlock.bus.path import routes as commands
@@ -23,7 +20,7 @@ from interlock.dags import routes as dags
 from interlock.datasets import routes as datasets
 from interlock.http.listener import url_of
 from interlock.jobs import routes as jobs
-from interlock.query import record_routes
+from interlock.query import routes
 from interlock.settings import Settings
 from interlock.tasks import routes as tasks
 from interlock.untrusted import routes as bundles
@@ -40,7 +37,7 @@ HANDLERS = [
     health,
     metrics,
     *datasets.HANDLERS,
-    *record_routes.HANDLERS,
+    *routes.RECORD_HANDLERS,
     *object_routes.HANDLERS,
     *webhooks.HANDLERS,
     *commands.HANDLERS,

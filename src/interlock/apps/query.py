@@ -16,12 +16,9 @@ from litestar import Litestar
 from litestar.openapi.spec import Components, SecurityScheme
 
 from interlock.apps.app import App, open_app
-from interlock.apps.application import application
-from interlock.apps.health import health
-from interlock.apps.listening import listener_of
-from interlock.apps.running import stop_on_signals
-from interlock.apps.serving import serve
-from interlock.dags.operator_names import RANGES
+from interlock.apps.application import application, health
+from interlock.apps.running import listener_of, serve, stop_on_signals
+from interlock.dags.checks import RANGES
 from interlock.http.listener import url_of
 from interlock.query.batch import BatchQueries
 from interlock.query.engine import Engine
@@ -31,7 +28,7 @@ from interlock.query.routes import HANDLERS
 from interlock.query.service import QueryService
 from interlock.settings import Settings
 from interlock.stores.objects import open_store
-from interlock.tasks.inputs import Inputs
+from interlock.tasks.dataset_changes import Inputs
 
 log = structlog.get_logger()
 

@@ -1,17 +1,21 @@
-"""Runs the background loops of a process until a signal, and serves its metrics."""
+"""Runs a process until a signal: its listener, its background loops, and its metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import signal
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 
 import structlog
+from litestar import Litestar
 from prometheus_client import start_http_server
 
-from interlock.http.listener import require_loopback
+from interlock.http.listener import bind, require_loopback, require_public_urls, require_safe
+from interlock.http.server import Server, config_of
 from interlock.processes.loop import Service, forever
+from interlock.settings import Settings
 from interlock.telemetry import REGISTRY
 
 log = structlog.get_logger()
@@ -54,3 +58,44 @@ def serve_metrics(address: str | None, *, setting: str) -> None:
     require_loopback(address, setting=setting)
     host, _, port = address.rpartition(":")
     start_http_server(int(port), host.strip("[]"), REGISTRY)
+
+
+_GRACE_SECONDS = 10
+
+
+async def serve(
+    app: Litestar,
+    listener: socket.socket,
+    settings: Settings,
+    *,
+    stop: asyncio.Event,
+    on_stop: Callable[[], None],
+) -> None:
+    """Serves until `stop` is set. Calls `on_stop` when the drain begins, before it waits for open requests."""
+    config = config_of(
+        app,
+        grace_seconds=_GRACE_SECONDS,
+        lifespan="on",
+        ssl_certfile=str(settings.tls_cert) if settings.tls_cert else None,
+        ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
+    )
+    server = Server(config, settings.connection_limits)
+    # Loaded modules stay. A garbage collection that scans them would delay all requests by 0.1 s.
+    gc.freeze()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    on_stop()
+    server.should_exit = True
+    await serving
+    gc.unfreeze()  # otherwise some extensions report leaks at exit
+
+
+def listener_of(settings: Settings, address: str, name: str, descriptor: int | None) -> socket.socket:
+    """Takes over the supervisor's socket, so that a restart keeps the port and drops no connection, or binds one."""
+    if descriptor is not None:
+        return socket.socket(fileno=descriptor)
+    require_safe(address, settings)
+    require_public_urls(settings)
+    return bind(address, setting=name)

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 
 from interlock.clock import Clock, SystemClock
 from interlock.errors import ConfigurationError
@@ -78,3 +81,25 @@ async def close_task(task: asyncio.Task[None]) -> None:
 async def migrate_state(url: str) -> list[str]:
     """Brings the schema of the state database forward. Returns the names of the migrations that it applied."""
     return await migrate(url)
+
+
+STORES: Final = ("state", "data", "valkey")
+
+
+def store_urls(settings: Settings) -> dict[str, str]:
+    """Returns URLs by store, without embedded stores that are not running."""
+    given = {name: getattr(settings, f"{name}_url") for name in STORES}
+    running = endpoints(settings)
+    urls = {name: url.get_secret_value() if url else running.get(f"{name}_url") for name, url in given.items()}
+    return {name: url for name, url in urls.items() if url}
+
+
+def endpoints(settings: Settings) -> dict[str, str]:
+    """Returns the endpoints that the `interlock up` of this folder has recorded; empty if none is running."""
+    file = settings.dir / "endpoints.json"
+    if not file.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+    except msgspec.MsgspecError:
+        return {}

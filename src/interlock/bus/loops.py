@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from interlock.access.seals import Seal
-from interlock.bus.alerts.mail import AlertMail
+from interlock.bus.alerts.alerts import AlertMail
 from interlock.bus.alerts.route_health import Monitor
 from interlock.bus.model import Registry
 from interlock.bus.path.fairness import Auditor
@@ -11,7 +11,7 @@ from interlock.bus.path.ingress import Ingress
 from interlock.bus.path.slow_stage import BusSweep, SlowStage
 from interlock.bus.registry.keys import KeyRotation, ServiceKeys
 from interlock.bus.replay.archive import Archive, ArchiveRetention
-from interlock.bus.replay.selection import ArchiveSelection
+from interlock.bus.replay.requests import ArchiveSelection
 from interlock.bus.replay.sender import Replaying
 from interlock.bus.telemetry.loops import TelemetryAgeOut, TelemetryBatches
 from interlock.processes.loop import Service

@@ -8,13 +8,14 @@ from uuid import UUID
 import typer
 
 from interlock.cli.bus_registry import routes
-from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
     FolderOption,
     LimitOption,
     Output,
     OutputOption,
+    ask,
+    collect,
     command,
     group,
     usage,
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire.bus_alerts import AlertPage, AlertSettingsList, AlertSettingsView, AlertView
-    from interlock.wire.bus_health import RouteHealthPage
+    from interlock.wire.bus_alerts import AlertPage, AlertSettingsList, AlertSettingsView, AlertView, RouteHealthPage
 
 app = group("Alerts of the command bus, and the channels that receive them.")
 
@@ -123,7 +123,7 @@ def route_health(
     folder: FolderOption = None,
 ) -> None:
     """Show how fast the queues of the org's routes are drained, and commands for which no route exists."""
-    from interlock.wire.bus_health import RouteHealthPage
+    from interlock.wire.bus_alerts import RouteHealthPage
 
     async def read(client: Client) -> RouteHealthPage:
         found, following = await collect(

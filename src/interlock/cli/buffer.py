@@ -7,8 +7,7 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.connection import ask
-from interlock.cli.conventions import FolderOption, Output, OutputOption, command, group
+from interlock.cli.conventions import FolderOption, Output, OutputOption, ask, command, group
 from interlock.cli.output import present, sheet, table
 
 # Typer needs it at runtime, to read the annotations.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
     FolderOption,
@@ -16,6 +15,8 @@ from interlock.cli.conventions import (
     Output,
     OutputOption,
     YesOption,
+    ask,
+    collect,
     command,
     group,
 )

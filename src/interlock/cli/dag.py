@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interlock.cli.connection import ask
-from interlock.cli.conventions import FolderOption, Output, OutputOption, command, group
+from interlock.cli.conventions import FolderOption, Output, OutputOption, ask, command, group
 from interlock.cli.dag_deployed import OperatorOption, register
 from interlock.cli.output import print_json
 
@@ -101,10 +100,10 @@ def _deployed(name: str, folder: Path | None) -> Dag:
     return dag_of(bytes(ask(folder, lambda client: client.dags.document(name)).document))
 
 
-def _write(drawing_text: str) -> None:
+def _write(text: str) -> None:
     """Writes UTF-8 in any locale: the drawing has lines and arrows, and an SVG declares no other encoding."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(drawing_text.encode())
+    sys.stdout.buffer.write(text.encode())
     sys.stdout.buffer.flush()
 
 
@@ -151,17 +150,17 @@ def _format_of(out: Path | None) -> Format:
 
 
 def _draw(dag: Dag, drawn_as: Format, *, to_screen: bool) -> str:
-    from interlock.dags import drawing_svg, drawing_text
+    from interlock.dags import drawing
 
     if drawn_as is Format.SVG:
-        return drawing_svg.draw(dag)
-    return drawing_text.draw(dag, _columns() if to_screen else drawing_text.WIDTH)
+        return drawing.draw_svg(dag)
+    return drawing.draw_text(dag, _columns() if to_screen else drawing.WIDTH)
 
 
 def _columns() -> int:
     """The width of the terminal, or 80 without one, so that a drawing in a file does not depend on who made it."""
     import shutil
 
-    from interlock.dags.drawing_text import WIDTH
+    from interlock.dags.drawing import WIDTH
 
     return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH

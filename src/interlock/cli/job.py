@@ -1,20 +1,22 @@
-"""`interlock job`: submits tasks and shows jobs and their runs."""
+"""`interlock job`: submits tasks, adds to open runs, shows, pauses, reruns, cancels and deletes jobs."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 
-from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
     FolderOption,
     LimitOption,
     Output,
     OutputOption,
+    ask,
+    collect,
     command,
     group,
     usage,
@@ -30,10 +32,28 @@ if TYPE_CHECKING:
 
     from interlock.client import Client
     from interlock.wire import JobAccepted, JobRequest, JobView
+from interlock.cli.conventions import YesOption
+from interlock.cli.output import confirm
+from interlock.wire import RerunRequest
+
+if TYPE_CHECKING:
+    from interlock.client import Client
+from typing import TYPE_CHECKING
+
+from interlock.cli.run import run_sheet
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from interlock.client import Client
+    from interlock.wire import TasksAdded
 
 app = group("Jobs: an operator with its config, and the tasks submitted to it.")
 
 JobName = Annotated[str, typer.Argument(help="A job's id or name.", metavar="JOB")]
+RunOfJob = Annotated[
+    UUID | None, typer.Option("--run", help="A run of the job. Default: the newest one", show_default=False)
+]
 
 
 @command(
@@ -322,3 +342,103 @@ def _runs(page: RunPage) -> RenderableType:
     ]
     columns = ("run", "state", "tasks", "completed", "dead", "created", "ended")
     return table(columns, rows, empty="The job has no runs.")
+
+
+@command(app, "pause", example="interlock job pause nightly")
+def pause(job: JobName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Pause the runs of a job. Running tasks continue; no others start."""
+    present(ask(folder, lambda client: client.pause_job(job)), output, job_sheet)
+
+
+@command(app, "resume", example="interlock job resume nightly")
+def resume(job: JobName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Resume the paused runs of a job."""
+    present(ask(folder, lambda client: client.resume_job(job)), output, job_sheet)
+
+
+@command(
+    app,
+    "rerun",
+    example="interlock job rerun nightly --failed --watch\n"
+    "interlock job rerun nightly --error-class DiskFull --first 0 --last 9999",
+)
+def rerun(
+    job: JobName,
+    run: RunOfJob = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only tasks that failed permanently.")] = False,
+    canceled: Annotated[bool, typer.Option("--canceled", help="Only canceled tasks.")] = False,
+    error_class: Annotated[
+        str | None, typer.Option(help="Only tasks whose last attempt failed with this error class.", show_default=False)
+    ] = None,
+    first: Annotated[int, typer.Option(min=0, help="First index.")] = 0,
+    last: Annotated[int | None, typer.Option(min=0, help="Last index, inclusive.", show_default=False)] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Wait until the new run has ended.")] = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Run tasks of a run again, as a new run: all of them, or those that match the filters."""
+    statuses: list[Any] = [name for name, wanted in (("Failed", failed), ("Canceled", canceled)) if wanted]
+    if error_class is not None and not statuses:
+        statuses = ["Failed"]
+    request = RerunRequest(run=run, status=statuses, error_class=error_class, first=first, last=last)
+
+    async def work(client: Client) -> None:
+        accepted = await client.results.rerun(job, request)
+        if watch:
+            await follow(client, accepted.run_id, output)
+        else:
+            present(accepted, output, accepted_sheet)
+
+    ask(folder, work)
+
+
+@command(app, "cancel", example="interlock job cancel nightly --yes")
+def cancel(
+    job: JobName, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
+) -> None:
+    """Cancel the runs of a job that have not ended; running tasks are asked to stop."""
+    confirm(f"Cancel all tasks of job {job} that have not ended?", yes=yes)
+    present(ask(folder, lambda client: client.cancel_job(job)), output, job_sheet)
+
+
+@command(app, "delete", example="interlock job delete nightly --yes")
+def delete(
+    job: JobName, yes: YesOption = False, output: OutputOption = Output.TABLE, folder: FolderOption = None
+) -> None:
+    """Delete a job with its runs, tasks and results, in whatever state they are."""
+    confirm(f"Delete job {job} with all its runs, tasks and results?", yes=yes)
+    gone = ask(folder, lambda client: client.delete_job(job))
+    present(
+        gone, output, lambda job: f"Job {job.job_id} is deleted; the rest of its data is removed in the background."
+    )
+
+
+@command(app, "add", example="interlock job add found --task '{\"n\": 3}'\nseq 100 | interlock job add found --tasks -")
+def add(
+    job: JobName,
+    task: Annotated[list[str] | None, typer.Option("--task", help="A payload, as JSON; repeatable.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", help="File with one JSON payload per line; - for stdin.", metavar="FILE")
+    ] = None,
+    idempotency_key: Annotated[str | None, typer.Option(help="Adding again with the same key has no effect.")] = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Add tasks to a run that was submitted with --open, all or none."""
+    payloads = payloads_of(task or [], tasks)
+
+    async def work(client: Client) -> TasksAdded:
+        return await client.lists.add(job, payloads, idempotency_key=idempotency_key)
+
+    present(ask(folder, work), output, _added)
+
+
+def _added(added: TasksAdded) -> RenderableType:
+    last = added.first_index + added.added - 1
+    return sheet([("run", added.run_id), ("added", added.added), ("indexes", f"{added.first_index} to {last}")])
+
+
+@command(app, "close", example="interlock job close found")
+def close(job: JobName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Close a run: it gets no more tasks and ends with its last one."""
+    present(ask(folder, lambda client: client.lists.close(job)), output, run_sheet)

@@ -1,4 +1,4 @@
-"""`interlock job`: watches runs, and shows their tasks, results and receipts."""
+"""`interlock job`: watches runs, and shows or exports their tasks, results and receipts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from uuid import UUID
 import typer
 
 from interlock.cli import job as jobs
-from interlock.cli.connection import ask, collect
-from interlock.cli.conventions import CursorOption, FolderOption, LimitOption, Output, OutputOption, command, usage
-from interlock.cli.job import JobName
+from interlock.cli.conventions import (
+    CursorOption,
+    FolderOption,
+    LimitOption,
+    Output,
+    OutputOption,
+    ask,
+    collect,
+    command,
+    usage,
+)
+from interlock.cli.job import JobName, RunOfJob
 from interlock.cli.output import console, present, print_json, sheet
 from interlock.cli.run import follow
 from interlock.cli.task import StatusOption, task_table
@@ -26,12 +35,25 @@ if TYPE_CHECKING:
 
     from interlock.client import Client
     from interlock.wire import ReceiptReply, TaskView
+import asyncio
+import hashlib
+import shutil
+from typing import TYPE_CHECKING, Final
+from urllib.request import urlopen
+
+from interlock.errors import Unavailable
+from interlock.wire import ExportFormat, ExportRequest, ExportState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from interlock.client import Client
+    from interlock.wire import ExportPart, ExportView
 
 app = jobs.app
 
-RunOfJob = Annotated[
-    UUID | None, typer.Option("--run", help="A run of the job. Default: the newest one", show_default=False)
-]
 FileOption = Annotated[
     Path | None, typer.Option("--file", help="Write to this file instead of the terminal.", show_default=False)
 ]
@@ -194,5 +216,97 @@ def _receipt(reply: ReceiptReply) -> RenderableType:
             ("ids", receipt.ids),
             ("outcomes", receipt.outcomes),
             ("signed by", reply.key["kid"]),
+        ]
+    )
+
+
+_AT_ONCE: Final = 4
+
+
+@command(
+    app,
+    "export",
+    example="interlock job export nightly --format jsonl --to nightly-results\n"
+    "interlock receipt verify receipt.json --keys receipt-keys.json --export nightly-results",
+)
+def export(
+    job: JobName,
+    form: Annotated[ExportFormat, typer.Option("--format", help="Format of the files.")] = ExportFormat.PARQUET,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Download to this folder. Default: only print the location", show_default=False),
+    ] = None,
+    run: RunOfJob = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Export all tasks of a run that has ended, with payloads, outcomes and results. Needs a Spark worker."""
+    if to is not None and to.exists() and any(to.iterdir()):
+        raise usage(f"{to} is not empty: choose an empty or a new folder")
+
+    async def work(client: Client) -> ExportView:
+        started = await client.results.start_export(job, ExportRequest(format=form, run=run))
+        view = await client.results.wait_export(job, started.export_id, None if output is Output.JSON else _progress())
+        if to is not None and view.state is ExportState.COMPLETED:
+            await _download(client, job, view, to)
+        return view
+
+    view = ask(folder, work)
+    present(view, output, _export)
+    if view.state is not ExportState.COMPLETED:
+        raise typer.Exit(1)
+
+
+def _progress() -> Callable[[ExportView], None]:
+    """Prints a line when the state changes."""
+    shown = ""
+
+    def show(view: ExportView) -> None:
+        nonlocal shown
+        if view.state != shown:
+            shown = view.state
+            console().print(f"export {str(view.export_id)[:8]}: {view.state}, {view.staged} of {view.of} rows staged")
+
+    return show
+
+
+async def _download(client: Client, job: str, view: ExportView, to: Path) -> None:
+    await asyncio.to_thread(to.mkdir, parents=True, exist_ok=True)
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(part: ExportPart) -> None:
+        async with places:
+            await asyncio.to_thread(_fetch, part.url or "", to / part.name, part.sha256)
+
+    parts = [part async for part in client.results.export_parts(job, view.export_id)]
+    await asyncio.gather(*(one(part) for part in parts))
+    # The manifest comes last: if it exists, all its files exist.
+    await asyncio.to_thread(_fetch, view.manifest_url or "", to / "manifest.json", None)
+
+
+def _fetch(url: str, path: Path, sha256: str | None) -> None:
+    """Downloads from a signed URL of the gateway or of the object store."""
+    if not url.startswith(("http://", "https://")):
+        raise Unavailable(f"{path.name} has no download URL; request the export again.")
+    with urlopen(url, timeout=60) as reply, path.open("wb") as file:  # noqa: S310 - one of the two schemes above
+        shutil.copyfileobj(reply, file)
+    if sha256 is not None:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise Unavailable(f"{path} does not match the manifest; download it again.")
+
+
+def _export(view: ExportView) -> RenderableType:
+    return sheet(
+        [
+            ("export", view.export_id),
+            ("run", view.run_id),
+            ("state", view.state),
+            ("why", view.error),
+            ("format", view.format),
+            ("rows", view.rows),
+            ("bytes", view.bytes),
+            ("files", len(view.parts) if view.next_cursor is None else f"{len(view.parts)} and more"),
+            ("manifest", view.manifest_url),
         ]
     )

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from msgspec import Struct
 
-from interlock.cli.connection import ask, collect
-from interlock.cli.conventions import FolderOption, LimitOption, Output, OutputOption, YesOption, command, group
+from interlock.cli.conventions import (
+    FolderOption,
+    LimitOption,
+    Output,
+    OutputOption,
+    YesOption,
+    ask,
+    collect,
+    command,
+    group,
+)
 from interlock.cli.output import confirm, present, seconds_since, table
 from interlock.wire import PauseLevel, PauseView, QueueList, QueueView
 

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.connection import ask
-from interlock.cli.conventions import FolderOption, command, group, usage
+from interlock.cli.conventions import FolderOption, ask, command, group, usage
 from interlock.cli.output import console, print_json
 
 app = group("Receipts: signed proof of the outcome of every task of a run.")

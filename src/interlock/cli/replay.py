@@ -9,13 +9,14 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
     FolderOption,
     LimitOption,
     Output,
     OutputOption,
+    ask,
+    collect,
     command,
     group,
     usage,

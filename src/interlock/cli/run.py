@@ -7,8 +7,7 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.connection import ask
-from interlock.cli.conventions import FolderOption, Output, OutputOption, YesOption, command, group
+from interlock.cli.conventions import FolderOption, Output, OutputOption, YesOption, ask, command, group
 from interlock.cli.output import confirm, present, sheet
 from interlock.cli.progress import watch_run
 from interlock.wire import RunState

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
     FolderOption,
@@ -15,6 +14,8 @@ from interlock.cli.conventions import (
     Output,
     OutputOption,
     YesOption,
+    ask,
+    collect,
     command,
     group,
     usage,

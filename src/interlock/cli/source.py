@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli.connection import ask
-from interlock.cli.conventions import FolderOption, Output, OutputOption, command, group, usage
+from interlock.cli.conventions import FolderOption, Output, OutputOption, ask, command, group, usage
 from interlock.cli.output import present, sheet, table
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
     FolderOption,
@@ -18,6 +17,8 @@ from interlock.cli.conventions import (
     Output,
     OutputOption,
     Panel,
+    ask,
+    collect,
     command,
     usage,
 )

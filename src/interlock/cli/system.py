@@ -118,7 +118,7 @@ def _applied(answer: dict[str, list[str]]) -> str:
 
 
 def _state_url(folder: Path | None) -> str:
-    from interlock.apps.store_urls import store_urls
+    from interlock.apps.stores import store_urls
     from interlock.errors import ConfigurationError
     from interlock.settings import load
 

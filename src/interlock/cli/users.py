@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
     FolderOption,
     LimitOption,
     Output,
     OutputOption,
+    ask,
+    collect,
     command,
     group,
     usage,

@@ -9,7 +9,6 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.connection import ask, collect
 from interlock.cli.conventions import (
     CursorOption,
     FolderOption,
@@ -17,6 +16,8 @@ from interlock.cli.conventions import (
     Output,
     OutputOption,
     YesOption,
+    ask,
+    collect,
     command,
     group,
     usage,

@@ -29,8 +29,15 @@ from interlock.wire import (
     ServiceView,
     TenantConfig,
 )
-from interlock.wire.bus_alerts import AlertPage, AlertSettings, AlertSettingsList, AlertSettingsView, AlertView, Channel
-from interlock.wire.bus_health import RouteHealthPage
+from interlock.wire.bus_alerts import (
+    AlertPage,
+    AlertSettings,
+    AlertSettingsList,
+    AlertSettingsView,
+    AlertView,
+    Channel,
+    RouteHealthPage,
+)
 from interlock.wire.bus_replays import ReplayPage, ReplayRequest, ReplayView
 
 PAGE: Final = 100

@@ -1,12 +1,15 @@
-"""Calls for datasets and published batches: one method per endpoint."""
+"""Calls for datasets, published batches and queries: one method per endpoint."""
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final, TypedDict, Unpack
 from uuid import UUID
 
 import msgspec
 
-from interlock.client._caller import Caller, path, query
+from interlock.client._caller import Caller, bearer, path, query
 from interlock.wire import (
     BufferPage,
     BufferView,
@@ -19,10 +22,16 @@ from interlock.wire import (
     Lineage,
     PartitionPage,
     PublishStatus,
+    QueryFormat,
+    QueryMode,
+    QueryPage,
+    QueryReply,
+    QueryView,
     ScopeExplanation,
+    UserQuery,
 )
 
-PAGE = 100
+PAGE: Final = 100
 
 
 class BufferCalls:
@@ -97,3 +106,87 @@ class DatasetCalls:
         """Explains why a job has or has not processed a scope."""
         target = query(path("v1", "dags", dag, "jobs", job, "explain"), start=start, end=end)
         return await self._caller.call("GET", target, msgspec.json.Decoder(ScopeExplanation))
+
+
+PATIENCE_SECONDS = 5.0
+REPLY_SECONDS = 3_700.0
+"""The service cancels a query that takes too long and reports it. Its longest configurable timeout is one hour."""
+
+_reply = msgspec.json.Decoder(QueryReply)
+
+
+class QueryOptions(TypedDict, total=False):
+    """Options of a query; `interlock.wire.UserQuery` documents each one."""
+
+    datasets: Sequence[str] | None
+    mode: QueryMode
+    export: bool
+    limit: int | None
+
+
+class QueryClient:
+    """A client of the query service, authenticated by an API key.
+
+    async with QueryClient("http://127.0.0.1:7072", key) as queries:
+        reply = await queries.ask("select count(*) from transfers")
+        print(msgspec.json.decode(reply.rows))
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str,
+        *,
+        verify: ssl.SSLContext | bool = True,
+        patience: float = PATIENCE_SECONDS,
+        org: str | None = None,
+    ) -> None:
+        self._caller = Caller(url, bearer(api_key, org), verify=verify, patience=patience)
+
+    async def __aenter__(self) -> QueryClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._caller.close()
+
+    async def ask(self, sql: str, **options: Unpack[QueryOptions]) -> QueryReply:
+        """Returns the rows, the URLs of an export, or the batch task that executes the query."""
+        body = _body(sql, QueryFormat.JSON, options)
+        # A repeated query is harmless, unless it starts an export or a batch task.
+        repeatable = body.mode is QueryMode.INTERACTIVE and not body.export
+        return await self._caller.call("POST", "/v1/query", _reply, body, timeout=REPLY_SECONDS, repeatable=repeatable)
+
+    async def stream(
+        self, sql: str, form: QueryFormat, take: Callable[[bytes], object], **options: Unpack[QueryOptions]
+    ) -> None:
+        """Passes CSV or Arrow IPC to `take` as it arrives. Raises if the result is incomplete."""
+        body = _body(sql, form, options)
+        await self._caller.download("POST", "/v1/query", take, body, timeout=REPLY_SECONDS)
+
+
+def _body(sql: str, form: QueryFormat, options: QueryOptions) -> UserQuery:
+    datasets = options.get("datasets")
+    return UserQuery(
+        sql=sql,
+        datasets=None if datasets is None else list(datasets),
+        format=form,
+        mode=options.get("mode", QueryMode.INTERACTIVE),
+        export=options.get("export", False),
+        limit=options.get("limit"),
+    )
+
+
+class QueryCalls:
+    """The query history, as `Client.queries`."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def page(self, cursor: str | None = None, limit: int = PAGE) -> QueryPage:
+        """Returns a page of queries, newest first."""
+        target = query("/v1/queries", cursor=cursor, limit=limit)
+        return await self._caller.call("GET", target, msgspec.json.Decoder(QueryPage))
+
+    async def show(self, query_id: UUID | str) -> QueryView:
+        """Returns a query, with fresh URLs for its export."""
+        return await self._caller.call("GET", path("v1", "queries", query_id), msgspec.json.Decoder(QueryView))

@@ -1,29 +1,28 @@
-"""The public gateway: jobs, runs, tasks, queues and principals, one method per endpoint."""
+"""The public gateway: jobs, runs, tasks, queues, principals, secrets and bundles, one method per endpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 from uuid import UUID, uuid4
 
 import msgspec
 from msgspec import Raw
 
-from interlock.client._bundles import BundleCalls
 from interlock.client._bus_registry import BusOperationCalls, RegistryCalls, ReplayCalls
 from interlock.client._caller import Caller, bearer, path, query
 from interlock.client._dags import BackfillCalls, DagCalls, SourceCalls
-from interlock.client._datasets import BufferCalls, DatasetCalls
+from interlock.client._datasets import BufferCalls, DatasetCalls, QueryCalls
 from interlock.client._http import refuse_line_breaks
 from interlock.client._lists import ListCalls
-from interlock.client._queries import QueryCalls
 from interlock.client._results import ResultCalls
-from interlock.client._secrets import SecretCalls
 from interlock.client._webhooks import WebhookCalls
 from interlock.wire import (
     AttemptPage,
+    BundlePage,
+    BundleView,
     CancelRequest,
     Changed,
     DatasetRef,
@@ -44,6 +43,9 @@ from interlock.wire import (
     OrgOperators,
     OrgOperatorsRequest,
     OrgRequest,
+    OrgSecretPage,
+    OrgSecretRequest,
+    OrgSecretView,
     OrgView,
     PausePage,
     Policy,
@@ -67,7 +69,7 @@ from interlock.wire import (
 )
 
 PATIENCE_SECONDS = 5.0
-PAGE = 100
+PAGE: Final = 100
 
 T = TypeVar("T")
 Page = TypeVar("Page", JobPage, RunPage, TaskPage)
@@ -374,3 +376,54 @@ async def _pages(read: Callable[[str | None], Awaitable[Page]]) -> AsyncIterator
         cursor = page.next_cursor
         if cursor is None:
             return
+
+
+_view = msgspec.json.Decoder(OrgSecretView)
+_page = msgspec.json.Decoder(OrgSecretPage)
+
+
+class SecretCalls:
+    """`client.secrets`, for admins of the org."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def set(self, name: str, value: str, *, hosts: Iterable[str] = ()) -> OrgSecretView:
+        """Sets the value and the hosts that it may be sent to. Without hosts, it may be sent to any."""
+        request = OrgSecretRequest(value=value, hosts=list(hosts))
+        return await self._caller.call("PUT", path("v1", "secrets", name), _view, request)
+
+    async def page(self, cursor: str | None = None, limit: int = PAGE) -> OrgSecretPage:
+        return await self._caller.call("GET", query("/v1/secrets", cursor=cursor, limit=limit), _page)
+
+    async def remove(self, name: str) -> OrgSecretView:
+        return await self._caller.call("DELETE", path("v1", "secrets", name), _view, repeatable=False)
+
+
+_UPLOAD_SECONDS: Final = 300.0
+
+_bundle_view = msgspec.json.Decoder(BundleView)
+_bundle_page = msgspec.json.Decoder(BundlePage)
+
+
+class BundleCalls:
+    """A bundle is identified by its name or by a prefix of its digest."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def upload(self, content: bytes, *, name: str | None = None) -> BundleView:
+        """Uploads a bundle. Idempotent: equal content is the same bundle. `name`, if in use, moves to this bundle."""
+        target = query("/v1/bundles", name=name)
+        async with self._caller.sending("application/zip") as caller:
+            return await caller.call("POST", target, _bundle_view, Raw(content), timeout=_UPLOAD_SECONDS)
+
+    async def page(self, cursor: str | None = None, limit: int = PAGE) -> BundlePage:
+        return await self._caller.call("GET", query("/v1/bundles", cursor=cursor, limit=limit), _bundle_page)
+
+    async def bundle(self, which: str) -> BundleView:
+        return await self._caller.call("GET", path("v1", "bundles", which), _bundle_view)
+
+    async def delete(self, which: str) -> BundleView:
+        """Deletes a bundle that no job uses."""
+        return await self._caller.call("DELETE", path("v1", "bundles", which), _bundle_view, repeatable=False)

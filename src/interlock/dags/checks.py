@@ -4,15 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from interlock.dags.definition import Activation, Dag, Job, JobOutput, OnConflict, Published, Storage, UpdateStrategy
 from interlock.dags.fields import EXAMPLES
 from interlock.dags.lineage import cycles, producer
-from interlock.dags.operator_names import AGGREGATOR, NOT_ON_SPARK, ON_SPARK, RANGES, SPLITTER, range_problem
 from interlock.dags.problems import Place, Report, listing, quoted
 from interlock.jobs.submission import inline_problem
-from interlock.untrusted.udf import UDF, Bundle, bundle_problem, config_problem
+from interlock.tasks import operators
+from interlock.untrusted.invocations import UDF, Bundle, bundle_problem, config_problem, pinned
+
+BUILT_IN: Final = operators.BUILT_IN - {operators.SPARK_MAP}
+"""Built-in names, valid in every runtime. Excludes `spark_map`, which is for bulk runs only."""
+
+ON_SPARK: Final = frozenset(
+    {"block_ingest", "dedupe", "erc20_transfers", "integrity_check", "parquet_compact", "rollup", "sql"}
+)
+"""Operators that read and write DataFrames."""
+NOT_ON_SPARK: Final = frozenset({"block_follower", "echo", "fail", "http_fetch", "python", "sleep"})
+
+SPLITTER: Final = "range_splitter"
+AGGREGATOR: Final = "range_aggregator"
+RANGES: Final = frozenset({SPLITTER, AGGREGATOR})
+"""Operators of the dispatcher; see ranges.py."""
+_LARGEST: Final = 2**62
+
+
+def range_problem(operator: str, config: Mapping[str, Any]) -> str | None:
+    """Returns the problem of a range operator's config as a clause, or None."""
+    known = {"size", "start"} if operator == AGGREGATOR else {"size"}
+    unknown = sorted(map(str, config.keys() - known))
+    if unknown:
+        return f"{operator} has no setting {unknown[0][:60]!r}"
+    if not _whole(config.get("size"), least=1):
+        return f"{operator} needs a size, an integer of at least 1"
+    if not _whole(config.get("start", 0), least=0):
+        return f"start of {operator} must be an integer of at least 0"
+    return None
+
+
+def _whole(value: object, *, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
+
 
 _MAX_CYCLE_SHOWN: Final = 100
 _RANGE_CONFIGS: Final = {
@@ -275,3 +310,13 @@ def _cycle_text(cycle: list[str]) -> str:
         half = _MAX_CYCLE_SHOWN // 2
         names = [*names[:half], f"… {len(names) - 2 * half} more …", *names[-half:]]
     return " → ".join(name[:60] for name in names)
+
+
+def udf_configs(dag: Dag) -> list[dict[str, Any]]:
+    return [job.config for job in dag.jobs if job.operator == UDF]
+
+
+def pinned_to(dag: Dag, bundles: Mapping[str, Bundle]) -> Dag:
+    """Replaces bundle names with digests, so that a name that points to a new bundle gives a new DAG version."""
+    jobs = (replace(job, config=pinned(job.config, bundles)) if job.operator == UDF else job for job in dag.jobs)
+    return replace(dag, jobs=tuple(jobs))

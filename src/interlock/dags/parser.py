@@ -16,7 +16,7 @@ from msgspec.structs import fields as fields_of_struct
 
 from interlock.dags import fields as scalars
 from interlock.dags import where
-from interlock.dags.checks import ReadDag, ReadJob, UserCode, check
+from interlock.dags.checks import BUILT_IN, ReadDag, ReadJob, UserCode, check
 from interlock.dags.definition import (
     DEFAULTABLE,
     JOB_FIELDS,
@@ -32,7 +32,6 @@ from interlock.dags.definition import (
     job_of,
 )
 from interlock.dags.fields import EXAMPLES, Converter, FieldReader, Malformed, Rejected
-from interlock.dags.operator_names import BUILT_IN
 from interlock.dags.problems import START, Place, Problem, Report, listing, quoted
 from interlock.dags.where import sql
 from interlock.dags.yaml_nodes import MAX_BYTES, Fields, Node, Scalar, plain, tree

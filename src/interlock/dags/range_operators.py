@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, field
 
-from interlock.dags.operator_names import AGGREGATOR, SPLITTER, range_problem
+from interlock.dags.checks import AGGREGATOR, SPLITTER, range_problem
 from interlock.tasks.inline_runtime import Call, InlineOperator, OperatorFailed, Reaction
 from interlock.wire import Event, WriteGrant
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from interlock.access.build import Access
-from interlock.datasets.buffers.publications import Buffers
+from interlock.datasets.buffers.records import Buffers
 from interlock.datasets.credentials import Credentials
-from interlock.datasets.file_sweeper import Sweeper
-from interlock.datasets.files import Files
+from interlock.datasets.files import Files, Sweeper
 from interlock.datasets.lineage import DatasetLineage
 from interlock.datasets.registry import Registry
 from interlock.http.parameters import Connection
@@ -18,7 +17,7 @@ from interlock.stores.objects import Objects
 from interlock.stores.postgres import Database
 from interlock.stores.sts import Sts
 from interlock.tasks.build import TaskKernel
-from interlock.tasks.inputs import Inputs
+from interlock.tasks.dataset_changes import Inputs
 
 
 @dataclass(frozen=True)

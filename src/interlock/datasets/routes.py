@@ -10,13 +10,7 @@ from litestar import Response, get, post
 from litestar.openapi.spec import Operation, RequestBody
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from interlock.access.guards import (
-    capability_guard,
-    claims_of,
-    principal_of,
-    user_guard,
-    worker_guard,
-)
+from interlock.access.guards import capability_guard, claims_of, principal_of, user_guard, worker_guard
 from interlock.access.tokens import require_binding
 from interlock.datasets.build import datasets_of
 from interlock.datasets.lineage import MAX_DEPTH

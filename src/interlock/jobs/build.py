@@ -12,8 +12,8 @@ from interlock.jobs.exports import Exports, ExportStaging
 from interlock.jobs.receipts import Receipts, Results
 from interlock.jobs.reruns import RerunCopies, Reruns
 from interlock.jobs.run_control import Deadlines, RunControl, RunWakes
+from interlock.jobs.staged_lists import Uploads
 from interlock.jobs.submission import Submissions
-from interlock.jobs.uploads import Uploads
 from interlock.processes.loop import Service
 from interlock.settings import Settings
 from interlock.stores.objects import Objects

@@ -12,8 +12,8 @@ from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
 from interlock.failpoints import failpoint
 from interlock.jobs.ingest_records import close_open_run
 from interlock.jobs.run_sources import StagedSource, announce
+from interlock.jobs.staged_lists import Uploads
 from interlock.jobs.submission import RunSettings, Submissions, items_of
-from interlock.jobs.uploads import Uploads
 from interlock.settings import Settings
 from interlock.stores.isolation import UNSTORABLE
 from interlock.stores.postgres import Connection, Database, Row, queries

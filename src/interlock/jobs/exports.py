@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
-from interlock.jobs.spark_payloads import MANIFEST, RUN_EXPORT, attempt_prefix, export_prefix, rows_prefix, staged_uri
+from interlock.jobs.spark_loads import MANIFEST, RUN_EXPORT, attempt_prefix, export_prefix, rows_prefix, staged_uri
 from interlock.jobs.submission import Submissions
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings

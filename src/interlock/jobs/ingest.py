@@ -24,14 +24,13 @@ import structlog
 
 from interlock.errors import InterlockError
 from interlock.failpoints import failpoint
-from interlock.jobs.backfill_scopes import Scopes
+from interlock.jobs.backfills import Scopes
 from interlock.jobs.held_tasks import HeldRuns
 from interlock.jobs.ingest_records import Overtaken, Pending, Records, Step
 from interlock.jobs.list_chunks import BadList
 from interlock.jobs.run_sources import Batch, Place, ScopesSource, Source, StagedSource
-from interlock.jobs.shard_loading import ShardGone, ShardLoader
 from interlock.jobs.staged_lists import StagedList
-from interlock.jobs.task_rows import Shape, no_rows, not_json
+from interlock.jobs.task_rows import Shape, ShardGone, ShardLoader, no_rows, not_json
 from interlock.settings import INGEST_QUEUE, Settings
 from interlock.stores.isolation import UNSTORABLE
 from interlock.stores.objects import Objects

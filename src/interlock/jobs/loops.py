@@ -14,7 +14,7 @@ from interlock.jobs.ingest import Ingest
 from interlock.jobs.ingest_records import Records, close_open_run
 from interlock.jobs.run_sources import announce
 from interlock.jobs.spark_loads import SparkIngests
-from interlock.jobs.uploads import upload_prefix
+from interlock.jobs.staged_lists import upload_prefix
 from interlock.processes.loop import Periodic, Service
 from interlock.settings import INGEST_QUEUE, Settings
 from interlock.stores.objects import Objects

@@ -15,8 +15,8 @@ from msgspec import Raw
 from interlock.errors import BadRequest, Conflict
 from interlock.failpoints import failpoint
 from interlock.jobs.run_sources import StagedPart, StagedSource, announce, part_uri
+from interlock.jobs.staged_lists import Uploads, upload_prefix
 from interlock.jobs.submission import RunSettings, Submissions
-from interlock.jobs.uploads import Uploads, upload_prefix
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.objects import Objects

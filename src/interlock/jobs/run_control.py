@@ -16,7 +16,7 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.actions import Actions
 from interlock.tasks.completion import enqueue
 from interlock.tasks.reads import Reads
-from interlock.tasks.run_progress import HotStatus
+from interlock.tasks.runs import HotStatus
 from interlock.wire import JobView
 
 _sql = queries("tasks", "runs")

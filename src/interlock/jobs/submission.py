@@ -25,7 +25,7 @@ from interlock.tasks.operators import Operators
 from interlock.tasks.runs import record_run_events
 from interlock.telemetry import TASKS_CREATED
 from interlock.untrusted.bundles import pin
-from interlock.untrusted.udf import UDF
+from interlock.untrusted.invocations import UDF
 from interlock.wire import JobAccepted, JobRequest, Policy, Priority, RunLimits, RunState, Scaling, secret_names
 
 _sql = queries("tasks", "jobs")

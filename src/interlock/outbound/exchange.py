@@ -34,8 +34,7 @@ from interlock.outbound.failures import (
     TooSlow,
     Unreachable,
 )
-from interlock.outbound.guard import Guard
-from interlock.outbound.host_bindings import Binding
+from interlock.outbound.guard import Binding, Guard
 
 ACCEPTED: Final = "gzip, deflate"
 """Value of the Accept-Encoding header."""

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from interlock.failpoints import failpoint
-from interlock.jobs.spark_payloads import BATCH_QUERY
+from interlock.jobs.spark_loads import BATCH_QUERY
 from interlock.jobs.submission import Submissions
 from interlock.query.records import Record, close_record
 from interlock.query.relations import Granted

@@ -22,7 +22,7 @@ from interlock.access.principals import Principal
 from interlock.access.tokens import Claims
 from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import failpoint
-from interlock.jobs.spark_payloads import batch_prefix
+from interlock.jobs.spark_loads import batch_prefix
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.low_water import LowWater

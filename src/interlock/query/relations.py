@@ -22,8 +22,7 @@ from interlock.datasets.files import input_names
 from interlock.errors import BadRequest, Fenced, Forbidden, NotFound, TooLarge
 from interlock.schemas import DatasetSchema
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks.dataset_changes import FILES
-from interlock.tasks.inputs import Inputs
+from interlock.tasks.dataset_changes import FILES, Inputs
 from interlock.tasks.shards import find_task, shard_of
 
 _sql = queries("query", "queries")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final, cast
+from uuid import UUID
 
 from litestar import MediaType, Response, get, post
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import JSONBody
+from litestar.params import FromPath, JSONBody
 from litestar.response import Stream as Streamed
 
 from interlock.access.guards import capability_guard, claims_of, principal_of, user_guard
 from interlock.access.principals import PLATFORM
 from interlock.errors import BadRequest
-from interlock.http.parameters import Http
+from interlock.http.parameters import Cursor, Http, Limit
+from interlock.query.build import query_history_of
 from interlock.query.service import QueryService, Stream
 from interlock.telemetry import QUERIES_RUNNING, QUERIES_WAITING, metrics_text
-from interlock.wire import QueryFormat, QueryOutcome, QueryReply, TaskQuery, UserQuery
+from interlock.wire import QueryFormat, QueryOutcome, QueryPage, QueryReply, QueryView, TaskQuery, UserQuery
 
 QUERY_ID: Final = "Interlock-Query-Id"
 MEDIA_TYPES: Final = {
@@ -105,3 +107,26 @@ async def metrics(request: Http) -> bytes:
 
 
 HANDLERS = [task_query, user_query, metrics]
+
+
+@get(
+    "/v1/queries",
+    guards=[user_guard],
+    opt={"scope": "query:read"},
+    summary="Queries of the org, newest first: caller, data and outcome",
+)
+async def list_queries(request: Http, cursor: Cursor = None, limit: Limit = 100) -> QueryPage:
+    return await query_history_of(request).records.page(principal_of(request).org_id, cursor, limit)
+
+
+@get(
+    "/v1/queries/{query_id:str}",
+    guards=[user_guard],
+    opt={"scope": "query:read"},
+    summary="A query, with its task if it is a batch query, and the location of an exported result",
+)
+async def get_query(request: Http, query_id: FromPath[UUID]) -> QueryView:
+    return await query_history_of(request).records.query(query_id, principal_of(request).org_id)
+
+
+RECORD_HANDLERS = [list_queries, get_query]

@@ -1,12 +1,13 @@
-"""The settings object that all processes share, made of all areas."""
+"""The settings object that all processes share, made of all areas, and its loading with one-sentence errors."""
 
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -14,6 +15,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from interlock.errors import ConfigurationError
 from interlock.settings.access import Access
 from interlock.settings.base import host_of, is_loopback
 from interlock.settings.bus import Bus
@@ -82,3 +84,39 @@ class Settings(Spark, Queries, Runner, Bus, Outbound, Loops, Tasks, Access, List
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_file())
+
+
+def load(**overrides: Any) -> Settings:
+    """Returns the effective settings. Raises ConfigurationError with a sentence that names an invalid value."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise ConfigurationError(_sentence(error)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{config_file()} is not valid TOML: {error}") from None
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"Unknown setting {name!r}; `interlock config` lists all settings."
+    message = first["msg"].removeprefix("Value error, ")
+    return f"Setting {name!r} (INTERLOCK_{name.upper()}) is invalid: {message}." if name else f"Settings: {message}."
+
+
+def origins(settings: Settings, **overrides: Any) -> dict[str, str]:
+    """Returns the origin of the value of each setting."""
+    path = config_file()
+    in_file = tomllib.loads(path.read_text()) if path.is_file() else {}
+    return {name: _origin(name, overrides, in_file, path) for name in type(settings).model_fields}
+
+
+def _origin(name: str, overrides: dict[str, Any], in_file: dict[str, Any], path: Path) -> str:
+    if overrides.get(name) is not None:
+        return "command line"
+    variable = f"INTERLOCK_{name.upper()}"
+    if any(key.upper() == variable or key.upper().startswith(f"{variable}__") for key in os.environ):
+        return f"environment ({variable})"
+    return str(path) if name in in_file else "default"

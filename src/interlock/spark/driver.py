@@ -32,9 +32,9 @@ from interlock.wire import Event, Output, TaskData
 from interlock.workers import catalogue, confinement, protocol
 from interlock.workers.child_runtime import die_with, encoded, raised, wait_for_the_wrapper
 from interlock.workers.context import PROGRESS_TEXT, TaskCanceled, TaskFailed, plain
-from interlock.workers.exits import EXIT_ORPHANED, EXIT_SPARK_DIED
 from interlock.workers.failures import SparkStopped
 from interlock.workers.operators import SPARK_MAP
+from interlock.workers.process import EXIT_ORPHANED, EXIT_SPARK_DIED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

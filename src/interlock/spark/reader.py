@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, functions
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import DataType, DecimalType, DoubleType, IntegerType, LongType, StructField, StructType
 
 from interlock.schemas import HOT_RANGE_COLUMN
-from interlock.spark import conditions
-from interlock.spark.columns import pinned, quoted, struct_of
+from interlock.spark import columns, objects
+from interlock.spark.columns import pinned, quoted, struct_of, type_of
 from interlock.spark.context import Scope
-from interlock.spark.foreign_files import inferred
 from interlock.spark.tables import Table, table_columns
 from interlock.wire import InputData
-from interlock.workers.failures import SchemaMismatch
+from interlock.workers.failures import CorruptFile, FileMissing, SchemaMismatch
 
 _FILES: Final = "parquet"
 _PATTERN: Final = re.compile(r"([\[\]{}*?\\])")
@@ -60,7 +64,7 @@ class Reader:
         if placed_by is not None:
             frame = frame.filter(functions.col(quoted(placed_by)).between(scope.start, scope.end))
         if data.where is not None:
-            frame = frame.filter(conditions.spark_text(data.where))
+            frame = frame.filter(columns.spark_text(data.where))
         return frame if read is given else frame.select(*map(quoted, given.names))
 
     def _from_table(self, data: InputData, declared: StructType | None, scope: Scope) -> DataFrame:
@@ -81,7 +85,7 @@ def _registered(data: InputData) -> StructType | None:
 
 
 def _filtered_by(data: InputData, placed_by: str | None) -> list[str]:
-    named = [] if data.where is None else conditions.columns(data.where)
+    named = [] if data.where is None else columns.columns(data.where)
     return named if placed_by is None else [placed_by, *named]
 
 
@@ -95,3 +99,84 @@ def _with_columns(given: StructType, known: StructType, needed: Sequence[str], n
         )
     more: list[StructField] = [there[column] for column in dict.fromkeys(needed) if column not in given.names]
     return StructType([*given.fields, *more]) if more else given
+
+
+_READ_AT_ONCE: Final = 8
+_UNSIGNED: Final = {pa.uint8(): "smallint", pa.uint16(): "int", pa.uint32(): "bigint", pa.uint64(): "decimal(20,0)"}
+_WIDER: Final[dict[frozenset[str], DataType]] = {
+    frozenset({"tinyint", "int"}): IntegerType(),
+    frozenset({"smallint", "int"}): IntegerType(),
+    frozenset({"tinyint", "smallint"}): IntegerType(),
+    frozenset({"tinyint", "bigint"}): LongType(),
+    frozenset({"smallint", "bigint"}): LongType(),
+    frozenset({"int", "bigint"}): LongType(),
+    frozenset({"bigint", "decimal(20,0)"}): DecimalType(20, 0),
+    frozenset({"float", "double"}): DoubleType(),
+}
+"""The type as which Spark reads both types of a pair without loss."""
+
+
+def inferred(locations: Sequence[str], name: str) -> StructType:
+    """Returns the union of the columns of several files. Raises SchemaMismatch, CorruptFile or FileMissing."""
+    with ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="footers") as readers:
+        schemas = list(readers.map(_footer, locations))
+    columns: dict[str, DataType] = {}
+    for schema in schemas:
+        for field in schema:
+            kind = _spark_type(field, name)
+            columns[field.name] = _joined(columns.get(field.name, kind), kind, field.name, name)
+    return StructType([StructField(column, kind, True) for column, kind in columns.items()])
+
+
+def _footer(location: str) -> pa.Schema:
+    path = objects.folder_path(location)
+    try:
+        return pq.read_schema(path if path is not None else pa.BufferReader(objects.read(location)))
+    except FileNotFoundError:
+        raise FileMissing(f"{location} no longer exists: recompute its range (interlock dataset invalidate).") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptFile(
+            f"{location} is not readable as Parquet ({error}): recompute its range (interlock dataset invalidate)."
+        ) from None
+
+
+def _spark_type(field: pa.Field, name: str) -> DataType:
+    kind = field.type
+    if kind in _UNSIGNED:
+        return type_of(_UNSIGNED[kind])
+    for applies, plain in _PLAIN:
+        if applies(kind):
+            return _spark_type(field.with_type(plain(kind)), name)
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        raise SchemaMismatch(
+            f"Column {field.name} of input {name} has nanosecond timestamps, which Spark cannot read: write the "
+            "column in microseconds."
+        )
+    try:
+        return from_arrow_type(kind, prefer_timestamp_ntz=True)
+    except PySparkException:
+        raise SchemaMismatch(
+            f"Column {field.name} of input {name} has type {kind}, which Spark cannot read: write the column with "
+            "another type."
+        ) from None
+
+
+_PLAIN: Final[Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], pa.DataType]]]] = (
+    (pa.types.is_dictionary, lambda kind: kind.value_type),
+    (pa.types.is_large_string, lambda _: pa.string()),
+    (pa.types.is_large_binary, lambda _: pa.binary()),
+    (pa.types.is_fixed_size_binary, lambda _: pa.binary()),
+)
+"""Arrow types that Parquet stores as another type."""
+
+
+def _joined(one: DataType, other: DataType, column: str, name: str) -> DataType:
+    if one == other:
+        return one
+    wider = _WIDER.get(frozenset({one.simpleString(), other.simpleString()}))
+    if wider is None:
+        raise SchemaMismatch(
+            f"Column {column} of input {name} is {one.simpleString()} in one file and {other.simpleString()} in "
+            "another: write all files with the same type."
+        )
+    return wider

@@ -36,8 +36,8 @@ from interlock.spark.attempt import call, closing_with, finish
 from interlock.spark.columns import parsed, schema_of
 from interlock.spark.context import Scope, TaskContext
 from interlock.spark.errors import explained
-from interlock.spark.foreign_files import inferred
 from interlock.spark.operators import Operator, declared
+from interlock.spark.reader import inferred
 from interlock.spark.session import DEFAULTS
 from interlock.wire import Event, InputData, OutputData, TaskData, TaskFile
 from interlock.workers.protocol import Assignment, Work
@@ -57,7 +57,7 @@ _SMALL: Final[dict[str, Any]] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
-    "spark.python.daemon.module": "interlock.spark.python_workers",
+    "spark.python.daemon.module": "interlock.spark.session",
     # Faster start and less memory than the options for a long-lived process.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }

@@ -16,11 +16,10 @@ from interlock.stores.valkey import Coordination
 from interlock.tasks.actions import Actions
 from interlock.tasks.claims import Claims, Gates
 from interlock.tasks.completion import Attempts
-from interlock.tasks.dataset_changes import Markers
+from interlock.tasks.dataset_changes import Inputs, Markers
 from interlock.tasks.effects import Effects
 from interlock.tasks.explain import Explanations, Presence
 from interlock.tasks.inline_runtime import InlineOperator, InlineRunner
-from interlock.tasks.inputs import Inputs
 from interlock.tasks.limits import Rates, RunSlotRecount, RunSlots
 from interlock.tasks.operators import Operators
 from interlock.tasks.postgres_queue import PgQueue
@@ -30,8 +29,7 @@ from interlock.tasks.reaper import Reaper, Retries
 from interlock.tasks.reconciler import Reconciler
 from interlock.tasks.result_packs import Packs
 from interlock.tasks.retention import Retention, RunDeletions
-from interlock.tasks.run_progress import HotStatus, Pace
-from interlock.tasks.runs import RunCancels, RunCounters
+from interlock.tasks.runs import HotStatus, Pace, RunCancels, RunCounters
 from interlock.tasks.shards import Shards
 
 

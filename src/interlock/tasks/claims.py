@@ -22,7 +22,7 @@ from interlock.settings import Settings
 from interlock.stores.isolation import isolated
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.completion import Attempts, clean, outputs_of, run_task_id
-from interlock.tasks.inputs import Inputs
+from interlock.tasks.dataset_changes import Inputs
 from interlock.tasks.limits import Rates, RunSlots
 from interlock.tasks.operators import NOT_ALLOWED, Operators, refusal
 from interlock.tasks.queue import Handle, Queue

@@ -22,9 +22,8 @@ from interlock.settings import Settings
 from interlock.stores.isolation import CONTENT_ERRORS, isolated
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks import dataset_changes
-from interlock.tasks.dataset_changes import Admitted, Change, Found, Markers
+from interlock.tasks.dataset_changes import Admitted, Change, Found, Inputs, Markers
 from interlock.tasks.effects import OperatorState, keep_state
-from interlock.tasks.inputs import Inputs
 from interlock.tasks.result_packs import Packs, Place
 from interlock.tasks.shards import SMALL_SHARD, by_shard, shard_of, shards_of_jobs
 from interlock.telemetry import ATTEMPTS_ENDED

@@ -15,13 +15,13 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from interlock.access.tokens import write_prefix
+from interlock.access.tokens import read_prefix, write_prefix
 from interlock.errors import BadRequest, Conflict, Forbidden, InterlockError
 from interlock.schemas import MARKER, MAX_MARKER_BYTES, DatasetSchema, Marker, SchemaClash, evolved, hash_of
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Row, queries
 from interlock.tasks.shards import SMALL_SHARD
-from interlock.wire import Completion, DatasetRef, Event, Output
+from interlock.wire import Completion, DatasetRef, Event, Output, TaskInput
 
 _sql = queries("datasets", "datasets")
 _effects_sql = queries("tasks", "effects")
@@ -471,3 +471,43 @@ def _evolved(version: UUID, before: DatasetSchema, after: DatasetSchema) -> Data
             "for any other change edit the job's definition and deploy it, which creates a new version.",
             code="schema_mismatch",
         ) from None
+
+
+_inputs_sql = queries("tasks", "files")
+
+
+class Inputs:
+    def __init__(self, root: str, range_operators: Iterable[str]) -> None:
+        self._root = root
+        self._range_operators = sorted(range_operators)
+
+    async def edges(self, connection: Connection, jobs: Iterable[UUID]) -> defaultdict[UUID, list[Row]]:
+        """Returns the resolved edges by job, in input order."""
+        found: defaultdict[UUID, list[Row]] = defaultdict(list)
+        wanted = sorted(set(jobs))
+        for row in await _inputs_sql.data_of_inputs(connection, job_ids=wanted, range_operators=self._range_operators):
+            found[row["job_id"]].append(row)
+        return found
+
+    async def of(self, connection: Connection, jobs: Sequence[UUID]) -> dict[UUID, list[TaskInput]]:
+        """Returns the task inputs by job, still without a scope."""
+        if not jobs:
+            return {}
+        edges = await self.edges(connection, jobs)
+        return {job: [self._input(edge) for edge in found] for job, found in edges.items()}
+
+    def _input(self, edge: Row) -> TaskInput:
+        return TaskInput(
+            input_index=edge["input_index"],
+            dataset_uuid=edge["dataset_uuid"],
+            dataset_version=edge["dataset_version"],
+            storage=edge["storage"],
+            read_prefix=read_prefix(self._root, edge["dataset_uuid"], edge["dataset_version"]),
+            where=_where(edge["conditions"]),
+        )
+
+
+def _where(conditions: Sequence[str]) -> str | None:
+    if len(conditions) < 2:
+        return conditions[0] if conditions else None
+    return " AND ".join(f"({condition})" for condition in conditions)

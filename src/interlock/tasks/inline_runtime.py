@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -15,19 +17,19 @@ import msgspec
 import structlog
 
 from interlock.access.principals import WorkerIdentity
-from interlock.errors import BadRequest, Conflict, Fenced, Forbidden, InterlockError, TooLarge
+from interlock.errors import BadRequest, Conflict, Fenced, Forbidden, InterlockError, TooLarge, Unavailable
 from interlock.stores.notifications import Wakeups
 from interlock.stores.postgres import Database, queries
 from interlock.tasks.claims import Claims
 from interlock.tasks.completion import Attempts
 from interlock.tasks.effects import Effects, OperatorState, StateMoved, read_state
-from interlock.tasks.local_claims import completion, failure, fence_of, given, keep
 from interlock.tasks.outbox_relay import TaskRef
 from interlock.wire import (
     ClaimReply,
     Completion,
     Event,
     EventBatch,
+    Heartbeat,
     Release,
     TaskPayload,
     WriteGrant,
@@ -348,3 +350,43 @@ def _class_of(error: BaseException) -> str:
     if isinstance(error, OperatorFailed):
         return error.error_class
     return error.code if isinstance(error, InterlockError) else type(error).__name__
+
+
+async def keep(tasks: Attempts, claim: ClaimReply, *, at_least_every: float = math.inf) -> None:
+    """Renews the lease. Returns when a cancel is requested; raises when the lease is lost."""
+    heartbeat = Heartbeat(**fence_of(claim))
+    expires = given(claim.lease_expires_at)
+    while True:
+        third = max(0.1, (expires - datetime.now(UTC)).total_seconds() / 3)
+        await asyncio.sleep(min(third, at_least_every))
+        try:
+            reply = await tasks.heartbeat_one(heartbeat)
+        except Unavailable as error:
+            log.warning("lease.heartbeat_missed", task_id=str(claim.task_id), reason=error.detail)
+            continue
+        if reply.cancel_requested:
+            return
+        expires = reply.lease_expires_at
+
+
+def failure(claim: ClaimReply, error_class: str, message: str, **more: Any) -> Completion:
+    return completion(claim, "Failed", error_class=error_class, error_message=message, **more)
+
+
+def completion(claim: ClaimReply, status: Any, **more: Any) -> Completion:
+    return Completion(status=status, **fence_of(claim), **more)
+
+
+def fence_of(claim: ClaimReply) -> dict[str, Any]:
+    return {
+        "task_id": given(claim.task_id),
+        "attempt": given(claim.attempt),
+        "lease_token": given(claim.lease_token),
+    }
+
+
+def given(value: Any) -> Any:
+    """Narrows an optional field. Claimed replies have every field; only NotClaimed replies omit some."""
+    if value is None:
+        raise ValueError("a claimed task without its lease")
+    return value

@@ -1,22 +1,29 @@
-"""Folds deltas into the counters of runs, ends finished runs, cancels whole runs, and records their events."""
+"""Runs: folds deltas into counters, ends and cancels runs, records their events, and serves their rate and status."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
 import msgspec
+import structlog
 
+from interlock.clock import Clock
+from interlock.errors import InterlockError
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.low_water import Look, LowWater
 from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.valkey import Coordination
 from interlock.tasks.actions import Actions
-from interlock.tasks.reads import run_view
-from interlock.tasks.run_progress import Ended, Pace
-from interlock.wire import WebhookEvent, WebhookEventType, WebhookJob
+from interlock.tasks.reads import Reads, run_view
+from interlock.wire import JobView, RunView, WebhookEvent, WebhookEventType, WebhookJob
 
 _sql = queries("tasks", "runs")
 _BATCH = 5000
@@ -128,3 +135,153 @@ def trial_event(delivery_id: UUID, org: str, webhook: str, now: datetime) -> str
 
 def _text(event: WebhookEvent) -> str:
     return msgspec.json.encode(event).decode()
+
+
+_FRESH_MS: Final = 250
+_KEPT_MS: Final = 1_000
+"""A stale status is still served while one caller refreshes it: clients that keep polling never wait for Postgres."""
+_LARGE: Final = 10_000
+"""Number of tasks from which a status is cached. For a smaller run the read is as cheap as the cache."""
+_REMEMBERED_MS: Final = 600_000
+_SMOOTHED_SECONDS: Final = 10.0
+"""Time constant of the moving average: older samples have little weight."""
+
+# One sample per run: tasks ended, time and rate so far. Samples less than half a second apart are ignored.
+_NOTE: Final = """
+local now, smoothed, kept = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+for n, key in ipairs(KEYS) do
+  local done = tonumber(ARGV[3 + n])
+  local seen = redis.call('HMGET', key, 'at', 'done', 'rate')
+  local at, before, rate = tonumber(seen[1]), tonumber(seen[2]), tonumber(seen[3])
+  if at == nil or done < before or now < at then
+    redis.call('HSET', key, 'at', now, 'done', done)
+  elseif now - at >= 0.5 then
+    local latest = (done - before) / (now - at)
+    local weight = 1 - math.exp(-(now - at) / smoothed)
+    rate = rate and rate + weight * (latest - rate) or latest
+    redis.call('HSET', key, 'at', now, 'done', done, 'rate', tostring(rate))
+  end
+  redis.call('PEXPIRE', key, kept)
+end
+"""
+
+# Returns the cached status, and 1 if this caller must refresh it: only one of the concurrent callers.
+_STATUS: Final = """
+local kept = redis.call('GET', KEYS[1])
+if not kept then return {} end
+local stale = redis.call('PTTL', KEYS[1]) <= tonumber(ARGV[1])
+return {kept, stale and redis.call('SET', KEYS[2], 1, 'NX', 'PX', ARGV[2]) and 1 or 0}
+"""
+
+_view = msgspec.json.Decoder(JobView)
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The number of tasks of a run that have ended so far."""
+
+    run_id: UUID
+    tasks: int
+
+
+class Pace:
+    def __init__(self, coordination: Coordination | None, clock: Clock) -> None:
+        self._coordination = coordination
+        self._clock = clock
+
+    async def note(self, ended: Sequence[Ended]) -> None:
+        if self._coordination is None or not ended:
+            return
+        await self._coordination.script(
+            _NOTE,
+            keys=[_pace_key(one.run_id) for one in ended],
+            args=[self._clock.now().timestamp(), _SMOOTHED_SECONDS, _REMEMBERED_MS, *(one.tasks for one in ended)],
+        )
+
+    async def of(self, run: RunView) -> float | None:
+        """Returns tasks per second, or None before the first has ended.
+
+        Without a recent sample this is the average since the run started.
+        """
+        counts = run.counts
+        done = counts.Completed + counts.dead + counts.Canceled
+        if not done or run.ended_at is not None:
+            return None
+        noted = await self._coordination.field(_pace_key(run.run_id), "rate") if self._coordination else None
+        if noted is not None:
+            return float(noted)
+        return done / max(0.001, _seconds(run.created_at, self._clock.now()))
+
+
+class HotStatus:
+    def __init__(self, reads: Reads, pace: Pace, coordination: Coordination | None) -> None:
+        self._reads = reads
+        self._pace = pace
+        self._coordination = coordination
+        self._renewals: set[asyncio.Task[None]] = set()
+
+    async def job(self, job: str, org_id: UUID) -> JobView:
+        found = await self._kept(_status_key(job, org_id))
+        if found is None:
+            return await self._read(job, org_id)
+        kept, stale = found
+        if stale:
+            renewal = asyncio.create_task(self._renew(job, org_id))
+            self._renewals.add(renewal)
+            renewal.add_done_callback(self._renewals.discard)
+        return _view.decode(kept)
+
+    async def _kept(self, key: str) -> tuple[bytes, bool] | None:
+        if self._coordination is None:
+            return None
+        left = [_KEPT_MS - _FRESH_MS, _FRESH_MS]
+        found = await self._coordination.script(_STATUS, keys=[key, f"{key}:renewed"], args=left)
+        return (found[0], bool(found[1])) if found else None
+
+    async def _renew(self, job: str, org_id: UUID) -> None:
+        try:
+            view = await self._read(job, org_id)
+            if view.run is None or view.run.ended_at is not None:
+                await self.forget([job], org_id)
+        except InterlockError as error:
+            # No caller waits for this. Once the cached status expires, the next caller gets the same error.
+            log.warning("status.not_renewed", code=error.code, reason=error.detail)
+
+    async def _read(self, job: str, org_id: UUID) -> JobView:
+        view = await self._reads.job(job, org_id)
+        if view.run is None or view.run.ended_at is not None:
+            return view
+        run = await self._paced(view.run)
+        view = msgspec.structs.replace(view, run=run)
+        if self._coordination and (run.total or 0) >= _LARGE:
+            await self._coordination.put(_status_key(job, org_id), msgspec.json.encode(view), milliseconds=_KEPT_MS)
+        return view
+
+    async def run(self, run_id: UUID, org_id: UUID) -> RunView:
+        view = await self._reads.run(run_id, org_id)
+        return view if view.ended_at is not None else await self._paced(view)
+
+    async def _paced(self, run: RunView) -> RunView:
+        rate = await self._pace.of(run)
+        counts = run.counts
+        left = counts.Queued + counts.Running + counts.Failed - counts.dead
+        known = run.total is not None and rate is not None and rate > 0
+        return msgspec.structs.replace(run, rate=rate, eta_seconds=left / rate if known and rate else None)
+
+    async def forget(self, jobs: Sequence[str | None], org_id: UUID) -> None:
+        """Invalidates the status of jobs, so that a caller sees its own change."""
+        if self._coordination:
+            await self._coordination.drop([_status_key(job, org_id) for job in jobs if job])
+
+
+def _pace_key(run_id: UUID) -> str:
+    return f"interlock:pace:{run_id}"
+
+
+def _status_key(job: str, org_id: UUID) -> str:
+    return f"interlock:status:{org_id}:{hashlib.sha256(job.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def _seconds(since: datetime, now: datetime) -> float:
+    return (now - since).total_seconds()

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import asyncpg
 
-from interlock.access.lease_tokens import SMALL_SHARD, by_shard, shard_of
+from interlock.access.tokens import SMALL_SHARD, by_shard, shard_of
 from interlock.stores.postgres import Connection, Database, Row, queries
 
 __all__ = ["SMALL_SHARD", "Rate", "Shards", "by_shard", "drop", "find_task", "new_shard", "shard_of", "shards_of_jobs"]

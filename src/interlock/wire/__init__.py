@@ -121,12 +121,6 @@ from interlock.wire.bus_alerts import (
     AlertView,
     Channel,
     ChannelKind,
-)
-from interlock.wire.bus_commands import (
-    CommandVerdict,
-    CommandVerdicts,
-)
-from interlock.wire.bus_health import (
     RouteHealth,
     RouteHealthPage,
     RouteStatus,
@@ -182,6 +176,10 @@ from interlock.wire.bus_replays import (
     ReplayRequest,
     ReplayState,
     ReplayView,
+)
+from interlock.wire.commands import (
+    CommandVerdict,
+    CommandVerdicts,
 )
 from interlock.wire.dags import (
     BackfillAnswer,

@@ -1,4 +1,4 @@
-"""Alerts: notifications to a tenant apart from telemetry, and their channels."""
+"""Alerts, their channels, and the health of routes."""
 
 from __future__ import annotations
 
@@ -86,4 +86,35 @@ class AlertView(Reply, frozen=True, kw_only=True):
 
 class AlertPage(Reply, frozen=True, kw_only=True):
     alerts: list[AlertView]
+    next_cursor: str | None
+
+
+class RouteStatus(StrEnum):
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    """The oldest message has waited for more than twice `expected_drain_seconds`."""
+    STALLED = "stalled"
+    """The queue has grown at each of the last checks."""
+    UNPOLLED = "unpolled"
+    """Messages wait, and none was in flight at any of the last checks."""
+    MISROUTED = "misrouted"
+    """Commands were sent to a route that does not exist."""
+
+
+class RouteHealth(Reply, frozen=True, kw_only=True):
+    target: str
+    name: str
+    status: RouteStatus
+    since: datetime
+    checked_at: datetime
+    depth: int
+    """Counted up to 10,000, like the next two."""
+    in_flight: int
+    dead_letters: int
+    oldest_age_seconds: float | None
+    misroutes: int
+
+
+class RouteHealthPage(Reply, frozen=True, kw_only=True):
+    routes: list[RouteHealth]
     next_cursor: str | None

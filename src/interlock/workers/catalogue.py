@@ -1,4 +1,4 @@
-"""Finds the operators in the folders and modules of a worker, without running their code.
+"""Finds the operators in the folders and modules of a worker without running their code, and reports them.
 
     --operators DIR      every module below the folder, under the name by which Python imports it from there
     --operators MODULE   that module; for a package, also its modules
@@ -10,13 +10,14 @@ only reads the source: operator code never runs in the process that holds the wo
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib
 import os
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -26,7 +27,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from interlock.errors import ConfigurationError
+import structlog
+
+from interlock.client import WorkerClient
+from interlock.errors import ConfigurationError, NotFound
+from interlock.wire import OperatorsReport
 
 MAX_ENTRIES: Final = 20_000
 """Files and folders that one scan visits."""
@@ -346,3 +351,60 @@ def _declaration(decorator: ast.expr, function: str) -> tuple[Kind, str | None] 
         return Kind.SPARK, None
     value = decorator.args[0].value if isinstance(decorator.args[0], ast.Constant) else None
     return Kind.PLATFORM, value if isinstance(value, str) else None
+
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 2.0
+"""Pause between two scans of the sources. A new operator is usable after this time."""
+REPORT_SECONDS: Final = 20.0
+
+
+class OperatorReports:
+    def __init__(
+        self,
+        client: WorkerClient,
+        catalogue: Catalogue,
+        queue: str,
+        worker_id: str,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called before a report if operators were added or removed since the last one."""
+        self._client, self._catalogue, self._on_change = client, catalogue, on_change
+        self._queue, self._worker_id = queue, worker_id
+        self._reported: list[str] | None = None
+        self._reported_at = 0.0
+
+    async def run(self) -> None:
+        while True:
+            began = time.monotonic()
+            await self.run_once()
+            # Large folders are scanned less often: scans take at most a twentieth of a core.
+            await asyncio.sleep(max(LOOK_SECONDS, 20 * (time.monotonic() - began)))
+
+    async def run_once(self) -> None:
+        """Reports if the operators changed, or if the last report is old."""
+        names = await asyncio.to_thread(self._catalogue.names)
+        due = time.monotonic() - self._reported_at >= REPORT_SECONDS
+        if names == self._reported and not due:
+            return
+        if names != self._reported:
+            self._log(names)
+            if self._reported is not None:
+                self._on_change()
+        try:
+            report = OperatorsReport(queue=self._queue, worker_id=self._worker_id, operators=names)
+            await self._client.report_operators(report)
+        except NotFound:
+            # The dispatcher has an older version. It does not check names, so only the worker does.
+            log.warning("worker.operators_not_reported", reason="the dispatcher has no endpoint for these reports")
+        self._reported, self._reported_at = names, time.monotonic()
+
+    def _log(self, names: list[str]) -> None:
+        log.info("worker.operators", operators=len(names), sources=[one.text for one in self._catalogue.sources])
+        if self._catalogue.truncated:
+            log.warning(
+                "worker.operators_left_out",
+                limit=MAX_OPERATORS,
+                hint="the folders contain too many files or operators: pass smaller ones with --operators",
+            )

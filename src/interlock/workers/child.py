@@ -27,7 +27,7 @@ from interlock.wire import Event
 from interlock.workers import catalogue, confinement, operators, protocol
 from interlock.workers.child_runtime import Lines, die_with, encoded, raised, wait_for_the_wrapper
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
-from interlock.workers.exits import EXIT_ORPHANED, EXIT_OUT_OF_MEMORY
+from interlock.workers.process import EXIT_ORPHANED, EXIT_OUT_OF_MEMORY
 
 READ = 1 << 18
 

@@ -15,7 +15,7 @@ import msgspec
 from interlock.workers import protocol
 from interlock.workers.catalogue import OperatorNotFound
 from interlock.workers.context import TaskFailed, plain
-from interlock.workers.exits import EXIT_ORPHANED
+from interlock.workers.process import EXIT_ORPHANED
 
 ERROR_CLASS = 200
 ERROR_MESSAGE = 10_000

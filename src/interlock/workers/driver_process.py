@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from interlock.wire import Crash, TaskData
-from interlock.workers import exits, protocol
+from interlock.workers import process, protocol
 from interlock.workers.held_tasks import Held, Variables
 from interlock.workers.process import Handlers, OperatorProcess, Reports, scrubbed, spawn
 
@@ -111,7 +111,7 @@ class DriverLaunch:
     """Sent with a task whose operator sends requests to other servers."""
     variables: Variables = field(default_factory=dict, repr=False)
     """Sent with tasks of their org, and never through the environment."""
-    kernel_kills: exits.KernelKills = field(default_factory=exits.KernelKills)
+    kernel_kills: process.KernelKills = field(default_factory=process.KernelKills)
 
     def command(self, work: int, reports: int, scratch: Path, key: str = "") -> list[str]:
         numbers = {"--work": work, "--reports": reports, "--parent": os.getpid(), "--result-limit": self.result_limit}
@@ -199,12 +199,12 @@ class DriverProcess(OperatorProcess):
         finally:
             await asyncio.to_thread(self._scratch.remove)
         if self._spark_died is None:
-            cause = exits.crash_of(returncode, self._launch.kernel_kills)
-            return cause, exits.sentence(cause)
-        cause = exits.crash_of(self._spark_died, self._launch.kernel_kills)
+            cause = process.crash_of(returncode, self._launch.kernel_kills)
+            return cause, process.sentence(cause)
+        cause = process.crash_of(self._spark_died, self._launch.kernel_kills)
         if cause.exit_code == SPARK_OUT_OF_MEMORY:
             cause = msgspec.structs.replace(cause, oom=True)
-        return cause, exits.sentence(cause, "The Spark JVM that ran this task")
+        return cause, process.sentence(cause, "The Spark JVM that ran this task")
 
 
 async def start(launch: DriverLaunch, handlers: Handlers[DriverProcess], key: str = "") -> DriverProcess:

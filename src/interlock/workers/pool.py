@@ -10,10 +10,10 @@ import time
 import structlog
 
 from interlock.wire import ClaimBatchReply, Completion, Crash
-from interlock.workers import exits, process, protocol
+from interlock.workers import process, protocol
 from interlock.workers.held_tasks import Held
 from interlock.workers.process import ChildProcess, Launch
-from interlock.workers.task_durations import Kind, Pace
+from interlock.workers.puller import Kind, Pace
 from interlock.workers.work_pool import ReportSink, WorkPool
 
 log = structlog.get_logger()
@@ -286,4 +286,4 @@ def _crash_fields(cause: Crash) -> dict[str, object]:
 
 
 def _crashed(held: Held, cause: Crash) -> Completion:
-    return held.failed("WorkerCrashed", exits.sentence(cause), cause)
+    return held.failed("WorkerCrashed", process.sentence(cause), cause)

@@ -1,10 +1,11 @@
-"""The wrapper's side of a child process: start it, assign work, read its reports, end it."""
+"""The wrapper's side of a child process: start it, assign work, read its reports, end it, and explain its exit."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
 import os
+import re
 import signal
 import sys
 import time
@@ -14,14 +15,93 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from typing import Generic, Literal, TypeVar, cast
 
 import structlog
 
 from interlock.wire import Crash
-from interlock.workers import exits, protocol
+from interlock.workers import protocol
 from interlock.workers.held_tasks import Held, Variables
 from interlock.workers.redaction import Redaction
+
+_cgroup_line = re.compile(r"^\d+:(?P<controllers>[^:]*):(?P<path>.*)$", re.MULTILINE)
+_killed = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+def oom_kills() -> int | None:
+    """Returns the number of OOM kills in this process's control group; None if the kernel has no counter."""
+    for path in _counters():
+        try:
+            found = _killed.search(path.read_text())
+        except OSError:
+            continue
+        if found:
+            return int(found[1])
+    return None
+
+
+def _counters() -> list[Path]:
+    """Returns possible files of the counter: `memory.events` with cgroup v2, `memory.oom_control` with v1."""
+    try:
+        lines = _cgroup_line.findall(Path("/proc/self/cgroup").read_text())
+    except OSError:
+        return []
+    unified = [ROOT / path.lstrip("/") / "memory.events" for controllers, path in lines if not controllers]
+    legacy = [
+        ROOT / "memory" / path.lstrip("/") / "memory.oom_control"
+        for controllers, path in lines
+        if "memory" in controllers.split(",")
+    ]
+    return unified + legacy
+
+
+class KernelKills:
+    """Attributes OOM kills to children. The kernel only counts them, so each count explains one death."""
+
+    def __init__(self) -> None:
+        self._explained = oom_kills()
+
+    def explain(self) -> bool:
+        """Returns True if an OOM kill explains the child that was just killed."""
+        kills = oom_kills()
+        if kills is None or self._explained is None or kills <= self._explained:
+            return False
+        self._explained += 1
+        return True
+
+
+def crash_of(returncode: int, kernel_kills: KernelKills) -> Crash:
+    """Describes an exit. `returncode` has the meaning that it has in `subprocess`: negative for a signal."""
+    if returncode >= 0:
+        return Crash(exit_code=returncode, oom=returncode == EXIT_OUT_OF_MEMORY)
+    oom = returncode == -signal.SIGKILL and kernel_kills.explain()
+    return Crash(signal=signal_name(-returncode), oom=oom)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def sentence(crash: Crash, process: str = "The process that ran this task") -> str:
+    if crash.oom:
+        return f"{process} ran out of memory: give the runtime more memory, or split the task."
+    how = f"was killed by {crash.signal}" if crash.signal else f"ended with exit code {crash.exit_code}"
+    return f"{process} {how}."
+
+
+EXIT_ORPHANED = 75
+"""The wrapper is gone."""
+EXIT_OUT_OF_MEMORY = 76
+"""The child's own code ran out of memory, outside an operator."""
+EXIT_SPARK_DIED = 77
+"""The JVM of the driver has ended."""
+
 
 log = structlog.get_logger()
 
@@ -83,7 +163,7 @@ class Launch:
     """Sent in the same way to operators that send requests to other servers."""
     variables: Variables = field(default_factory=dict, repr=False)
     """Sent with tasks of their org, and never through the environment."""
-    kernel_kills: exits.KernelKills = field(default_factory=exits.KernelKills)
+    kernel_kills: KernelKills = field(default_factory=KernelKills)
     """Shared by all children, since the kernel has one counter for them."""
 
     def command(self, work: int, control: int, reports: int) -> list[str]:
@@ -161,7 +241,7 @@ class ChildProcess(OperatorProcess):
         work: asyncio.WriteTransport,
         reports: Reports,
         control: int,
-        kernel_kills: exits.KernelKills,
+        kernel_kills: KernelKills,
     ) -> None:
         super().__init__(process, work, reports)
         self._control = control
@@ -244,7 +324,7 @@ class ChildProcess(OperatorProcess):
             returncode = await self._gone()
         finally:
             os.close(self._control)
-        return exits.crash_of(returncode, self._kernel_kills)
+        return crash_of(returncode, self._kernel_kills)
 
 
 class Reports(asyncio.Protocol):

@@ -20,8 +20,7 @@ from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire.bus_alerts import DEAD_LETTERS, ROUTE_UNHEALTHY
-from interlock.wire.bus_health import RouteHealth, RouteHealthPage, RouteStatus
+from interlock.wire.bus_alerts import DEAD_LETTERS, ROUTE_UNHEALTHY, RouteHealth, RouteHealthPage, RouteStatus
 
 _sql = queries("bus", "monitor")
 

@@ -12,8 +12,14 @@ from interlock.access.guards import principal_of, user_guard
 from interlock.access.principals import PLATFORM
 from interlock.bus.build import bus_of
 from interlock.http.parameters import Cursor, Http, Limit
-from interlock.wire.bus_alerts import AlertPage, AlertSettings, AlertSettingsList, AlertSettingsView, AlertView
-from interlock.wire.bus_health import RouteHealthPage
+from interlock.wire.bus_alerts import (
+    AlertPage,
+    AlertSettings,
+    AlertSettingsList,
+    AlertSettingsView,
+    AlertView,
+    RouteHealthPage,
+)
 
 
 @get("/v1/alerts", guards=[user_guard], opt={"scope": "registry:read"}, summary="Alerts of the org, newest first")

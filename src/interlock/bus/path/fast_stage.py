@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from interlock.bus import metrics
-from interlock.bus.model import Acl, BanKind, Escalation, Kind, Limit, Route
+from interlock.bus.model import Acl, BanKind, Decision, Escalation, Kind, Limit, Outcome, Route, escalated, failed
 from interlock.bus.path.caches import ABSENT_SECONDS, ACL_TTLS, TTLS, StaleUse, Tenant
-from interlock.bus.path.decision import Decision, Outcome, escalated, failed
 from interlock.bus.path.fairness import Shares
 from interlock.bus.path.limits import Tokens
 from interlock.wire.bus_events import FailureReason

@@ -15,10 +15,9 @@ from uuid import UUID
 
 from msgspec import Raw
 
-from interlock.bus.model import Kind
+from interlock.bus.model import Decision, Kind
 from interlock.bus.path import persistence
 from interlock.bus.path.caches import ABSENT_SECONDS, Caches, Tenant
-from interlock.bus.path.decision import Decision
 from interlock.bus.path.fast_stage import Fast, Memory
 from interlock.bus.path.limits import Limits
 from interlock.bus.path.maintenance import Maintenance
@@ -26,7 +25,7 @@ from interlock.bus.path.persistence import Batch, Persistence, Written
 from interlock.bus.path.verification import UNKNOWN_KEY, Notice, Shield
 from interlock.stores.notifications import Wakeups
 from interlock.stores.postgres import Connection, Database
-from interlock.wire.bus_commands import CommandVerdict
+from interlock.wire.commands import CommandVerdict
 
 _LARGE: Final = 20
 """A batch of this size takes longer to decide than a pass of the event loop over its connections."""

@@ -18,18 +18,16 @@ import structlog
 from msgspec import UNSET, Raw, Struct
 
 from interlock.bus import metrics
-from interlock.bus.model import Ban, Route
+from interlock.bus.model import Ban, Decision, Outcome, Route
 from interlock.bus.path import delivery, reports
-from interlock.bus.path.decision import Decision, Outcome
 from interlock.bus.path.group_commit import GroupCommit
 from interlock.bus.path.verification import Notice
 from interlock.bus.telemetry.events import FULL, Deliveries, array, messages, telemetry_queue
 from interlock.errors import InterlockError
 from interlock.failpoints import armed, failpoint
 from interlock.stores.postgres import Connection, Database, queries
-from interlock.wire.bus_commands import CommandVerdict
 from interlock.wire.bus_events import BusEvent, CommandDelivered, FailureReason, encoded, name_of
-from interlock.wire.commands import Metadata
+from interlock.wire.commands import CommandVerdict, Metadata
 
 log = structlog.get_logger()
 _sql = queries("bus", "path")

@@ -8,10 +8,8 @@ from uuid import UUID
 
 from msgspec import UNSET, UnsetType
 
-from interlock.bus.model import Ban
-from interlock.bus.path.decision import Decision, Outcome
+from interlock.bus.model import Ban, Decision, Outcome
 from interlock.bus.path.verification import EXPIRED_TIMESTAMP, FUTURE_TIMESTAMP
-from interlock.wire.bus_commands import CommandVerdict
 from interlock.wire.bus_events import (
     CommandDelivered,
     CommandDuplicate,
@@ -20,7 +18,7 @@ from interlock.wire.bus_events import (
     FailureReason,
     WarmPathBan,
 )
-from interlock.wire.commands import Metadata, salvage
+from interlock.wire.commands import CommandVerdict, Metadata, salvage
 
 _TIMESTAMPS: Final = (EXPIRED_TIMESTAMP, FUTURE_TIMESTAMP)
 Path = Literal["fast", "slow"]

@@ -24,7 +24,7 @@ from interlock.http.parameters import Headers, Http, settings_of
 from interlock.http.problems import WITH_A_BODY
 from interlock.settings import Settings
 from interlock.strict_json import NotStrict, RepeatedKey, require_unique_keys
-from interlock.wire.bus_commands import CommandVerdict, CommandVerdicts
+from interlock.wire.commands import CommandVerdict, CommandVerdicts
 
 PATH: Final = "/v1/commands"
 _STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'

@@ -16,9 +16,8 @@ from uuid import UUID
 import structlog
 
 from interlock.bus import metrics
-from interlock.bus.model import Ban, BanKind, Escalation, Limit
+from interlock.bus.model import Ban, BanKind, Decision, Escalation, Limit, Outcome
 from interlock.bus.path import delivery, limits, reports
-from interlock.bus.path.decision import Decision, Outcome
 from interlock.bus.path.delivery import Delivered, delivered
 from interlock.bus.path.limits import Ask, WindowKey
 from interlock.bus.path.persistence import HANDOFFS, Effects, Facts, facts, notify

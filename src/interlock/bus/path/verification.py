@@ -14,10 +14,9 @@ from uuid import UUID
 from msgspec import UNSET, Raw
 
 from interlock.bus import metrics
-from interlock.bus.model import BanKind, Key, Kind
+from interlock.bus.model import BanKind, Decision, Key, Kind, failed, invalid
 from interlock.bus.path.bulk_verification import verify_together
 from interlock.bus.path.caches import TTLS, Tenant
-from interlock.bus.path.decision import Decision, failed, invalid
 from interlock.wire import commands
 from interlock.wire.bus_events import (
     BusEvent,

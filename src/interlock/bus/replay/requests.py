@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
 import msgspec
+import pyarrow.parquet as pq
 import structlog
+from msgspec import Struct
 
 from interlock.access.principals import Principal
+from interlock.bus.replay.archive import NAME, Archive
 from interlock.errors import BadRequest, Conflict, NotFound
-from interlock.stores.postgres import Database, Row, queries
+from interlock.jobs.spark_loads import batch_prefix
+from interlock.jobs.submission import Submissions
+from interlock.query.batch import BatchQueries
+from interlock.query.records import Asker, Queries, StoredFile
+from interlock.query.relations import Version
+from interlock.schemas import DatasetSchema
+from interlock.settings import Settings
+from interlock.stores.objects import Objects
+from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.tasks.result_packs import Packs
+from interlock.tasks.shards import SMALL_SHARD
+from interlock.wire import QueryMode
 from interlock.wire.bus_replays import (
     ReplayFilters,
     ReplayOrigin,
@@ -18,6 +36,7 @@ from interlock.wire.bus_replays import (
     ReplayRequest,
     ReplayState,
     ReplayView,
+    SelectedCommand,
 )
 
 log = structlog.get_logger()
@@ -125,3 +144,130 @@ def view(row: Row) -> ReplayView:
         created_at=row["created_at"],
         ended_at=row["ended_at"],
     )
+
+
+_queries_sql = queries("query", "queries")
+_schema = msgspec.json.Decoder(DatasetSchema)
+
+_ROWS: Final = 5_000
+
+
+class Result(Struct):
+    """The result of the task."""
+
+    files: list[StoredFile]
+    row_count: int
+
+
+class NotYet(Exception):
+    """Raised while the archive is incomplete because another process still writes to it."""
+
+
+class DidNotComplete(Exception):
+    """Raised if the task that reads the archive did not complete. The text is the reason."""
+
+
+_result = msgspec.json.Decoder(Result)
+
+
+class ArchiveSelection:
+    def __init__(self, database: Database, settings: Settings, objects: Objects, archive: Archive) -> None:
+        self._database = database
+        self._objects = objects
+        self._archive = archive
+        self._packs = Packs(database, objects, inline_bytes=settings.result_inline_bytes)
+        self._queries = Queries(database, settings, objects, self._packs)
+        self._batches = BatchQueries(database, Submissions(database, settings))
+
+    async def ask(self, row: Row) -> UUID | None:
+        """Submits the task that reads the archive, and returns its id; None if there is no archive. All commands
+        accepted before the request are archived first. Raises NotYet while another process writes some of them."""
+        org_id = row["org_id"]
+        if not await self._archive.complete(org_id, row["created_at"]):
+            raise NotYet
+        async with self._database.connection() as connection:
+            found = await _sql.archive_of(connection, org_id=org_id)
+            source = await source_of(connection, org_id, filters_of(row))
+        if found is None or found["schema"] is None:
+            return None
+        version = Version(
+            found["dataset_uuid"], found["dataset_version"], found["storage"], _schema.decode(found["schema"])
+        )
+        sql = selection(filters_of(row), source, row["most"])
+        record = await self._queries.open(Asker(org_id, user=row["operator"]), QueryMode.BATCH, sql)
+        return await self._batches.submit(record, sql, {NAME: version})
+
+    async def result(self, row: Row) -> Result | None:
+        """Returns None while the task runs. Raises DidNotComplete if it failed."""
+        async with self._database.connection() as connection:
+            task = await _queries_sql.batch_task(
+                connection, shard=SMALL_SHARD, task_id=row["task_id"], org_id=row["org_id"]
+            )
+        if task is None or task["status"] == "Canceled" or task["dead"]:
+            raise DidNotComplete("it is gone" if task is None else task["error"] or task["status"])
+        result = await self._packs.result_of(task) if task["status"] == "Completed" else None
+        return None if result is None else self._own(row, _result.decode(result))
+
+    def _own(self, row: Row, result: Result) -> Result:
+        """Refuses a result with files outside the prefix that the task may write to."""
+        own = batch_prefix(self._objects.root, row["org_id"], row["task_id"])
+        if not all(file.uri.startswith(own) for file in result.files):
+            raise DidNotComplete("it names files that are not its own")
+        return result
+
+    async def keep(self, connection: Connection, row: Row, result: Result) -> None:
+        start = 0
+        for file in result.files:
+            data = await self._objects.read(file.uri)
+            if data is None:
+                raise DidNotComplete("its result has expired")
+            for commands in await asyncio.to_thread(_rows, data):
+                await _sql.insert_items(
+                    connection,
+                    replay_id=row["replay_id"],
+                    start=start,
+                    command_ids=[command.command_id for command in commands],
+                    sources=[command.source for command in commands],
+                    targets=[command.target for command in commands],
+                    names=[command.name for command in commands],
+                    payloads=[command.payload for command in commands],
+                )
+                start += len(commands)
+
+
+def selection(filters: ReplayFilters, source: str | None, limit: int) -> str:
+    """Returns the statement for Spark. Values are validated names, ids and times: none contains a quote."""
+    conditions = [
+        f"{column} = '{value}'"
+        for column, value in (("source", source), ("target", filters.target), ("name", filters.name))
+        if value is not None
+    ]
+    if filters.since is not None:
+        conditions.append(f"accepted_at >= timestamp '{_moment(filters.since)}'")
+    if filters.until is not None:
+        conditions.append(f"accepted_at < timestamp '{_moment(filters.until)}'")
+    if filters.command_ids is not None:
+        listed = ", ".join(f"'{each}'" for each in filters.command_ids)
+        conditions.append(f"command_id in ({listed})")
+    where = f" where {' and '.join(conditions)}" if conditions else ""
+    columns = ", ".join(SelectedCommand.__struct_fields__)
+    return f"select {columns} from {NAME}{where} order by position limit {limit}"  # noqa: S608 - see above
+
+
+def _moment(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
+
+
+async def source_of(connection: Connection, org_id: UUID, filters: ReplayFilters) -> str | None:
+    if filters.source is None:
+        return None
+    return f"{await _sql.org_name(connection, org_id=org_id)}/{filters.source}"
+
+
+def _rows(data: bytes) -> list[list[SelectedCommand]]:
+    return list(_batches(pq.ParquetFile(io.BytesIO(data))))
+
+
+def _batches(file: pq.ParquetFile) -> Iterator[list[SelectedCommand]]:
+    for batch in file.iter_batches(_ROWS):
+        yield msgspec.convert(batch.to_pylist(), list[SelectedCommand])

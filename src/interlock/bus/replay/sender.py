@@ -17,13 +17,11 @@ from uuid import UUID
 
 import structlog
 
-from interlock.bus.model import Key, Registry
-from interlock.bus.path.decision import Outcome
+from interlock.bus.model import Key, Outcome, Registry
 from interlock.bus.path.delivery import Delivered, delivered, target_queue
 from interlock.bus.path.ingress import Ingress
 from interlock.bus.path.persistence import Batch, Written
-from interlock.bus.replay.requests import filters_of
-from interlock.bus.replay.selection import ArchiveSelection, DidNotComplete, NotYet, Result, source_of
+from interlock.bus.replay.requests import ArchiveSelection, DidNotComplete, NotYet, Result, filters_of, source_of
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings

@@ -168,8 +168,8 @@ def example(name: str) -> Path:
 
 def drawn(text: str) -> str:
     """Draws a DAG file."""
-    from interlock.dags import drawing_text
+    from interlock.dags import drawing
     from interlock.dags.parser import Vocabulary, read
     from interlock.settings import load
 
-    return drawing_text.draw(read(text.encode(), "demo.yaml", Vocabulary.of(load())))
+    return drawing.draw_text(read(text.encode(), "demo.yaml", Vocabulary.of(load())))

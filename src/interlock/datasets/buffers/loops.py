@@ -12,8 +12,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from interlock.datasets.buffers.publications import rearm
-from interlock.datasets.buffers.records import Records
+from interlock.datasets.buffers.records import Records, rearm
 from interlock.datasets.buffers.sink import Sink
 from interlock.datasets.buffers.spark_loads import SparkLoads, staging_prefix
 from interlock.datasets.buffers.store import Store

@@ -1,4 +1,4 @@
-"""Tables of the data database, read for a statement in one snapshot.
+"""Tables of the data database, read for a statement in one snapshot, and the DuckDB types of declared columns.
 
 The engine reads them and passes Arrow data on, so the process of a statement has no address and no password. A scan
 contains the used columns and the simple conditions, always including the condition on the org. Values never become part
@@ -21,8 +21,7 @@ import adbc_driver_postgresql.dbapi as postgres
 import pyarrow as pa
 
 from interlock.errors import InvalidQuery, Unavailable
-from interlock.query.engine.jobs import Relation, Table
-from interlock.query.engine.types import UnknownType, duckdb_type
+from interlock.query.engine.engine import Relation, Table
 from interlock.query.sql_gate import Scan
 from interlock.query.sql_pushdown import Filter, Typed, folded
 from interlock.query.statement.protocol import SCAN_END, WHOLE, Named
@@ -351,3 +350,86 @@ def _database_errors() -> Iterator[None]:
     except adbc_driver_manager.Error:
         # The driver's message for a malformed URL may quote parts of its password.
         raise Unavailable("The data database is unavailable; check query_data_url of the query service.") from None
+
+
+_PLAIN: Final = {
+    "bigint": "BIGINT",
+    "binary": "BLOB",
+    "boolean": "BOOLEAN",
+    "byte": "TINYINT",
+    "date": "DATE",
+    "double": "DOUBLE",
+    "float": "FLOAT",
+    "int": "INTEGER",
+    "integer": "INTEGER",
+    "long": "BIGINT",
+    "real": "FLOAT",
+    "short": "SMALLINT",
+    "smallint": "SMALLINT",
+    "string": "VARCHAR",
+    "timestamp": "TIMESTAMPTZ",
+    "timestamp_ltz": "TIMESTAMPTZ",
+    "timestamp_ntz": "TIMESTAMP",
+    "tinyint": "TINYINT",
+    "void": "INTEGER",
+}
+_DECIMAL: Final = re.compile(r"(?:decimal|dec|numeric)(?:\((\d{1,2})(?:,\s*(\d{1,2}))?\))?")
+_TEXT: Final = re.compile(r"(?:varchar|char)\(\d+\)")
+_NESTED: Final = re.compile(r"(array|map|struct)<(.*)>", re.DOTALL)
+_MAX_DEPTH: Final = 50
+
+
+class UnknownType(ValueError):
+    """Raised for a declared type without a DuckDB equivalent."""
+
+
+def duckdb_type(spark: str, depth: int = 0) -> str:
+    """Converts `array<struct<a:int>>` to `STRUCT("a" INTEGER)[]`. Raises UnknownType."""
+    word = spark.strip()
+    lower = word.lower()
+    if depth > _MAX_DEPTH:
+        raise UnknownType(spark)
+    if plain := _PLAIN.get(lower):
+        return plain
+    if _TEXT.fullmatch(lower):
+        return "VARCHAR"
+    if decimal := _DECIMAL.fullmatch(lower):
+        return f"DECIMAL({int(decimal[1] or 10)},{int(decimal[2] or 0)})"
+    nested = _NESTED.fullmatch(word) or _NESTED.fullmatch(lower)
+    if nested is None:
+        raise UnknownType(spark)
+    return _nested(nested[1].lower(), _split(nested[2]), depth + 1)
+
+
+def _nested(kind: str, parts: list[str], depth: int) -> str:
+    if kind == "array" and len(parts) == 1:
+        return f"{duckdb_type(parts[0], depth)}[]"
+    if kind == "map" and len(parts) == 2:
+        return f"MAP({duckdb_type(parts[0], depth)}, {duckdb_type(parts[1], depth)})"
+    if kind == "struct" and parts:
+        return f"STRUCT({', '.join(_field(part, depth) for part in parts)})"
+    raise UnknownType(kind)
+
+
+def _field(part: str, depth: int) -> str:
+    name, colon, kind = part.partition(":")
+    if not colon:
+        raise UnknownType(part)
+    bare = name.strip().removeprefix("`").removesuffix("`").replace("``", "`")
+    kind = re.sub(r"\s+not null$", "", kind.strip(), flags=re.IGNORECASE)
+    escaped = bare.replace('"', '""')
+    return f'"{escaped}" {duckdb_type(kind, depth)}'
+
+
+def _split(inner: str) -> list[str]:
+    """Splits at commas outside brackets."""
+    parts, depth, begin = [], 0, 0
+    for at, character in enumerate(inner):
+        if character in "<(":
+            depth += 1
+        elif character in ">)":
+            depth -= 1
+        elif character == "," and not depth:
+            parts.append(inner[begin:at])
+            begin = at + 1
+    return [*parts, inner[begin:]]

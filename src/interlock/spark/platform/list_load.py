@@ -19,8 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from interlock.jobs.list_chunks import BadList
 from interlock.jobs.run_sources import Batch
-from interlock.jobs.shard_loading import ShardGone, ShardLoader
-from interlock.jobs.task_rows import Shape, rows_of_lines
+from interlock.jobs.task_rows import Shape, ShardGone, ShardLoader, rows_of_lines
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import operator
 from interlock.wire import ListFormat, ListLoad

@@ -23,8 +23,8 @@ from typing import Final
 import asyncpg
 import psutil
 
-from interlock.stores.embedded import files, machine, postgres_settings, processes
-from interlock.stores.embedded import machine as ports
+from interlock.stores.embedded import files, server
+from interlock.stores.embedded import server as ports
 from interlock.stores.embedded.server import EmbeddedServer
 
 VERSION: Final = "18"
@@ -100,12 +100,12 @@ class EmbeddedPostgres(EmbeddedServer):
     def _configure(self, port: int) -> None:
         self._remove_stale_pid_file()
         hba_file = self.directory / "pg_hba.conf"
-        files.write_private(hba_file, postgres_settings.HOST_AUTHENTICATION, self._account)
-        settings = postgres_settings.render(
+        files.write_private(hba_file, HOST_AUTHENTICATION, self._account)
+        settings = render(
             port=port,
             hba_file=hba_file,
             cluster_name=self._cluster_name,
-            memory_mib=machine.memory_mib(),
+            memory_mib=server.memory_mib(),
         )
         files.write_private(self.directory / "interlock.conf", settings, self._account)
 
@@ -192,7 +192,7 @@ class EmbeddedPostgres(EmbeddedServer):
                 timeout=_TOOL_SECONDS,
                 check=False,
                 cwd="/",
-                env=processes.server_environment(),
+                env=server.server_environment(),
                 umask=0o077,
                 **self._account.identity,
             )
@@ -224,9 +224,9 @@ class EmbeddedPostgres(EmbeddedServer):
 
     async def _end(self, process: psutil.Process) -> None:
         """Tries a fast shutdown, then an immediate one, which leaves recovery to the next start, then SIGKILL."""
-        if not await processes.end(process, signal.SIGINT, self.patience):
-            await processes.end(process, signal.SIGQUIT, min(_QUIT_SECONDS, self.patience))
-            await processes.end(process, signal.SIGKILL, self.patience)
+        if not await server.end(process, signal.SIGINT, self.patience):
+            await server.end(process, signal.SIGQUIT, min(_QUIT_SECONDS, self.patience))
+            await server.end(process, signal.SIGKILL, self.patience)
             await self._end_remains()
 
 
@@ -235,3 +235,68 @@ def _without_script(output: str, script: str) -> str:
     for statement in filter(None, script.splitlines()):
         output = output.replace(statement, "(statement)")
     return output
+
+
+HOST_AUTHENTICATION: Final = """\
+# Written by Interlock at every start. The superuser has no password, so nobody can log in as superuser.
+host all all 127.0.0.1/32 scram-sha-256
+"""
+
+_TEMPLATE: Final = """\
+# Written by Interlock at every start. Put your own settings below the include line in data/postgresql.conf.
+listen_addresses = '127.0.0.1'
+port = {port}
+unix_socket_directories = ''
+hba_file = {hba_file}
+cluster_name = {cluster_name}
+max_connections = 100
+max_locks_per_transaction = 128
+
+shared_buffers = {shared_buffers}MB
+effective_cache_size = {effective_cache_size}MB
+random_page_cost = 1.1
+jit = off
+
+fsync = on
+synchronous_commit = on
+wal_compression = on
+max_wal_size = 2GB
+checkpoint_timeout = 15min
+
+# Rows of queues die within seconds: vacuum in small steps, often and without long pauses.
+autovacuum_naptime = 15s
+autovacuum_vacuum_scale_factor = 0.05
+autovacuum_analyze_scale_factor = 0.05
+autovacuum_vacuum_cost_limit = 2000
+
+timezone = 'UTC'
+log_timezone = 'UTC'
+
+# Log neither statements nor row values in error details: both may contain secrets.
+log_destination = 'stderr'
+logging_collector = off
+log_line_prefix = '%m [%p] '
+log_min_messages = warning
+log_min_error_statement = panic
+log_error_verbosity = terse
+log_statement = 'none'
+log_min_duration_statement = -1
+log_checkpoints = off
+log_lock_waits = off
+log_autovacuum_min_duration = -1
+"""
+
+
+def render(*, port: int, hba_file: Path, cluster_name: str, memory_mib: int) -> str:
+    return _TEMPLATE.format(
+        port=port,
+        hba_file=_quoted(str(hba_file)),
+        cluster_name=_quoted(cluster_name),
+        shared_buffers=max(16, min(256, memory_mib // 8)),
+        effective_cache_size=max(64, memory_mib // 4),
+    )
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "''")
+    return f"'{escaped}'"

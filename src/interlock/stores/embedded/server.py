@@ -11,9 +11,13 @@ names the folder, and that it accepts the folder's password. A pid file alone pr
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import signal
+import socket
+import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Final
@@ -22,8 +26,9 @@ import psutil
 import structlog
 
 from interlock.errors import InterlockError
-from interlock.stores.embedded import files, machine, processes
+from interlock.stores.embedded import files
 from interlock.stores.embedded.account import Account, server_account
+from interlock.stores.embedded.files import TICK
 
 PROBE_SECONDS: Final = 5.0
 LAUNCHES: Final = 3
@@ -65,7 +70,7 @@ class EmbeddedServer(ABC):
         return self._process.pid if self._process else None
 
     def running(self) -> bool:
-        return self._process is not None and processes.is_alive(self._process)
+        return self._process is not None and is_alive(self._process)
 
     async def start(self) -> str:
         """Starts or adopts the server and returns its URL. Also restarts a server that has died."""
@@ -148,13 +153,13 @@ class EmbeddedServer(ABC):
 
     def _find(self) -> psutil.Process | None:
         pid = self._recorded_pid()
-        return None if pid is None else processes.find(pid, self._account, self._recognises)
+        return None if pid is None else find(pid, self._account, self._recognises)
 
     async def _launch(self) -> None:
         await self._end_remains()
         await asyncio.to_thread(self._make_data)
         for _ in range(LAUNCHES):
-            port = machine.choose(self._port_before())
+            port = choose(self._port_before())
             files.write_private(self.directory / "port", f"{port}\n")
             self._configure(port)
             # Not in a thread: if this task were cancelled in the meantime, nothing would know about the server.
@@ -162,20 +167,20 @@ class EmbeddedServer(ABC):
             if await self._ready(self._process):
                 _log.info("server_started", server=self.name, pid=self._process.pid, port=port)
                 return
-            if not await self._end_remains() and machine.is_free(port):
+            if not await self._end_remains() and is_free(port):
                 break
         raise self._failure("ended during its start.")
 
     def _spawn(self) -> psutil.Process:
         self._launched_at_byte = self.log.stat().st_size if self.log.exists() else 0
         with files.open_log(self.log) as log:
-            return processes.spawn(self._command(), account=self._account, cwd=self.data, log=log.fileno())
+            return spawn(self._command(), account=self._account, cwd=self.data, log=log.fileno())
 
     async def _ready(self, process: psutil.Process) -> bool:
         """Returns True once the server responds, or False if it ends."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.patience
-        while processes.is_alive(process):
+        while is_alive(process):
             if await self._answers(self._port(), self._password()):
                 return True
             if loop.time() > deadline:
@@ -189,11 +194,11 @@ class EmbeddedServer(ABC):
 
     async def _end_remains(self) -> bool:
         """Ends an earlier server of this folder that lost its pid file, and children without a server."""
-        remains = await asyncio.to_thread(processes.find_all, self._account, self._left_behind)
+        remains = await asyncio.to_thread(find_all, self._account, self._left_behind)
         if not remains:
             return False
         _log.warning("server_remains_ended", server=self.name, pids=[process.pid for process in remains])
-        if not await processes.kill_all(remains, self.patience):
+        if not await kill_all(remains, self.patience):
             raise self._failure(f"has left processes that cannot be killed: {[process.pid for process in remains]}.")
         return True
 
@@ -237,3 +242,151 @@ class EmbeddedServer(ABC):
             return text
         password = self._password_file.read_text().strip()
         return text.replace(password, "***") if password else text
+
+
+LOOPBACK: Final = "127.0.0.1"
+# Below the ephemeral ports of Linux and macOS: an outgoing connection could otherwise take the port of a stopped
+# server,
+# and the server would restart with another URL.
+CHOICES: Final = range(20_000, 32_768)
+_TRIES: Final = 200
+
+
+def is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # The servers also set this: connections in TIME_WAIT from an earlier run do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
+
+
+def choose(preferred: int | None) -> int:
+    """Returns `preferred` if it is free, otherwise any free port."""
+    if preferred is not None and is_free(preferred):
+        return preferred
+    for _ in range(_TRIES):
+        port = secrets.choice(CHOICES)
+        if is_free(port):
+            return port
+    raise OSError(f"no free port on {LOOPBACK} between {CHOICES.start} and {CHOICES.stop - 1}")
+
+
+_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+
+
+def memory_mib() -> int:
+    """Returns the memory of the machine, or the limit of the container."""
+    total = psutil.virtual_memory().total
+    limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.is_file() else ""
+    return (min(total, int(limit)) if limit.isdecimal() else total) // (1024 * 1024)
+
+
+Recognise = Callable[[Sequence[str]], bool]
+"""Returns True if a command line belongs to the wanted process."""
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""Servers started by this process, kept so that they can be reaped."""
+
+
+def server_environment() -> dict[str, str]:
+    """Returns a minimal environment: ours contains secrets, and PG* variables that would affect servers."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+
+
+def spawn(command: Sequence[str], *, account: Account, cwd: Path, log: int) -> psutil.Process:
+    """Starts a server in its own session, so that neither Ctrl-C nor our death ends it."""
+    child = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=server_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        umask=0o077,
+        **account.identity,
+    )
+    _children[child.pid] = child
+    return psutil.Process(child.pid)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Returns False for zombies too: in a container, there may be no process to reap an adopted server."""
+    child = _children.get(process.pid)
+    if child is not None:
+        return not _reaped(child)
+    try:
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _reaped(child: subprocess.Popen[bytes]) -> bool:
+    if child.poll() is None:
+        return False
+    _children.pop(child.pid, None)
+    return True
+
+
+def find(pid: int, account: Account, recognise: Recognise) -> psutil.Process | None:
+    """Returns the process with that id if it is ours; None if it is gone or the id belongs to another process."""
+    try:
+        process = psutil.Process(pid)
+    except (psutil.NoSuchProcess, ValueError, OverflowError):
+        return None
+    return process if is_alive(process) and _matches(process, account, recognise) else None
+
+
+def find_all(account: Account, recognise: Recognise) -> list[psutil.Process]:
+    """Returns all processes of ours, with their descendants."""
+    found = [process for process in psutil.process_iter() if _matches(process, account, recognise)]
+    return list({*found, *(descendant for process in found for descendant in _descendants(process))})
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+async def end(process: psutil.Process, signal_number: int, patience: float) -> bool:
+    """Sends the signal and waits. Returns True if the process has ended."""
+    try:
+        process.send_signal(signal_number)
+    except psutil.NoSuchProcess:
+        return True
+    return await _ended(process, patience)
+
+
+async def kill_all(processes: Iterable[psutil.Process], patience: float) -> bool:
+    return all(await asyncio.gather(*(end(process, signal.SIGKILL, patience) for process in processes)))
+
+
+async def _ended(process: psutil.Process, patience: float) -> bool:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience
+    while is_alive(process):
+        if loop.time() > deadline:
+            return False
+        await asyncio.sleep(TICK)
+    return True
+
+
+def _matches(process: psutil.Process, account: Account, recognise: Recognise) -> bool:
+    try:
+        return process.uids().real == account.uid and recognise(process.cmdline()) and _shares_root(process.pid)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def _shares_root(pid: int) -> bool:
+    """Returns False for a process in a container seen from its host: there, the same path is another folder."""
+    root = Path(f"/proc/{pid}/root")
+    try:
+        return root.samefile("/")
+    except OSError:  # no permission, or no /proc: then no other roots are visible
+        return True

@@ -16,8 +16,8 @@ from typing import Final
 
 import psutil
 
-from interlock.stores.embedded import files, machine, processes
-from interlock.stores.embedded import machine as ports
+from interlock.stores.embedded import files, server
+from interlock.stores.embedded import server as ports
 from interlock.stores.embedded.server import EmbeddedServer
 
 _TEMPLATE: Final = """\
@@ -81,7 +81,7 @@ class EmbeddedValkey(EmbeddedServer):
             password=self._make_password(),
             pid_file=_quoted(self._pid_file),
             data=_quoted(self.data),
-            memory=max(16, min(512, machine.memory_mib() // 8)),
+            memory=max(16, min(512, server.memory_mib() // 8)),
         )
         files.write_private(self._config, settings, self._account)
 
@@ -99,8 +99,8 @@ class EmbeddedValkey(EmbeddedServer):
         return answer == "+PONG"
 
     async def _end(self, process: psutil.Process) -> None:
-        if not await processes.end(process, signal.SIGTERM, self.patience):
-            await processes.end(process, signal.SIGKILL, self.patience)
+        if not await server.end(process, signal.SIGTERM, self.patience):
+            await server.end(process, signal.SIGKILL, self.patience)
 
 
 async def _ping(port: int, password: str) -> str:

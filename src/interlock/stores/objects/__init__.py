@@ -9,8 +9,15 @@ s3.py          a bucket
 from __future__ import annotations
 
 from interlock.stores.objects.directory import DirectoryObjects, OpenObject
-from interlock.stores.objects.keys import canonical_key, canonical_prefix
-from interlock.stores.objects.port import LONGEST_SECONDS, Found, Method, Objects, SignUrl
+from interlock.stores.objects.port import (
+    LONGEST_SECONDS,
+    Found,
+    Method,
+    Objects,
+    SignUrl,
+    canonical_key,
+    canonical_prefix,
+)
 from interlock.stores.objects.s3 import SCHEME as _S3
 from interlock.stores.objects.s3 import S3Objects, open_store
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from interlock.errors import ConfigurationError
-from interlock.stores.objects.keys import canonical_key
 from interlock.stores.objects.port import (
     Found,
     Method,
@@ -20,6 +19,7 @@ from interlock.stores.objects.port import (
     SignUrl,
     as_object,
     as_prefix,
+    canonical_key,
     require_lifetime,
     too_large,
 )

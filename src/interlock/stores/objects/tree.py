@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from interlock.errors import Conflict
-from interlock.stores.objects.keys import UPLOADS
-from interlock.stores.objects.port import Found, already_exists
+from interlock.stores.objects.port import UPLOADS, Found, already_exists
 
 _ROOT: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FOLDER: Final = _ROOT | os.O_NOFOLLOW

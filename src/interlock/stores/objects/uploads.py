@@ -23,8 +23,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from interlock.errors import BadRequest, NotFound, Unavailable
 from interlock.failpoints import failpoint
-from interlock.stores.objects.keys import UPLOADS
-from interlock.stores.objects.port import Found, too_large
+from interlock.stores.objects.port import UPLOADS, Found, too_large
 from interlock.stores.objects.tree import Tree, found
 
 MAX_PARTS: Final = 10_000
