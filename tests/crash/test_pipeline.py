@@ -140,7 +140,9 @@ class Feed:
     async def _left(self) -> list[str]:
         rows = await self.deployment.ask(
             "select j.name, t.status::text, t.attempt, t.dead, t.lease_expires_at, t.retry_at,"
-            " (select count(*) from interlock.queue_messages) as messages"
+            " (select count(*) from interlock.queue_messages) as messages,"
+            " (select array_agg(distinct e.error_class || ': ' || e.error_message) from interlock.attempts e"
+            "  where e.task_id = t.task_id) as errors"
             " from interlock.tasks t join interlock.jobs j using (job_id)"
             " where j.dag_name = 'crash' and t.status in ('Queued', 'Running', 'Failed') limit 20"
         )

@@ -17,7 +17,7 @@ import asyncpg
 import httpx
 
 from interlock.apps.app import open_app
-from interlock.bus.registry.changes import Registrar
+from interlock.bus.registry.changelog import Registrar
 from interlock.bus.registry.entries import SERVICE
 from interlock.http.listener import bind, url_of
 from interlock.settings import Settings

@@ -35,7 +35,7 @@ from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import PLATFORM, PREFIX, DriverLaunch, Scratch, sweep
 from interlock.workers.held_tasks import Held
 from interlock.workers.protocol import SparkOptions
-from interlock.workers.puller import Pace
+from interlock.workers.task_durations import Pace
 
 Ask = Callable[[DataRequest], Awaitable[DataReply]]
 

@@ -17,10 +17,10 @@ from interlock.dev.chain.methods import Serving
 from interlock.dev.chain.rpc import Limits
 from interlock.workers import TaskFailed
 from interlock.workers.block_follower import rpc
-from interlock.workers.block_follower.operator import FollowerConfig, read_config
+from interlock.workers.block_follower.config import FollowerConfig, read_config
 from interlock.workers.block_follower.rows import COLUMNS
-from interlock.workers.context import Placeholders
 from interlock.workers.failures import BadConfig
+from interlock.workers.operator_requests import Placeholders
 from interlock.workers.protocol import Outbound
 from tests.docs.pages import read, rows, spans
 from tests.support.chains import Answer, Node, Spoiler, served

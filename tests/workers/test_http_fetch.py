@@ -25,9 +25,10 @@ from interlock.outbound.failures import HostNotBound, OutboundFailed
 from interlock.outbound.guard import Binding
 from interlock.wire import TaskSecret
 from interlock.workers import TaskContext, TaskFailed
-from interlock.workers.context import Placeholders
+from interlock.workers.http_fetch.config import FetchConfig, read_config, rendered
 from interlock.workers.http_fetch.fetch import HostBusy, Hosts, WaitBudget, hosts_of_this_machine, retry_after
-from interlock.workers.http_fetch.operator import FetchConfig, http_fetch, read_config, rendered
+from interlock.workers.http_fetch.operator import http_fetch
+from interlock.workers.operator_requests import Placeholders
 from interlock.workers.protocol import Assignment, Outbound, Work
 from tests.docs.pages import blocks, read, rows
 from tests.support.dags import valid

@@ -11,7 +11,7 @@ from interlock.wire import Completion, Event
 from interlock.workers.held_tasks import Held
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch
-from interlock.workers.puller import Pace
+from interlock.workers.task_durations import Pace
 
 
 class Nobody:

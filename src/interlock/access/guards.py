@@ -11,7 +11,7 @@ from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard
 
 from interlock.access.build import Access, access_of
-from interlock.access.object_routes import AskedObject, asked_object, query_of
+from interlock.access.object_requests import AskedObject, asked_object, query_of
 from interlock.access.object_tokens import ObjectGrant
 from interlock.access.principals import Principal, WorkerIdentity
 from interlock.access.signed_urls import RESULTS, is_signed

@@ -1,4 +1,4 @@
-"""Deployed DAGs: a generation for each rebuilt job, its dataset versions and edges, and how versions are shown."""
+"""Database rows of a DAG's jobs: a generation for each rebuilt job, with its dataset versions and edges."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from msgspec import Raw
 
 from interlock.dags.definition import (
     Dag,
@@ -21,30 +20,16 @@ from interlock.dags.definition import (
     SourceKind,
     Storage,
     WaitFor,
-    dag_of,
     job_hash,
     source_document,
 )
-from interlock.dags.deployment import MAX_COUNTED
 from interlock.dags.lineage import producer
-from interlock.errors import BadRequest, NotFound
+from interlock.errors import BadRequest
 from interlock.jobs.submission import policy_columns, runtime_of, work_columns
 from interlock.schemas import BATCH_COLUMN, Column, DatasetSchema, hash_of
 from interlock.settings import Runtime, Settings
-from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import (
-    BuildProgress,
-    DagDocument,
-    DagJobView,
-    DagOutput,
-    DagPage,
-    DagState,
-    DagSummary,
-    DagVersionPage,
-    DagVersionView,
-    DagView,
-    DatasetRef,
-)
+from interlock.stores.postgres import Connection, Row, queries
+from interlock.wire import DatasetRef
 
 _sql = queries("dags", "dags")
 _refs = msgspec.json.Decoder(list[DatasetRef])
@@ -242,127 +227,3 @@ def _declared(made: _Made) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-class DagReads:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def dags(self, org_id: UUID, cursor: str | None, limit: int) -> DagPage:
-        async with self._database.connection() as connection:
-            rows = await _sql.list_dags(connection, org_id=org_id, after=cursor or "", limit=limit)
-        found: dict[str, dict[str, Row]] = {}
-        created = {}
-        for row in rows:
-            created[row["name"]] = row["created_at"]
-            versions = found.setdefault(row["name"], {})
-            if row["dag_version"] is not None:
-                versions[row["state"]] = row
-        dags = [
-            DagSummary(
-                name=name,
-                created_at=created[name],
-                current=_optional(versions.get(DagState.CURRENT)),
-                building=_optional(versions.get(DagState.BUILDING)),
-            )
-            for name, versions in found.items()
-        ]
-        return DagPage(dags=dags, next_cursor=dags[-1].name if len(dags) == limit else None)
-
-    async def dag(self, name: str, org_id: UUID) -> DagView:
-        async with self._database.connection() as connection:
-            dag = await _found(connection, name, org_id)
-            live = {
-                row["state"]: row for row in await _sql.live_versions(connection, dag_id=dag["dag_id"], content_hash="")
-            }
-            current, building = live.get(DagState.CURRENT), live.get(DagState.BUILDING)
-            published = await _sql.publications_of(connection, dag_id=dag["dag_id"])
-            return DagView(
-                name=dag["name"],
-                created_at=dag["created_at"],
-                current=_optional(current),
-                building=_optional(building),
-                jobs=await _jobs(connection, current) if current else [],
-                publish=[row["name"] for row in published],
-                progress=await _progress(connection, building) if building else [],
-            )
-
-    async def versions(self, name: str, org_id: UUID, cursor: str | None, limit: int) -> DagVersionPage:
-        try:
-            after = UUID(cursor) if cursor is not None else None
-        except ValueError:
-            raise BadRequest(
-                "`cursor` is not one this server gave out; start again without it.", code="bad_cursor"
-            ) from None
-        async with self._database.connection() as connection:
-            dag = await _found(connection, name, org_id)
-            rows = await _sql.list_versions(connection, dag_id=dag["dag_id"], cursor=after, limit=limit)
-        following = str(rows[-1]["dag_version"]) if len(rows) == limit else None
-        return DagVersionPage(versions=[version_view(row) for row in rows], next_cursor=following)
-
-    async def document(self, name: str, org_id: UUID) -> DagDocument:
-        """Returns the document of the current version."""
-        async with self._database.connection() as connection:
-            dag = await _found(connection, name, org_id)
-            rows = await _sql.live_versions(connection, dag_id=dag["dag_id"], content_hash="")
-        current = next((row for row in rows if row["state"] == DagState.CURRENT), None)
-        if current is None:
-            raise NotFound(f"DAG {name!r} has no current version.")
-        return DagDocument(
-            dag_version=current["dag_version"],
-            content_hash=current["content_hash"],
-            document=Raw(current["document"].encode()),
-        )
-
-
-async def _found(connection: Connection, name: str, org_id: UUID) -> Row:
-    row: Row | None = None
-    if "\x00" not in name:
-        row = await _sql.dag_by_name(connection, org_id=org_id, name=name)
-    if row is None:
-        raise NotFound(f"There is no DAG {name!r} in this org.")
-    return row
-
-
-def version_view(row: Row) -> DagVersionView:
-    return DagVersionView(
-        dag_version=row["dag_version"],
-        content_hash=row["content_hash"],
-        state=DagState(row["state"]),
-        deployed_by=row["deployed_by"],
-        deployed_at=row["deployed_at"],
-        current_at=row["current_at"],
-        retired_at=row["retired_at"],
-    )
-
-
-def _optional(row: Row | None) -> DagVersionView | None:
-    return version_view(row) if row is not None else None
-
-
-async def _jobs(connection: Connection, version: Row) -> list[DagJobView]:
-    jobs = {job.name: job for job in dag_of(version["document"]).jobs}
-    rows = await _sql.dag_jobs(connection, dag_version=version["dag_version"])
-    return [_job(jobs[row["name"]], row) for row in rows]
-
-
-def _job(job: Job, row: Row) -> DagJobView:
-    names = [output.name for output in job.outputs]
-    return DagJobView(
-        job_id=row["job_id"],
-        name=row["name"],
-        operator=row["operator"],
-        runtime=row["runtime"],
-        source=row["source"],
-        paused=row["paused"],
-        outputs=[
-            DagOutput(name=name, dataset_uuid=ref.dataset_uuid, dataset_version=ref.dataset_version)
-            for name, ref in zip(names, _refs.decode(row["outputs"]), strict=True)
-        ],
-    )
-
-
-async def _progress(connection: Connection, version: Row) -> list[BuildProgress]:
-    rows = await _sql.build_progress(connection, dag_version=version["dag_version"], limit=MAX_COUNTED)
-    names = BuildProgress.__struct_fields__
-    return [BuildProgress(**{name: row[name] for name in names}) for row in rows]

@@ -30,7 +30,7 @@ from interlock.workers.driver_process import PLATFORM, DriverLaunch, DriverProce
 from interlock.workers.held_tasks import Held
 from interlock.workers.operators import ON_STATE, SPARK_MAP
 from interlock.workers.process import Handlers
-from interlock.workers.puller import Kind, Pace
+from interlock.workers.task_durations import Kind, Pace
 from interlock.workers.work_pool import ReportSink, WorkPool
 
 log = structlog.get_logger()

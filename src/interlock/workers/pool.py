@@ -13,7 +13,7 @@ from interlock.wire import ClaimBatchReply, Completion, Crash
 from interlock.workers import process, protocol
 from interlock.workers.held_tasks import Held
 from interlock.workers.process import ChildProcess, Launch
-from interlock.workers.puller import Kind, Pace
+from interlock.workers.task_durations import Kind, Pace
 from interlock.workers.work_pool import ReportSink, WorkPool
 
 log = structlog.get_logger()

@@ -19,7 +19,7 @@ from interlock.wire import ClaimBatchReply, Completion, Crash, Event, GroupedTas
 from interlock.workers import protocol
 from interlock.workers.held_tasks import NONE, Held, Lease, Variables, beat_interval, lease_alone, lease_of
 from interlock.workers.process import OperatorProcess
-from interlock.workers.puller import Kind, Pace
+from interlock.workers.task_durations import Kind, Pace
 
 log = structlog.get_logger()
 

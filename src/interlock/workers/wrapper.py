@@ -31,13 +31,16 @@ from interlock.workers.catalogue import OperatorReports
 from interlock.workers.confinement import NOT_CONFINED
 from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import DriverLaunch
-from interlock.workers.held_tasks import CANCEL_GRACE_SECONDS, NONE, Leases, Variables, Watch
+from interlock.workers.heartbeats import Leases
+from interlock.workers.held_tasks import NONE, Variables
 from interlock.workers.operators import catalogue_of
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch
 from interlock.workers.protocol import Outbound, SparkOptions
-from interlock.workers.puller import PULLERS, Pace, Puller
+from interlock.workers.puller import PULLERS, Puller
 from interlock.workers.reporter import Reporter
+from interlock.workers.task_durations import Pace
+from interlock.workers.timeouts import CANCEL_GRACE_SECONDS, Watch
 from interlock.workers.work_pool import WorkPool
 
 log = structlog.get_logger()

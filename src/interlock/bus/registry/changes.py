@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import asyncpg
 import msgspec
-from msgspec import Raw
 
+from interlock.bus.registry.changelog import Change, Registrar, change_view, record
 from interlock.bus.registry.entries import ENTRIES, SERVICE, Entry, Org
 from interlock.bus.registry.keys import ServiceKeys
 from interlock.errors import BadRequest, Conflict, NotFound
@@ -209,78 +207,3 @@ def _before(cursor: str | None) -> int:
 
 def _no_change(change_id: int) -> NotFound:
     return NotFound(f"There is no change {change_id} in this org.")
-
-
-@dataclass(frozen=True)
-class Registrar:
-    """The author of a change, and the org of the registry."""
-
-    org_id: UUID
-    org: str
-    user: str
-
-
-@dataclass(frozen=True)
-class Change:
-    kind: RegistryKind
-    action: RegistryAction
-    subject: str
-    before: object | None
-    after: object | None
-    version: int
-    reverts: int | None = None
-
-    def told(self, by: Registrar, now: datetime, *, dry_run: bool) -> RegistryChange:
-        return RegistryChange(
-            change_id=None,
-            kind=self.kind,
-            action=self.action,
-            subject=self.subject,
-            before=_raw(self.before),
-            after=_raw(self.after),
-            dry_run=dry_run,
-            changed_at=now,
-            changed_by=by.user,
-            reverts=self.reverts,
-        )
-
-
-async def record(connection: Connection, what: Change, by: Registrar) -> Row:
-    """Writes the changelog and notifies dispatchers, in the transaction of the change."""
-    row: Row = await _sql.record_change(
-        connection,
-        org_id=by.org_id,
-        kind=what.kind,
-        action=what.action,
-        subject=what.subject,
-        before=_text(what.before),
-        after=_text(what.after),
-        version=what.version,
-        changed_by=by.user,
-        reverts=what.reverts,
-    )
-    await _sql.announce(connection)
-    return row
-
-
-def change_view(row: Row) -> RegistryChange:
-    return RegistryChange(
-        change_id=row["change_id"],
-        kind=RegistryKind(row["kind"]),
-        action=RegistryAction(row["action"]),
-        subject=row["subject"],
-        before=Raw((row["before"] or "null").encode()),
-        after=Raw((row["after"] or "null").encode()),
-        dry_run=False,
-        changed_at=row["changed_at"],
-        changed_by=row["changed_by"],
-        reverts=row["reverts"],
-    )
-
-
-def _text(document: object | None) -> str | None:
-    return None if document is None else msgspec.json.encode(document).decode()
-
-
-def _raw(document: object | None) -> Raw:
-    return Raw(msgspec.json.encode(document))

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from interlock.bus.registry.changes import Registrar
+from interlock.bus.registry.changelog import Registrar
 from interlock.bus.registry.entries import Org, route_of
 from interlock.errors import NotFound
 from interlock.stores.postgres import Connection, Database, Row, queries

@@ -10,7 +10,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from interlock.access.guards import principal_of, user_guard
 from interlock.access.principals import SEND
 from interlock.bus.build import bus_of
-from interlock.bus.registry.changes import Registrar
+from interlock.bus.registry.changelog import Registrar
 from interlock.bus.registry.entries import ACL, LIMIT, ROUTE, SERVICE
 from interlock.http.parameters import Cursor, Http, Limit
 from interlock.wire import (

@@ -6,27 +6,25 @@ import asyncio
 import itertools
 import shutil
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
-from uuid import UUID
+from typing import Final
 
 from interlock.errors import BadRequest, ConfigurationError, InvalidQuery
 from interlock.processes import landlock
 from interlock.query import sql_gate
 from interlock.query.engine.files import OpenStore, Reading, opened_by_duckdb, pruned
 from interlock.query.engine.io_server import Lanes
+from interlock.query.engine.jobs import MAX_RELATIONS, DataFile, Files, Limits, QueryJob, Relation, Table
 from interlock.query.engine.pool import Warm
 from interlock.query.engine.result import Result, Statement
 from interlock.query.engine.tables import Snapshot, UnknownType, duckdb_type
 from interlock.query.sql_gate import Scan
 from interlock.query.sql_pushdown import folded
 from interlock.query.statement.protocol import Job, Kind, LaneFiles, LaneTable, LocalFiles, Named, Plan, View
-from interlock.schemas import Column
 
 _STORE_LANES: Final = 6
 """Concurrent range reads of a statement from an object store."""
@@ -292,98 +290,3 @@ def _check_job(job: QueryJob) -> None:
         raise BadRequest(f"A query may be granted at most {MAX_RELATIONS} relations, got {len(names)}.")
     if len(set(names)) < len(names):
         raise BadRequest("Two relations have the same name.")
-
-
-MAX_SQL: Final = 100_000
-"""Maximum number of characters."""
-MAX_RELATIONS: Final = 1_000
-
-
-class Format(StrEnum):
-    ROWS = "rows"
-    """Arrow batches, which the caller renders."""
-    PARQUET = "parquet"
-    """A file in the folder of the statement, which the caller copies."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """One committed Parquet file: an absolute path, `file://…` or `s3://…`."""
-
-    location: str
-    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Smallest and largest value per column, inclusive, if known. They allow skipping files without matching rows. A
-    file
-    with bounds must not contain rows with null in that column."""
-    size: int | None = None
-    """Bytes, if known."""
-    schema_hash: str | None = None
-    """Files with the same hash have the same columns, so that only one of them is inspected."""
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Rows in Parquet files. A column that a file lacks, because it was added later, reads as null."""
-
-    files: Sequence[DataFile]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of a table in the data database. The whole statement reads one snapshot."""
-
-    schema: str
-    table: str
-    org_id: UUID | None = None
-    """Restricts to rows of this org; None only for a table without a column `org_id`."""
-    whole_numbers: bool = False
-    """If true, numeric columns without a declared precision contain integers; otherwise they are shown as text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """The data behind one name. `columns` are those of the dataset version, with Spark types."""
-
-    name: str
-    source: Files | Table
-    columns: Sequence[Column] | None = None
-    """If None, the columns of the first file or the table. Without files and columns, the statement is rejected."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one statement."""
-
-    seconds: float = 30.0
-    memory_mb: int = 512
-    threads: int = 2
-    temp_mb: int = 1024
-    """Maximum size of spilled data, and separately of an export."""
-    rows: int = 10_000
-    """Maximum rows of the response; further rows are dropped and `truncated` is set. Exports are not truncated."""
-    bytes: int = 16 << 20
-    """Maximum size of the response as Arrow."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueryJob:
-    sql: str
-    relations: Sequence[Relation]
-    limits: Limits = Limits()
-    format: Format = Format.ROWS
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The outcome of a statement."""
-
-    rows: int
-    bytes: int
-    truncated: bool
-    seconds: float
-    relations: Sequence[str]
-    """Granted relations that the statement reads."""
-    file: str | None = None
-    """Path of the exported Parquet file, until the result is closed."""
-    details: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers of files read and skipped, for logs and tests."""

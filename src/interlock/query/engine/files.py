@@ -13,7 +13,7 @@ import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
 from interlock.errors import ConfigurationError, Unavailable
-from interlock.query.engine.engine import DataFile
+from interlock.query.engine.jobs import DataFile
 from interlock.query.sql_pushdown import Filter, folded
 
 _GLOB: Final = re.compile(r"[*?\[\]{}]")

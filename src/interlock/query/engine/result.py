@@ -15,8 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from interlock.errors import InterlockError, InvalidQuery, QueryCrashed, QueryTooLarge, Unavailable
-from interlock.query.engine.engine import Format, QueryJob, Summary
 from interlock.query.engine.io_server import Lanes
+from interlock.query.engine.jobs import Format, QueryJob, Summary
 from interlock.query.engine.pool import Fork
 from interlock.query.statement import protocol
 from interlock.query.statement.protocol import Done, Failed, Kind

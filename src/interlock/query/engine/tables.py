@@ -21,7 +21,7 @@ import adbc_driver_postgresql.dbapi as postgres
 import pyarrow as pa
 
 from interlock.errors import InvalidQuery, Unavailable
-from interlock.query.engine.engine import Relation, Table
+from interlock.query.engine.jobs import Relation, Table
 from interlock.query.sql_gate import Scan
 from interlock.query.sql_pushdown import Filter, Typed, folded
 from interlock.query.statement.protocol import SCAN_END, WHOLE, Named

@@ -15,7 +15,7 @@ from interlock.spark.built_in.chain_rows import ChainMoved, EndpointConfig, Sour
 from interlock.spark.built_in.configuring import read_config
 from interlock.spark.context import Scope, TaskContext
 from interlock.spark.operators import operator
-from interlock.workers.block_follower.operator import KINDS, Kind
+from interlock.workers.block_follower.config import KINDS, Kind
 from interlock.workers.failures import BadConfig, NoScope
 
 

@@ -20,7 +20,7 @@ from typing import Final, TypedDict
 
 import structlog
 
-from interlock.stores.embedded import files
+from interlock.stores.embedded import acl
 
 SYSTEM_USER: Final = "pgserver"
 _SHARED_USER: Final = "nobody"
@@ -91,7 +91,7 @@ class Account:
             )
 
     def _passes(self, folder: Path) -> bool:
-        return bool(self._rights(folder) & 0o1) or files.passes(folder, self.uid)
+        return bool(self._rights(folder) & 0o1) or acl.passes(folder, self.uid)
 
     def _rights(self, path: Path) -> int:
         """Returns the read, write and execute bits that apply to the user of the servers."""
@@ -104,7 +104,7 @@ class Account:
 
     def _add_passage(self, folder: Path, path: Path) -> None:
         try:
-            if not files.let_pass(folder, self.uid):
+            if not acl.let_pass(folder, self.uid):
                 self._pass_by_group(folder)
         except OSError as error:
             raise self._no_passage(folder, path) from error

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from interlock.wire import Event
 from interlock.workers.block_follower.chain import Block, Chain, Moved
-from interlock.workers.block_follower.operator import FollowerConfig
+from interlock.workers.block_follower.config import FollowerConfig
 from interlock.workers.block_follower.rows import records
 from interlock.workers.block_follower.rpc import RpcFailed
 from interlock.workers.block_follower.store import Store, Stored, Superseded

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from interlock.workers.block_follower.chain import Block, Transaction
-from interlock.workers.block_follower.operator import Kind
+from interlock.workers.block_follower.config import Kind
 
 Record = tuple[Any, ...]
 

@@ -26,7 +26,7 @@ import msgspec
 from interlock.outbound.exchange import Bounds, Reply, Request, Sender, read_url
 from interlock.outbound.failures import OutboundFailed
 from interlock.workers.context import TaskFailed, plain
-from interlock.workers.http_fetch.operator import FetchConfig
+from interlock.workers.http_fetch.config import FetchConfig
 
 _FIRST_FAILURE: Final = 400
 _TOO_MANY: Final = 429
