@@ -31,7 +31,7 @@ from interlock.client._http import Http
 from interlock.outbound import Exceptions, Guard
 from interlock.outbound.exchange import KeptSender, Request
 from interlock.stores.embedded import EmbeddedPostgres
-from interlock.wire import Event, WriteGrant
+from interlock.wire.attempts import Event, WriteGrant
 from interlock.workers.block_follower.chain import Chain
 from interlock.workers.block_follower.config import KINDS, Kind
 from interlock.workers.block_follower.operator import block_follower

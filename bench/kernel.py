@@ -27,7 +27,8 @@ from rich.table import Table
 from bench.harness import Installation, installation, machine, percentile, spread
 from bench.peers.measure import PEERS, add_peer_rows, measure_peers
 from interlock.client import Client, Fence, TaskClient, WorkerClient
-from interlock.wire import ClaimReply, ClaimRequest, Completion, CompletionBatch, JobRequest
+from interlock.wire.attempts import ClaimReply, ClaimRequest, Completion, CompletionBatch
+from interlock.wire.jobs import JobRequest
 
 BATCH = 100
 CREATED = 1000

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from bench.harness import Installation, installation, machine, spread
 from interlock.client import Fence, TaskClient
-from interlock.wire import ClaimRequest, Event
+from interlock.wire.attempts import ClaimRequest, Event
 
 BATCH: Final = 1000
 DEPENDENTS: Final = 10_000

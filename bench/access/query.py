@@ -19,7 +19,7 @@ from interlock.apps.query import query_service
 from interlock.query.engine import Engine, Result
 from interlock.query.records import Queries
 from interlock.query.service import QueryService
-from interlock.wire import QueryReply, TaskQuery
+from interlock.wire.queries import QueryReply, TaskQuery
 
 ROWS_OF_A_FILE: Final = 250_000
 _PROBED_FILES: Final = 24

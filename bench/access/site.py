@@ -23,7 +23,8 @@ from bench.harness import Installation
 from bench.spark.source import DAG, Pipeline, release_of
 from interlock.client import Fence, TaskClient, WorkerClient
 from interlock.settings import Settings
-from interlock.wire import ClaimReply, ClaimRequest, SourceEvent, WriteGrant
+from interlock.wire.attempts import ClaimReply, ClaimRequest, WriteGrant
+from interlock.wire.dags import SourceEvent
 
 COLUMNS: Final = (
     "block_number: bigint not null, log_index: int not null, block_timestamp: timestamp not null, "

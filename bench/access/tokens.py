@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from interlock.access.tokens import CapabilityTokens, Grant, read_prefix, write_grants
 from interlock.apps.app import App, open_app
 from interlock.settings import Settings
-from interlock.wire import DatasetRef, TaskInput
+from interlock.wire.attempts import TaskInput
+from interlock.wire.jobs import DatasetRef
 
 _ES256: Final = ec.ECDSA(SHA256())
 _ROOT: Final = "s3://bench/objects"

@@ -30,7 +30,7 @@ from bench.harness import Installation, installation, machine, spread
 from interlock.client import Client
 from interlock.jobs.list_chunks import Chunk, PartReader, Unpacked
 from interlock.jobs.task_rows import Shape, rows_of, task_ids
-from interlock.wire import JobRequest, ListFormat, ListSource
+from interlock.wire.jobs import JobRequest, ListFormat, ListSource
 
 LIMIT = 262_144
 console = Console(stderr=True)

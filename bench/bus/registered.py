@@ -14,7 +14,7 @@ import msgspec
 from interlock.access.seals import Seal, purpose
 from interlock.client import Client
 from interlock.settings import Settings
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from interlock.wire.commands import compose
 
 SECRET: Final = b"benchmark" * 4

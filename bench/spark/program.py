@@ -21,7 +21,7 @@ from bench.harness import installation, machine
 from bench.spark.bare import Bare, bare
 from bench.spark.source import DAG, Partition, Pipeline, Shape
 from bench.spark.steps import STEPS, steps
-from interlock.wire import OperatorsReport
+from interlock.wire.tasks import OperatorsReport
 
 BAR: Final = 1.10
 WARM: Final = 10

@@ -18,19 +18,19 @@ from bench.harness import Installation
 from bench.spark.work import ARROW, LOGS_PER_BLOCK, rows_of
 from interlock.client import WorkerClient
 from interlock.schemas import MARKER, Column, DatasetSchema, Marker, hash_of
-from interlock.wire import (
+from interlock.wire.attempts import (
     ClaimReply,
     ClaimRequest,
     Completion,
     CompletionBatch,
     DataRequest,
     Event,
-    InvalidateRequest,
     Output,
     OutputData,
     Release,
-    SourceEvent,
 )
+from interlock.wire.dags import SourceEvent
+from interlock.wire.datasets import InvalidateRequest
 
 DAG: Final = "bench"
 _KINDS: Final = {"int64": "bigint", "int32": "int", "string": "string", "timestamp[us, tz=UTC]": "timestamp"}

@@ -19,7 +19,7 @@ from interlock.spark import objects, writer
 from interlock.spark.attempt import call, finish
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import resolve
-from interlock.wire import ClaimReply, ClaimRequest, Completion, CompletionBatch, DataRequest, Event, TaskData
+from interlock.wire.attempts import ClaimReply, ClaimRequest, Completion, CompletionBatch, DataRequest, Event, TaskData
 from interlock.workers.protocol import Assignment, Work
 
 STEPS: Final = ("claim", "task-data", "plan", "check", "Spark job with the file", "marker", "completion")

@@ -16,7 +16,8 @@ from urllib.parse import urldefrag, urljoin, urlsplit
 import msgspec
 
 from interlock.client import Client
-from interlock.wire import Policy, TaskStatus
+from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import Policy
 
 MAX_DEPTH = 10
 AT_ONCE = 16

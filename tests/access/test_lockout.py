@@ -13,7 +13,7 @@ from interlock.clock import ManualClock
 from interlock.dags.webhook_sources import OVERLAP_SECONDS, signature
 from interlock.http.lockout import Lockout
 from interlock.stores.postgres import Database
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.bus.site import opened
 from tests.support.sources import deploy, source_job
 from tests.support.system import System, running

@@ -22,7 +22,10 @@ from interlock.client import Client
 from interlock.errors import InterlockError
 from interlock.processes.loop import forever
 from interlock.settings import Settings
-from interlock.wire import KeyRequest, Policy, Role, TaskStatus, TaskView
+from interlock.wire.access import KeyRequest, Role
+from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import Policy
+from interlock.wire.tasks import TaskView
 from interlock.workers import Worker
 from interlock.workers.redaction import MASK
 from tests.support.logging import logging_to

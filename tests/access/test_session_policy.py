@@ -21,7 +21,7 @@ from interlock.access.prefixes import Prefix, canonical
 from interlock.access.session_policy import MAX_CHARACTERS, bucket_policy, session_policy
 from interlock.access.tokens import read_prefix, write_grants
 from interlock.errors import Forbidden, TooLarge
-from interlock.wire import DatasetRef
+from interlock.wire.jobs import DatasetRef
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = "s3://trace-objects/interlock"

@@ -22,7 +22,9 @@ import pytest
 
 from interlock.apps.up.supervisor import WORKER_RUNTIMES
 from interlock.client import Client, QueryClient
-from interlock.wire import Policy, RunState, TaskStatus, TaskView
+from interlock.wire.base import RunState, TaskStatus
+from interlock.wire.jobs import Policy
+from interlock.wire.tasks import TaskView
 from tests.support.system import until
 
 # One xdist worker for all: they share an installation, and each start uses all cores.

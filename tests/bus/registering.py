@@ -9,7 +9,7 @@ from uuid import UUID
 
 import httpx
 
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.support.system import System
 
 _numbers = itertools.count(1)

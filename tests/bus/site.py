@@ -12,7 +12,7 @@ from interlock.access.seals import Seal, purpose
 from interlock.bus.path.delivery import target_queue
 from interlock.bus.path.slow_stage import SlowStage
 from interlock.bus.telemetry.events import expanded, telemetry_queue
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.bus.producing import SECRET, signed
 from tests.support.system import System
 

@@ -9,7 +9,7 @@ from interlock.bus.path.delivery import target_queue
 from interlock.bus.telemetry.events import tell
 from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.clock import ManualClock
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from interlock.wire.bus_events import CommandFailed, FailureReason
 from tests.bus.targets import Target, target
 from tests.support.system import System

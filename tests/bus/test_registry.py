@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.bus.registering import Tenant, tenant
 from tests.support.system import System
 

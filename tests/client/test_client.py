@@ -29,7 +29,10 @@ from interlock.errors import (
     Unauthenticated,
     Unavailable,
 )
-from interlock.wire import HeartbeatReply, KeyRequest, MessageRef, QueryFormat, SettleRequest
+from interlock.wire.access import KeyRequest
+from interlock.wire.attempts import HeartbeatReply
+from interlock.wire.queries import QueryFormat
+from interlock.wire.tasks import MessageRef, SettleRequest
 
 Answer = bytes | None
 """The bytes that the server writes; None closes the connection instead."""

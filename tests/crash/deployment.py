@@ -24,7 +24,7 @@ from interlock.settings import Settings
 from interlock.stores.embedded import EmbeddedPostgres, EmbeddedValkey
 from interlock.stores.postgres import Database, migrate
 from interlock.tasks.operators import Operators
-from interlock.wire import OperatorsReport
+from interlock.wire.tasks import OperatorsReport
 from interlock.workers.catalogue import sources
 from interlock.workers.operators import catalogue_of
 from tests.crash.forking import Forked, fork_server

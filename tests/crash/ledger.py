@@ -17,7 +17,8 @@ from uuid import UUID
 
 import asyncpg
 
-from interlock.wire import RunState, RunView
+from interlock.wire.base import RunState
+from interlock.wire.jobs import RunView
 from tests.support.patience import PATIENCE, answered, eventually
 
 _ENDED: Final = (RunState.COMPLETED, RunState.CANCELED)

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from interlock.client import Client
-from interlock.wire import DatasetRef, Policy, RunView, Scaling
+from interlock.wire.jobs import DatasetRef, Policy, RunView, Scaling
 from tests.crash.ledger import Accepted, Ledger, audit
 from tests.crash.seed import random_for
 from tests.support.patience import PATIENCE

@@ -25,27 +25,22 @@ from interlock.client import Client, Fence, QueryClient, TaskClient
 from interlock.errors import ServerUnreachable
 from interlock.failpoints import NAMES
 from interlock.tasks.completion import run_task_id
-from interlock.wire import (
+from interlock.wire.attempts import (
     ClaimRequest,
     Completion,
     CompletionBatch,
-    DagState,
     DataRequest,
     Event,
-    ExportRequest,
-    ExportView,
-    InvalidateRequest,
-    JobAccepted,
     Output,
-    QueryMode,
-    RegistryAction,
     Release,
-    RerunRequest,
-    ServiceRequest,
-    SourceEvent,
-    WebhookRequest,
     WriteGrant,
 )
+from interlock.wire.bus_registry import RegistryAction, ServiceRequest
+from interlock.wire.dags import DagState, SourceEvent
+from interlock.wire.datasets import InvalidateRequest
+from interlock.wire.jobs import ExportRequest, ExportView, JobAccepted, RerunRequest
+from interlock.wire.queries import QueryMode
+from interlock.wire.webhooks import WebhookRequest
 from tests.crash import test_bus, test_bus_path, test_ingest, test_pipeline, test_sink
 from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.ledger import Ledger

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from interlock.tasks.completion import run_task_id
-from interlock.wire import Outcome, TaskStatus
+from interlock.wire.base import Outcome, TaskStatus
 from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.gate import Gate
 from tests.crash.ledger import Accepted, Ledger

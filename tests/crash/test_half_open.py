@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from interlock.stores.notifications import CHECK_SECONDS, LOST_SECONDS
-from interlock.wire import ReceiveRequest
+from interlock.wire.tasks import ReceiveRequest
 from tests.crash.deployment import Deployment, deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from interlock.tasks.completion import run_task_id
-from interlock.wire import Crash, Outcome
+from interlock.wire.base import Outcome
+from interlock.wire.tasks import Crash
 from tests.crash.deployment import Deployment, deployed
 from tests.crash.gate import Gate
 from tests.crash.ledger import Ledger

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 from interlock.client import Client
-from interlock.wire import SourceEvent
+from interlock.wire.dags import SourceEvent
 from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.seed import KILLS, random_for
 from tests.support.patience import answered

@@ -23,7 +23,7 @@ from interlock.apps.app import App, open_app
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.processes.loop import Service
 from interlock.settings import Settings
-from interlock.wire import ClaimReply, ClaimRequest, Completion, Event, EventBatch, Output
+from interlock.wire.attempts import ClaimReply, ClaimRequest, Completion, Event, EventBatch, Output
 from tests.support.files import marked
 
 WIDTH: Final = 10

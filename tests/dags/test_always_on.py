@@ -9,7 +9,7 @@ import pytest
 
 from interlock.clock import ManualClock
 from interlock.dags.sources import LONGEST_WAIT_SECONDS, STEADY_SECONDS, AlwaysOn
-from interlock.wire import Role
+from interlock.wire.access import Role
 from tests.support.files import marked
 from tests.support.sources import active_job, deploy, hold_back, let_go, other_key, source_job
 from tests.support.system import System, fence

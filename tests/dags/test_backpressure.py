@@ -9,7 +9,8 @@ import pytest
 
 from interlock import failpoints
 from interlock.clock import ManualClock
-from interlock.wire import KeyRequest, PauseLevel, Role
+from interlock.wire.access import KeyRequest, Role
+from interlock.wire.dags import PauseLevel
 from tests.support.pipelines import Flow
 from tests.support.system import System, running
 

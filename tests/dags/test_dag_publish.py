@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from interlock.dags.definition import content_hash, dag_of, document
-from interlock.wire import Role
+from interlock.wire.access import Role
 from tests.support.dags import problems_of, valid
 
 FILE = """

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.support.bundles import upload, zipped
 from tests.support.dags import deploy
 from tests.support.system import System

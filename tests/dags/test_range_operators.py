@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from interlock.dags import range_operators
 from interlock.dags.checks import AGGREGATOR, SPLITTER, range_problem
 from interlock.tasks.inline_runtime import Call, OperatorFailed
-from interlock.wire import WriteGrant
+from interlock.wire.attempts import WriteGrant
 from tests.support.dags import problems_of
 
 OUTPUT = WriteGrant(0, uuid4(), uuid4(), "file:///w", "file:///b")

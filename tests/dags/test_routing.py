@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from interlock.errors import Conflict
-from interlock.wire import Completion, Event, EventBatch, Output
+from interlock.wire.attempts import Completion, Event, EventBatch, Output
 from tests.dags.routing_pipeline import Node, Pipeline, fence
 
 SOURCE = Node("source")

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from interlock.wire import Role
+from interlock.wire.access import Role
 from tests.http.test_pages import walked
 from tests.support.datasets import CHAIN, READER, bring, built, deploy, got, key_of, rebuild, scope, stranger
 from tests.support.system import System

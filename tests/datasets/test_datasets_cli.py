@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interlock.wire import Role
+from interlock.wire.access import Role
 from tests.cli.test_cli import Terminal
 from tests.support.datasets import CHAIN, READER, built, deploy, key_of, waiting
 from tests.support.system import System

@@ -9,7 +9,7 @@ import pytest
 
 from interlock import failpoints
 from interlock.dags import invalidation
-from interlock.wire import Role
+from interlock.wire.access import Role
 from tests.support.datasets import (
     CHAIN,
     READER,

@@ -12,7 +12,7 @@ from interlock.dags.definition import DEFAULTABLE, JOB_FIELDS, Input, JobOutput,
 from interlock.dags.fields import EXAMPLES
 from interlock.dags.parser import DAG_FIELDS
 from interlock.dags.where import columns, parse
-from interlock.wire import Scaling
+from interlock.wire.jobs import Scaling
 from tests.docs.pages import read, rows, spans
 
 PAGE = "docs/dags.md"

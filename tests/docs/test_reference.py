@@ -17,40 +17,26 @@ from interlock.query import routes as query
 from interlock.settings import Settings
 from interlock.tasks.outbox_relay import Relay
 from interlock.telemetry import REGISTRY
-from interlock.wire import (
-    BackfillRequest,
+from interlock.wire.access import CredentialsRequest, KeyRequest, OrgRequest, TaskCredentials, WorkerTokenRequest
+from interlock.wire.attempts import (
     BufferPublish,
-    CancelRequest,
     ClaimGroup,
     ClaimReply,
     ClaimRequest,
     Completion,
-    CredentialsRequest,
-    DeliveryRedrive,
     Event,
     Heartbeat,
-    InvalidateRequest,
-    JobRequest,
-    KeyRequest,
-    OrgRequest,
-    Outcome,
     Output,
-    Policy,
-    Problem,
-    ReceiveRequest,
-    RedriveRequest,
-    RotateRequest,
-    RunState,
-    Scaling,
-    TaskCredentials,
     TaskInput,
     TaskPayload,
-    TaskQuery,
-    TaskStatus,
-    UserQuery,
-    WebhookRequest,
-    WorkerTokenRequest,
 )
+from interlock.wire.base import Outcome, Problem, RunState, TaskStatus
+from interlock.wire.dags import BackfillRequest
+from interlock.wire.datasets import InvalidateRequest
+from interlock.wire.jobs import JobRequest, Policy, Scaling
+from interlock.wire.queries import TaskQuery, UserQuery
+from interlock.wire.tasks import CancelRequest, ReceiveRequest, RedriveRequest
+from interlock.wire.webhooks import DeliveryRedrive, RotateRequest, WebhookRequest
 from tests.docs.generate import COMMAND, settings_page
 from tests.docs.pages import ROOT, read, rows, spans
 

@@ -21,7 +21,8 @@ from interlock.bus.registry.changelog import Registrar
 from interlock.bus.registry.entries import SERVICE
 from interlock.http.listener import bind, url_of
 from interlock.settings import Settings
-from interlock.wire import KeyRequest, Role, ServiceRequest, WorkerTokenRequest
+from interlock.wire.access import KeyRequest, Role, WorkerTokenRequest
+from interlock.wire.bus_registry import ServiceRequest
 from tests.support.dags import valid
 from tests.support.datasets import CHAIN
 

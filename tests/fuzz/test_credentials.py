@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from interlock.apps.app import open_app
 from interlock.clock import ManualClock
 from interlock.errors import Unauthenticated
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.fuzz.answers import exchanged, require_orderly
 from tests.fuzz.driver import EXAMPLES
 from tests.fuzz.forgeries import Genuine

@@ -20,7 +20,8 @@ from valkey.asyncio import Valkey
 
 from interlock.clock import ManualClock
 from interlock.stores.embedded import EmbeddedValkey
-from interlock.wire import ClaimBatchReply, KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
+from interlock.wire.attempts import ClaimBatchReply
 from tests.fuzz.test_odd_bodies import ODD
 from tests.support.system import System, running
 

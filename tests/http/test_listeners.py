@@ -27,7 +27,7 @@ from interlock.errors import ConfigurationError
 from interlock.http.listener import bind, require_safe
 from interlock.settings import Settings
 from interlock.stores.embedded import EmbeddedValkey
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.support.system import System, fence, running, until
 
 Operation = tuple[str, str]

@@ -21,8 +21,8 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from interlock import wire
 from interlock.http import openapi
+from interlock.http.openapi import model
 from interlock.stores.embedded import EmbeddedPostgres, EmbeddedValkey
 from interlock.stores.postgres import migrate
 from tests.support.ingests import Intake, intake
@@ -210,7 +210,7 @@ def check(document: dict[str, Any], content: dict[str, Any], where: str) -> None
     for title, example in content["examples"].items():
         problems = [str(error) for error in validator.iter_errors(example["value"])]
         assert not problems, f"{where} {title}: {problems}"
-        msgspec.json.decode(json.dumps(example["value"]), type=getattr(wire, name))
+        msgspec.json.decode(json.dumps(example["value"]), type=model(name))
 
 
 async def _write() -> None:

@@ -16,7 +16,7 @@ from interlock.clock import ManualClock
 from interlock.settings import Settings
 from interlock.stores.postgres import Database, Row
 from interlock.tasks.queue import Received
-from interlock.wire import JobAccepted
+from interlock.wire.jobs import JobAccepted
 from tests.interleavings import invariants
 from tests.interleavings.operations import (
     ORG,

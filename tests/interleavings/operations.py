@@ -14,7 +14,7 @@ from interlock.access.principals import WorkerIdentity
 from interlock.apps.app import App
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.tasks.queue import Handle, Received
-from interlock.wire import (
+from interlock.wire.attempts import (
     ClaimBatchReply,
     ClaimReply,
     ClaimRequest,
@@ -23,12 +23,11 @@ from interlock.wire import (
     Event,
     EventBatch,
     Heartbeat,
-    JobAccepted,
-    JobRequest,
     Receipt,
-    RedriveRequest,
     Release,
 )
+from interlock.wire.jobs import JobAccepted, JobRequest
+from interlock.wire.tasks import RedriveRequest
 from tests.interleavings.scheduler import OWN_GATE, stand_at
 
 ORG = UUID(int=1)

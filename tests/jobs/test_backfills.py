@@ -14,7 +14,7 @@ import pytest
 from interlock import failpoints
 from interlock.clock import ManualClock
 from interlock.jobs import held_tasks
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.support.ingests import Intake, intake
 from tests.support.pipelines import Flow
 

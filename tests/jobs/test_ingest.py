@@ -13,7 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.conftest import copied
 from tests.support.ingests import Intake, intake
 

@@ -28,7 +28,7 @@ from interlock.jobs.staged_lists import StagedList
 from interlock.jobs.task_rows import Shape, json_strings, task_ids
 from interlock.stores.objects import open_objects
 from interlock.tasks.completion import run_task_id
-from interlock.wire import ListFormat
+from interlock.wire.jobs import ListFormat
 
 T = TypeVar("T")
 RUN = UUID("01a1e17a-f32a-7133-9343-d51c9b0d3bc7")

@@ -12,7 +12,7 @@ import pytest
 
 from interlock.cli.app import execute
 from interlock.client import Client
-from interlock.wire import ListFormat
+from interlock.wire.jobs import ListFormat
 from tests.conftest import copied
 from tests.support.ingests import Intake, intake
 from tests.support.s3 import S3

@@ -11,7 +11,7 @@ from interlock.access import jwt
 from interlock.jobs import receipt_verification, receipts
 from interlock.jobs.receipt_verification import digests as computed
 from interlock.stores.signers import public_key
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.jobs.test_results import claimed, report
 from tests.support.system import System, fence
 

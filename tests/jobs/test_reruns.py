@@ -14,7 +14,7 @@ from interlock.jobs import reruns
 from interlock.jobs.run_sources import part_uri
 from interlock.jobs.staged_lists import upload_prefix
 from interlock.jobs.submission import RunSettings
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.conftest import copied
 from tests.jobs.test_receipts import mixed
 from tests.support.ingests import Intake, intake

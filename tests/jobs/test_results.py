@@ -10,7 +10,7 @@ import pytest
 
 from interlock.clock import ManualClock
 from interlock.tasks.result_packs import results_prefix
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.support.system import System, running
 
 LONG = {"text": "ü" * 2000}

@@ -15,7 +15,7 @@ import pytest
 from interlock import failpoints
 from interlock.clock import ManualClock
 from interlock.tasks.completion import run_task_id
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.support.system import System, running, until
 
 TABLES = ("jobs", "runs", "tasks", "queue_messages", "outbox", "idempotency_keys", "datasets")

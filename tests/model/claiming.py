@@ -10,7 +10,7 @@ import jwt
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from interlock.wire import ClaimBatchReply, ClaimRange, ClaimReply, ClaimRequest
+from interlock.wire.attempts import ClaimBatchReply, ClaimRange, ClaimReply, ClaimRequest
 from tests.model.driving import Driven, Letter, chosen, dispatchers, often, picks, seldom, several
 from tests.model.parts import UNKNOWN, Hold, Run, Task
 from tests.model.world import ANY_WORKER, PLATFORM_WORKER, Crashed

@@ -15,7 +15,7 @@ from interlock.apps.app import App
 from interlock.jobs.submission import Submitted
 from interlock.tasks.completion import enqueue, run_task_id
 from interlock.tasks.shards import SMALL_SHARD
-from interlock.wire import JobAccepted, JobRequest
+from interlock.wire.jobs import JobAccepted, JobRequest
 from tests.model.driving import Driven, Refused, chosen, dispatchers, often, picks, seldom
 from tests.model.parts import Definition, Job, Task
 from tests.model.world import Crashed

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from interlock.apps.app import App
 from interlock.errors import InterlockError
-from interlock.wire import Receipt
+from interlock.wire.attempts import Receipt
 from tests.model.model import Model
 from tests.model.parts import Hold, Job, Run, Task
 from tests.model.rows import Watch

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from interlock.tasks.completion import Attempts
-from interlock.wire import Completion
+from interlock.wire.attempts import Completion
 from tests.model.world import World
 
 Plant = Callable[[World, pytest.MonkeyPatch], None]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from interlock.tasks.queue import Handle, Queue
-from interlock.wire import ClaimBatchReply
+from interlock.wire.attempts import ClaimBatchReply
 from tests.model.claiming import crashes
 from tests.model.driving import Letter, Wakeup, chosen, dispatchers, picks, seldom
 from tests.model.parts import Task

@@ -12,7 +12,8 @@ from hypothesis.stateful import rule
 
 from interlock.apps.app import App
 from interlock.stores.postgres import queries
-from interlock.wire import CancelRequest, Changed, RedriveRequest, TaskStatus, TaskView
+from interlock.wire.base import TaskStatus
+from interlock.wire.tasks import CancelRequest, Changed, RedriveRequest, TaskView
 from tests.model.driving import Driven, Refused, dispatchers, picks, seldom
 from tests.model.parts import UNKNOWN, Run, Task
 from tests.model.world import ANY_WORKER, Crashed

@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from interlock.access.tokens import write_prefix
 from interlock.apps.app import App
-from interlock.wire import (
+from interlock.wire.attempts import (
     BufferPublish,
     BufferPublished,
     Completion,

@@ -29,7 +29,8 @@ from interlock.client import Fence, TaskClient
 from interlock.clock import ManualClock
 from interlock.failpoints import arm, disarm
 from interlock.query.records import Asker, QueryRetention
-from interlock.wire import KeyRequest, QueryMode, Role
+from interlock.wire.access import KeyRequest, Role
+from interlock.wire.queries import QueryMode
 from tests.cli.test_cli import Terminal
 from tests.conftest import copied
 from tests.support.datasets import deploy, stranger

@@ -18,7 +18,8 @@ from interlock.apps.app import App
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.clock import ManualClock
 from interlock.tasks.queue import Handle, Received
-from interlock.wire import ClaimRequest, Completion, Heartbeat, JobRequest
+from interlock.wire.attempts import ClaimRequest, Completion, Heartbeat
+from interlock.wire.jobs import JobRequest
 
 T = TypeVar("T", bound=Sized | int)
 QUEUE = "platform"

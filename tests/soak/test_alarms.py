@@ -6,7 +6,7 @@ from uuid import UUID
 
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.clock import ManualClock
-from interlock.wire import Completion
+from interlock.wire.attempts import Completion
 from tests.support.system import System
 
 

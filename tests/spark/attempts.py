@@ -18,7 +18,8 @@ from interlock.schemas import MARKER, Column, DatasetSchema, Marker
 from interlock.spark.attempt import run_operator
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import declared
-from interlock.wire import Event, InputData, Output, OutputData, TaskData, TaskFile, TaskSecret
+from interlock.wire.access import TaskSecret
+from interlock.wire.attempts import Event, InputData, Output, OutputData, TaskData, TaskFile
 from interlock.workers.protocol import Assignment, Outbound, Work
 
 

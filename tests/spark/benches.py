@@ -17,7 +17,9 @@ from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.client import Client
 from interlock.processes.loop import forever
 from interlock.settings import Settings
-from interlock.wire import AttemptView, Policy, RunState, TaskView
+from interlock.wire.base import RunState
+from interlock.wire.jobs import Policy
+from interlock.wire.tasks import AttemptView, TaskView
 from interlock.workers import Worker
 from tests.support.gates import Gate, Visitor
 from tests.support.system import System, until

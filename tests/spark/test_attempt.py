@@ -18,7 +18,7 @@ from interlock.spark import Scope, TaskContext, TaskFailed, operator
 from interlock.spark.attempt import run_attempt
 from interlock.spark.errors import explained, raised_in
 from interlock.spark.operators import give
-from interlock.wire import InputData, TaskFile
+from interlock.wire.attempts import InputData, TaskFile
 from interlock.workers.catalogue import OperatorNotFound, sources
 from interlock.workers.failures import (
     BadOperator,

@@ -20,7 +20,7 @@ from interlock.bus.replay.requests import selection
 from interlock.spark.attempt import run_operator
 from interlock.spark.built_in.sql_gate import UnsafeQuery
 from interlock.spark.operators import BUILT_IN, resolve
-from interlock.wire import ExportGrant, InputData, TaskData
+from interlock.wire.attempts import ExportGrant, InputData, TaskData
 from interlock.wire.bus_replays import ReplayFilters
 from interlock.workers.failures import BadConfig
 from tests.spark.attempts import Store, context, parquet_input, schema

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 from interlock.dev.chain.chain import Chain, Shape
 from interlock.spark.built_in.block_ingest import block_ingest
 from interlock.spark.built_in.integrity_check import IntegrityFindings, integrity_check
-from interlock.wire import InputData, TaskSecret
+from interlock.wire.access import TaskSecret
+from interlock.wire.attempts import InputData
 from interlock.workers.context import TaskFailed
 from interlock.workers.protocol import Outbound
 from tests.spark.attempts import Store, attempt, output, parquet_input, rows_of

@@ -23,7 +23,11 @@ from interlock.client import Client
 from interlock.failpoints import arm, disarm
 from interlock.processes.loop import forever
 from interlock.settings import Settings
-from interlock.wire import PartitionView, Policy, SourceEvent, TaskStatus, TaskView
+from interlock.wire.base import TaskStatus
+from interlock.wire.dags import SourceEvent
+from interlock.wire.datasets import PartitionView
+from interlock.wire.jobs import Policy
+from interlock.wire.tasks import TaskView
 from interlock.workers import Worker
 from tests.spark.cluster import SMALL_JAVA, connect_server, lose_machine, standalone
 from tests.support.files import path_of

@@ -17,7 +17,7 @@ import pytest
 from msgspec import Raw
 
 from interlock.errors import BadRequest, ConfigurationError, Fenced
-from interlock.wire import (
+from interlock.wire.attempts import (
     ClaimBatchReply,
     ClaimGroup,
     Completion,
@@ -25,11 +25,11 @@ from interlock.wire import (
     DataRequest,
     Event,
     GroupedTask,
-    JobRef,
     ListLoad,
     Refusal,
     TaskData,
 )
+from interlock.wire.tasks import JobRef
 from interlock.workers import driver_pool
 from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import PLATFORM, PREFIX, DriverLaunch, Scratch, sweep

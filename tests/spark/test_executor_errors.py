@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError, PythonException
 
 from interlock.spark.errors import explained
-from interlock.wire import TaskData
+from interlock.wire.attempts import TaskData
 from interlock.workers.context import TaskFailed
 from interlock.workers.failures import PackageMissing
 

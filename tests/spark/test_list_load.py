@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from interlock.spark.attempt import run_operator
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import resolve
-from interlock.wire import DataReply, TaskData
+from interlock.wire.attempts import DataReply, TaskData
 from interlock.workers.context import TaskFailed
 from interlock.workers.protocol import Assignment, Work
 from tests.conftest import copied

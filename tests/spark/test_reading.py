@@ -27,7 +27,7 @@ from interlock.schemas import Column, DatasetSchema
 from interlock.spark.columns import parsed
 from interlock.spark.errors import explained
 from interlock.spark.reader import Reader
-from interlock.wire import InputData
+from interlock.wire.attempts import InputData
 from interlock.workers.failures import CorruptFile, DataDatabaseAway, FileMissing, SchemaMismatch
 from tests.spark.attempts import Store, parquet_input, path_of, schema, task
 from tests.spark.conditions import FLAG, ODD, conditions, holds, numbers, texts

@@ -22,7 +22,8 @@ from interlock.jobs.receipt_verification import digests, full_id
 from interlock.spark.attempt import run_operator
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import resolve
-from interlock.wire import DataReply, KeyRequest, Role, TaskData
+from interlock.wire.access import KeyRequest, Role
+from interlock.wire.attempts import DataReply, TaskData
 from interlock.workers.failures import BadConfig, FileMissing
 from interlock.workers.protocol import Assignment, Work
 from tests.jobs.test_results import packs_of

@@ -15,7 +15,9 @@ import pyspark
 import pytest
 
 from interlock.spark import java
-from interlock.wire import Crash, Outcome, Policy, TaskStatus
+from interlock.wire.base import Outcome, TaskStatus
+from interlock.wire.jobs import Policy
+from interlock.wire.tasks import Crash
 from interlock.workers import Worker, driver_pool
 from tests.spark.benches import LITTLE_JAVA, Bench, opened, result, working
 from tests.support.system import System

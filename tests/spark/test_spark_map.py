@@ -10,7 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from interlock.wire import Policy, TaskStatus
+from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import Policy
 from tests.spark.benches import LITTLE_JAVA, QUICK, Bench, opened, result, working
 from tests.support.system import System, until
 

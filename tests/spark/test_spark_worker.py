@@ -14,7 +14,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from interlock.wire import Crash, Outcome, Policy, RunState, TaskStatus
+from interlock.wire.base import Outcome, RunState, TaskStatus
+from interlock.wire.jobs import Policy
+from interlock.wire.tasks import Crash
 from interlock.workers import Worker
 from tests.spark.benches import LITTLE_JAVA, Bench, drivers, opened, result, working
 from tests.support.datasets import deploy

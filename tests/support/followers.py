@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import msgspec
 
-from interlock.wire import Event, WriteGrant
+from interlock.wire.attempts import Event, WriteGrant
 from interlock.workers import TaskCanceled, TaskContext
 from interlock.workers.block_follower.operator import block_follower
 from interlock.workers.block_follower.store import table_of

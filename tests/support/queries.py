@@ -20,7 +20,7 @@ from interlock.apps.running import serve
 from interlock.http.listener import bind, url_of
 from interlock.query.service import QueryService
 from interlock.schemas import Column, DatasetSchema
-from interlock.wire import Role
+from interlock.wire.access import Role
 from tests.support.datasets import claim_of, key_of
 from tests.support.files import marked, path_of
 from tests.support.system import System, fence, until

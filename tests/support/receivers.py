@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from interlock.client import verify_webhook
-from interlock.wire import WebhookEvent
+from interlock.wire.webhooks import WebhookEvent
 
 
 @dataclass

@@ -26,7 +26,8 @@ from interlock.apps.running import serve
 from interlock.clock import Clock
 from interlock.http.listener import bind, url_of
 from interlock.settings import Settings
-from interlock.wire import JobRequest, KeyRequest, Role, WorkerTokenRequest
+from interlock.wire.access import KeyRequest, Role, WorkerTokenRequest
+from interlock.wire.jobs import JobRequest
 from interlock.workers.catalogue import sources
 from interlock.workers.operators import catalogue_of
 from tests.support.patience import PATIENCE, answered

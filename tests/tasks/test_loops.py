@@ -24,7 +24,7 @@ from interlock.tasks import actions, reconciler, retention
 from interlock.tasks.inline_runtime import OPERATORS, Call, InlineLimits, InlineOperator, InlineRunner, Reaction
 from interlock.tasks.outbox_relay import Relay, TaskRef
 from interlock.telemetry import SET_ASIDE
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.support.system import System, fence, running, until
 
 

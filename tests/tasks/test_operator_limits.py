@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from interlock.wire import KeyRequest, Role
+from interlock.wire.access import KeyRequest, Role
 from tests.support.system import System
 
 NAMES = ["cProfile:run", "subprocess:getoutput", "linecache:getlines", "list_load", "buffer_load", "nobody"]

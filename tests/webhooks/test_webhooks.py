@@ -21,8 +21,7 @@ from interlock.outbound.guard import Guard
 from interlock.telemetry import SET_ASIDE
 from interlock.webhooks import delivery as webhook_delivery
 from interlock.webhooks.delivery import WebhookDeliveries
-from interlock.wire import DeliveryStatus, RunEnd, WebhookRequest
-from interlock.wire.webhooks import SIGNATURE, signed
+from interlock.wire.webhooks import SIGNATURE, DeliveryStatus, RunEnd, WebhookRequest, signed
 from tests.cli.test_cli import Terminal
 from tests.conftest import copied
 from tests.support.patience import eventually

@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from interlock.wire import Event
+from interlock.wire.attempts import Event
 from interlock.workers import TaskFailed
 from interlock.workers.block_follower.store import Producer, Store, Superseded, Target, WrongChain
 from interlock.workers.failures import DataDatabaseAway

@@ -20,7 +20,9 @@ from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.client import Client
 from interlock.processes.loop import forever
 from interlock.settings import Settings
-from interlock.wire import DatasetRef, Policy, TaskStatus, TaskView
+from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import DatasetRef, Policy
+from interlock.wire.tasks import TaskView
 from interlock.workers import Worker
 from tests.support.chains import Node, expected_rows, served
 from tests.support.dags import deploy

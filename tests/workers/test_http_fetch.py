@@ -23,7 +23,7 @@ from interlock.jobs.submission import NEVER_RETRIED
 from interlock.outbound import failures
 from interlock.outbound.failures import HostNotBound, OutboundFailed
 from interlock.outbound.guard import Binding
-from interlock.wire import TaskSecret
+from interlock.wire.access import TaskSecret
 from interlock.workers import TaskContext, TaskFailed
 from interlock.workers.http_fetch.config import FetchConfig, read_config, rendered
 from interlock.workers.http_fetch.fetch import HostBusy, Hosts, WaitBudget, hosts_of_this_machine, retry_after

@@ -17,7 +17,9 @@ from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.client import Client
 from interlock.processes.loop import forever
 from interlock.settings import Settings
-from interlock.wire import DatasetRef, Policy, TaskStatus, TaskView
+from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import DatasetRef, Policy
+from interlock.wire.tasks import TaskView
 from interlock.workers import Worker
 from tests.support.patience import eventually
 from tests.support.strangers import SILENCE, Stranger, answer, stranger

@@ -18,7 +18,9 @@ import pytest
 from interlock.client import Client
 from interlock.errors import BadRequest, Forbidden
 from interlock.processes import landlock
-from interlock.wire import KeyRequest, Policy, Role, TaskStatus
+from interlock.wire.access import KeyRequest, Role
+from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import Policy
 from tests.apps.test_up import Up, installation
 from tests.support.bundles import zipped
 from tests.support.system import until

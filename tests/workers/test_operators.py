@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from interlock.wire import Event
+from interlock.wire.attempts import Event
 from interlock.workers import OperatorNotFound, TaskCanceled, TaskContext, TaskFailed, catalogue, operator, operators
 from interlock.workers.operators import resolve
 from interlock.workers.protocol import Assignment, Work

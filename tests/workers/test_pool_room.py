@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from interlock.wire import Completion, Event
+from interlock.wire.attempts import Completion, Event
 from interlock.workers.held_tasks import Held
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch

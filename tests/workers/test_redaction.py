@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.wire import TaskSecret
+from interlock.wire.access import TaskSecret
 from interlock.workers import protocol
 from interlock.workers.child_runtime import ERROR_MESSAGE
 from interlock.workers.context import plain

@@ -22,14 +22,16 @@ from interlock.client import Client
 from interlock.errors import ConfigurationError, Unauthenticated
 from interlock.processes.loop import forever
 from interlock.settings import Settings
-from interlock.wire import Crash, DatasetRef, Outcome, Policy, RunState, TaskStatus, TaskView
+from interlock.wire.base import Outcome, RunState, TaskStatus
+from interlock.wire.jobs import DatasetRef, Policy
+from interlock.wire.tasks import Crash, TaskView
 from interlock.workers import Worker
 from tests.support.gates import Gate, Visitor
 from tests.support.system import System, until
 
 OPERATORS = """
 import os, socket, time
-from interlock.wire import Event, Output
+from interlock.wire.attempts import Event, Output
 from interlock.workers import TaskCanceled, operator
 
 @operator

@@ -19,7 +19,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from interlock.wire import Crash, JobRef, TaskPayload
+from interlock.wire.attempts import TaskPayload
+from interlock.wire.tasks import Crash, JobRef
 from interlock.workers import process, protocol
 from interlock.workers.held_tasks import Held, lease_alone
 from interlock.workers.process import EXIT_OUT_OF_MEMORY, ChildProcess, Launch
@@ -27,7 +28,7 @@ from interlock.workers.process import EXIT_OUT_OF_MEMORY, ChildProcess, Launch
 OPERATORS = """
 import os, subprocess, sys, threading, time
 from uuid import UUID
-from interlock.wire import Event
+from interlock.wire.attempts import Event
 from interlock.workers import TaskCanceled, operator
 
 @operator

@@ -5,7 +5,6 @@ PUBLIC = (
     "guards",
     "jwt",
     "keyring",
-    "lease_tokens",
     "object_tokens",
     "prefixes",
     "principals",

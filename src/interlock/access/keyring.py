@@ -16,7 +16,7 @@ from interlock.errors import ConfigurationError, Conflict, InterlockError
 from interlock.failpoints import failpoint
 from interlock.stores.postgres import Database, Row, queries
 from interlock.stores.signers import NewKey, Signer, Signers, public_key
-from interlock.wire import SigningKeyView
+from interlock.wire.access import SigningKeyView
 
 _sql = queries("access", "principals")
 _REFRESH_SECONDS = 1.0

@@ -23,7 +23,7 @@ from interlock.http.parameters import Http, settings_of
 from interlock.http.problems import documented
 from interlock.stores.objects import DirectoryObjects, Found, OpenObject, canonical_key
 from interlock.stores.objects.port import too_large
-from interlock.wire import ObjectPage, ObjectView, UploadParts, UploadStarted
+from interlock.wire.access import ObjectPage, ObjectView, UploadParts, UploadStarted
 from interlock.wire.base import MAX_PAGE
 
 _BYTES = "application/octet-stream"

@@ -26,7 +26,7 @@ from interlock.access.tokens import SMALL_SHARD, Claims, Time, kept_capability, 
 from interlock.clock import Clock
 from interlock.errors import Forbidden, Unauthenticated
 from interlock.stores.postgres import Database, queries
-from interlock.wire import Attempt
+from interlock.wire.base import Attempt
 
 AUDIENCE: Final = "trace.objects"
 LEASE_SECONDS: Final = 2.0

@@ -17,7 +17,7 @@ from interlock.clock import Clock
 from interlock.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthenticated
 from interlock.http.lockout import Refused
 from interlock.stores.postgres import Database, queries
-from interlock.wire import (
+from interlock.wire.access import (
     KeyCreated,
     KeyRequest,
     KeyView,

@@ -13,7 +13,7 @@ from interlock.access.guards import principal_of, user_guard
 from interlock.access.principals import PLATFORM
 from interlock.errors import BadRequest, ConfigurationError, Conflict
 from interlock.http.parameters import Cursor, Http, Limit, settings_of
-from interlock.wire import (
+from interlock.wire.access import (
     KeyCreated,
     KeyList,
     KeyRequest,

@@ -18,8 +18,7 @@ from interlock.errors import BadRequest, ConfigurationError, Conflict, NotFound
 from interlock.outbound.guard import plain_hosts
 from interlock.settings import RuntimeKind
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import OrgSecretPage, OrgSecretRequest, OrgSecretView, TaskSecret, secret_names
-from interlock.wire.access import NAMED
+from interlock.wire.access import NAMED, OrgSecretPage, OrgSecretRequest, OrgSecretView, TaskSecret, secret_names
 
 _sql = queries("access", "secrets")
 log = structlog.get_logger()

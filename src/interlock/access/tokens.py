@@ -20,7 +20,9 @@ from interlock.access.jwt import MAX_TOKEN_BYTES, PublicKeys, SharedSecret, Sign
 from interlock.clock import Clock
 from interlock.errors import Forbidden, Unauthenticated
 from interlock.stores.postgres import Database, queries
-from interlock.wire import Attempt, DatasetRef, TaskInput, WriteGrant
+from interlock.wire.attempts import TaskInput, WriteGrant
+from interlock.wire.base import Attempt
+from interlock.wire.jobs import DatasetRef
 
 AUDIENCE: Final = "trace.task"
 _CACHED: Final = 10_000

@@ -27,7 +27,7 @@ from interlock.http.openapi import DocumentPlugin
 from interlock.http.parameters import Http
 from interlock.http.problems import DOCUMENTED, HANDLERS, WITH_A_BODY
 from interlock.telemetry import metrics_text
-from interlock.wire import Health
+from interlock.wire.access import Health
 
 
 class _SchemaRouter(Router):

@@ -21,13 +21,14 @@ from interlock.cli.conventions import (
 )
 from interlock.cli.output import confirm, present, sheet, table
 from interlock.cli.progress import watch_backfill
-from interlock.wire import BackfillPage, BackfillRequest, Priority, RunState
+from interlock.wire.base import Priority, RunState
+from interlock.wire.dags import BackfillPage, BackfillRequest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import BackfillAnswer, BackfillView
+    from interlock.wire.dags import BackfillAnswer, BackfillView
 
 app = group("Backfills: recompute a job's scopes in a range.")
 

@@ -11,12 +11,12 @@ from interlock.cli.conventions import FolderOption, Output, OutputOption, ask, c
 from interlock.cli.output import present, sheet, table
 
 # Typer needs it at runtime, to read the annotations.
-from interlock.wire import PublishStatus
+from interlock.wire.datasets import PublishStatus
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from interlock.wire import BufferPage, BufferView
+    from interlock.wire.datasets import BufferPage, BufferView
 
 app = group("Published batches of buffered datasets.")
 

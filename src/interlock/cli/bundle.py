@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import BundlePage, BundleView
+    from interlock.wire.bundles import BundlePage, BundleView
 
 app = group("Bundles: zips of your own code, which run in a sandbox.")
 
@@ -90,7 +90,7 @@ def list_bundles(
     folder: FolderOption = None,
 ) -> None:
     """Show all bundles."""
-    from interlock.wire import BundlePage
+    from interlock.wire.bundles import BundlePage
 
     async def read(client: Client) -> BundlePage:
         found, following = await collect(client.bundles.page, lambda page: page.bundles, cursor, limit)

@@ -22,13 +22,13 @@ from interlock.cli.conventions import (
 from interlock.cli.output import confirm, present, sheet, table
 
 # Typer needs it at runtime, to read the annotations.
-from interlock.wire import RegistryKind
+from interlock.wire.bus_registry import RegistryKind
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import ChangePage, ServiceKeyPage, ServiceKeyView, TenantConfig
+    from interlock.wire.bus_registry import ChangePage, ServiceKeyPage, ServiceKeyView, TenantConfig
 
 keys = group("Keys with which services sign commands; `signing-key` has the keys of capability tokens.")
 changes = group("The changelog of services, routes, ACLs, limits and keys, and reverts.")
@@ -47,7 +47,7 @@ def list_keys(
     folder: FolderOption = None,
 ) -> None:
     """Show the versions of services' keys, without their secrets."""
-    from interlock.wire import ServiceKeyPage
+    from interlock.wire.bus_registry import ServiceKeyPage
 
     async def read(client: Client) -> ServiceKeyPage:
         found, following = await collect(
@@ -106,7 +106,7 @@ def list_changes(
     folder: FolderOption = None,
 ) -> None:
     """Show changes and who made them, newest first."""
-    from interlock.wire import ChangePage
+    from interlock.wire.bus_registry import ChangePage
 
     async def read(client: Client) -> ChangePage:
         found, following = await collect(

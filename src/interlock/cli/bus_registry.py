@@ -23,14 +23,14 @@ from interlock.cli.conventions import (
 from interlock.cli.output import confirm, present, sheet, table
 
 # Typer needs them at runtime, to read the annotations.
-from interlock.wire import DedupeMode, DispatchMode, Enforcement, Sensitivity
+from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement, Sensitivity
 
 if TYPE_CHECKING:
     from msgspec import Raw
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import (
+    from interlock.wire.bus_registry import (
         AclPage,
         LimitPage,
         RegistryChange,
@@ -82,7 +82,7 @@ def add_service(
     folder: FolderOption = None,
 ) -> None:
     """Register a service with its first key, or change one."""
-    from interlock.wire import ServiceRequest
+    from interlock.wire.bus_registry import ServiceRequest
 
     request = ServiceRequest(name=service, description=description, dispatch_mode=dispatch_mode)
     present(ask(folder, lambda client: client.registry.put_service(request, dry_run=dry_run)), output, changed)
@@ -96,7 +96,7 @@ def list_services(
     folder: FolderOption = None,
 ) -> None:
     """Show all services."""
-    from interlock.wire import ServicePage
+    from interlock.wire.bus_registry import ServicePage
 
     async def read(client: Client) -> ServicePage:
         found, following = await collect(client.registry.services, lambda page: page.services, cursor, limit)
@@ -161,7 +161,7 @@ def add_route(
     folder: FolderOption = None,
 ) -> None:
     """Create or change the route of a command."""
-    from interlock.wire import Fairness, RouteRequest
+    from interlock.wire.bus_registry import Fairness, RouteRequest
 
     request = RouteRequest(
         target=target,
@@ -188,7 +188,7 @@ def list_routes(
     folder: FolderOption = None,
 ) -> None:
     """Show all routes."""
-    from interlock.wire import RoutePage
+    from interlock.wire.bus_registry import RoutePage
 
     async def read(client: Client) -> RoutePage:
         found, following = await collect(
@@ -253,7 +253,7 @@ def allow(
     folder: FolderOption = None,
 ) -> None:
     """Allow a service to send a command to a target, or change the permission."""
-    from interlock.wire import AclRequest
+    from interlock.wire.bus_registry import AclRequest
 
     request = AclRequest(source=source, target=target, name=name, sensitivity=sensitivity, expires_at=expires_at)
     present(ask(folder, lambda client: client.registry.put_acl(request, dry_run=dry_run)), output, changed)
@@ -268,7 +268,7 @@ def list_acls(
     folder: FolderOption = None,
 ) -> None:
     """Show which services may send which commands."""
-    from interlock.wire import AclPage
+    from interlock.wire.bus_registry import AclPage
 
     async def read(client: Client) -> AclPage:
         found, following = await collect(
@@ -334,7 +334,7 @@ def set_limit(
     folder: FolderOption = None,
 ) -> None:
     """Create or change a rate limit."""
-    from interlock.wire import LimitRequest
+    from interlock.wire.bus_registry import LimitRequest
 
     request = LimitRequest(
         target=target,
@@ -358,7 +358,7 @@ def list_limits(
     folder: FolderOption = None,
 ) -> None:
     """Show limits and quotas; those of a source alone come first."""
-    from interlock.wire import LimitPage
+    from interlock.wire.bus_registry import LimitPage
 
     async def read(client: Client) -> LimitPage:
         found, following = await collect(

@@ -22,13 +22,13 @@ from interlock.cli.conventions import (
     usage,
 )
 from interlock.cli.output import confirm, console, present, print_json, sheet, table
-from interlock.wire import DagPage, DagState, DagVersionPage, JobChange
+from interlock.wire.dags import DagPage, DagState, DagVersionPage, JobChange
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import BuildProgress, DagDeployed, DagVersionView, DagView, PlannedInput, PlannedJob
+    from interlock.wire.dags import BuildProgress, DagDeployed, DagVersionView, DagView, PlannedInput, PlannedJob
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="YAML file of the DAG.")]
 DagName = Annotated[str, typer.Argument(metavar="DAG", help="Name of a deployed DAG.")]

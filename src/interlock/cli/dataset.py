@@ -22,14 +22,14 @@ from interlock.cli.conventions import (
     usage,
 )
 from interlock.cli.output import cell, must_ask, present, sheet, table
-from interlock.wire import Direction, InvalidateRequest
+from interlock.wire.datasets import Direction, InvalidateRequest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.tree import Tree
 
     from interlock.client import Client
-    from interlock.wire import (
+    from interlock.wire.datasets import (
         DatasetPage,
         DatasetSummary,
         DatasetView,
@@ -67,7 +67,7 @@ def list_datasets(
     folder: FolderOption = None,
 ) -> None:
     """Show the datasets that the key may read."""
-    from interlock.wire import DatasetPage
+    from interlock.wire.datasets import DatasetPage
 
     async def read(client: Client) -> DatasetPage:
         found, rest = await collect(client.datasets.page, lambda page: page.datasets, cursor, limit)
@@ -142,7 +142,7 @@ def partitions(
     folder: FolderOption = None,
 ) -> None:
     """Show the partitions of a dataset, in order."""
-    from interlock.wire import PartitionPage
+    from interlock.wire.datasets import PartitionPage
 
     span = _range(within) if within is not None else None
 

@@ -24,17 +24,18 @@ from interlock.cli.conventions import (
 from interlock.cli.output import present, sheet, table
 from interlock.cli.progress import uploaded
 from interlock.cli.run import follow, run_rows
-from interlock.wire import JobPage, ListFormat, Priority, RunPage
+from interlock.wire.base import Priority
+from interlock.wire.jobs import JobPage, ListFormat, RunPage
 
 if TYPE_CHECKING:
     from msgspec import Raw
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import JobAccepted, JobRequest, JobView
+    from interlock.wire.jobs import JobAccepted, JobRequest, JobView
 from interlock.cli.conventions import YesOption
 from interlock.cli.output import confirm
-from interlock.wire import RerunRequest
+from interlock.wire.jobs import RerunRequest
 
 if TYPE_CHECKING:
     from interlock.client import Client
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import TasksAdded
+    from interlock.wire.jobs import TasksAdded
 
 app = group("Jobs: an operator with its config, and the tasks submitted to it.")
 
@@ -196,7 +197,7 @@ def _request(*, tasks: list[Raw], policy: dict[str, Any], **options: Any) -> Job
     """Builds the request by decoding it, so that an invalid value is refused here, with the wire format's error."""
     import msgspec
 
-    from interlock.wire import JobRequest
+    from interlock.wire.jobs import JobRequest
 
     given = {name: value for name, value in options.items() if value is not None}
     given["policy"] = {name: value for name, value in policy.items() if value is not None}

@@ -26,7 +26,8 @@ from interlock.cli.job import JobName, RunOfJob
 from interlock.cli.output import console, present, print_json, sheet
 from interlock.cli.run import follow
 from interlock.cli.task import StatusOption, task_table
-from interlock.wire import TaskPage, TaskStatus
+from interlock.wire.base import TaskStatus
+from interlock.wire.tasks import TaskPage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import ReceiptReply, TaskView
+    from interlock.wire.jobs import ReceiptReply
+    from interlock.wire.tasks import TaskView
 import asyncio
 import hashlib
 import shutil
@@ -42,7 +44,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.request import urlopen
 
 from interlock.errors import Unavailable
-from interlock.wire import ExportFormat, ExportRequest, ExportState
+from interlock.wire.jobs import ExportFormat, ExportRequest, ExportState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import ExportPart, ExportView
+    from interlock.wire.jobs import ExportPart, ExportView
 
 app = jobs.app
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from interlock.cli.output import console
-from interlock.wire import ListFormat
+from interlock.wire.jobs import ListFormat
 
 if TYPE_CHECKING:
     from interlock.client import Client
-    from interlock.wire import JobRequest, ListSource
+    from interlock.wire.jobs import JobRequest, ListSource
 
 
 import asyncio
@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from interlock.cli.output import percent
-from interlock.wire import TaskStatus
+from interlock.wire.base import TaskStatus
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from interlock.client import Client
-    from interlock.wire import BackfillView, Counts, RunView, TaskView
+    from interlock.wire.dags import BackfillView
+    from interlock.wire.jobs import Counts, RunView
+    from interlock.wire.tasks import TaskView
 
 
 _BY_NAME: Final = {".csv": ListFormat.CSV, ".txt": ListFormat.LINES, ".jsonl": ListFormat.JSONL}

@@ -19,13 +19,15 @@ from interlock.cli.conventions import (
     group,
 )
 from interlock.cli.output import confirm, present, seconds_since, table
-from interlock.wire import PauseLevel, PauseView, QueueList, QueueView
+from interlock.wire.dags import PauseLevel, PauseView
+from interlock.wire.tasks import QueueList, QueueView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import DeadMessagePage, WorkerList
+    from interlock.wire.access import WorkerList
+    from interlock.wire.tasks import DeadMessagePage
 
 app = group("Queues of wake-ups, their dead letters and their workers.")
 

@@ -10,13 +10,13 @@ import typer
 from interlock.cli.conventions import FolderOption, Output, OutputOption, YesOption, ask, command, group
 from interlock.cli.output import confirm, present, sheet
 from interlock.cli.progress import watch_run
-from interlock.wire import RunState
+from interlock.wire.base import RunState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import RunView
+    from interlock.wire.jobs import RunView
 
 app = group("Runs: the tasks of one submission, with one outcome.")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import OrgSecretPage, OrgSecretView
+    from interlock.wire.access import OrgSecretPage, OrgSecretView
 
 app = group("Secrets of your org: credentials that jobs send to other servers, used in configs as ${secret:NAME}.")
 
@@ -68,7 +68,7 @@ def list_(
     folder: FolderOption = None,
 ) -> None:
     """Show the secrets of the org, without their values."""
-    from interlock.wire import OrgSecretPage
+    from interlock.wire.access import OrgSecretPage
 
     async def read(client: Client) -> OrgSecretPage:
         found, following = await collect(client.secrets.page, lambda page: page.secrets, cursor, limit)

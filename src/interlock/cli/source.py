@@ -13,7 +13,7 @@ from interlock.cli.output import present, sheet, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from interlock.wire import HookSecret, SourceEvent, SourceEventsAccepted, SourceList, SourceView
+    from interlock.wire.dags import HookSecret, SourceEvent, SourceEventsAccepted, SourceList, SourceView
 
 app = group("Sources: jobs that always run, or start on a schedule or on request.")
 
@@ -127,7 +127,7 @@ def trigger(
 def _event(payload: str | None, cursor: int | None, span: str | None, output: str | None) -> SourceEvent:
     import msgspec
 
-    from interlock.wire import SourceEvent
+    from interlock.wire.dags import SourceEvent
 
     if sum(given is not None for given in (payload, cursor, span)) != 1:
         raise usage("Give one of --payload, --cursor and --range")

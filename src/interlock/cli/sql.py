@@ -23,13 +23,13 @@ from interlock.cli.conventions import (
     usage,
 )
 from interlock.cli.output import present, sheet, table
-from interlock.wire import QueryFormat, QueryMode, QueryOutcome
+from interlock.wire.queries import QueryFormat, QueryMode, QueryOutcome
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client, QueryClient, QueryOptions
-    from interlock.wire import QueryPage, QueryReply, QueryView
+    from interlock.wire.queries import QueryPage, QueryReply, QueryView
 
 T = TypeVar("T")
 
@@ -188,7 +188,7 @@ def _export(view: QueryReply | QueryView) -> list[tuple[str, Any]]:
 
 
 def _history(folder: Path | None, cursor: str | None, limit: int) -> QueryPage:
-    from interlock.wire import QueryPage
+    from interlock.wire.queries import QueryPage
 
     async def read(client: Client) -> QueryPage:
         found, rest = await collect(client.queries.page, lambda page: page.queries, cursor, limit)

@@ -22,13 +22,14 @@ from interlock.cli.conventions import (
 )
 from interlock.cli.output import confirm, must_ask, percent, present, sheet, table
 from interlock.cli.progress import watch_task
-from interlock.wire import RedriveRequest, TaskPage, TaskStatus
+from interlock.wire.base import TaskStatus
+from interlock.wire.tasks import RedriveRequest, TaskPage
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import AttemptPage, Changed, Explanation, TaskView
+    from interlock.wire.tasks import AttemptPage, Changed, Explanation, TaskView
 
 app = group("Tasks: their state, their attempts, and why they wait or failed.")
 

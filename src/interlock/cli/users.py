@@ -19,13 +19,13 @@ from interlock.cli.conventions import (
     usage,
 )
 from interlock.cli.output import present, sheet, table
-from interlock.wire import Role
+from interlock.wire.access import Role
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import (
+    from interlock.wire.access import (
         KeyCreated,
         KeyList,
         KeyView,
@@ -84,7 +84,7 @@ def create(
     folder: FolderOption = None,
 ) -> None:
     """Create an API key. It is shown only once."""
-    from interlock.wire import KeyRequest
+    from interlock.wire.access import KeyRequest
 
     request = KeyRequest(user=user, role=role, scopes=scopes or None, expires_in_days=expires, org=org, service=service)
     present(ask(folder, lambda client: client.create_key(request)), output, _created_key)
@@ -136,7 +136,7 @@ def allow(
     folder: FolderOption = None,
 ) -> None:
     """Give a user of the identity provider access, or change their role."""
-    from interlock.wire import MemberRequest
+    from interlock.wire.access import MemberRequest
 
     request = MemberRequest(subject=subject, role=role, org=org)
     present(ask(folder, lambda client: client.allow_member(request)), output, _allowed)
@@ -171,7 +171,7 @@ def members(
     folder: FolderOption = None,
 ) -> None:
     """Show the users of the identity provider who are members of your org."""
-    from interlock.wire import MemberPage
+    from interlock.wire.access import MemberPage
 
     async def read(client: Client) -> MemberPage:
         found, after = await collect(
@@ -199,7 +199,7 @@ def worker_token(
     folder: FolderOption = None,
 ) -> None:
     """Create a token for a worker. It is shown only once."""
-    from interlock.wire import WorkerTokenRequest
+    from interlock.wire.access import WorkerTokenRequest
 
     request = WorkerTokenRequest(name=name, runtimes=runtimes or None, expires_in_days=expires)
     present(ask(folder, lambda client: client.create_worker_token(request)), output, _created_token)

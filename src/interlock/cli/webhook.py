@@ -25,13 +25,13 @@ from interlock.cli.conventions import (
 from interlock.cli.output import confirm, present, sheet, table
 
 # Typer needs them at runtime, to read the annotations.
-from interlock.wire import DeliveryStatus, RunEnd
+from interlock.wire.webhooks import DeliveryStatus, RunEnd
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire import DeliveryPage, DeliveryView, WebhookPage, WebhookSecret, WebhookView
+    from interlock.wire.webhooks import DeliveryPage, DeliveryView, WebhookPage, WebhookSecret, WebhookView
 
 app = group("Webhooks: calls to your own services when runs end or have too many failures.")
 
@@ -72,7 +72,7 @@ def add(
     folder: FolderOption = None,
 ) -> None:
     """Create a webhook. Its secret is shown only once."""
-    from interlock.wire import WebhookRequest
+    from interlock.wire.webhooks import WebhookRequest
 
     if no_ends and event:
         raise usage("--no-ends and --event cannot be combined.")
@@ -96,7 +96,7 @@ def list_webhooks(
     folder: FolderOption = None,
 ) -> None:
     """Show all webhooks."""
-    from interlock.wire import WebhookPage
+    from interlock.wire.webhooks import WebhookPage
 
     async def read(client: Client) -> WebhookPage:
         found, following = await collect(client.webhooks.page, lambda page: page.webhooks, cursor, limit)
@@ -123,7 +123,7 @@ def deliveries(
     folder: FolderOption = None,
 ) -> None:
     """Show the deliveries of a webhook, sent and pending, newest first."""
-    from interlock.wire import DeliveryPage
+    from interlock.wire.webhooks import DeliveryPage
 
     async def read(client: Client) -> DeliveryPage:
         found, following = await collect(

@@ -8,7 +8,16 @@ from uuid import UUID
 import msgspec
 
 from interlock.client._caller import Caller, path, query
-from interlock.wire import (
+from interlock.wire.bus_alerts import (
+    AlertPage,
+    AlertSettings,
+    AlertSettingsList,
+    AlertSettingsView,
+    AlertView,
+    Channel,
+    RouteHealthPage,
+)
+from interlock.wire.bus_registry import (
     AclPage,
     AclRequest,
     ChangePage,
@@ -28,15 +37,6 @@ from interlock.wire import (
     ServiceRequest,
     ServiceView,
     TenantConfig,
-)
-from interlock.wire.bus_alerts import (
-    AlertPage,
-    AlertSettings,
-    AlertSettingsList,
-    AlertSettingsView,
-    AlertView,
-    Channel,
-    RouteHealthPage,
 )
 from interlock.wire.bus_replays import ReplayPage, ReplayRequest, ReplayView
 

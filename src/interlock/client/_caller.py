@@ -23,7 +23,7 @@ from interlock.errors import (
     TooManyRequests,
     Unavailable,
 )
-from interlock.wire import Problem
+from interlock.wire.base import Problem
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 2.0

@@ -12,7 +12,7 @@ import msgspec
 
 from interlock.client._caller import Caller, path, query
 from interlock.client._http import refuse_line_breaks
-from interlock.wire import (
+from interlock.wire.dags import (
     BackfillAnswer,
     BackfillPage,
     BackfillRequest,

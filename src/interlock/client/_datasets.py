@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from interlock.client._caller import Caller, bearer, path, query
-from interlock.wire import (
+from interlock.wire.datasets import (
     BufferPage,
     BufferView,
     DatasetEventPage,
@@ -22,14 +22,9 @@ from interlock.wire import (
     Lineage,
     PartitionPage,
     PublishStatus,
-    QueryFormat,
-    QueryMode,
-    QueryPage,
-    QueryReply,
-    QueryView,
     ScopeExplanation,
-    UserQuery,
 )
+from interlock.wire.queries import QueryFormat, QueryMode, QueryPage, QueryReply, QueryView, UserQuery
 
 PAGE: Final = 100
 

@@ -19,20 +19,8 @@ from interlock.client._http import refuse_line_breaks
 from interlock.client._lists import ListCalls
 from interlock.client._results import ResultCalls
 from interlock.client._webhooks import WebhookCalls
-from interlock.wire import (
-    AttemptPage,
-    BundlePage,
-    BundleView,
-    CancelRequest,
-    Changed,
-    DatasetRef,
-    DeadMessagePage,
-    Explanation,
+from interlock.wire.access import (
     Health,
-    JobAccepted,
-    JobPage,
-    JobRequest,
-    JobView,
     KeyCreated,
     KeyList,
     KeyRequest,
@@ -47,25 +35,38 @@ from interlock.wire import (
     OrgSecretRequest,
     OrgSecretView,
     OrgView,
-    PausePage,
-    Policy,
-    Priority,
-    QueueList,
-    RedriveRequest,
-    RunLimits,
-    RunPage,
-    RunState,
-    RunView,
-    Scaling,
     SigningKeyView,
-    TaskPage,
-    TaskStatus,
-    TaskView,
     WorkerList,
     WorkerTokenCreated,
     WorkerTokenList,
     WorkerTokenRequest,
     WorkerTokenView,
+)
+from interlock.wire.base import Priority, RunState, TaskStatus
+from interlock.wire.bundles import BundlePage, BundleView
+from interlock.wire.dags import PausePage
+from interlock.wire.jobs import (
+    DatasetRef,
+    JobAccepted,
+    JobPage,
+    JobRequest,
+    JobView,
+    Policy,
+    RunLimits,
+    RunPage,
+    RunView,
+    Scaling,
+)
+from interlock.wire.tasks import (
+    AttemptPage,
+    CancelRequest,
+    Changed,
+    DeadMessagePage,
+    Explanation,
+    QueueList,
+    RedriveRequest,
+    TaskPage,
+    TaskView,
 )
 
 PATIENCE_SECONDS = 5.0

@@ -18,7 +18,7 @@ from msgspec import Raw
 from interlock.client._caller import Caller, path
 from interlock.client._http import refuse_line_breaks
 from interlock.errors import InterlockError, ServerUnreachable
-from interlock.wire import (
+from interlock.wire.jobs import (
     MAX_PARTS,
     ListFormat,
     ListSource,

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from interlock.client._caller import Caller, path, query
 from interlock.client._http import refuse_line_breaks
-from interlock.wire import (
+from interlock.wire.jobs import (
     ExportPart,
     ExportRequest,
     ExportState,
@@ -21,8 +21,8 @@ from interlock.wire import (
     ReceiptKeys,
     ReceiptReply,
     RerunRequest,
-    TaskView,
 )
+from interlock.wire.tasks import TaskView
 
 PAGE: Final = 100
 

@@ -13,23 +13,21 @@ from msgspec import UNSET, Raw
 from interlock.client._caller import Caller
 from interlock.client._http import refuse_line_breaks
 from interlock.errors import ConfigurationError
-from interlock.wire import (
+from interlock.wire.access import CredentialsRequest, TaskCredentials
+from interlock.wire.attempts import (
     BufferPublish,
     BufferPublished,
     Completion,
     CompletionReply,
-    Crash,
-    CredentialsRequest,
     Event,
     EventBatch,
     EventsAccepted,
     Heartbeat,
     HeartbeatReply,
     Output,
-    QueryReply,
-    TaskCredentials,
-    TaskQuery,
 )
+from interlock.wire.queries import QueryReply, TaskQuery
+from interlock.wire.tasks import Crash
 
 T = TypeVar("T")
 

@@ -11,8 +11,9 @@ import msgspec
 
 from interlock.client._caller import Caller, path, query
 from interlock.errors import BadRequest, Unauthenticated
-from interlock.wire import (
-    Changed,
+from interlock.wire.tasks import Changed
+from interlock.wire.webhooks import (
+    SIGNATURE,
     DeliveryPage,
     DeliveryRedrive,
     DeliveryStatus,
@@ -23,8 +24,8 @@ from interlock.wire import (
     WebhookRequest,
     WebhookSecret,
     WebhookView,
+    signed_at,
 )
-from interlock.wire.webhooks import SIGNATURE, signed_at
 
 PAGE: Final = 100
 

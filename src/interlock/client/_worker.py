@@ -12,7 +12,8 @@ import msgspec
 
 from interlock.client._caller import TIMEOUT_SECONDS, Caller, query
 from interlock.errors import InterlockError
-from interlock.wire import (
+from interlock.wire.access import Health
+from interlock.wire.attempts import (
     ClaimBatchReply,
     ClaimGroup,
     ClaimReply,
@@ -22,18 +23,19 @@ from interlock.wire import (
     DataReply,
     DataRequest,
     FetchReply,
-    Health,
     HeartbeatBatch,
     HeartbeatBatchReply,
+    ReleaseBatch,
+    ReleaseReply,
+    TaskPayload,
+)
+from interlock.wire.tasks import (
     OperatorsReport,
     OperatorsReported,
     ReceiveReply,
     ReceiveRequest,
-    ReleaseBatch,
-    ReleaseReply,
     Settled,
     SettleRequest,
-    TaskPayload,
 )
 
 T = TypeVar("T")

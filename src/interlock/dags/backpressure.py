@@ -23,7 +23,8 @@ from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.notifications import Wakeups
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import JobRef, PauseLevel, PausePage, PauseView
+from interlock.wire.dags import PauseLevel, PausePage, PauseView
+from interlock.wire.tasks import JobRef
 
 log = structlog.get_logger()
 _sql = queries("dags", "pressure")

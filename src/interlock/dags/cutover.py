@@ -21,7 +21,7 @@ from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.actions import Actions
-from interlock.wire import DagState
+from interlock.wire.dags import DagState
 
 _sql = queries("dags", "dags")
 _VERSIONS: Final = 100

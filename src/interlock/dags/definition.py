@@ -14,7 +14,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct, field
 
-from interlock.wire import OperatorName, Policy, Priority, Role, Scaling
+from interlock.wire.access import Role
+from interlock.wire.base import OperatorName, Priority
+from interlock.wire.jobs import Policy, Scaling
 
 PATH_NAME: Final = r"^[A-Za-z0-9](?!.*\.\.)[A-Za-z0-9._-]*$(?!\n)"
 PathName = Annotated[str, Meta(min_length=1, max_length=100, pattern=PATH_NAME)]

@@ -23,8 +23,8 @@ from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.operators import Operators
 from interlock.untrusted.bundles import bundles_named, hold
-from interlock.untrusted.invocations import Bundle
-from interlock.wire import DagDeployed, DagState, DagVersionView, PlannedJob
+from interlock.untrusted.udf import Bundle
+from interlock.wire.dags import DagDeployed, DagState, DagVersionView, PlannedJob
 
 _sql = queries("dags", "dags")
 _SUGGESTED: Final = 1_000

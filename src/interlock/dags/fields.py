@@ -17,7 +17,7 @@ from interlock.dags.definition import PATH_NAME, DurationSeconds
 from interlock.dags.problems import Place, Report, listing, quoted
 from interlock.dags.yaml_nodes import Fields, Items, Node, Scalar, kind_of, plain
 from interlock.schemas import TABLE_TYPES, table_type
-from interlock.wire import OperatorName
+from interlock.wire.base import OperatorName
 
 Converter = Callable[[Node], Any]
 """Any: the result has the type of the field. Raises Malformed, or reports a problem and raises Rejected."""

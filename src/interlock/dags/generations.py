@@ -29,7 +29,7 @@ from interlock.jobs.submission import policy_columns, runtime_of, work_columns
 from interlock.schemas import BATCH_COLUMN, Column, DatasetSchema, hash_of
 from interlock.settings import Runtime, Settings
 from interlock.stores.postgres import Connection, Row, queries
-from interlock.wire import DatasetRef
+from interlock.wire.jobs import DatasetRef
 
 _sql = queries("dags", "dags")
 _refs = msgspec.json.Decoder(list[DatasetRef])

@@ -22,7 +22,7 @@ from interlock.failpoints import failpoint
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.dataset_changes import CURSOR
-from interlock.wire import Invalidated, InvalidateRequest
+from interlock.wire.datasets import Invalidated, InvalidateRequest
 
 _sql = queries("datasets", "registry")
 _datasets_sql = queries("datasets", "datasets")

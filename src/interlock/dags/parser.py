@@ -37,7 +37,7 @@ from interlock.dags.where import sql
 from interlock.dags.yaml_nodes import MAX_BYTES, Fields, Node, Scalar, plain, tree
 from interlock.errors import InvalidDag, InvalidWhere
 from interlock.settings import RuntimeKind, Settings
-from interlock.wire import Role
+from interlock.wire.access import Role
 
 MAX_COLUMNS: Final = 1_000
 """Limit for a buffered output, slightly below the column limit of PostgreSQL."""

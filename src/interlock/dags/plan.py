@@ -8,7 +8,7 @@ from uuid import UUID
 from interlock.dags.definition import Dag, Input, Job, JobOutput, Published
 from interlock.dags.lineage import Change, producer
 from interlock.stores.postgres import Connection, Row, queries
-from interlock.wire import JobChange, PlannedInput, PlannedJob
+from interlock.wire.dags import JobChange, PlannedInput, PlannedJob
 
 _sql = queries("dags", "dags")
 

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from interlock.dags.checks import AGGREGATOR, SPLITTER, range_problem
 from interlock.tasks.inline_runtime import Call, InlineOperator, OperatorFailed, Reaction
-from interlock.wire import Event, WriteGrant
+from interlock.wire.attempts import Event, WriteGrant
 
 STEP: Final = 5000
 """Ranges emitted in one transaction."""

@@ -25,7 +25,7 @@ from interlock.http.middleware import peer_of_scope
 from interlock.http.parameters import Cursor, Http, Limit
 from interlock.http.problems import WITH_A_BODY
 from interlock.jobs.build import jobs_of
-from interlock.wire import (
+from interlock.wire.dags import (
     BackfillAnswer,
     BackfillPage,
     BackfillRequest,
@@ -39,17 +39,15 @@ from interlock.wire import (
     DagView,
     HookAccepted,
     HookSecret,
-    Invalidated,
-    InvalidateRequest,
     PausePage,
     PurgeRequest,
     RollbackRequest,
-    ScopeExplanation,
     SecretRequest,
     SourceEvents,
     SourceEventsAccepted,
     SourceList,
 )
+from interlock.wire.datasets import Invalidated, InvalidateRequest, ScopeExplanation
 
 _YAML: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain")
 _JSON: Final = "application/json"

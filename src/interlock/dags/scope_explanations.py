@@ -11,7 +11,7 @@ from interlock.datasets.registry import display_name
 from interlock.errors import BadRequest, NotFound
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.dataset_changes import CURSOR
-from interlock.wire import ScopeExplanation
+from interlock.wire.datasets import ScopeExplanation
 
 _sql = queries("datasets", "registry")
 _MAX_SCOPES = 100

@@ -25,9 +25,8 @@ from interlock.tasks import dataset_changes, idempotency
 from interlock.tasks.completion import enqueue
 from interlock.tasks.dataset_changes import Change
 from interlock.telemetry import SOURCE_RESTARTS
-from interlock.wire import (
-    DatasetRef,
-    Event,
+from interlock.wire.attempts import Event
+from interlock.wire.dags import (
     SourceEvent,
     SourceEvents,
     SourceEventsAccepted,
@@ -36,6 +35,7 @@ from interlock.wire import (
     SourceState,
     SourceView,
 )
+from interlock.wire.jobs import DatasetRef
 
 _sql = queries("dags", "sources")
 

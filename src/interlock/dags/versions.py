@@ -11,7 +11,7 @@ from interlock.dags.definition import Job, dag_of
 from interlock.dags.plan import MAX_COUNTED
 from interlock.errors import BadRequest, NotFound
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import (
+from interlock.wire.dags import (
     BuildProgress,
     DagDocument,
     DagJobView,
@@ -22,8 +22,8 @@ from interlock.wire import (
     DagVersionPage,
     DagVersionView,
     DagView,
-    DatasetRef,
 )
+from interlock.wire.jobs import DatasetRef
 
 _sql = queries("dags", "dags")
 _refs = msgspec.json.Decoder(list[DatasetRef])

@@ -25,7 +25,7 @@ from interlock.errors import Conflict, NotFound, Unauthenticated
 from interlock.http.lockout import Lockout, Refused, too_many_failures
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import HookAccepted, HookSecret
+from interlock.wire.dags import HookAccepted, HookSecret
 
 _sql = queries("dags", "sources")
 

@@ -20,7 +20,8 @@ from interlock.stores.sts import SHORTEST_SECONDS, Sts
 from interlock.tasks.completion import Attempts
 from interlock.tasks.shards import find_task, shard_of
 from interlock.telemetry import CREDENTIALS_MINTED
-from interlock.wire import Release, TaskCredentials
+from interlock.wire.access import TaskCredentials
+from interlock.wire.attempts import Release
 
 _sql = queries("datasets", "credentials")
 

@@ -29,7 +29,7 @@ from interlock.tasks.completion import Attempts, outputs_of
 from interlock.tasks.dataset_changes import BUFFERED, FILES, Inputs
 from interlock.tasks.shards import by_shard
 from interlock.telemetry import FILES_SWEPT
-from interlock.wire import (
+from interlock.wire.attempts import (
     BufferLoad,
     DataReply,
     ExportGrant,

@@ -12,7 +12,7 @@ from uuid import UUID
 from interlock.access.principals import Principal
 from interlock.datasets.registry import Registry, names_of
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import Direction, Lineage, LineageDataset, LineageEdge, LineageJob
+from interlock.wire.datasets import Direction, Lineage, LineageDataset, LineageEdge, LineageJob
 
 _sql = queries("datasets", "registry")
 

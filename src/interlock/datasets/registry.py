@@ -15,7 +15,8 @@ from msgspec import Raw
 from interlock.access.principals import Principal
 from interlock.errors import BadRequest, Forbidden, NotFound
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import (
+from interlock.wire.access import Role
+from interlock.wire.datasets import (
     DatasetEventPage,
     DatasetEventView,
     DatasetPage,
@@ -24,7 +25,6 @@ from interlock.wire import (
     DatasetView,
     PartitionPage,
     PartitionView,
-    Role,
     VersionState,
 )
 

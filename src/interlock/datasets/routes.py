@@ -16,12 +16,11 @@ from interlock.datasets.build import datasets_of
 from interlock.datasets.lineage import MAX_DEPTH
 from interlock.datasets.registry import HIGHEST, LOWEST
 from interlock.http.parameters import Cursor, Http, Limit
-from interlock.wire import (
+from interlock.wire.access import CredentialsRequest, TaskCredentials
+from interlock.wire.attempts import DataReply, DataRequest
+from interlock.wire.datasets import (
     BufferPage,
     BufferView,
-    CredentialsRequest,
-    DataReply,
-    DataRequest,
     DatasetEventPage,
     DatasetPage,
     DatasetView,
@@ -29,7 +28,6 @@ from interlock.wire import (
     Lineage,
     PartitionPage,
     PublishStatus,
-    TaskCredentials,
 )
 
 _FARTHEST = 4_600_000_000_000_000_000

@@ -13,7 +13,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from interlock.errors import BadRequest, HeadersTooLarge, InterlockError
-from interlock.wire import Problem
+from interlock.wire.base import Problem
 
 if TYPE_CHECKING:
     from interlock.http.connection_guard import Guard

@@ -10,7 +10,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
+from pkgutil import iter_modules
 from typing import Any
 
 import msgspec
@@ -45,8 +46,19 @@ def exact(document: Document) -> Document:
     return document | {"components": components, "paths": paths}
 
 
+def model(name: str) -> type:
+    """Returns the type of a body by its name, which is unique on the wire."""
+    return _models()[name]
+
+
+@cache
+def _models() -> dict[str, type]:
+    modules = [import_module(f"interlock.wire.{each.name}") for each in iter_modules(wire.__path__)]
+    return {name: found for module in modules for name, found in vars(module).items() if isinstance(found, type)}
+
+
 def _schemas(names: Sequence[str]) -> Document:
-    types = [getattr(wire, name) for name in names]
+    types = [model(name) for name in names]
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     return schemas
 

@@ -20,7 +20,7 @@ from interlock.errors import (
     TooLarge,
     Unauthenticated,
 )
-from interlock.wire import Problem
+from interlock.wire.base import Problem
 
 log = structlog.get_logger()
 

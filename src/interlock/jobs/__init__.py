@@ -4,8 +4,7 @@ PUBLIC = (
     "build",
     "list_chunks",
     "run_sources",
-    "shard_loading",
-    "spark_payloads",
+    "spark_loads",
     "submission",
     "task_rows",
 )

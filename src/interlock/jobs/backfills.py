@@ -22,18 +22,17 @@ from interlock.jobs.task_rows import table_of
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.actions import Actions
-from interlock.wire import (
+from interlock.wire.base import Priority, RunState
+from interlock.wire.dags import (
     BackfillAnswer,
     BackfillPage,
     BackfillRequest,
     BackfillScope,
     BackfillState,
     BackfillView,
-    Counts,
-    JobRef,
-    Priority,
-    RunState,
 )
+from interlock.wire.jobs import Counts
+from interlock.wire.tasks import JobRef
 
 _sql = queries("jobs", "backfills")
 

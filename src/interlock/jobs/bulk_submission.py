@@ -20,7 +20,8 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.idempotency import Repeat, once
 from interlock.tasks.reads import Reads, run_view
 from interlock.telemetry import TASKS_CREATED
-from interlock.wire import JobAccepted, JobRequest, RunState, RunView, TasksAdded, TasksRequest
+from interlock.wire.base import RunState
+from interlock.wire.jobs import JobAccepted, JobRequest, RunView, TasksAdded, TasksRequest
 
 _sql = queries("jobs", "ingest")
 _reads_sql = queries("tasks", "reads")

@@ -26,7 +26,8 @@ from interlock.tasks.completion import run_task_id
 from interlock.tasks.idempotency import answered_before, remember
 from interlock.tasks.reads import Reads
 from interlock.telemetry import TASKS_CREATED
-from interlock.wire import (
+from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import (
     ExportFormat,
     ExportManifest,
     ExportPart,
@@ -35,7 +36,6 @@ from interlock.wire import (
     ExportView,
     JobRequest,
     Policy,
-    TaskStatus,
 )
 
 _sql = queries("jobs", "exports")

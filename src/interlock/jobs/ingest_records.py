@@ -20,7 +20,7 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.runs import record_run_events
 from interlock.tasks.shards import SMALL_SHARD, drop
 from interlock.telemetry import INGESTS, TASKS_CREATED
-from interlock.wire import RunState
+from interlock.wire.base import RunState
 
 _sql = queries("jobs", "ingest")
 _runs_sql = queries("tasks", "runs")

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 
-from interlock.wire import ListFormat
+from interlock.wire.jobs import ListFormat
 
 CHUNK_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 1 << 20

@@ -26,7 +26,7 @@ from msgspec import Struct
 from interlock.access import jwt
 from interlock.errors import BadRequest
 from interlock.stores.signers import jwk_of, public_key
-from interlock.wire import ExportFormat, ExportManifest, ExportPart, ReceiptReply, RunReceipt
+from interlock.wire.jobs import ExportFormat, ExportManifest, ExportPart, ReceiptReply, RunReceipt
 
 AUDIENCE: Final = "interlock.receipt"
 """Used by no other token, so that a receipt and a token can never be mistaken for each other."""

@@ -20,7 +20,9 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.reads import Reads
 from interlock.tasks.result_packs import Packs
 from interlock.tasks.shards import Shards
-from interlock.wire import ReceiptKeys, ReceiptReply, RunReceipt, RunState, TaskStatus, TaskView
+from interlock.wire.base import RunState, TaskStatus
+from interlock.wire.jobs import ReceiptKeys, ReceiptReply, RunReceipt
+from interlock.wire.tasks import TaskView
 
 _sql = queries("tasks", "results")
 

@@ -24,7 +24,8 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.idempotency import Repeat, once
 from interlock.tasks.reads import Reads
 from interlock.tasks.runs import record_run_events
-from interlock.wire import JobAccepted, ListFormat, RerunRequest, RunState
+from interlock.wire.base import RunState
+from interlock.wire.jobs import JobAccepted, ListFormat, RerunRequest
 
 _sql = queries("jobs", "reruns")
 _ingest_sql = queries("jobs", "ingest")

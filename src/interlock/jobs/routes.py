@@ -15,8 +15,8 @@ from interlock.http.parameters import Cursor, Http, Limit
 from interlock.jobs.build import jobs_of
 from interlock.tasks.build import tasks_of
 from interlock.tasks.idempotency import Repeat
-from interlock.wire import (
-    Changed,
+from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import (
     ExportRequest,
     ExportView,
     JobAccepted,
@@ -29,13 +29,11 @@ from interlock.wire import (
     RerunRequest,
     RunPage,
     RunView,
-    TaskPage,
     TasksAdded,
     TasksRequest,
-    TaskStatus,
-    TaskView,
     UploadRequest,
 )
+from interlock.wire.tasks import Changed, TaskPage, TaskView
 
 IdempotencyKey = Annotated[
     str | None, HeaderParameter(name="Idempotency-Key", required=False, min_length=1, max_length=255)

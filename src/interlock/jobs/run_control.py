@@ -17,7 +17,7 @@ from interlock.tasks.actions import Actions
 from interlock.tasks.completion import enqueue
 from interlock.tasks.reads import Reads
 from interlock.tasks.runs import HotStatus
-from interlock.wire import JobView
+from interlock.wire.jobs import JobView
 
 _sql = queries("tasks", "runs")
 _RUNS = 20

@@ -11,7 +11,7 @@ import msgspec
 
 from interlock.settings import INGEST_QUEUE, Settings
 from interlock.stores.postgres import Connection, queries
-from interlock.wire import ListFormat
+from interlock.wire.jobs import ListFormat
 
 if TYPE_CHECKING:
     import pyarrow as pa

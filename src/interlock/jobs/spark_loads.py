@@ -26,7 +26,9 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.completion import run_task_id
 from interlock.tasks.result_packs import results_prefix
 from interlock.telemetry import TASKS_CREATED
-from interlock.wire import JobRequest, ListFormat, ListLoad, Policy, RunExport, TaskStatus
+from interlock.wire.attempts import ListLoad, RunExport
+from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import JobRequest, ListFormat, Policy
 
 log = structlog.get_logger()
 

@@ -18,7 +18,7 @@ from interlock.settings import Settings
 from interlock.stores.objects import LONGEST_SECONDS, Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.idempotency import Repeat, once
-from interlock.wire import ListFormat, ListPart, ListSource, ListUpload, UploadRequest
+from interlock.wire.jobs import ListFormat, ListPart, ListSource, ListUpload, UploadRequest
 
 _HASHED_AT_ONCE: Final = 1 << 20
 

@@ -25,8 +25,10 @@ from interlock.tasks.operators import Operators
 from interlock.tasks.runs import record_run_events
 from interlock.telemetry import TASKS_CREATED
 from interlock.untrusted.bundles import pin
-from interlock.untrusted.invocations import UDF
-from interlock.wire import JobAccepted, JobRequest, Policy, Priority, RunLimits, RunState, Scaling, secret_names
+from interlock.untrusted.udf import UDF
+from interlock.wire.access import secret_names
+from interlock.wire.base import Priority, RunState
+from interlock.wire.jobs import JobAccepted, JobRequest, Policy, RunLimits, Scaling
 
 _sql = queries("tasks", "jobs")
 _ENDPOINT = "POST /v1/jobs"

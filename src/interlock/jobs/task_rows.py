@@ -25,7 +25,7 @@ from interlock.jobs.list_chunks import BadList, Chunk
 from interlock.jobs.run_sources import Batch
 from interlock.stores.postgres import queries
 from interlock.strict_json import MAX_DEPTH, first_not_strict, is_plain, opened, pointed
-from interlock.wire import ListFormat
+from interlock.wire.jobs import ListFormat
 
 _LINE_FEED: Final = 10
 _CARRIAGE_RETURN: Final = 13

@@ -20,7 +20,8 @@ from interlock.query.relations import Granted
 from interlock.stores.postgres import Connection, Database, queries
 from interlock.tasks.completion import run_task_id
 from interlock.telemetry import TASKS_CREATED
-from interlock.wire import JobRequest, Policy, QueryOutcome
+from interlock.wire.jobs import JobRequest, Policy
+from interlock.wire.queries import QueryOutcome
 
 _sql = queries("query", "queries")
 

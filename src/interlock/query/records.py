@@ -30,7 +30,8 @@ from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.result_packs import Packs
 from interlock.tasks.shards import SMALL_SHARD
-from interlock.wire import ExportedFile, QueryExport, QueryMode, QueryOutcome, QueryPage, QueryView, TaskStatus
+from interlock.wire.base import TaskStatus
+from interlock.wire.queries import ExportedFile, QueryExport, QueryMode, QueryOutcome, QueryPage, QueryView
 
 _sql = queries("query", "queries")
 _BATCH: Final = 5000

@@ -19,7 +19,7 @@ from interlock.http.parameters import Cursor, Http, Limit
 from interlock.query.build import query_history_of
 from interlock.query.service import QueryService, Stream
 from interlock.telemetry import QUERIES_RUNNING, QUERIES_WAITING, metrics_text
-from interlock.wire import QueryFormat, QueryOutcome, QueryPage, QueryReply, QueryView, TaskQuery, UserQuery
+from interlock.wire.queries import QueryFormat, QueryOutcome, QueryPage, QueryReply, QueryView, TaskQuery, UserQuery
 
 QUERY_ID: Final = "Interlock-Query-Id"
 MEDIA_TYPES: Final = {

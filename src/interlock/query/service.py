@@ -52,7 +52,7 @@ from interlock.query.relations import Attempt, Granted, QueryRelations, Readable
 from interlock.settings import Settings
 from interlock.stores.objects import Objects
 from interlock.telemetry import QUERIES, QUERY_SECONDS
-from interlock.wire import (
+from interlock.wire.queries import (
     QueryColumn,
     QueryExport,
     QueryFormat,

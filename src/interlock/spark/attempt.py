@@ -17,7 +17,7 @@ from interlock.spark.errors import explained
 from interlock.spark.operators import Declaration, Operator, Schema, resolve
 from interlock.spark.reader import Reader
 from interlock.spark.writer import write
-from interlock.wire import Event, InputData, Output, OutputData, TaskData
+from interlock.wire.attempts import Event, InputData, Output, OutputData, TaskData
 from interlock.workers.failures import BadOperator, WrongInputs, WrongOutputs
 
 T = TypeVar("T")

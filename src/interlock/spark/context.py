@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from interlock.spark.operators import BUILT_IN
-from interlock.wire import TaskData
+from interlock.wire.attempts import TaskData
 from interlock.workers import context
 from interlock.workers.context import TaskFailed
 from interlock.workers.protocol import Assignment, Work

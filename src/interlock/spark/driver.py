@@ -28,7 +28,7 @@ import msgspec
 
 from interlock.spark import operators, session
 from interlock.spark.concurrent_tasks import WAIT_STEP_SECONDS, Pools, Running, ThreadLines, job_of
-from interlock.wire import Event, Output, TaskData
+from interlock.wire.attempts import Event, Output, TaskData
 from interlock.workers import catalogue, confinement, protocol
 from interlock.workers.child_runtime import die_with, encoded, raised, wait_for_the_wrapper
 from interlock.workers.context import PROGRESS_TEXT, TaskCanceled, TaskFailed, plain

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, PythonException
 
-from interlock.wire import TaskData
+from interlock.wire.attempts import TaskData
 from interlock.workers.context import TaskFailed
 from interlock.workers.failures import (
     CorruptFile,

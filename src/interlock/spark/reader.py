@@ -23,7 +23,7 @@ from interlock.spark import columns, objects
 from interlock.spark.columns import pinned, quoted, struct_of, type_of
 from interlock.spark.context import Scope
 from interlock.spark.tables import Table, table_columns
-from interlock.wire import InputData
+from interlock.wire.attempts import InputData
 from interlock.workers.failures import CorruptFile, FileMissing, SchemaMismatch
 
 _FILES: Final = "parquet"

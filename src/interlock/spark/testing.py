@@ -39,7 +39,7 @@ from interlock.spark.errors import explained
 from interlock.spark.operators import Operator, declared
 from interlock.spark.reader import inferred
 from interlock.spark.session import DEFAULTS
-from interlock.wire import Event, InputData, OutputData, TaskData, TaskFile
+from interlock.wire.attempts import Event, InputData, OutputData, TaskData, TaskFile
 from interlock.workers.protocol import Assignment, Work
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from interlock.spark import objects
 from interlock.spark.columns import check_range_column, checked_output, quoted, schema_of, struct_of, type_of
 from interlock.spark.context import Scope
 from interlock.spark.partition_file import ANSWER, PartitionFile, Written
-from interlock.wire import Event, Output, OutputData
+from interlock.wire.attempts import Event, Output, OutputData
 from interlock.workers.failures import NoScope, SchemaMismatch, WrongColumns, WrongOutputs, failure
 
 _FILES: Final = "parquet"

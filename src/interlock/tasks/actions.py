@@ -13,7 +13,8 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.completion import enqueue, wake_parked
 from interlock.tasks.reads import Reads
 from interlock.tasks.shards import SMALL_SHARD, find_task
-from interlock.wire import CancelRequest, Changed, RedriveRequest, TaskStatus, TaskView
+from interlock.wire.base import TaskStatus
+from interlock.wire.tasks import CancelRequest, Changed, RedriveRequest, TaskView
 
 _sql = queries("tasks", "tasks")
 _reads_sql = queries("tasks", "reads")

@@ -28,24 +28,23 @@ from interlock.tasks.operators import NOT_ALLOWED, Operators, refusal
 from interlock.tasks.queue import Handle, Queue
 from interlock.tasks.shards import SMALL_SHARD, Shards, find_task
 from interlock.telemetry import TASKS_CLAIMED
-from interlock.wire import (
+from interlock.wire.access import TaskSecret, secret_names
+from interlock.wire.attempts import (
     ClaimBatchReply,
     ClaimGroup,
     ClaimRange,
     ClaimReply,
     ClaimRequest,
     Completion,
-    DatasetRef,
     FetchReply,
     GroupedTask,
-    JobRef,
     Receipt,
     TaskInput,
     TaskPayload,
-    TaskSecret,
-    TaskStatus,
-    secret_names,
 )
+from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import DatasetRef
+from interlock.wire.tasks import JobRef
 
 _sql = queries("tasks", "tasks")
 _shards_sql = queries("tasks", "shards")

@@ -27,20 +27,20 @@ from interlock.tasks.effects import OperatorState, keep_state
 from interlock.tasks.result_packs import Packs, Place
 from interlock.tasks.shards import SMALL_SHARD, by_shard, shard_of, shards_of_jobs
 from interlock.telemetry import ATTEMPTS_ENDED
-from interlock.wire import (
+from interlock.wire.attempts import (
     Completion,
     CompletionBatchReply,
     CompletionGroup,
     CompletionReply,
-    DatasetRef,
     Heartbeat,
     HeartbeatBatchReply,
     HeartbeatReply,
     Refusal,
     Release,
     TaskInput,
-    TaskStatus,
 )
+from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import DatasetRef
 
 if TYPE_CHECKING:
     from interlock.tasks.limits import RunSlots

@@ -21,7 +21,8 @@ from interlock.schemas import MARKER, MAX_MARKER_BYTES, DatasetSchema, Marker, S
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Row, queries
 from interlock.tasks.shards import SMALL_SHARD
-from interlock.wire import Completion, DatasetRef, Event, Output, TaskInput
+from interlock.wire.attempts import Completion, Event, Output, TaskInput
+from interlock.wire.jobs import DatasetRef
 
 _sql = queries("datasets", "datasets")
 _effects_sql = queries("tasks", "effects")

@@ -17,7 +17,8 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks import dataset_changes
 from interlock.tasks.dataset_changes import Change
 from interlock.tasks.shards import shard_of
-from interlock.wire import BufferPublish, BufferPublished, DatasetRef, EventBatch, EventsAccepted
+from interlock.wire.attempts import BufferPublish, BufferPublished, EventBatch, EventsAccepted
+from interlock.wire.jobs import DatasetRef
 
 _sql = queries("tasks", "effects")
 _tasks_sql = queries("tasks", "tasks")

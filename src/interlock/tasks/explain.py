@@ -11,7 +11,8 @@ from interlock.errors import NotFound
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.stores.valkey import Coordination
 from interlock.tasks.shards import find_task
-from interlock.wire import Explanation, TaskStatus
+from interlock.wire.base import TaskStatus
+from interlock.wire.tasks import Explanation
 
 _sql = queries("tasks", "reads")
 _queue_sql = queries("tasks", "queue")

@@ -24,7 +24,7 @@ from interlock.tasks.claims import Claims
 from interlock.tasks.completion import Attempts
 from interlock.tasks.effects import Effects, OperatorState, StateMoved, read_state
 from interlock.tasks.outbox_relay import TaskRef
-from interlock.wire import (
+from interlock.wire.attempts import (
     ClaimReply,
     Completion,
     Event,

@@ -18,7 +18,8 @@ import msgspec
 from interlock.errors import BadRequest, Forbidden, NotFound
 from interlock.settings import RuntimeKind, Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import OperatorsReport, OrgOperators
+from interlock.wire.access import OrgOperators
+from interlock.wire.tasks import OperatorsReport
 
 _sql = queries("tasks", "operators")
 _principals_sql = queries("access", "principals")

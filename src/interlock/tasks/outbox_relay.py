@@ -16,7 +16,7 @@ from interlock.stores.low_water import low_water
 from interlock.stores.notifications import Wakeups
 from interlock.stores.postgres import Database, Row, queries
 from interlock.tasks.queue import Outgoing, Queue
-from interlock.wire import ClaimRequest
+from interlock.wire.attempts import ClaimRequest
 
 _sql = queries("tasks", "effects")
 _BATCH = 500

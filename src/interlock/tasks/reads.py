@@ -15,26 +15,9 @@ from interlock.errors import BadRequest, NotFound
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.result_packs import Packs
 from interlock.tasks.shards import SMALL_SHARD, find_task
-from interlock.wire import (
-    AttemptPage,
-    AttemptView,
-    Counts,
-    Crash,
-    JobPage,
-    JobRef,
-    JobView,
-    Outcome,
-    Policy,
-    Priority,
-    RunPage,
-    RunState,
-    RunView,
-    Scaling,
-    TaskPage,
-    TaskStatus,
-    TaskView,
-)
-from interlock.wire.base import LONGEST_SECONDS
+from interlock.wire.base import LONGEST_SECONDS, Outcome, Priority, RunState, TaskStatus
+from interlock.wire.jobs import Counts, JobPage, JobView, Policy, RunPage, RunView, Scaling
+from interlock.wire.tasks import AttemptPage, AttemptView, Crash, JobRef, TaskPage, TaskView
 
 _sql = queries("tasks", "reads")
 

@@ -14,25 +14,21 @@ from interlock.errors import NotFound
 from interlock.http.parameters import Cursor, Http, Limit, settings_of
 from interlock.tasks.build import tasks_of
 from interlock.tasks.queue import Queue
-from interlock.wire import (
+from interlock.wire.access import OrgOperators, OrgOperatorsRequest, WorkerList, WorkerView
+from interlock.wire.base import MAX_PAGE, TaskStatus
+from interlock.wire.tasks import (
     AttemptPage,
     CancelRequest,
     Changed,
     DeadMessage,
     DeadMessagePage,
     Explanation,
-    OrgOperators,
-    OrgOperatorsRequest,
     QueueList,
     QueueView,
     RedriveRequest,
     TaskPage,
-    TaskStatus,
     TaskView,
-    WorkerList,
-    WorkerView,
 )
-from interlock.wire.base import MAX_PAGE
 
 
 @get("/v1/tasks", guards=[user_guard], opt={"scope": "tasks:read"}, summary="Tasks by job, run and status")

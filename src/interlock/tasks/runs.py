@@ -23,7 +23,8 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.stores.valkey import Coordination
 from interlock.tasks.actions import Actions
 from interlock.tasks.reads import Reads, run_view
-from interlock.wire import JobView, RunView, WebhookEvent, WebhookEventType, WebhookJob
+from interlock.wire.jobs import JobView, RunView
+from interlock.wire.webhooks import WebhookEvent, WebhookEventType, WebhookJob
 
 _sql = queries("tasks", "runs")
 _BATCH = 5000

@@ -20,7 +20,7 @@ from interlock.http.parameters import Http, settings_of
 from interlock.settings import RuntimeKind
 from interlock.tasks.build import tasks_of
 from interlock.tasks.queue import Handle, Received
-from interlock.wire import (
+from interlock.wire.attempts import (
     BufferPublish,
     BufferPublished,
     ClaimBatchReply,
@@ -37,14 +37,16 @@ from interlock.wire import (
     HeartbeatBatch,
     HeartbeatBatchReply,
     HeartbeatReply,
+    Release,
+    ReleaseBatch,
+    ReleaseReply,
+)
+from interlock.wire.tasks import (
     OperatorsReport,
     OperatorsReported,
     QueueMessage,
     ReceiveReply,
     ReceiveRequest,
-    Release,
-    ReleaseBatch,
-    ReleaseReply,
     Settled,
     SettleRequest,
 )

@@ -24,16 +24,8 @@ from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.untrusted.invocations import (
-    DIGEST,
-    Bundle,
-    bundle_key,
-    bundle_problem,
-    config_problem,
-    pinned,
-    references,
-)
-from interlock.wire import BundlePage, BundleView
+from interlock.untrusted.udf import DIGEST, Bundle, bundle_key, bundle_problem, config_problem, pinned, references
+from interlock.wire.bundles import BundlePage, BundleView
 
 _sql = queries("untrusted", "bundles")
 

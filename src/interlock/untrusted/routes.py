@@ -14,7 +14,7 @@ from interlock.errors import UnsupportedMediaType
 from interlock.http.parameters import Cursor, Http, Limit
 from interlock.http.problems import WITH_A_BODY
 from interlock.untrusted.build import untrusted_of
-from interlock.wire import BundlePage, BundleView
+from interlock.wire.bundles import BundlePage, BundleView
 
 _ZIP: Final = ("application/zip", "application/octet-stream")
 

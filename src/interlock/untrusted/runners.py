@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from interlock.settings import Settings
-from interlock.wire import RunnerReport
+from interlock.wire.bundles import RunnerReport
 
 if TYPE_CHECKING:
     import aiohttp

@@ -29,8 +29,7 @@ from interlock.stores.notifications import Wakeups
 from interlock.stores.postgres import Database, Row, queries
 from interlock.tasks.completion import clean
 from interlock.telemetry import WEBHOOK_DELIVERIES
-from interlock.wire import DeliveryStatus
-from interlock.wire.webhooks import DELIVERY, EVENT, KEY_VERSION, SIGNATURE, signed
+from interlock.wire.webhooks import DELIVERY, EVENT, KEY_VERSION, SIGNATURE, DeliveryStatus, signed
 
 if TYPE_CHECKING:
     from interlock.outbound.exchange import Reply, Request, Sender

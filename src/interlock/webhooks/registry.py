@@ -24,8 +24,8 @@ from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.idempotency import Repeat, once
 from interlock.tasks.runs import trial_event
-from interlock.wire import (
-    Changed,
+from interlock.wire.tasks import Changed
+from interlock.wire.webhooks import (
     DeliveryPage,
     DeliveryRedrive,
     DeliveryStatus,

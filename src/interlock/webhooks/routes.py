@@ -13,8 +13,8 @@ from interlock.http.parameters import Cursor, Http, Limit
 from interlock.tasks.idempotency import Repeat
 from interlock.webhooks.build import webhooks_of
 from interlock.webhooks.registry import Caller
-from interlock.wire import (
-    Changed,
+from interlock.wire.tasks import Changed
+from interlock.wire.webhooks import (
     DeliveryPage,
     DeliveryRedrive,
     DeliveryStatus,

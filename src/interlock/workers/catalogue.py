@@ -31,7 +31,7 @@ import structlog
 
 from interlock.client import WorkerClient
 from interlock.errors import ConfigurationError, NotFound
-from interlock.wire import OperatorsReport
+from interlock.wire.tasks import OperatorsReport
 
 MAX_ENTRIES: Final = 20_000
 """Files and folders that one scan visits."""

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import msgspec
 
-from interlock.wire import Event
+from interlock.wire.attempts import Event
 from interlock.workers import catalogue, confinement, operators, protocol
 from interlock.workers.child_runtime import Lines, die_with, encoded, raised, wait_for_the_wrapper
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed

@@ -9,7 +9,8 @@ from uuid import UUID
 
 import msgspec
 
-from interlock.wire import Event, Output, TaskSecret, WriteGrant
+from interlock.wire.access import TaskSecret
+from interlock.wire.attempts import Event, Output, WriteGrant
 from interlock.workers.protocol import Assignment, Outbound, Work
 
 PROGRESS_TEXT = 500

@@ -24,7 +24,8 @@ from typing import Any, Final
 import structlog
 
 from interlock.errors import Fenced, Forbidden, InterlockError, NotFound, Unauthenticated
-from interlock.wire import ClaimBatchReply, Crash, DataReply, DataRequest, Refusal, TaskData
+from interlock.wire.attempts import ClaimBatchReply, DataReply, DataRequest, Refusal, TaskData
+from interlock.wire.tasks import Crash
 from interlock.workers import driver_process, protocol
 from interlock.workers.driver_process import PLATFORM, DriverLaunch, DriverProcess
 from interlock.workers.held_tasks import Held

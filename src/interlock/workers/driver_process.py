@@ -20,7 +20,8 @@ from typing import Final
 
 import msgspec
 
-from interlock.wire import Crash, TaskData
+from interlock.wire.attempts import TaskData
+from interlock.wire.tasks import Crash
 from interlock.workers import process, protocol
 from interlock.workers.held_tasks import Held, Variables
 from interlock.workers.process import Handlers, OperatorProcess, Reports, scrubbed, spawn

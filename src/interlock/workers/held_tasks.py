@@ -14,7 +14,9 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from interlock.client import Fence, TaskClient
-from interlock.wire import ClaimGroup, Completion, Crash, Event, Heartbeat, Output, Release, TaskPayload, TaskSecret
+from interlock.wire.access import TaskSecret
+from interlock.wire.attempts import ClaimGroup, Completion, Event, Heartbeat, Output, Release, TaskPayload
+from interlock.wire.tasks import Crash
 from interlock.workers.operators import ON_DATA, ON_SERVERS
 from interlock.workers.protocol import Assignment, Outbound, Progressed, Work
 from interlock.workers.task_durations import Kind

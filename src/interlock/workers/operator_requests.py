@@ -9,7 +9,7 @@ from typing import Final
 from interlock.outbound.addresses import Exceptions
 from interlock.outbound.exchange import KeptSender, Proxy
 from interlock.outbound.guard import Binding, Guard
-from interlock.wire import TaskSecret
+from interlock.wire.access import TaskSecret
 from interlock.workers.context import TaskContext, TaskFailed
 from interlock.workers.failures import BadConfig
 from interlock.workers.protocol import Outbound

@@ -9,7 +9,8 @@ import time
 
 import structlog
 
-from interlock.wire import ClaimBatchReply, Completion, Crash
+from interlock.wire.attempts import ClaimBatchReply, Completion
+from interlock.wire.tasks import Crash
 from interlock.workers import process, protocol
 from interlock.workers.held_tasks import Held
 from interlock.workers.process import ChildProcess, Launch

@@ -20,7 +20,7 @@ from typing import Generic, Literal, TypeVar, cast
 
 import structlog
 
-from interlock.wire import Crash
+from interlock.wire.tasks import Crash
 from interlock.workers import protocol
 from interlock.workers.held_tasks import Held, Variables
 from interlock.workers.redaction import Redaction

@@ -18,7 +18,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from interlock.wire import Event, Output, TaskSecret, WriteGrant
+from interlock.wire.access import TaskSecret
+from interlock.wire.attempts import Event, Output, WriteGrant
 
 
 class Outbound(Struct, array_like=True, frozen=True):

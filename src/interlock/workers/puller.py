@@ -15,17 +15,8 @@ from msgspec import Struct
 from interlock.client import WorkerClient
 from interlock.errors import Forbidden, InterlockError, NotFound, Unauthenticated
 from interlock.failpoints import failpoint
-from interlock.wire import (
-    ClaimBatchReply,
-    ClaimRange,
-    ClaimRequest,
-    MessageRef,
-    QueueMessage,
-    Receipt,
-    ReceiveReply,
-    ReceiveRequest,
-    SettleRequest,
-)
+from interlock.wire.attempts import ClaimBatchReply, ClaimRange, ClaimRequest, Receipt
+from interlock.wire.tasks import MessageRef, QueueMessage, ReceiveReply, ReceiveRequest, SettleRequest
 from interlock.workers.reporter import Reporter
 from interlock.workers.task_durations import Kind, Pace
 from interlock.workers.work_pool import WorkPool

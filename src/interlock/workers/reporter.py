@@ -19,7 +19,15 @@ from msgspec import Raw
 from interlock.client import TaskClient, WorkerClient
 from interlock.errors import Fenced, Forbidden, InterlockError, NotFound, Unauthenticated
 from interlock.failpoints import failpoint
-from interlock.wire import Completion, CompletionBatch, CompletionGroup, Event, HeartbeatBatch, Refusal, ReleaseBatch
+from interlock.wire.attempts import (
+    Completion,
+    CompletionBatch,
+    CompletionGroup,
+    Event,
+    HeartbeatBatch,
+    Refusal,
+    ReleaseBatch,
+)
 from interlock.workers.held_tasks import Held, Lease, bare_failure
 
 log = structlog.get_logger()

@@ -15,7 +15,8 @@ from typing import Protocol
 import structlog
 
 from interlock.errors import ConfigurationError
-from interlock.wire import ClaimBatchReply, Completion, Crash, Event, GroupedTask
+from interlock.wire.attempts import ClaimBatchReply, Completion, Event, GroupedTask
+from interlock.wire.tasks import Crash
 from interlock.workers import protocol
 from interlock.workers.held_tasks import NONE, Held, Lease, Variables, beat_interval, lease_alone, lease_of
 from interlock.workers.process import OperatorProcess

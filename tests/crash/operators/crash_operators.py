@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from interlock.schemas import MARKER, Column, DatasetSchema, Marker
-from interlock.wire import Event, Output, WriteGrant
+from interlock.wire.attempts import Event, Output, WriteGrant
 from interlock.workers import TaskFailed, operator
 from interlock.workers.context import TaskContext
 

@@ -25,7 +25,7 @@ from interlock.access.principals import Principals
 from interlock.clock import SystemClock
 from interlock.errors import ConfigurationError, Conflict, Unauthenticated
 from interlock.stores.postgres import Database
-from interlock.wire import KeyRequest, OrgView, Role, WorkerTokenRequest
+from interlock.wire.access import KeyRequest, OrgView, Role, WorkerTokenRequest
 
 log = structlog.get_logger()
 

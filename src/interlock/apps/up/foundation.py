@@ -25,7 +25,7 @@ from interlock.http.listener import bind, require_loopback, require_public_urls,
 from interlock.settings import Settings
 from interlock.stores.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
 from interlock.stores.postgres import migrate, queries
-from interlock.wire import OperatorsReport
+from interlock.wire.tasks import OperatorsReport
 from interlock.workers.catalogue import sources
 from interlock.workers.operators import catalogue_of
 

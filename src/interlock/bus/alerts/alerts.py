@@ -31,7 +31,6 @@ from interlock.settings import Settings
 from interlock.stores.isolation import CONTENT_ERRORS, set_aside
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.completion import clean
-from interlock.wire import WebhookEvent, WebhookEventType
 from interlock.wire.bus_alerts import (
     ALERTED,
     CRITICAL,
@@ -43,6 +42,7 @@ from interlock.wire.bus_alerts import (
     Channel,
     ChannelKind,
 )
+from interlock.wire.webhooks import WebhookEvent, WebhookEventType
 
 log = structlog.get_logger()
 _sql = queries("bus", "alerts")

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from interlock.stores.postgres import Connection, Row, queries
-from interlock.wire import RegistryAction, RegistryChange, RegistryKind
+from interlock.wire.bus_registry import RegistryAction, RegistryChange, RegistryKind
 
 _sql = queries("bus", "writes")
 

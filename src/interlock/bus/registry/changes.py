@@ -15,7 +15,7 @@ from interlock.bus.registry.keys import ServiceKeys
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import ChangePage, RegistryAction, RegistryChange, RegistryKind
+from interlock.wire.bus_registry import ChangePage, RegistryAction, RegistryChange, RegistryKind
 
 _sql = queries("bus", "writes")
 _LAST: Final = 2**62

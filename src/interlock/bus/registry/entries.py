@@ -16,7 +16,7 @@ import msgspec
 
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.stores.postgres import Connection, Row, queries
-from interlock.wire import (
+from interlock.wire.bus_registry import (
     AclRequest,
     DedupeMode,
     DispatchMode,

@@ -19,7 +19,7 @@ from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import (
+from interlock.wire.bus_registry import (
     RegistryAction,
     RegistryKind,
     SecretVersion,

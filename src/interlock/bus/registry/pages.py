@@ -11,7 +11,7 @@ from interlock.bus.registry.changelog import Registrar
 from interlock.bus.registry.entries import Org, route_of
 from interlock.errors import NotFound
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import (
+from interlock.wire.bus_registry import (
     AclPage,
     AclView,
     DispatchMode,

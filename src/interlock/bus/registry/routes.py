@@ -13,7 +13,7 @@ from interlock.bus.build import bus_of
 from interlock.bus.registry.changelog import Registrar
 from interlock.bus.registry.entries import ACL, LIMIT, ROUTE, SERVICE
 from interlock.http.parameters import Cursor, Http, Limit
-from interlock.wire import (
+from interlock.wire.bus_registry import (
     AclPage,
     AclRequest,
     ChangePage,

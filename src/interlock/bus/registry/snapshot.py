@@ -40,7 +40,7 @@ from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire import AclRequest, LimitRequest, RouteRequest, ServiceRequest
+from interlock.wire.bus_registry import AclRequest, LimitRequest, RouteRequest, ServiceRequest
 
 FOLDER: Final = "snavio/registry/snapshot"
 LATEST: Final = f"{FOLDER}/latest.json"

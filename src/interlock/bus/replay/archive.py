@@ -28,7 +28,7 @@ from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks import dataset_changes
 from interlock.tasks.dataset_changes import Change
-from interlock.wire import Event, Output
+from interlock.wire.attempts import Event, Output
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _COLUMNS: Final = (

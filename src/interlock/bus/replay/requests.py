@@ -28,7 +28,6 @@ from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.result_packs import Packs
 from interlock.tasks.shards import SMALL_SHARD
-from interlock.wire import QueryMode
 from interlock.wire.bus_replays import (
     ReplayFilters,
     ReplayOrigin,
@@ -38,6 +37,7 @@ from interlock.wire.bus_replays import (
     ReplayView,
     SelectedCommand,
 )
+from interlock.wire.queries import QueryMode
 
 log = structlog.get_logger()
 _sql = queries("bus", "replays")

@@ -20,7 +20,8 @@ from interlock.cli.demos.chain import Place, drawn, example
 from interlock.cli.output import console, table
 from interlock.client import Client, QueryClient
 from interlock.errors import InterlockError
-from interlock.wire import BufferView, PublishStatus, TaskStatus
+from interlock.wire.base import TaskStatus
+from interlock.wire.datasets import BufferView, PublishStatus
 
 DAG: Final = "alerts"
 JOB: Final = f"{DAG}/large_transfers"

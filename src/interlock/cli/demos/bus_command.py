@@ -12,13 +12,17 @@ import msgspec
 from interlock.cli.output import console, table
 from interlock.client import Client
 from interlock.client.bus import Consumer, DeliveredMessage, Delivery, Producer, TelemetryConsumer
-from interlock.wire import AclRequest, BackfillRequest, KeyRequest, Role, RouteRequest, RunState, ServiceRequest
+from interlock.wire.access import KeyRequest, Role
+from interlock.wire.base import RunState
 from interlock.wire.bus_events import CommandDelivered
+from interlock.wire.bus_registry import AclRequest, RouteRequest, ServiceRequest
+from interlock.wire.dags import BackfillRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from interlock.wire import BackfillView, CommandVerdict
+    from interlock.wire.commands import CommandVerdict
+    from interlock.wire.dags import BackfillView
 
 _ASKS: Final = "auditor"
 _DOES: Final = "pipeline"

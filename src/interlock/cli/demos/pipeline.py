@@ -15,7 +15,8 @@ from interlock.cli.demos.chain import Answer, FollowedChain, drawn, example
 from interlock.cli.output import console, table
 from interlock.client import Client
 from interlock.errors import InterlockError
-from interlock.wire import DatasetVersionView, PartitionView, TaskStatus
+from interlock.wire.base import TaskStatus
+from interlock.wire.datasets import DatasetVersionView, PartitionView
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,7 +20,9 @@ from interlock.cli.task import attempt_table
 from interlock.client import Client
 from interlock.errors import InterlockError
 from interlock.jobs.receipt_verification import verify
-from interlock.wire import JobAccepted, Policy, Priority, RedriveRequest, RunView, TaskStatus, TaskView
+from interlock.wire.base import Priority, TaskStatus
+from interlock.wire.jobs import JobAccepted, Policy, RunView
+from interlock.wire.tasks import RedriveRequest, TaskView
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from interlock.datasets.buffers.shape import Shape, Wrong
 from interlock.schemas import Column, decimal_digits
-from interlock.wire import BadRow, BatchRefusal
+from interlock.wire.datasets import BadRow, BatchRefusal
 
 MAX_SHOWN: Final = 100
 MAX_COUNTED: Final = 10_000

@@ -24,7 +24,7 @@ from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.queue import Queue
 from interlock.telemetry import FILES_SWEPT, SINK_BATCHES
-from interlock.wire import BatchRefusal, PublishStatus
+from interlock.wire.datasets import BatchRefusal, PublishStatus
 
 _CONNECTIONS: Final = 4
 """Connections to the data database: two groups being written, one sweep, one spare."""

@@ -21,7 +21,8 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks import dataset_changes
 from interlock.tasks.dataset_changes import BUFFERED, Change
 from interlock.tasks.effects import buffer_message
-from interlock.wire import BatchRefusal, BufferPage, BufferView, Event, PublishStatus
+from interlock.wire.attempts import Event
+from interlock.wire.datasets import BatchRefusal, BufferPage, BufferView, PublishStatus
 
 _sql = queries("datasets", "buffers")
 _schema = msgspec.json.Decoder(DatasetSchema)

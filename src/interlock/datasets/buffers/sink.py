@@ -35,7 +35,7 @@ from interlock.settings import BUFFER_QUEUE, Settings
 from interlock.stores.objects import Objects
 from interlock.tasks.queue import Handle, Queue, Received
 from interlock.telemetry import SINK_BATCHES, SINK_ROWS
-from interlock.wire import BatchRefusal, PublishStatus
+from interlock.wire.datasets import BatchRefusal, PublishStatus
 
 log = structlog.get_logger()
 

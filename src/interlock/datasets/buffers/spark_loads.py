@@ -26,7 +26,9 @@ from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.completion import run_task_id
 from interlock.telemetry import SINK_BATCHES, SINK_ROWS, TASKS_CREATED
-from interlock.wire import BatchRefusal, JobRequest, Policy, PublishStatus, TaskStatus
+from interlock.wire.base import TaskStatus
+from interlock.wire.datasets import BatchRefusal, PublishStatus
+from interlock.wire.jobs import JobRequest, Policy
 
 log = structlog.get_logger()
 

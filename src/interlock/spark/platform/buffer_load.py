@@ -29,7 +29,7 @@ from interlock.spark import objects
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import operator
 from interlock.stores.postgres import queries
-from interlock.wire import BufferLoad, LoadBatch
+from interlock.wire.attempts import BufferLoad, LoadBatch
 from interlock.workers.failures import BadConfig, DataDatabaseAway, FileMissing
 
 _sql = queries("datasets/buffers", "sink")

@@ -22,7 +22,8 @@ from interlock.jobs.run_sources import Batch
 from interlock.jobs.task_rows import Shape, ShardGone, ShardLoader, rows_of_lines
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import operator
-from interlock.wire import ListFormat, ListLoad
+from interlock.wire.attempts import ListLoad
+from interlock.wire.jobs import ListFormat
 from interlock.workers.context import TaskFailed
 from interlock.workers.failures import BadConfig
 

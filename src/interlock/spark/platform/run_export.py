@@ -24,7 +24,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from interlock.spark import objects
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import operator
-from interlock.wire import ExportFormat, ExportManifest, ExportPart, RunExport
+from interlock.wire.attempts import RunExport
+from interlock.wire.jobs import ExportFormat, ExportManifest, ExportPart
 from interlock.workers.failures import BadConfig, FileMissing
 
 _ANSWER: Final = pa.schema(

@@ -46,7 +46,7 @@ from interlock.untrusted.runner.invocation import (
     users_for,
 )
 from interlock.untrusted.runner.sandbox import Sandbox
-from interlock.wire import RunnerReport
+from interlock.wire.bundles import RunnerReport
 
 log = structlog.get_logger()
 

@@ -18,7 +18,7 @@ from interlock.untrusted.runner.inside.job import (
     Ending,
 )
 from interlock.untrusted.runner.sandbox import Ended
-from interlock.wire import RunnerReport
+from interlock.wire.bundles import RunnerReport
 
 Outcome = Literal["exited", "signaled", "timeout", "oom", "refused", "bad_bundle"]
 

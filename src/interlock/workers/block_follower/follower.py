@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final, Protocol
 
-from interlock.wire import Event
+from interlock.wire.attempts import Event
 from interlock.workers.block_follower.chain import Block, Chain, Moved
 from interlock.workers.block_follower.config import FollowerConfig
 from interlock.workers.block_follower.rows import records

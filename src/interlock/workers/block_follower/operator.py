@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from interlock.outbound.exchange import Request
-from interlock.wire import Event
+from interlock.wire.attempts import Event
 from interlock.workers.block_follower.chain import Chain
 from interlock.workers.block_follower.config import FollowerConfig, read_config
 from interlock.workers.block_follower.follower import Follower
