@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from interlock.dags.routing import Scopes
 from interlock.errors import Conflict
 from interlock.wire.attempts import Completion, Event, EventBatch, Output
 from tests.dags.routing_pipeline import Node, Pipeline, fence
+from tests.support.system import until
 
 SOURCE = Node("source")
 STREAM = Node("stream", stream=True)
@@ -156,6 +159,35 @@ async def test_stream_is_read_by_one_task_at_a_time_from_its_cursor(pipe: Pipeli
         await pipe.advance("stream", cursor)
         await pipe.run("router")
     assert await scopes(pipe, "reader") == ["0-3"]
+    await pipe.start(0)
+    await pipe.finish(0)
+    await pipe.run("router")
+    assert await scopes(pipe, "reader") == ["4-5"]
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first task", "later task"])
+async def test_concurrent_passes_start_one_task_of_a_stream(pipe: Pipeline, *, known: bool) -> None:
+    await pipe.lay([STREAM, Node("reader", ("stream",))])
+    if known:
+        await pipe.advance("stream", 1)
+        await pipe.run("router")
+        await pipe.start(0)
+        await pipe.finish(0)
+    await pipe.advance("stream", 3)
+    database, passes, reader = pipe.kernel.stores.database, Scopes(pipe.kernel.settings), [pipe.jobs["reader"]]
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+
+    async def second_pass() -> int:
+        async with database.transaction() as connection:
+            return await passes.follow(connection, reader)
+
+    async with database.transaction() as connection:
+        assert await passes.follow(connection, reader) == 1
+        await pipe.advance("stream", 5)
+        second = asyncio.create_task(second_pass())
+        await until(lambda: pipe.rows.fetchval(waiting))
+    assert await second == 0
+    assert await scopes(pipe, "reader") == ["2-3" if known else "0-3"]
     await pipe.start(0)
     await pipe.finish(0)
     await pipe.run("router")

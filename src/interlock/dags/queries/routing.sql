@@ -148,6 +148,10 @@ where g.dataset_version = any(:versions::uuid[]) and g.active;
 -- name: start_streams
 -- A job whose inputs are all streams reads from its position to where all of them are, one task at a time. A canceled
 -- or deleted task is replaced. A dead one waits for a retry, because later tasks depend on it.
+--
+-- Two passes may run at once. The row of the position is read as it is now, but the task is read from the snapshot of
+-- this statement, so a task that another pass has just started looks deleted. The snapshot must therefore know that
+-- the position belongs to this task. A second task from the same position would overlap the first one and never commit.
 with streams as materialized (
     select j.job_id, case when j.wait_for_all then 0 else g.input_index end as input_index, min(v.cursor) as upto,
            max(v.commit_id) as commit_id
@@ -164,6 +168,11 @@ with streams as materialized (
     on conflict (job_id, input_index) do update
         set upto = excluded.upto, input_commit = excluded.input_commit, task_id = excluded.task_id
         where interlock.job_cursors.committed < excluded.upto
+          and (interlock.job_cursors.task_id is null
+               or exists (select 1 from interlock.job_cursors known
+                          where known.job_id = interlock.job_cursors.job_id
+                            and known.input_index = interlock.job_cursors.input_index
+                            and known.task_id = interlock.job_cursors.task_id))
           and not exists (select 1 from interlock.tasks t where t.shard = 0 and t.task_id = interlock.job_cursors.task_id
                           and t.status in ('Queued', 'Running', 'Failed'))
     returning job_id, input_index, committed + 1 as range_start, upto as range_end, input_commit, task_id
