@@ -18,7 +18,7 @@ import msgspec
 from litestar import Request
 from litestar.openapi.plugins import JsonRenderPlugin
 
-from interlock import wire
+from interlock import schemas, wire
 
 Document = dict[str, Any]
 
@@ -53,7 +53,7 @@ def model(name: str) -> type:
 
 @cache
 def _models() -> dict[str, type]:
-    modules = [import_module(f"interlock.wire.{each.name}") for each in iter_modules(wire.__path__)]
+    modules = [schemas, *(import_module(f"interlock.wire.{each.name}") for each in iter_modules(wire.__path__))]
     return {name: found for module in modules for name, found in vars(module).items() if isinstance(found, type)}
 
 
