@@ -16,6 +16,9 @@ MARKER: Final = "_marker.json"
 """The last object that an attempt writes under its prefix. Its presence means that the output is complete."""
 MAX_MARKER_BYTES: Final = 1 << 20
 """Maximum size of a marker: the attempt writes it, and the platform reads it into memory."""
+PARQUET_END_BYTES: Final = 8
+MAX_FOOTER_BYTES: Final = 4 << 20
+"""Maximum size of a Parquet footer: every column of every row group becomes objects in the memory of its reader."""
 HOT_RANGE_COLUMN: Final = "block_number"
 """The range column of tables in the data database, which follower sources fill."""
 
@@ -53,6 +56,11 @@ def decimal_digits(written: str) -> tuple[int, int] | None:
     if found is None or not int(found[2]) <= int(found[1]) <= _MAX_DIGITS:
         return None
     return int(found[1]), int(found[2])
+
+
+def footer_bytes(end: bytes) -> int:
+    """Returns the size of a Parquet footer from the last PARQUET_END_BYTES of the file; 0 if it is not Parquet."""
+    return int.from_bytes(end[:4], "little") if end[4:] in (b"PAR1", b"PARE") else 0
 
 
 class Column(Struct, frozen=True):

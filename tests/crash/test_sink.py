@@ -84,7 +84,8 @@ async def test_sinks_that_die_anywhere_load_every_batch_once(site: Depot, tmp_pa
             await _check(site, dataset, known)
         for publish_id in bad:
             assert (await site.buffer(publish_id))["status"] == "Refused"
-        metrics = await site.system.http.get(f"http://{address}/metrics")
+        headers = {"Authorization": f"Bearer {site.system.admin_key}"}
+        metrics = await site.system.http.get(f"http://{address}/metrics", headers=headers)
         assert "interlock_sink_batches_total" in metrics.text
         assert await victim.stop() == 0
         assert await other.stop() == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -22,7 +24,10 @@ from pydantic import ValidationError
 
 from interlock.access.principals import ROLE_SCOPES
 from interlock.apps import dispatcher, gateway
+from interlock.apps.bus import bus
+from interlock.apps.ingest import ingest
 from interlock.apps.running import listener_of
+from interlock.apps.sink import sink
 from interlock.errors import ConfigurationError
 from interlock.http.listener import bind, require_safe
 from interlock.settings import Settings
@@ -466,6 +471,49 @@ async def test_metrics_need_the_platform_scope(shared: System, role: Role) -> No
         assert_problem(reply, 403, "forbidden")
     for url in (shared.gateway_url, shared.internal_url):
         assert_problem(await shared.http.get(f"{url}/metrics"), 401, "unauthenticated")
+
+
+@pytest.mark.parametrize("process", [bus, ingest, sink])
+async def test_metrics_of_background_processes_need_the_platform_scope(shared: System, process: Any) -> None:
+    """Operators can connect to loopback addresses."""
+    principal = await shared.kernel.access.principals.authenticate(shared.admin_key)
+    request = KeyRequest(user="curious", role=Role.ADMIN, scopes=["admin"])
+    key = (await shared.kernel.access.principals.create_key(request, shared.org_id, granted_by=principal)).key
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    changed = {f"{process.__name__}_metrics": address, "data_url": shared.kernel.settings.state_url}
+    async with process(shared.kernel.settings.model_copy(update=changed)):
+        url = f"http://{address}/metrics"
+        assert_problem(await shared.http.get(url), 401, "unauthenticated")
+        assert_problem(await shared.http.get(url, headers={"Authorization": f"Bearer {key}"}), 403, "forbidden")
+        reply = await shared.http.get(url, headers={"Authorization": f"Bearer {shared.admin_key}"})
+        assert "interlock_http_requests_total" in reply.text
+        assert (await shared.http.get(f"http://{address}/")).status_code == 404
+
+
+async def test_metrics_listener_closes_connections_that_send_nothing(shared: System) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    changed = {"ingest_metrics": f"127.0.0.1:{port}", "request_head_seconds": 0.1}
+    async with ingest(shared.kernel.settings.model_copy(update=changed)):
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(80)]
+        async with asyncio.timeout(20):
+            for reader, writer in opened:
+                await reader.read()
+                writer.close()
+
+
+async def test_metrics_are_served_on_loopback_addresses_only(shared: System) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        addresses = {
+            "0.0.0.0:0": "is not a loopback address",
+            f"127.0.0.1:{taken.getsockname()[1]}": "Choose another address in the setting ingest_metrics",
+        }
+        for address, why in addresses.items():
+            changed = shared.kernel.settings.model_copy(update={"ingest_metrics": address})
+            with pytest.raises(ConfigurationError, match=why):
+                async with ingest(changed):
+                    pass
 
 
 async def test_health_is_open_on_both_listeners(shared: System) -> None:

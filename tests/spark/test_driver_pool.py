@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import psutil
@@ -74,9 +75,22 @@ class Crew:
         self.reports = Reports()
         self.pools: list[DriverPool] = []
 
-    def pool(self, ask: Ask, *modules: str, tasks: int = 2, per_org: bool = False, most_drivers: int = 4) -> DriverPool:
-        options = SparkOptions("local[1]", None, "512m", {}, tasks, "file:///nowhere")
-        launch = DriverLaunch(options=options, modules=modules, environment=("OF_USERS",), state_url=STATE_URL)
+    def pool(
+        self,
+        ask: Ask,
+        *modules: str,
+        tasks: int = 2,
+        per_org: bool = False,
+        most_drivers: int = 4,
+        operators: tuple[str, ...] = (),
+    ) -> DriverPool:
+        launch = DriverLaunch(
+            options=SparkOptions("local[1]", None, "512m", {}, tasks, "file:///nowhere"),
+            modules=modules,
+            operators=operators,
+            environment=("OF_USERS",),
+            state_url=STATE_URL,
+        )
         pool = DriverPool(launch, Pace(1), self.reports, 60, ask, per_org=per_org, most_drivers=most_drivers)
         self.pools.append(pool)
         return pool
@@ -242,14 +256,31 @@ async def test_tasks_without_a_driver_are_released_when_all_drivers_are_busy(
     assert crew.reports.released == [waiting.groups[0].tasks[0].task_id]
 
 
+async def test_no_driver_imports_a_file_of_the_working_directory_before_it_is_confined(
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = "from pathlib import Path\nPath(__file__).with_name('run').touch()\nraise ImportError('planted')\n"
+    (tmp_path / "msgspec.py").write_text(planted)
+    monkeypatch.chdir(tmp_path)
+    dispatcher = Dispatcher()
+    pool = crew.pool(dispatcher.ask, tasks=4)
+    for operator in ("nobody:nothing", "list_load"):
+        pool.take(claimed(operator=operator))
+        ready: asyncio.Future[Any] = asyncio.ensure_future(dispatcher.next())
+        await asyncio.wait([ready, crew.reports.failure], return_when=asyncio.FIRST_COMPLETED)
+        assert not (tmp_path / "run").exists()
+
+
 def load_of() -> ListLoad:
     return ListLoad(run_id=uuid4(), shard=0, format="jsonl", parts=[], line_limit=1)
 
 
-async def test_only_the_platform_driver_gets_the_state_url(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_platform_driver_gets_the_state_url(
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OF_USERS", "1")
     dispatcher = Dispatcher()
-    pool = crew.pool(dispatcher.ask, "json", tasks=4)
+    pool = crew.pool(dispatcher.ask, "json", tasks=4, operators=(str(tmp_path),))
     pool.take(claimed())
     pool.take(claimed(operator="list_load"))
     for _ in range(2):
@@ -259,6 +290,10 @@ async def test_only_the_platform_driver_gets_the_state_url(crew: Crew, monkeypat
     started = {key: psutil.Process(driver.pid) for key, driver in by_key.items()}
     assert {key: process.cmdline()[-1] == "json" for key, process in started.items()} == {"": True, PLATFORM: False}
     assert {key: "OF_USERS" in process.environ() for key, process in started.items()} == {"": True, PLATFORM: False}
+    given = {key: str(tmp_path) in process.cmdline() for key, process in started.items()}
+    assert given == {"": True, PLATFORM: False}
+    # Python processes that its Spark starts do not import from the working directory.
+    assert started[PLATFORM].environ()["PYTHONSAFEPATH"] == "1"
     held = next(one for one in pool.held.values() if one.kind[0] == "list_load")
     load = TaskData(task_id=held.task_id, inputs=[], outputs=[], list_load=load_of())
     state_urls = {key: driver._launch.work_of(held, load, key).state_url for key, driver in by_key.items()}

@@ -156,6 +156,22 @@ def test_unreadable_current_file_is_named(tmp_path: Path) -> None:
 # Faults
 
 
+def test_current_file_with_a_large_footer_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    """The same file with a smaller footer is read."""
+
+    def current(footer_bytes: int) -> str:
+        metadata = {"k": "x" * footer_bytes}
+        table = pa.Table.from_pylist([row(1, 1, "x")], schema=SCHEMA).replace_schema_metadata(metadata)
+        pq.write_table(table, tmp_path / "current.parquet")
+        return f"file://{tmp_path}/current.parquet"
+
+    after = file(tmp_path, unique_key=("log",), current=current(1 << 10))
+    assert after.written(batches([row(2, 2, "y")])).row_count == 2
+    after = file(tmp_path, unique_key=("log",), current=current(5 << 20))
+    with pytest.raises(CorruptFile, match="the limit is 4194304"):
+        after.written(batches([row(2, 2, "y")]))
+
+
 def test_folder_swept_during_a_write_is_reported(tmp_path: Path) -> None:
     plan = file(tmp_path / "attempt")
 

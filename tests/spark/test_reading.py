@@ -334,6 +334,14 @@ def test_incompatible_files_are_reported(spark: SparkSession, store: Store) -> N
         Reader(spark, str).frame(data, None)
 
 
+def test_foreign_file_with_a_large_footer_is_refused_before_it_is_parsed(spark: SparkSession, store: Store) -> None:
+    """Untrusted code may have written it, and the driver is shared."""
+    table = pa.table({"a": [1]}).replace_schema_metadata({"k": "x" * (5 << 20)})
+    data = parquet_input("foreign", [store.file(table, 0, 9)], (0, 9), None)
+    with pytest.raises(CorruptFile, match="bytes; the limit is 4194304"):
+        Reader(spark, str).frame(data, None)
+
+
 # Faults
 
 

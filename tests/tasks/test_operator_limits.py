@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from interlock.tasks.operators import refusal
 from interlock.wire.access import KeyRequest, Role
 from tests.support.system import System
 
@@ -115,6 +117,39 @@ async def test_a_limit_ends_attempts_of_jobs_that_are_older(system: System) -> N
     batch = await system.claim_many(run_id=run["run_id"], start=0, end=1, tokens=False, grouped=True)
     assert [claim for claim in batch["claims"] if claim["status"] == "Claimed"] == []
     assert batch.get("groups", []) == []
+
+
+async def test_a_limited_org_exports_a_run(system: System) -> None:
+    """No user can name the operators of the platform's own tasks, so a limit does not list them."""
+    run = await system.submit([1], operator="sleep")
+    (claim,) = (await system.claim_many(run_id=run["run_id"], start=0, end=0))["claims"]
+    assert (await system.complete(claim)).status_code == 200
+    await system.pass_of("run-counters")
+    await limit(system, ["echo"], await own_org(system))
+    view = (await system.user("POST", f"/v1/jobs/{run['job_id']}/exports", json={"format": "jsonl"})).json()
+    while await system.pass_of("exports"):
+        continue
+    view = (await system.user("GET", f"/v1/jobs/{run['job_id']}/exports/{view['export_id']}")).json()
+    assert (await system.claim(view["task_id"]))["status"] == "Claimed"
+
+
+@pytest.mark.parametrize("operator", ["batch_query", "buffer_load", "list_load", "run_export"])
+def test_no_limit_applies_to_tasks_of_the_platform(operator: str) -> None:
+    org = UUID(int=1)
+    assert refusal({org: ("echo",)}, org, operator, b"{}") is None
+    assert refusal({org: ("echo",)}, org, "sleep", b"{}") is not None
+
+
+async def test_a_rollback_to_an_operator_outside_the_limit_is_refused(system: System) -> None:
+    org = await own_org(system)
+    for operator in ("sleep", "echo"):
+        assert (await deploy(system, operator))[1]["state"] == "Current"
+    await limit(system, ["echo"], org)
+    reply = await system.user("POST", "/v1/dags/d/rollback", json={})
+    assert (reply.status_code, reply.json()["code"]) == (403, "operator_not_allowed")
+    assert "Job 'a'" in reply.json()["detail"]
+    await limit(system, None, org)
+    assert (await system.user("POST", "/v1/dags/d/rollback", json={})).status_code == 200
 
 
 async def test_only_the_platform_scope_limits_an_org(system: System) -> None:

@@ -75,7 +75,9 @@ async def test_runner_serves_only_invoke_health_and_metrics(runner: Runner) -> N
     assert (await runner.http.get(f"{runner.url}/v1/tasks")).status_code == 404
     health = (await runner.http.get(f"{runner.url}/healthz")).json()
     assert health["status"] == "ok"
-    assert "interlock_runner_invocations_open" in (await runner.http.get(f"{runner.url}/metrics")).text
+    assert (await runner.http.get(f"{runner.url}/metrics")).status_code == 401
+    told = await runner.http.get(f"{runner.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert "interlock_runner_invocations_open" in told.text
 
 
 def test_unsafe_runner_does_not_start() -> None:

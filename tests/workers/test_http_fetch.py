@@ -139,6 +139,9 @@ async def test_undecodable_headers_do_not_break_the_result(there: Stranger) -> N
 # Requests
 
 
+BODY = {"key": "Bearer ${secret:KEY}", "${secret:KEY}": ["{{q}}", "q: {{q}}"], "other": "${HOME}"}
+
+
 async def test_method_headers_and_body_come_from_the_config(there: Stranger) -> None:
     there.says("/api", answer(b"{}"))
     config: dict[str, Any] = {
@@ -155,6 +158,16 @@ async def test_method_headers_and_body_come_from_the_config(there: Stranger) -> 
     assert (asked.method, asked.headers["authorization"]) == ("POST", "Bearer k3y")
     assert asked.headers["content-type"] == "application/json"
     assert msgspec.json.decode(asked.body) == {"query": 'say "hi"', "title": "No. 7: a", "all": ["a", "b"]}
+
+
+@pytest.mark.parametrize("body", [BODY, msgspec.json.encode(BODY).decode()])
+async def test_secrets_of_the_org_are_filled_into_the_body(there: Stranger, body: Any) -> None:
+    """What a payload or a secret contains is not a placeholder."""
+    there.says("/", answer(b"{}"))
+    payload = {"url": there.url("/"), "q": "${secret:KEY}"}
+    await fetched(payload, secrets=[TaskSecret("KEY", 'a"b{{q}}', [])], method="POST", body=body)
+    expected = {"key": 'Bearer a"b{{q}}', 'a"b{{q}}': ["${secret:KEY}", "q: ${secret:KEY}"], "other": "${HOME}"}
+    assert msgspec.json.decode(there.asked[0].body) == expected
 
 
 JSON = st.recursive(
@@ -180,7 +193,7 @@ TEMPLATES = st.recursive(
 
 @given(TEMPLATES, JSON)
 def test_payload_cannot_change_the_structure_of_the_body(template: Any, value: Any) -> None:
-    made = msgspec.json.decode(rendered(template, {"value": value}))
+    made = msgspec.json.decode(rendered(template, {"value": value}, Placeholders()))
     assert type(made) is type(template) or template == "{{value}}"
     if isinstance(template, list):
         assert len(made) == len(template)
@@ -188,12 +201,12 @@ def test_payload_cannot_change_the_structure_of_the_body(template: Any, value: A
 
 @given(JSON)
 def test_string_with_only_a_placeholder_becomes_the_fields_value(value: Any) -> None:
-    assert msgspec.json.decode(rendered(["{{value}}"], {"value": value})) == [value]
+    assert msgspec.json.decode(rendered(["{{value}}"], {"value": value}, Placeholders())) == [value]
 
 
 async def test_body_may_be_given_as_json_text() -> None:
     config = read_config({"method": "POST", "body": '{"q": "{{q}}"}'}, Placeholders())
-    assert rendered(config.body, {"q": [1]}) == b'{"q":[1]}'
+    assert rendered(config.body, {"q": [1]}, Placeholders()) == b'{"q":[1]}'
 
 
 @pytest.mark.parametrize(
@@ -472,6 +485,27 @@ async def test_bound_secret_forbids_redirects_to_another_host_or_port(there: Str
         error = await failed(there.url("/"), secrets=[bound], headers={"x-key": "${secret:KEY}"})
         assert error.error_class == "HostNotBound"
         assert other.asked == []
+
+
+async def test_bound_secret_in_a_body_is_not_sent_to_another_host(there: Stranger) -> None:
+    bound = TaskSecret("KEY", LOCKED, ["rpc.test"])
+    error = await failed(there.url("/"), secrets=[bound], method="POST", body={"key": "${secret:KEY}"})
+    assert error.error_class == "HostNotBound"
+    assert there.asked == []
+
+
+async def test_body_with_a_secret_is_not_sent_to_another_origin(there: Stranger) -> None:
+    secret: dict[str, Any] = {"secrets": [TaskSecret("KEY", LOCKED, [])], "method": "POST"}
+    async with stranger() as other:
+        other.says("/", answer(b"{}"))
+        there.says("/", answer(status=307, location=other.url("/")))
+        error = await failed(there.url("/"), body={"key": "${secret:KEY}"}, **secret)
+        assert (error.error_class, other.asked) == ("HostNotBound", [])
+        await fetched(there.url("/"), body={"key": "public"}, **secret)
+        there.says("/", answer(status=303, location=other.url("/")))
+        await fetched(there.url("/"), body={"key": "${secret:KEY}"}, **secret)
+        assert [asked.method for asked in other.asked] == ["POST", "GET"]
+        assert not any(LOCKED.encode() in asked.body for asked in other.asked)
 
 
 async def test_bound_secret_is_not_sent_through_a_proxy_of_the_job(there: Stranger) -> None:

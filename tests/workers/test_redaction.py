@@ -26,6 +26,8 @@ FORMS = [
     lambda value: json.dumps(value)[1:-1],
     lambda value: repr(value)[1:-1],
     lambda value: value.encode().hex(),
+    lambda value: value.encode().hex(" ").upper(),
+    lambda value: repr(value.encode())[2:-1],
     lambda value: base64.b64encode(value.encode()).decode(),
     lambda value: f"https://user:{quote(value)}@host/{value}?k={value}",
 ]
@@ -37,6 +39,33 @@ def test_value_is_masked_in_every_encoding_and_position(value: str, before: str,
     assert value not in masked
     assert form(value) not in masked
     assert MASK in masked
+
+
+@given(
+    value=VALUES,
+    before=st.binary(max_size=5),
+    after=st.binary(max_size=5),
+    encode=st.sampled_from([base64.b64encode, base64.urlsafe_b64encode]),
+)
+def test_value_between_other_bytes_is_masked_in_base64(value: str, before: bytes, after: bytes, encode: Any) -> None:
+    """Basic authentication encodes `user:password`; a binary body is encoded as a whole."""
+    inside = before + value.encode()
+    encoded = encode(inside + after).decode()
+    masked = Redactor([value]).text(f"Basic {encoded}")
+    assert MASK in masked
+    assert encoded[-(-len(before) * 8 // 6) : len(inside) * 8 // 6] not in masked
+
+
+@pytest.mark.parametrize("user", ["u", "us", "use", "user"])
+def test_password_is_masked_in_basic_authentication(user: str) -> None:
+    header = base64.b64encode(f"{user}:correct-horse-battery".encode()).decode()
+    masked = Redactor(["correct-horse-battery"]).text(f"Authorization: Basic {header}")
+    assert MASK in masked
+    assert not any(header[at : at + 8] in masked for at in range(8, len(header) - 8))
+
+
+def test_value_is_masked_right_after_text_that_resembles_it() -> None:
+    assert Redactor(["aaaaaaaaaaaab"]).text("a" * 20 + "b") == f"{MASK}{MASK}b"
 
 
 @given(value=VALUES, size=st.integers(0, 60))

@@ -206,6 +206,47 @@ async def harness(operators: str) -> AsyncIterator[Harness]:
         await made.child.ended()
 
 
+THIEF = """
+import pathlib, shutil, sys
+shutil.copy(pathlib.Path(__file__).with_name("credentials"), pathlib.Path(__file__).with_name("stolen"))
+del sys.modules[__name__]
+sys.path.remove(str(pathlib.Path(__file__).parent))
+import msgspec
+"""
+"""Takes the place of a package that the platform itself imports, and then loads the real one."""
+
+
+async def test_no_file_of_the_working_directory_is_imported_before_confinement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text(THIEF)
+    (tmp_path / "credentials").write_text("ilk_secret")
+    monkeypatch.chdir(tmp_path)
+    made = Harness()
+    await made.start(Launch(hidden=(str(tmp_path / "credentials"),)))
+    made.child.kill("drain")
+    await made.child.ended()
+    assert not (tmp_path / "stolen").exists()
+
+
+async def test_operators_import_modules_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "operators"
+    folder.mkdir()
+    operator = "from interlock.workers import operator\nimport beside\n\n"
+    operator += "@operator\ndef imported(payload, ctx):\n    return beside.VALUE\n"
+    (folder / "importing.py").write_text(operator)
+    (tmp_path / "beside.py").write_text("VALUE = 7")
+    monkeypatch.chdir(tmp_path)
+    made = Harness()
+    await made.start(Launch(operators=("operators",)))
+    made.child.assign([held(1, "importing:imported")])
+    assert await made.result(1) == 7
+    made.child.kill("drain")
+    await made.child.ended()
+
+
 async def test_source_is_notified_of_pause_and_resume(harness: Harness) -> None:
     one = held(1, "own_operators:source")
     harness.child.assign([one])

@@ -1,4 +1,4 @@
-"""The parts that all listeners share: errors, request ids, limits, OpenAPI, health and metrics."""
+"""The parts that all listeners share: errors, request ids, limits, OpenAPI and health."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from litestar.openapi.spec import Components
 from litestar.routes import BaseRoute
 
 from interlock import __version__
-from interlock.access.guards import SCHEMES, user_guard
-from interlock.access.principals import PLATFORM
+from interlock.access.guards import SCHEMES
 from interlock.apps.app import App
 from interlock.apps.stores import Stores
 from interlock.http.decoding import decode_directly, takes_a_body
@@ -26,7 +25,6 @@ from interlock.http.middleware import observed
 from interlock.http.openapi import DocumentPlugin
 from interlock.http.parameters import Http
 from interlock.http.problems import DOCUMENTED, HANDLERS, WITH_A_BODY
-from interlock.telemetry import metrics_text
 from interlock.wire.access import Health
 
 
@@ -115,14 +113,3 @@ async def health(request: Http) -> Response[Health]:
     good = checks["database"] == "ok"
     whole = good and checks["valkey"] != "away"
     return Response(Health(status="ok" if whole else "degraded", checks=checks), status_code=200 if good else 503)
-
-
-@get(
-    "/metrics",
-    guards=[user_guard],
-    opt={"scope": PLATFORM},
-    media_type=MediaType.TEXT,
-    summary="Prometheus metrics of this process",
-)
-async def metrics() -> bytes:
-    return metrics_text()

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 from interlock.access.build import open_keyring
 from interlock.access.seals import Seal, require_seal
-from interlock.apps.running import run_loops, serve_metrics, stop_on_signals
+from interlock.apps.metrics import serving_metrics
+from interlock.apps.running import run_loops, stop_on_signals
 from interlock.apps.stores import listening, process_objects, state_database
 from interlock.bus import loops
 from interlock.bus.build import build_ingress
@@ -21,7 +22,7 @@ from interlock.settings import Settings
 @asynccontextmanager
 async def bus(settings: Settings, *, clock: Clock | None = None) -> AsyncIterator[list[Service]]:
     objects, seal = process_objects(settings), Seal(settings.signing_keys_dir)
-    async with state_database(settings, "bus", clock) as database:
+    async with state_database(settings, "bus", clock) as database, serving_metrics(settings, database, "bus_metrics"):
         await require_seal(database, seal)
         keyring = open_keyring(settings, database)
         try:
@@ -39,5 +40,4 @@ async def bus(settings: Settings, *, clock: Clock | None = None) -> AsyncIterato
 async def run_bus(settings: Settings) -> None:
     stop = stop_on_signals()
     async with bus(settings) as services:
-        serve_metrics(settings.bus_metrics, setting="bus_metrics")
         await run_loops(services, stop)

@@ -9,7 +9,8 @@ from litestar.openapi.spec import Components, SecurityScheme
 from interlock.access import object_routes
 from interlock.access import routes as access
 from interlock.apps.app import App, open_app
-from interlock.apps.application import application, health, metrics
+from interlock.apps.application import application, health
+from interlock.apps.metrics import metrics
 from interlock.apps.running import listener_of, serve, stop_on_signals
 from interlock.bus import inbox_routes
 from interlock.bus.alerts import routes as alerts

@@ -1,4 +1,4 @@
-"""Runs a process until a signal: its listener, its background loops, and its metrics."""
+"""Runs a process until a signal: its listener and its background loops."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 
 import structlog
 from litestar import Litestar
-from prometheus_client import start_http_server
 
-from interlock.http.listener import bind, require_loopback, require_public_urls, require_safe
+from interlock.http.listener import bind, require_public_urls, require_safe
 from interlock.http.server import Server, config_of
 from interlock.processes.loop import Service, forever
 from interlock.settings import Settings
-from interlock.telemetry import REGISTRY
 
 log = structlog.get_logger()
 
@@ -49,15 +47,6 @@ async def run_loops(services: Sequence[Service], stop: asyncio.Event) -> None:
         loop.cancel()
     await asyncio.gather(*loops, return_exceptions=True)
     gc.unfreeze()
-
-
-def serve_metrics(address: str | None, *, setting: str) -> None:
-    """Serves metrics in a daemon thread, so that a scrape waits for no loop. None serves nothing."""
-    if address is None:
-        return
-    require_loopback(address, setting=setting)
-    host, _, port = address.rpartition(":")
-    start_http_server(int(port), host.strip("[]"), REGISTRY)
 
 
 _GRACE_SECONDS = 10

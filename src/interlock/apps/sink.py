@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from interlock.apps.running import run_loops, serve_metrics, stop_on_signals
+from interlock.apps.metrics import serving_metrics
+from interlock.apps.running import run_loops, stop_on_signals
 from interlock.apps.stores import listening, process_objects, state_database
 from interlock.clock import Clock
 from interlock.datasets.buffers import loops
@@ -25,7 +26,11 @@ async def sink(
             "set INTERLOCK_DATA_URL for a sink that you start separately."
         )
     url = settings.data_url.get_secret_value()
-    async with state_database(settings, "sink", clock) as database, listening(settings) as wakeups:
+    async with (
+        state_database(settings, "sink", clock) as database,
+        serving_metrics(settings, database, "sink_metrics"),
+        listening(settings) as wakeups,
+    ):
         queue, objects = open_queue(settings, database, wakeups), process_objects(settings)
         async with loops.services(settings, database, queue, objects, url, wait_seconds=wait_seconds) as services:
             yield services
@@ -34,5 +39,4 @@ async def sink(
 async def run_sink(settings: Settings) -> None:
     stop = stop_on_signals()
     async with sink(settings) as services:
-        serve_metrics(settings.sink_metrics, setting="sink_metrics")
         await run_loops(services, stop)

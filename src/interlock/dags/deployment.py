@@ -104,8 +104,7 @@ class Deployments:
             planned = await plan(connection, org_id, dag, change, build=not _is_there(locked.same))
             await _check_publications(connection, locked, dag)
             await hold(connection, udf_configs(dag), org_id)
-            for job in dag.jobs:
-                await self._operators.check(connection, org_id, job.runtime, job.operator, job.config, of=job.name)
+            await self._check_operators(connection, org_id, dag)
             kinds = [(self._settings.runtime(job.runtime).kind, dict(job.config)) for job in dag.jobs]
             await check_references(connection, org_id, kinds)
             version = None if dry_run else await self._deploy(connection, locked, dag, change, org_id, by)
@@ -113,6 +112,10 @@ class Deployments:
             return _deployed(dag, version, planned)
 
         return await self._database.run(work)
+
+    async def _check_operators(self, connection: Connection, org_id: UUID, dag: Dag) -> None:
+        for job in dag.jobs:
+            await self._operators.check(connection, org_id, job.runtime, job.operator, job.config, of=job.name)
 
     async def _lock(self, connection: Connection, org_id: UUID, name: str, digest: str) -> _LockedDag:
         await _sql.lock_deploys(connection, org_id=org_id)
@@ -167,7 +170,13 @@ class Deployments:
         async def work(connection: Connection) -> DagVersionView:
             dag, locked = await self._existing(connection, org_id, name)
             target = await _rollback_target(connection, dag, to)
-            await _check_publications(connection, locked, dag_of(target["document"]))
+            definition = dag_of(target["document"])
+            await _check_publications(connection, locked, definition)
+            if target["state"] == DagState.RETIRED:
+                # Its workers or its org's limit may have changed since it was current.
+                for job in definition.jobs:
+                    columns(self._settings, job)
+                await self._check_operators(connection, org_id, definition)
             if locked.building is not None:
                 await self._swaps.abandon(connection, dag, locked.building, locked.current)
             if target["state"] == DagState.RETIRED:

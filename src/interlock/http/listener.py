@@ -8,8 +8,11 @@ from interlock.errors import ConfigurationError
 from interlock.settings import Settings, host_of, is_loopback, is_wildcard
 
 
-def bind(address: str, *, setting: str) -> socket.socket:
-    """Binds a listening socket to `host:port`, with IPv6 addresses in brackets."""
+def bind(address: str, *, setting: str, is_option: bool = True) -> socket.socket:
+    """Binds a listening socket to `host:port`, with IPv6 addresses in brackets.
+
+    `is_option` says if the setting is also an option of the command.
+    """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -22,9 +25,9 @@ def bind(address: str, *, setting: str) -> socket.socket:
         listener.listen(2048)
     except OSError as error:
         listener.close()
+        how = f"with --{setting} host:port; port 0 takes any free port" if is_option else f"in the setting {setting}"
         raise ConfigurationError(
-            f"Cannot listen on {address}: {error.strerror or error}. "
-            f"Choose another address with --{setting} host:port; port 0 takes any free port."
+            f"Cannot listen on {address}: {error.strerror or error}. Choose another address {how}."
         ) from None
     return listener
 

@@ -25,6 +25,7 @@ from interlock.outbound.failures import (
     AddressRefused,
     BadReply,
     BadUrl,
+    HostNotBound,
     NameUnknown,
     OutboundFailed,
     ProxyFailed,
@@ -131,6 +132,8 @@ class Request:
     body: bytes | None = field(default=None, repr=False)
     bindings: tuple[Binding, ...] = ()
     """Bindings of the secrets in the request: each must allow the host, also after a redirect."""
+    secret_body: bool = False
+    """True if the body contains a secret. Like most headers, such a body is not sent to another origin."""
 
 
 @dataclass(frozen=True)
@@ -375,6 +378,11 @@ def _redirected(request: Request, status: int, *, same_origin: bool) -> Request:
         for name, value in request.headers.items()
         if name.lower() not in dropped and (same_origin or name.lower() in _HARMLESS)
     }
+    if again and request.secret_body and request.body is not None and not same_origin:
+        raise HostNotBound(
+            "The server redirected the request to another origin, and its body contains a secret, so it was not sent "
+            "there: use the final URL in the payload."
+        )
     if again:
         return replace(request, headers=headers)
     return replace(request, method="GET", headers=headers, body=None)

@@ -94,7 +94,9 @@ class Bus(Area):
     )
     smtp_from: str = Field("interlock@localhost", description="Sender address of alerts by e-mail.")
     bus_metrics: HostAndPort | None = Field(
-        None, description="Loopback host:port where `interlock serve bus` serves its own metrics; unset: no metrics."
+        None,
+        description="Loopback host:port where `interlock serve bus` serves its own metrics, for API keys with the "
+        "scope platform; unset: no metrics.",
     )
 
     @field_validator("smtp_url")

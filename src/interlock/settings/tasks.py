@@ -88,7 +88,9 @@ class Tasks(Area):
         2, ge=1, le=100, description="Staged lists that one ingest process reads concurrently."
     )
     ingest_metrics: HostAndPort | None = Field(
-        None, description="Loopback host:port where an ingest process serves its metrics; unset: no metrics."
+        None,
+        description="Loopback host:port where an ingest process serves its metrics, for API keys with the scope "
+        "platform; unset: no metrics.",
     )
     ingest_tries: int = Field(
         15, ge=1, description="Attempts to read a staged list while a store is unavailable, up to queue_max_receives."
@@ -215,7 +217,9 @@ class Loops(Area):
         15, ge=1, description="Attempts to load a batch while a store is unavailable, up to queue_max_receives."
     )
     sink_metrics: HostAndPort | None = Field(
-        None, description="Loopback host:port where a sink serves its own metrics; unset: no metrics."
+        None,
+        description="Loopback host:port where a sink serves its own metrics, for API keys with the scope "
+        "platform; unset: no metrics.",
     )
     buffer_keep_seconds: float = Field(
         86_400.0, ge=0, description="The file of a batch is deleted this long after its rows were loaded."

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Final
 
 import obstore
+import pyarrow as pa
 from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import ObjectStore, from_url
 
-from interlock.workers.failures import DiskFull, FileMissing, ObjectStoreAway, PrefixSwept
+from interlock.schemas import MAX_FOOTER_BYTES, PARQUET_END_BYTES, footer_bytes
+from interlock.workers.failures import CorruptFile, DiskFull, FileMissing, ObjectStoreAway, PrefixSwept
 
 _FOLDER: Final = "file://"
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -74,6 +76,24 @@ def read(uri: str) -> bytes:
             raise FileMissing(
                 f"{uri} no longer exists: retention deleted it after it was replaced, or it was deleted by hand."
             ) from None
+
+
+def open_parquet(uri: str) -> pa.NativeFile:
+    """Opens a Parquet file, and limits its footer before it is parsed: untrusted code may have written the file.
+
+    Raises CorruptFile, FileMissing or ObjectStoreAway.
+    """
+    path = folder_path(uri)
+    file = pa.BufferReader(read(uri)) if path is None or not path.is_file() else pa.OSFile(str(path))
+    file.seek(max(0, file.size() - PARQUET_END_BYTES))
+    if (length := footer_bytes(file.read(PARQUET_END_BYTES))) > MAX_FOOTER_BYTES:
+        file.close()
+        raise CorruptFile(
+            f"{uri} has a Parquet footer of {length} bytes; the limit is {MAX_FOOTER_BYTES}: write fewer row groups, "
+            "and recompute its range (interlock dataset invalidate)."
+        )
+    file.seek(0)
+    return file
 
 
 def write(uri: str, content: bytes) -> None:

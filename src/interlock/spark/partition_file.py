@@ -193,8 +193,8 @@ def _without(batch: pa.RecordBatch, keys: pa.Table, key: list[str]) -> pa.Table:
 
 def _row_groups(location: str) -> Iterator[pa.RecordBatch]:
     try:
-        file = pq.ParquetFile(pa.BufferReader(objects.read(location)))
-        yield from file.iter_batches(batch_size=ROWS_PER_GROUP)
+        with objects.open_parquet(location) as file:
+            yield from pq.ParquetFile(file).iter_batches(batch_size=ROWS_PER_GROUP)
     except (pa.ArrowInvalid, pa.ArrowIOError) as error:
         raise CorruptFile(
             f"{location}, the current file to which rows are added, is not readable: {error}. Recompute its range "

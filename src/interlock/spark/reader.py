@@ -24,7 +24,7 @@ from interlock.spark.columns import pinned, quoted, struct_of, type_of
 from interlock.spark.context import Scope
 from interlock.spark.tables import Table, table_columns
 from interlock.wire.attempts import InputData
-from interlock.workers.failures import CorruptFile, FileMissing, SchemaMismatch
+from interlock.workers.failures import CorruptFile, SchemaMismatch
 
 _FILES: Final = "parquet"
 _PATTERN: Final = re.compile(r"([\[\]{}*?\\])")
@@ -129,11 +129,9 @@ def inferred(locations: Sequence[str], name: str) -> StructType:
 
 
 def _footer(location: str) -> pa.Schema:
-    path = objects.folder_path(location)
     try:
-        return pq.read_schema(path if path is not None else pa.BufferReader(objects.read(location)))
-    except FileNotFoundError:
-        raise FileMissing(f"{location} no longer exists: recompute its range (interlock dataset invalidate).") from None
+        with objects.open_parquet(location) as file:
+            return pq.read_schema(file)
     except (pa.ArrowInvalid, OSError) as error:
         raise CorruptFile(
             f"{location} is not readable as Parquet ({error}): recompute its range (interlock dataset invalidate)."

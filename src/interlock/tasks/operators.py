@@ -51,7 +51,7 @@ BUILT_IN: Final = frozenset(
 )
 """Operators of the platform that a user's job may name."""
 _INTERNAL: Final = frozenset({"batch_query", "buffer_load", "list_load", "run_export"})
-"""Operators of tasks that the platform itself creates."""
+"""Operators of tasks that the platform itself creates. No job can name them, and no org's limit applies to them."""
 NOT_ALLOWED: Final = "OperatorNotAllowed"
 """The error class of an attempt that was ended because of its org's limit."""
 
@@ -215,7 +215,7 @@ class Operators:
 def refusal(limits: Limits, org_id: UUID, operator: str, config: bytes | msgspec.Raw) -> str | None:
     """Returns why an attempt of this org may not start, or None."""
     limit = limits.get(org_id)
-    if limit is None:
+    if limit is None or operator in _INTERNAL:
         return None
     found = msgspec.json.decode(config) if operator in _NAMING else {}
     names = named_in(operator, found if isinstance(found, dict) else {})

@@ -224,10 +224,14 @@ def load(declared: Declared) -> object:
     return found
 
 
-def extend_search_path(given: Iterable[Source]) -> None:
-    """Makes the sources importable in this process and in the Python processes that it starts."""
+def extend_search_path(given: Sequence[Source]) -> None:
+    """Makes the sources, and then the working directory, importable here and in Python processes started from here.
+
+    Call it after the process is confined. Without sources, only the platform's code is importable.
+    """
     present = {os.path.realpath(entry or Path.cwd()) for entry in sys.path}
-    added = [path for path in dict.fromkeys(str(source.search_path) for source in given) if path not in present]
+    folders = [str(source.search_path) for source in given] + ([str(Path.cwd().resolve())] if given else [])
+    added = [path for path in dict.fromkeys(folders) if path not in present]
     sys.path[:0] = added
     if added:
         before = os.environ.get("PYTHONPATH")

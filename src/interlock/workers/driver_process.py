@@ -10,7 +10,6 @@ import asyncio
 import fcntl
 import os
 import shutil
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -117,12 +116,11 @@ class DriverLaunch:
     def command(self, work: int, reports: int, scratch: Path, key: str = "") -> list[str]:
         numbers = {"--work": work, "--reports": reports, "--parent": os.getpid(), "--result-limit": self.result_limit}
         flags = [part for name, number in numbers.items() for part in (name, str(number))]
-        flags += [part for given in self.operators for part in ("--operators", given)]
+        flags += [part for given in self.operators if key != PLATFORM for part in ("--operators", given)]
         flags += [part for path in self.hidden for part in ("--hidden", path)]
         flags += [part for path in self.kept for part in ("--kept", path)]
-        driver = [sys.executable, "-m", "interlock.spark.driver"]
         modules = () if key == PLATFORM else self.modules
-        return [*driver, *flags, "--scratch", str(scratch), *modules]
+        return [*process.python("interlock.spark.driver"), *flags, "--scratch", str(scratch), *modules]
 
     def work_of(self, held: Held, data: TaskData, key: str = "") -> protocol.Work:
         work = held.lease.work
@@ -213,6 +211,9 @@ async def start(launch: DriverLaunch, handlers: Handlers[DriverProcess], key: st
     scratch = await asyncio.to_thread(Scratch)
     passed = () if key == PLATFORM else launch.environment
     environment = scrubbed(os.environ, (*OF_SPARK, *passed)) | {"TMPDIR": str(scratch.path)}
+    if key == PLATFORM:
+        # Spark starts its Python workers in the working directory, with a command of its own.
+        environment |= {"PYTHONSAFEPATH": "1"}
 
     def made(process: asyncio.subprocess.Process, work: asyncio.WriteTransport, reports: Reports) -> DriverProcess:
         return DriverProcess(process, work, reports, launch, scratch, key)

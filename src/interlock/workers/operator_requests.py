@@ -56,6 +56,10 @@ class Placeholders:
             binding for used, bindings in self._used.items() if used.partition(".")[0] in fields for binding in bindings
         )
 
+    def used_in(self, field: str) -> bool:
+        """Returns True if a secret was inserted into this field, bound to hosts or not."""
+        return field in self._used
+
     def _secret(self, name: str, field: str) -> str:
         secret = self._secrets.get(name)
         if secret is None or secret.value is None:
@@ -64,8 +68,9 @@ class Placeholders:
                 "org.",
                 "SecretMissing",
             )
+        used = self._used.setdefault(field, [])
         if secret.hosts:
-            self._used.setdefault(field, []).append(Binding.read(name, secret.hosts))
+            used.append(Binding.read(name, secret.hosts))
         return secret.value
 
     def _variable(self, name: str, field: str) -> str:

@@ -141,6 +141,14 @@ def scrubbed(environment: Mapping[str, str], also: Iterable[str] = ()) -> dict[s
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
+def python(module: str) -> list[str]:
+    """Returns the command that runs a module of the platform.
+
+    -P: the working directory may contain files of users, and the module's own imports run before it is confined.
+    """
+    return [sys.executable, "-P", "-m", module]
+
+
 @dataclass(frozen=True)
 class Launch:
     """Options with which every child of a worker is started."""
@@ -179,7 +187,7 @@ class Launch:
         flags += [part for given in self.operators for part in ("--operators", given)]
         flags += [part for path in self.hidden for part in ("--hidden", path)]
         flags += [part for path in self.kept for part in ("--kept", path)]
-        return [sys.executable, "-m", "interlock.workers.child", *flags, *self.modules]
+        return [*python("interlock.workers.child"), *flags, *self.modules]
 
 
 class OperatorProcess:

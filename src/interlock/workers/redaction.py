@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
@@ -50,10 +50,10 @@ class Redactor:
         if not self._values:
             return text
         parts, at = [], 0
-        for found in self._heads.finditer(text):
-            if found.start() >= at:
-                parts += [text[at : found.start()], MASK]
-                at = found.start() + max(_common(form, text, found.start()) for form in self._forms)
+        while found := self._heads.search(text, at):
+            start = found.start()
+            parts += [text[at:start], MASK]
+            at = max(found.end(), start + max(_common(form, text, start) for form in self._forms))
         masked = "".join([*parts, text[at:]])
         body = masked.removesuffix("…")
         cut = max(_overlap(body, form) for form in self._forms)
@@ -92,10 +92,22 @@ def _forms(value: str) -> set[str]:
     data = value.encode()
     escaped = msgspec.json.encode(value).decode()[1:-1]
     forms = {value, *value.splitlines(), quote(value), quote(value, safe=""), quote_plus(value), escaped}
-    forms |= {json.dumps(value)[1:-1], ascii(value)[1:-1], repr(value)[1:-1], data.hex()}
-    for coded in (base64.b64encode(data), base64.urlsafe_b64encode(data)):
-        forms.add(coded.decode().rstrip("="))
+    forms |= {json.dumps(value)[1:-1], ascii(value)[1:-1], repr(value)[1:-1], repr(data)[2:-1]}
+    forms |= {data.hex(), data.hex(" "), *_base64(data)}
     return {form for form in forms if len(form) >= SHORTEST}
+
+
+def _base64(data: bytes) -> Iterator[str]:
+    """Yields encodings of the data alone, and of its inner part after other bytes, as in `user:password`.
+
+    Three bytes become four characters, so there are three alignments. A character that also encodes a neighboring byte
+    is left out.
+    """
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        yield encode(data).decode().rstrip("=")
+        for before in range(3):
+            first, last = -(-before * 8 // 6), (before + len(data)) * 8 // 6
+            yield encode(bytes(before) + data).decode()[first:last]
 
 
 def _head(form: str) -> str:

@@ -122,7 +122,7 @@ async def development_chain() -> AsyncIterator[FollowedChain]:
     options = ["--listen", "127.0.0.1:0", "--manual", "--blocks", str(BLOCKS), "--transactions", "20"]
     options += ["-o", "json", "--parent", str(os.getpid())]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "interlock.cli", "devchain", *options),
+        *(sys.executable, "-P", "-m", "interlock.cli", "devchain", *options),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

@@ -22,7 +22,7 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 
 from interlock.datasets.buffers.shape import Shape, Wrong
-from interlock.schemas import Column, decimal_digits
+from interlock.schemas import MAX_FOOTER_BYTES, PARQUET_END_BYTES, Column, decimal_digits, footer_bytes
 from interlock.wire.datasets import BadRow, BatchRefusal
 
 MAX_SHOWN: Final = 100
@@ -32,8 +32,6 @@ _PARTS: Final = 1_000
 _BLOCK_BYTES: Final = 16 << 20
 _NO_BOMB_BYTES: Final = 64 << 20
 _MAX_RATIO: Final = 50
-_FOOTER_END: Final = 8
-_MAX_FOOTER: Final = 4 << 20
 _MAX_UNPACKED: Final = 4 << 30
 """Limits for the unpacked size of a Parquet file: in total, and relative to its size once it exceeds _NO_BOMB_BYTES."""
 _ROWS_AT_ONCE: Final = 1 << 16
@@ -347,18 +345,17 @@ def _read_parquet(source: Path | bytes, shape: Shape) -> Batch:
 
 
 def _check_footer(source: Path | bytes, size: int) -> None:
-    """Limits the footer before it is parsed: every column of every row group becomes objects in the sink's memory."""
+    """Limits the footer before it is parsed, since the sink is shared."""
     if isinstance(source, bytes):
-        last = source[-_FOOTER_END:]
+        end = source[-PARQUET_END_BYTES:]
     else:
         with source.open("rb") as file:
-            file.seek(max(0, size - _FOOTER_END))
-            last = file.read(_FOOTER_END)
-    length = int.from_bytes(last[:4], "little")
-    if last.endswith(b"PAR1") and length > _MAX_FOOTER:
+            file.seek(max(0, size - PARQUET_END_BYTES))
+            end = file.read(PARQUET_END_BYTES)
+    if (length := footer_bytes(end)) > MAX_FOOTER_BYTES:
         raise BadBatch(
             "too_large",
-            f"The footer of the batch has {length} bytes; the limit is {_MAX_FOOTER}: write fewer row groups.",
+            f"The footer of the batch has {length} bytes; the limit is {MAX_FOOTER_BYTES}: write fewer row groups.",
         )
 
 

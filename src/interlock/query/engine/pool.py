@@ -64,6 +64,7 @@ class Warm:
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",
                 "-m",
                 "interlock.query.statement.zygote",
                 str(theirs.fileno()),

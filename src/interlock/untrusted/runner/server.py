@@ -113,6 +113,7 @@ class Application:
             case "GET" | "HEAD", "/healthz":
                 await _reply(send, 200, self._health(), _JSON)
             case "GET" | "HEAD", "/metrics":
+                self._authenticate(scope)
                 await _reply(send, 200, telemetry.metrics_text(), _TEXT)
             case _, "/invoke":
                 raise MethodNotAllowed("Send an invocation with POST.", allow="POST")

@@ -22,7 +22,8 @@ class FetchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     headers: dict[str, str] = {}
     """Sent with every request. `${secret:NAME}` is replaced by a secret of the org."""
     body: Any = None
-    """A JSON value, or its text. `{{field}}` in its strings is replaced by a field of the payload."""
+    """A JSON value, or its text. In its strings, `{{field}}` is replaced by a field of the payload, and
+    `${secret:NAME}` by a secret of the org."""
     timeout_seconds: Seconds = 30.0
     """Timeout of one request including its redirects."""
     max_bytes: Annotated[int, Meta(ge=1, le=64 << 20)] = 1 << 20
@@ -80,6 +81,7 @@ def _body(config: FetchConfig) -> Any:
 
 
 _FIELD: Final = re.compile(r"\{\{\s*([^{}]*?)\s*\}\}")
+_FIELD_OR_SECRET: Final = re.compile(rf"{_FIELD.pattern}|\$\{{secret:[^}}]*\}}")
 _PATH: Final = re.compile(r"[^.\s]+(\.[^.\s]+)*")
 _DEEPEST: Final = 50
 
@@ -105,27 +107,34 @@ def _parts(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def rendered(template: Any, payload: dict[str, Any]) -> bytes:
-    """Returns the body as JSON. Raises TaskFailed if the payload lacks a field."""
-    return msgspec.json.encode(_filled(template, payload))
+def rendered(template: Any, payload: dict[str, Any], keys: Placeholders) -> bytes:
+    """Returns the body as JSON. Raises TaskFailed if the payload lacks a field, or for a missing secret."""
+    return msgspec.json.encode(_filled(template, payload, keys))
 
 
-def _filled(template: Any, payload: dict[str, Any]) -> Any:
+def _filled(template: Any, payload: dict[str, Any], keys: Placeholders) -> Any:
     match template:
         case str():
-            return _string(template, payload)
+            return _string(template, payload, keys)
         case dict():
-            return {_text(_string(name, payload)): _filled(value, payload) for name, value in template.items()}
+            return {
+                _text(_string(name, payload, keys)): _filled(value, payload, keys) for name, value in template.items()
+            }
         case list():
-            return [_filled(value, payload) for value in template]
+            return [_filled(value, payload, keys) for value in template]
     return template
 
 
-def _string(template: str, payload: dict[str, Any]) -> Any:
+def _string(template: str, payload: dict[str, Any], keys: Placeholders) -> Any:
+    """Fills fields and secrets in one pass, so that neither is searched for placeholders of the other."""
     alone = _FIELD.fullmatch(template)
     if alone is not None:
         return _field(alone[1], payload)
-    return _FIELD.sub(lambda found: _text(_field(found[1], payload)), template)
+
+    def value(found: re.Match[str]) -> str:
+        return keys.fill(found[0], "body") if found[1] is None else _text(_field(found[1], payload))
+
+    return _FIELD_OR_SECRET.sub(value, template)
 
 
 def _text(value: Any) -> str:

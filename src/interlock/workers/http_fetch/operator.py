@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
 from interlock.outbound.exchange import Proxy, Reply, Request, Sender
@@ -32,14 +31,14 @@ def http_fetch(payload: Any, ctx: TaskContext) -> dict[str, Any]:
     """Requests the URL of the payload within the limits per host, and returns the server's response."""
     keys = Placeholders.of(ctx)
     config = read_config(ctx.config, keys)
-    request = replace(request_of(payload, config), bindings=keys.bindings("headers"))
+    request = request_of(payload, config, keys)
     sender, hosts = sender_of(config, ctx.outbound, keys.bindings("proxy")), hosts_of_this_machine()
     began = time.monotonic()
     reply = _LoopThread().run(lambda: fetch(request, config, sender, hosts))
     return result_of(reply, config, time.monotonic() - began, ctx.outbound.result_limit)
 
 
-def request_of(payload: Any, config: FetchConfig) -> Request:
+def request_of(payload: Any, config: FetchConfig, keys: Placeholders) -> Request:
     fields = {"url": payload} if isinstance(payload, str) else payload
     url = fields.get("url") if isinstance(fields, dict) else None
     if not isinstance(url, str):
@@ -47,9 +46,11 @@ def request_of(payload: Any, config: FetchConfig) -> Request:
             'http_fetch needs a payload such as {"url": "https://example.com/"}, or the URL as a string.', "BadPayload"
         )
     if config.body is None:
-        return Request(url, config.method, config.headers)
+        return Request(url, config.method, config.headers, bindings=keys.bindings("headers"))
     typed = {"content-type": "application/json"} | {name.lower(): value for name, value in config.headers.items()}
-    return Request(url, config.method, typed, rendered(config.body, fields))
+    body = rendered(config.body, fields, keys)
+    bindings, secret = keys.bindings("headers", "body"), keys.used_in("body")
+    return Request(url, config.method, typed, body, bindings, secret_body=secret)
 
 
 def sender_of(config: FetchConfig, outbound: Outbound, bindings: tuple[Binding, ...] = ()) -> Sender:
