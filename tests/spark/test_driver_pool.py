@@ -29,6 +29,7 @@ from interlock.wire.attempts import (
     ListLoad,
     Refusal,
     TaskData,
+    TaskSecret,
 )
 from interlock.wire.tasks import JobRef
 from interlock.workers import driver_pool
@@ -104,7 +105,9 @@ async def crew() -> AsyncIterator[Crew]:
         await pool.abandon()
 
 
-def claimed(tasks: int = 1, *, org: UUID | None = None, operator: str = "nobody:nothing") -> ClaimBatchReply:
+def claimed(
+    tasks: int = 1, *, org: UUID | None = None, operator: str = "nobody:nothing", secret: str | None = None
+) -> ClaimBatchReply:
     group = ClaimGroup(
         run_id=uuid4(),
         attempt=1,
@@ -116,6 +119,7 @@ def claimed(tasks: int = 1, *, org: UUID | None = None, operator: str = "nobody:
         operator=operator,
         config=Raw(b"{}"),
         org_id=org or uuid4(),
+        secrets=[] if secret is None else [TaskSecret(name="TOKEN", value=secret, hosts=[])],
         tasks=[GroupedTask(uuid4(), number, Raw(b"1")) for number in range(tasks)],
     )
     return ClaimBatchReply(claims=[], groups=[group])
@@ -220,6 +224,19 @@ async def test_orgs_share_a_driver_unless_each_has_its_own(crew: Crew) -> None:
             await dispatcher.next()
         assert len({driver.pid for driver in pool.drivers}) == len(pool.drivers) == drivers
         assert {driver.key for driver in pool.drivers} == ({str(first), str(second)} if per_org else {""})
+
+
+async def test_tasks_with_secrets_run_in_a_driver_of_their_org(crew: Crew) -> None:
+    dispatcher = Dispatcher()
+    pool = crew.pool(dispatcher.ask, tasks=4)
+    ours, theirs = uuid4(), uuid4()
+    for org, secret in ((ours, None), (theirs, "of strangers"), (theirs, None), (ours, "our own")):
+        pool.take(claimed(org=org, secret=secret))
+    while len(pool._asking) < 4:
+        await dispatcher.next()
+    assert sorted(driver.key for driver in pool.drivers) == sorted(["", str(ours), str(theirs)])
+    plain = next(driver for driver in pool.drivers if not driver.key)
+    assert {pool._key(held) == plain.key for held in pool.held.values() if not held.lease.private} == {True}
 
 
 async def test_longest_idle_driver_is_stopped_for_another_org(crew: Crew) -> None:

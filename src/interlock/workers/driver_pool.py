@@ -7,8 +7,9 @@ thread did not stop, is spent: it gets no new tasks, the next driver is started 
 remaining tasks. A task therefore cannot harm the others, short of killing the process that they share.
 
 Every task has a key, and tasks of different keys never share a driver. Tasks of the platform that get the URL of the
-state database have their own key; with `spark_driver_per_org`, so does every org. The number of drivers is limited. If
-another key needs a driver, the one that has been idle for the longest time is stopped.
+state database have their own key; so have tasks of one org that get secrets or variables, and with
+`spark_driver_per_org` all tasks of one org. The number of drivers is limited. If another key needs a driver, the one
+that has been idle for the longest time is stopped.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class DriverPool(WorkPool):
     def _key(self, held: Held) -> str:
         if held.kind[0] in ON_STATE:
             return PLATFORM
-        return str(held.lease.org_id) if self._per_org else ""
+        return str(held.lease.org_id) if self._per_org or held.lease.private else ""
 
     def _claimed_with(self, first: Held) -> list[Held]:
         """Takes the queued tasks of the same claim. They have no inputs and outputs to request from the dispatcher."""

@@ -47,6 +47,17 @@ class Lease:
     def kind(self) -> Kind:
         return self.work.operator, self.work.config
 
+    @property
+    def private(self) -> bool:
+        """True if the work has values that operators of other orgs must not find in their process."""
+        return bool(self.work.secrets or self.work.environment or self.work.data_url)
+
+    @property
+    def credentials(self) -> bool:
+        """True if the work has passwords of the platform, which no operator of a user may find in its process."""
+        proxy = self.work.outbound is not None and self.work.outbound.proxy is not None
+        return proxy or self.work.data_url is not None
+
 
 def lease_of(group: ClaimGroup, outbound: Outbound | None = None, variables: Variables = NONE) -> Lease:
     job = (group.job.dag_name, group.job.name)

@@ -100,6 +100,11 @@ def reserved() -> frozenset[str]:
     return frozenset({*_built_in, *PLATFORM})
 
 
+def runs_users_code(name: str) -> bool:
+    """Returns False for an operator that consists of the platform's own code only."""
+    return name == python.__name__ or name not in reserved()
+
+
 def resolve(name: str) -> Operator:
     """Returns the function behind a name. Raises OperatorNotFound."""
     found = _built_in.get(name) or _loaded.get(name)

@@ -26,6 +26,11 @@ CHUNK_SECONDS = 0.05
 FEED_BELOW_SECONDS = 0.01
 """A child with less work than this gets the next chunk. It covers the time until the chunk arrives."""
 MAX_PER_CHUNK = 500
+MAX_SKIPPED = 500
+"""Most queued tasks of other children that are skipped to find work for a child."""
+TURN_SECONDS = 1.0
+"""A child works, or is idle, for this long before it is replaced for tasks that it may not run. A start takes about
+0.3 s, so shorter turns would waste most of the time."""
 RESTART_FIRST_SECONDS = 0.05
 RESTART_CAP_SECONDS = 5.0
 
@@ -34,6 +39,7 @@ class Pool(WorkPool):
     def __init__(self, launch: Launch, pace: Pace, sink: ReportSink, usual_lease: float) -> None:
         super().__init__(pace, sink, usual_lease, launch.data_url, launch.outbound, launch.variables)
         self._launch = launch
+        self._concurrency = 0
         self._supervisors: set[asyncio.Task[None]] = set()
         self.children: list[ChildProcess] = []
         self._queued_seconds = 0.0
@@ -86,20 +92,63 @@ class Pool(WorkPool):
             if not self.queue:
                 return
             self._fill(child, math.ceil(len(self.queue) / waiting))
+        self.make_way()
 
     def _fill(self, child: ChildProcess, share: int) -> None:
         chunk: list[Held] = []
+        skipped: list[Held] = []
         load = child.load
+        lease, admitted = None, False
         while self.queue and len(chunk) < min(share, MAX_PER_CHUNK) and load < CHUNK_SECONDS:
             held = self.queue.popleft()
+            if held.lease is not lease and not held.ended:
+                lease, admitted = held.lease, child.tenancy.admits(held.lease)
+                if admitted:
+                    child.tenancy.add(lease)
+            if not held.ended and not admitted:
+                skipped.append(held)
+                if len(skipped) == MAX_SKIPPED:
+                    break
+                continue
             self._queued_seconds -= held.estimate
             if not held.ended:
                 chunk.append(held)
                 load += held.estimate
+        self.queue.extendleft(reversed(skipped))
         if not self.queue:
             self._queued_seconds = 0.0
         if chunk:
             child.assign(chunk)
+
+    def make_way(self) -> None:
+        """Replaces children that may not run the queued tasks, so that these do not wait without end.
+
+        A child that is idle although tasks are queued is replaced after TURN_SECONDS. A busy one is replaced if the
+        first queued task may run in no child, or only in children that are stuck.
+        """
+        first = next((held for held in self.queue if not held.ended), None)
+        if first is None:
+            return
+        for child in self.children:
+            child.stale |= child.idle_seconds > TURN_SECONDS
+        if self._waits_in_vain(first) and (others := self._after_their_turn()):
+            min(others, key=lambda child: child.load).stale = True
+        self._retire_idle()
+
+    def _waits_in_vain(self, first: Held) -> bool:
+        if len(self.children) < self._concurrency:
+            return False  # a new child is being started, which may run any task
+        return all(child.stuck or not (child.stale or child.tenancy.admits(first.lease)) for child in self.children)
+
+    def _after_their_turn(self) -> list[ChildProcess]:
+        now = time.monotonic()
+        return [
+            child
+            for child in self.children
+            if not child.stale
+            and not child.stuck
+            and (not child.assigned or now - child.first_assigned_at > TURN_SECONDS)
+        ]
 
     # Handling reports
 
@@ -183,6 +232,7 @@ class Pool(WorkPool):
     # Starting and replacing children
 
     def start(self, concurrency: int) -> None:
+        self._concurrency = concurrency
         for _ in range(concurrency):
             task = asyncio.create_task(self._supervise())
             self._supervisors.add(task)
@@ -198,7 +248,9 @@ class Pool(WorkPool):
         pause = RESTART_FIRST_SECONDS
         while not self._draining.is_set():
             began = time.monotonic()
-            await self._run_one_child()
+            child = await self._run_one_child()
+            if child.stale and child.stopping is None:
+                continue
             pause = RESTART_FIRST_SECONDS if time.monotonic() - began > 10 else pause
             await self._drained_within(pause)
             pause = min(pause * 2, RESTART_CAP_SECONDS)
@@ -208,7 +260,7 @@ class Pool(WorkPool):
             async with asyncio.timeout(seconds):
                 await self._draining.wait()
 
-    async def _run_one_child(self) -> None:
+    async def _run_one_child(self) -> ChildProcess:
         child = await process.start(self._launch, self.heard, self.printed)
         self.children.append(child)
         if self._draining.is_set():
@@ -221,6 +273,7 @@ class Pool(WorkPool):
         finally:
             self.children.remove(child)
         self._clean_up(child, cause)
+        return child
 
     def _clean_up(self, child: ChildProcess, cause: Crash) -> None:
         if child.head is not None:

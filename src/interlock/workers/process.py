@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ import structlog
 from interlock.wire.tasks import Crash
 from interlock.workers import protocol
 from interlock.workers.held_tasks import Held, Variables
+from interlock.workers.isolation import Tenancy
 from interlock.workers.redaction import Redaction
 
 _cgroup_line = re.compile(r"^\d+:(?P<controllers>[^:]*):(?P<path>.*)$", re.MULTILINE)
@@ -260,8 +262,10 @@ class ChildProcess(OperatorProcess):
         self.head_since = 0.0
         """Time at which the first task of `assigned` became the first."""
         self.recalled = False
+        self.tenancy = Tenancy()
+        self.first_assigned_at = math.inf
         self.stale = False
-        """It gets no new work and ends after its tasks, because there is newer code."""
+        """It gets no new work and ends after its tasks, because of newer code or tasks that it may not run."""
 
     @property
     def head(self) -> Held | None:
@@ -276,9 +280,16 @@ class ChildProcess(OperatorProcess):
         """True if it has run one task for long. No more tasks are then assigned to it."""
         return self.head_seconds > STUCK_SECONDS
 
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since its last task. 0 if it has tasks, or never had one."""
+        never = math.isinf(self.first_assigned_at)
+        return 0.0 if self.assigned or never else time.monotonic() - self.head_since
+
     def assign(self, tasks: list[Held]) -> None:
         if not self.assigned:
             self.head_since = time.monotonic()
+            self.first_assigned_at = min(self.first_assigned_at, self.head_since)
         self.assigned.extend(tasks)
         self.load += sum(held.estimate for held in tasks)
         for lease, together in groupby(tasks, attrgetter("lease")):

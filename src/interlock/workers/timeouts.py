@@ -42,6 +42,7 @@ class Watch:
         )
         if self._pool.queue and everyone_is_stuck:
             self._pool.release_queue()
+        self._pool.make_way()
 
     def _look_at(self, child: ChildProcess) -> None:
         head = child.head
