@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +18,7 @@ import msgspec
 import pytest
 
 from interlock.client import Client
-from interlock.errors import BadRequest, Forbidden
+from interlock.errors import BadRequest, Conflict, Forbidden
 from interlock.processes import landlock
 from interlock.wire.access import KeyRequest, Role
 from interlock.wire.base import TaskStatus
@@ -24,16 +26,22 @@ from interlock.wire.jobs import Policy
 from tests.apps.test_up import Up, installation
 from tests.support.bundles import zipped
 from tests.support.system import until
+from tests.untrusted.thief import clue
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]
 needs_landlock = pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock")
 
 THIEF = Path(__file__).parents[1] / "untrusted" / "thief.py"
+SECRET = f"of-strangers-{secrets.token_hex(16)}"
 OPERATORS = """
-import os
 from interlock.workers import operator
-from interlock.spark import operator as spark_operator
 import thief
+
+kept = []
+
+@operator
+def keeps(payload, ctx):
+    kept.append(ctx.secret("TOKEN"))
 
 @operator
 def on_platform(payload, ctx):
@@ -53,6 +61,12 @@ ON_SPARK = """
 import json
 from interlock.spark import operator
 import thief
+
+kept = []
+
+@operator(inputs={})
+def keeps(ctx):
+    kept.append(ctx.secret("TOKEN"))
 
 def in_a_python_worker(batches, asked):
     import pyarrow
@@ -84,7 +98,9 @@ def up() -> Iterator[Up]:
         (project / "thief.py").write_text(THIEF.read_text())
         (project / "thieves.py").write_text(OPERATORS)
         (project / "spark_thieves.py").write_text(ON_SPARK)
-        made.start("--operators", str(project), spark_memory="1g", spark_master="local[1]")
+        # With a single child, the thief gets the process that ran the task before, unless that is replaced.
+        settings = {"spark_memory": "1g", "spark_master": "local[1]", "worker_concurrency": "1"}
+        made.start("--operators", str(project), **settings)
         yield made
 
 
@@ -94,15 +110,35 @@ async def client(up: Up) -> AsyncIterator[Client]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def asked(up: Up) -> dict[str, Any]:
+@pytest.fixture
+async def strangers(client: Client, up: Up) -> AsyncIterator[Client]:
+    """A client of another org, which has a secret."""
+    with contextlib.suppress(Conflict):
+        await client.create_org("strangers")
+    key = (await client.create_key(KeyRequest(user="eve", role=Role.ADMIN, org="strangers"))).key
+    async with Client(up.ready["gateway"], key) as eve:
+        await eve.secrets.set("TOKEN", SECRET)
+        yield eve
+
+
+@pytest.fixture
+def asked(up: Up, strangers: Client) -> dict[str, Any]:
     """Input for the thief, with more information than it could find by itself."""
     ready = up.ready
-    password = {urlsplit(ready[name]).password or "" for name in ("state_url", "data_url", "valkey_url")}
-    ports = {name: urlsplit(ready[f"{name}_url"]).port or 0 for name in ("state", "data", "valkey")}
-    secrets = [ready["admin_key"], ready["worker_token"], *sorted(password - {""})]
-    assert len(secrets) >= 4
-    return {"folder": str(up.folder), "secrets": secrets, "ports": ports}
+    urls = {name: urlsplit(ready[f"{name}_url"]) for name in ("state", "data", "valkey")}
+    seal = (up.folder / "keys" / "bus-seal.key").read_bytes()
+    found = {
+        "admin key": ready["admin_key"].encode(),
+        "worker token": ready["worker_token"].encode(),
+        "seal key": seal,
+        "secret of another org": SECRET.encode(),
+    }
+    found |= {f"password of {name}": url.password.encode() for name, url in urls.items() if url.password}
+    # The first 80 characters are the same in all files with a key of this type.
+    found |= {f"key {path.name}": path.read_bytes()[80:] for path in (up.folder / "keys").glob("*.pem")}
+    assert len(found) >= 8
+    ports = {name: url.port or 0 for name, url in urls.items()}
+    return {"folder": str(up.folder), "secrets": [clue(*one) for one in found.items()], "ports": ports}
 
 
 async def stolen(client: Client, payload: Any, **job: Any) -> Any:
@@ -114,33 +150,59 @@ async def stolen(client: Client, payload: Any, **job: Any) -> Any:
     return msgspec.json.decode(task.result)
 
 
-def test_the_thief_finds_the_secrets_where_nothing_keeps_it_away(asked: dict[str, Any]) -> None:
-    """Control test: without a sandbox, the thief finds the secrets that the tests below must not find."""
-    code = f"import json, sys, thief; print(json.dumps(thief.loot(**json.loads({json.dumps(asked)!r}))))"
-    told = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(THIEF.parent)}, capture_output=True, text=True, check=True
+def looted(asked: dict[str, Any], copy: str) -> list[str]:
+    """Runs the thief in a process that is not confined and has a copy of a secret."""
+    code = (
+        "import json, os, thief\nkept = [os.environ['COPY']]\n"
+        f"print(json.dumps(thief.loot(**json.loads({json.dumps(asked)!r}))))"
     )
-    found = json.loads(told.stdout)
-    assert f"{asked['folder']}/credentials.json" in found
-    assert f"{asked['folder']}/endpoints.json" in found
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(THIEF.parent), "COPY": copy},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: list[str] = json.loads(told.stdout)
+    return found
+
+
+async def test_the_thief_finds_the_secrets_where_nothing_keeps_it_away(
+    asked: dict[str, Any], strangers: Client, up: Up
+) -> None:
+    """Control test: without a sandbox, the thief finds the secrets that the tests below must not find."""
+    await stolen(strangers, None, operator="thieves:keeps", config={"token": "${secret:TOKEN}"})
+    dispatcher = up.children()["dispatcher"].pid
+    found = await asyncio.to_thread(looted, asked | {"pids": [dispatcher]}, SECRET)
+    assert {place.rpartition(": ")[2] for place in found} == {clue["name"] for clue in asked["secrets"]}
+    for place in ("own environment", "own objects", "memory of self"):
+        assert f"{place}: secret of another org" in found
+    assert f"{asked['folder']}/credentials.json: admin key" in found
+    assert f"{asked['folder']}/endpoints.json: password of state" in found
     assert not [place for place in found if "without a password" in place]
+    if os.geteuid() == 0:
+        assert f"memory of {dispatcher}: password of state" in found
 
 
 @needs_landlock
-async def test_a_platform_operator_finds_no_secret(client: Client, asked: dict[str, Any]) -> None:
+async def test_a_platform_operator_finds_no_secret(client: Client, strangers: Client, asked: dict[str, Any]) -> None:
+    await stolen(strangers, None, operator="thieves:keeps", config={"token": "${secret:TOKEN}"})
     assert await stolen(client, asked, operator="thieves:on_platform") == []
 
 
 @needs_landlock
-async def test_a_spark_operator_finds_no_secret(client: Client, asked: dict[str, Any]) -> None:
+async def test_a_spark_operator_finds_no_secret(client: Client, strangers: Client, asked: dict[str, Any]) -> None:
     """Tries the driver, a Python worker of Spark, and the JVM."""
+    config = {"token": "${secret:TOKEN}"}
+    await stolen(strangers, None, operator="spark_thieves:keeps", runtime="spark", config=config)
     assert await stolen(client, asked, operator="spark_thieves:on_spark", runtime="spark") == []
 
 
-async def test_a_bundle_finds_no_secret(client: Client, asked: dict[str, Any]) -> None:
+async def test_a_bundle_finds_no_secret(client: Client, strangers: Client, asked: dict[str, Any]) -> None:
     code = "import thief\n\ndef handler(event, task):\n    return thief.loot(**event['payload'])\n"
     content = zipped({"main.py": code, "thief.py": THIEF.read_text()})
     await client.bundles.upload(content, name="thief")
+    await stolen(strangers, None, operator="thieves:keeps", config={"token": "${secret:TOKEN}"})
     config = {"bundle": "thief", "entrypoint": "main.handler"}
     assert await stolen(client, asked, operator="udf", runtime="lambda", config=config) == []
 
@@ -155,8 +217,8 @@ async def test_an_operator_changes_nothing_that_the_platform_runs_or_keeps(clien
 
 
 async def test_a_writer_of_another_org_names_no_function_of_the_interpreter(client: Client, up: Up) -> None:
-    await client.create_org("strangers")
-    key = (await client.create_key(KeyRequest(user="eve", role=Role.WRITER, org="strangers"))).key
+    await client.create_org("limited")
+    key = (await client.create_key(KeyRequest(user="eve", role=Role.WRITER, org="limited"))).key
     statement = "open('/var/tmp/owned', 'w').close()"
     async with Client(up.ready["gateway"], key) as eve:
         for operator, config, payload in (
@@ -168,7 +230,7 @@ async def test_a_writer_of_another_org_names_no_function_of_the_interpreter(clie
             with pytest.raises(BadRequest) as refused:
                 await eve.submit([payload], operator=operator, config=config)
             assert refused.value.code == "unknown_operator"
-        await client.limit_org_operators("strangers", ["echo"])
+        await client.limit_org_operators("limited", ["echo"])
         with pytest.raises(Forbidden, match="org-operators"):
             await eve.submit([{}], operator="thieves:on_platform")
     assert not await asyncio.to_thread(Path("/var/tmp/owned").exists)

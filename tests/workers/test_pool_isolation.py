@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 import msgspec
@@ -69,6 +69,10 @@ class Site:
         return pid
 
 
+class Start(Protocol):
+    def __call__(self, children: int = 1, proxy: str | None = None) -> Site: ...
+
+
 def claim(
     *payloads: Any, org: UUID = OURS, operator: str = "isolated:process", secret: str | None = None
 ) -> ClaimBatchReply:
@@ -106,12 +110,13 @@ def follower(org: UUID) -> ClaimBatchReply:
         outputs=[],
         timeout_at=datetime.now(UTC) + timedelta(hours=1),
     )
-    lease = {"lease_token": uuid4(), "lease_expires_at": datetime.now(UTC) + timedelta(minutes=1)}
-    return ClaimBatchReply(claims=[ClaimReply(status="Claimed", task=task, **lease)], groups=[])
+    expires_at = datetime.now(UTC) + timedelta(minutes=1)
+    claimed = ClaimReply(status="Claimed", task=task, lease_token=uuid4(), lease_expires_at=expires_at)
+    return ClaimBatchReply(claims=[claimed], groups=[])
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Any]:
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
     (tmp_path / "isolated.py").write_text(OPERATORS)
     sites: list[Site] = []
 
@@ -124,26 +129,26 @@ async def start(tmp_path: Path) -> AsyncIterator[Any]:
         await site.pool.abandon()
 
 
-async def test_orgs_share_a_child_while_no_task_has_secrets(start: Any) -> None:
+async def test_orgs_share_a_child_while_no_task_has_secrets(start: Start) -> None:
     site = start()
     assert await site.process(org=OURS) == await site.process(org=THEIRS) == await site.process(org=OURS)
 
 
-async def test_child_with_a_secret_of_one_org_runs_no_task_of_another(start: Any) -> None:
+async def test_child_with_a_secret_of_one_org_runs_no_task_of_another(start: Start) -> None:
     site = start()
     bound = await site.process(org=THEIRS, secret="of strangers")
     assert await site.process(org=THEIRS) == bound
     assert await site.process(org=OURS) != bound
 
 
-async def test_secret_is_not_passed_to_a_child_that_ran_code_of_another_org(start: Any) -> None:
+async def test_secret_is_not_passed_to_a_child_that_ran_code_of_another_org(start: Start) -> None:
     """An operator can leave a thread behind, which would find the secret."""
     site = start()
     first = await site.process(org=THEIRS)
     assert await site.process(org=OURS, secret="our own") != first
 
 
-async def test_child_with_the_data_url_runs_only_code_of_the_platform(start: Any) -> None:
+async def test_child_with_the_data_url_runs_only_code_of_the_platform(start: Start) -> None:
     site = start()
     site.pool.take(follower(OURS))
     assert await site.result() == "BadConfig"
@@ -157,7 +162,7 @@ async def test_child_with_the_data_url_runs_only_code_of_the_platform(start: Any
     assert [child.pid for child in site.pool.children] != [fresh]
 
 
-async def test_child_with_the_proxy_of_the_platform_runs_no_code_of_users(start: Any) -> None:
+async def test_child_with_the_proxy_of_the_platform_runs_no_code_of_users(start: Start) -> None:
     site = start(proxy="http://user:password@proxy.example:3128")
     await site.run("not a URL", operator="http_fetch")
     (bound,) = [child.pid for child in site.pool.children]
@@ -167,7 +172,7 @@ async def test_child_with_the_proxy_of_the_platform_runs_no_code_of_users(start:
 
 
 async def test_task_of_another_org_gets_a_turn_between_many_of_the_bound_org(
-    start: Any, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pools, "TURN_SECONDS", 0.0)
     site = start()
@@ -182,7 +187,7 @@ async def test_task_of_another_org_gets_a_turn_between_many_of_the_bound_org(
 
 
 async def test_idle_child_of_another_org_is_replaced_while_tasks_wait(
-    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pools, "TURN_SECONDS", 0.0)
     site = start(children=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -117,12 +118,14 @@ def _print_json(started: Started) -> None:
 
 
 def _print_table(started: Started) -> None:
-    from interlock.workers.confinement import NOT_CONFINED, is_possible
+    from interlock.workers.confinement import NOT_CONFINED, OF_ROOT, is_possible
 
     where = "" if Path(started.dir) == Path(".interlock").absolute() else f" --dir {started.dir}"
     console().print()
     if not is_possible():
         console().print(f"[bold yellow]Not confined:[/] {NOT_CONFINED}.")
+    elif os.geteuid() == 0:
+        console().print(f"[bold yellow]Started as root:[/] {OF_ROOT}.")
     console().print("[bold green]Interlock is up.[/] Ctrl-C drains and stops it.")
     console().print(
         sheet(

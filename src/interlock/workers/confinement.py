@@ -31,6 +31,10 @@ NOT_CONFINED: Final = (
     "operators run as this user and can read the platform's files, keys and passwords, because this system has no "
     "Landlock (Linux 5.13 or newer): run only operators that you trust with these"
 )
+OF_ROOT: Final = (
+    "operators run as root, without its privileges, but Unix sockets of services that trust root, such as those of "
+    "systemd and Docker, would accept them: start Interlock as an ordinary user if such services run here"
+)
 _MEMORY: Final = frozenset({"kmem", "mem", "port"})
 _PR_CAPBSET_DROP: Final = 24
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4

@@ -28,7 +28,7 @@ from interlock.errors import ConfigurationError, InterlockError
 from interlock.settings import Runtime, RuntimeKind, Settings, config_file
 from interlock.workers import catalogue, confinement
 from interlock.workers.catalogue import OperatorReports
-from interlock.workers.confinement import NOT_CONFINED
+from interlock.workers.confinement import NOT_CONFINED, OF_ROOT
 from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import DriverLaunch
 from interlock.workers.heartbeats import Leases
@@ -110,6 +110,8 @@ class Worker:
         puller = Puller(client, pool, pace, reporter, self._runtime.queue, self.worker_id)
         if not confinement.is_possible():
             log.warning("worker.operators_not_confined", effect=NOT_CONFINED)
+        elif os.geteuid() == 0:
+            log.warning("worker.operators_run_as_root", effect=OF_ROOT)
         log.info("worker.started", worker_id=self.worker_id, queue=self._runtime.queue, concurrency=self.concurrency)
         try:
             async with asyncio.TaskGroup() as group:
