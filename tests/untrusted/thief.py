@@ -111,7 +111,7 @@ def _open_files(number: str) -> Iterator[Text]:
 
 
 def _memory(number: str) -> Iterator[Text]:
-    """Yields the readable memory of a process, if the kernel permits."""
+    """Yields the readable memory of a process, if the kernel permits. Files that are mapped read-only are skipped."""
     try:
         lines = Path(f"/proc/{number}/maps").read_text().splitlines()
         memory = os.open(f"/proc/{number}/mem", os.O_RDONLY)
@@ -119,9 +119,9 @@ def _memory(number: str) -> Iterator[Text]:
         return
     try:
         for line in lines:
-            span, rights, *_ = line.split()
+            span, rights, *_, last = line.split()
             start, end = (int(text, 16) for text in span.split("-"))
-            for at in range(start, end, _PIECE) if rights.startswith("r") else ():
+            for at in range(start, end, _PIECE) if rights[0] == "r" and (rights[1] == "w" or last[0] != "/") else ():
                 # Special regions such as [vvar] cannot be read.
                 with contextlib.suppress(OSError, OverflowError):
                     piece = os.pread(memory, min(end - at, _PIECE + _OVERLAP), at)
