@@ -37,7 +37,8 @@ class Spark(Area):
         ge=2,
         le=100,
         description="Maximum number of driver processes of a Spark worker: one for all tasks or one per org, one per "
-        "org for tasks with secrets, and one for platform tasks. If another is needed, the driver that has been idle longest is stopped.",
+        "org for tasks with secrets, and one for platform tasks. If another is needed, the driver that has been idle "
+        "longest is stopped.",
     )
     spark_conf: dict[str, SecretStr] = Field(
         default_factory=dict,
