@@ -18,6 +18,7 @@ import pytest
 from msgspec import Raw
 
 from interlock.errors import BadRequest, ConfigurationError, Fenced
+from interlock.wire.access import TaskSecret
 from interlock.wire.attempts import (
     ClaimBatchReply,
     ClaimGroup,
@@ -29,7 +30,6 @@ from interlock.wire.attempts import (
     ListLoad,
     Refusal,
     TaskData,
-    TaskSecret,
 )
 from interlock.wire.tasks import JobRef
 from interlock.workers import driver_pool

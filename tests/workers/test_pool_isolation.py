@@ -13,13 +13,15 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from interlock.wire import ClaimBatchReply, ClaimGroup, ClaimReply, GroupedTask, JobRef, TaskPayload, TaskSecret
+from interlock.wire.access import TaskSecret
+from interlock.wire.attempts import ClaimBatchReply, ClaimGroup, ClaimReply, GroupedTask, TaskPayload
+from interlock.wire.tasks import JobRef
 from interlock.workers import pool as pools
-from interlock.workers.held_tasks import Watch
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch
 from interlock.workers.protocol import Outbound
-from interlock.workers.puller import Pace
+from interlock.workers.task_durations import Pace
+from interlock.workers.timeouts import Watch
 from tests.spark.test_driver_pool import Reports
 from tests.support.system import until
 
