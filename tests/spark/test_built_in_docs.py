@@ -7,6 +7,7 @@ import re
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from interlock.spark.built_in.block_ingest import IngestConfig
 from interlock.spark.built_in.dedupe import DedupeConfig
@@ -52,4 +53,4 @@ def test_documented_example_deploys_and_its_config_is_valid(spark: SparkSession,
     (job,) = [job for job in valid(example).jobs if job.operator == name]
     config = msgspec.convert(job.config, CONFIGS[name])
     if isinstance(config, SqlConfig):
-        assert checked(spark, config.query, ["transfers", "blocks"]) is not None
+        assert checked(spark, config.query, dict.fromkeys(["transfers", "blocks"], StructType())) is not None

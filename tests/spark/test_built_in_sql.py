@@ -171,3 +171,9 @@ def test_query_uses_only_config_and_session_of_the_context(spark: SparkSession) 
     data = task([], [])
     ctx: TaskContext = context(spark, data, operator="sql", config={"query": "SELECT 41 + 1 AS answer"})
     assert sql({}, ctx).collect() == [(42,)]
+
+
+def test_query_that_spark_cannot_analyse_is_a_bad_config() -> None:
+    views = "".join(f" LATERAL VIEW explode(split(address, ',')) t{number} AS e{number}" for number in range(60))
+    with pytest.raises(BadConfig, match="Max iterations"):
+        rows(f"SELECT 1 AS one FROM logs{views}")

@@ -2,14 +2,21 @@
 
 Relations are mostly granted ones, sometimes planted secrets. Keywords serve as aliases, quoted and unquoted. Set
 operators, FROM before SELECT, VALUES and subqueries occur wherever the grammar may allow them; comments and letter
-case vary. Not every text is a statement: the caller's parser decides.
+case vary. Dialects add clauses of their own, and expressions and queries that try to become too large. Not every text
+is a statement: the caller's parser decides.
+
+The statements of a test are the same in every run, unless INTERLOCK_SQL_EXAMPLES asks for a number of random ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+
+from hypothesis import HealthCheck, settings
 
 KEYWORDS = [
     "is",
@@ -56,6 +63,27 @@ class Dialect:
     """Quote character of names."""
     odd: float
     """Share of aliases that are unquoted keywords."""
+    relations: Sequence[str] = ()
+    """Templates of relations: {relation}, {query}, {value}, {column}, {alias} and {count} are replaced."""
+    clauses: Sequence[str] = ()
+    """Templates of what may follow the relation of a SELECT."""
+    values: Sequence[str] = ()
+    """Templates of expressions."""
+
+
+ASKED = int(os.environ.get("INTERLOCK_SQL_EXAMPLES", "0"))
+"""Number of random statements of a long run; 0 for the fixed ones of the suite."""
+
+
+def examples(default: int) -> settings:
+    """Returns the settings of a test: `default` fixed statements, or as many random ones as asked for."""
+    return settings(
+        max_examples=ASKED or default,
+        deadline=None,
+        derandomize=not ASKED,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
 
 
 class Writer:
@@ -82,23 +110,34 @@ class Writer:
         return self._select(depth)
 
     def _with(self, depth: int) -> str:
-        name = self._random.choice(["x", "y", "secret", "is", *self._dialect.granted])
-        body = self.query(depth - 1)
         before = list(self._names)
-        self._names.append(name)
-        text = f"with {name} as ( {body} ) {self.query(depth - 1)}"
+        definitions = []
+        for _ in range(self._random.choice([1, 1, 2, 3])):
+            name = self._random.choice(["x", "y", "secret", "is", *self._dialect.granted])
+            definitions.append(f"{name} as ( {self.query(depth - 1)} )")
+            self._names.append(name)
+        text = f"with {' , '.join(definitions)} {self.query(depth - 1)}"
         self._names = before
         return text
 
     def _command(self, depth: int) -> str:
-        text = self._random.choice(COMMANDS)
-        while "{relation}" in text:
-            secret = self._random.random() < 0.5
-            named = self._random.choice(self._dialect.secret) if secret else self._relation(depth - 1)
-            text = text.replace("{relation}", named, 1)
-        while "{value}" in text:
-            text = text.replace("{value}", self._value(depth - 1), 1)
-        return text.replace("{column}", self._column()).replace("{alias}", self._alias())
+        return self._filled(self._random.choice(COMMANDS), depth, secrets=0.5)
+
+    def _filled(self, template: str, depth: int, secrets: float = 0.1) -> str:
+        """Replaces each {word} of a template by a text of that kind."""
+        kinds: dict[str, Callable[[], str]] = {
+            "relation": lambda: (
+                self._random.choice(self._dialect.secret)
+                if self._random.random() < secrets
+                else self._relation(depth - 1)
+            ),
+            "query": lambda: self.query(depth - 1),
+            "value": lambda: self._value(depth - 1),
+            "column": self._column,
+            "alias": self._alias,
+            "count": lambda: self._random.choice(["1", "3", "9", "100", "9999", "2000000000"]),
+        }
+        return re.sub("{([a-z]+)}", lambda found: kinds[found[1]](), template)
 
     def _select(self, depth: int) -> str:
         listed = [f"{self._value(depth - 1)} {self._named()}" for _ in range(self._random.randint(1, 2))]
@@ -107,6 +146,8 @@ class Writer:
             text += f" {self._named()}"
         if self._random.random() < 0.3:
             text += f" {self._random.choice([',', 'join', 'cross join', ', lateral'])} {self._relation(depth - 1)}"
+        if self._dialect.clauses and self._random.random() < 0.3:
+            text += f" {self._filled(self._random.choice(self._dialect.clauses), depth)}"
         if self._random.random() < 0.4:
             text += f" where {self._condition(depth - 1)}"
         if self._random.random() < 0.15:
@@ -119,6 +160,8 @@ class Writer:
         chance = self._random.random()
         if depth > 0 and chance < 0.3:
             return f"( {self.query(depth - 1)} ) {self._alias()}"
+        if self._dialect.relations and self._random.random() < 0.15:
+            return self._filled(self._random.choice(self._dialect.relations), depth)
         if chance < 0.4:
             return f"( values ( {self._value(depth - 1)} ) ) {self._alias()}"
         if chance < 0.5:
@@ -140,6 +183,8 @@ class Writer:
 
     def _value(self, depth: int) -> str:
         chance = self._random.random()
+        if depth > 0 and self._dialect.values and self._random.random() < 0.2:
+            return self._filled(self._random.choice(self._dialect.values), depth)
         if depth <= 0 or chance < 0.5:
             return self._random.choice([self._column(), "1", "'from secret'", "null"])
         if chance < 0.65:

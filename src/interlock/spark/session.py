@@ -61,6 +61,8 @@ DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
     # Otherwise the parser would replace `${…}` in user text with settings and environment variables of its process.
     "spark.sql.variable.substitute": "false",
+    # Otherwise the parser would evaluate rows of VALUES in user text before the gate of `sql` has checked them.
+    "spark.sql.parser.eagerEvalOfUnresolvedInlineTable": "false",
     "spark.sql.parquet.compression.codec": "zstd",
 }
 FEW_PARTITIONS: Final = 16

@@ -11,6 +11,7 @@ for its generated code.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -29,6 +30,10 @@ MAX_TYPES: Final = 60
 """Number of `array<`, `map<` and `struct<` in the text. Spark's parser takes 4 s for 300 nested types, and minutes for
 10,000."""
 
+MAX_COMMENTS: Final = 5
+"""Levels of `/*`. The time of Spark's lexer doubles with each level: 300 levels never end."""
+_TOO_DEEP: Final = "it is too long or nested too deeply: split it into several jobs"
+
 _SPARK: Final = "org.apache.spark.sql.catalyst."
 
 _SOURCE: Final = """
@@ -42,11 +47,14 @@ import org.apache.spark.sql.catalyst.trees.Origin;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
 
 public final class PlanListing {
-    /** Returns the deepest nesting of brackets and the number of nested types, from the tokens of Spark's own lexer. */
+    /**
+     * Returns the deepest nesting of brackets, and the number of nested types, of CUBE( within GROUPING SETS and of
+     * IDENTIFIER(, from the tokens of Spark's own lexer.
+     */
     public String nesting(String text) {
         SqlBaseLexer lexer = new SqlBaseLexer(new UpperCaseCharStream(CharStreams.fromString(text)));
         lexer.removeErrorListeners();
-        int depth = 0, deepest = 0, types = 0;
+        int depth = 0, deepest = 0, types = 0, sets = 0, cubes = 0, names = 0;
         String before = "";
         for (Token token = lexer.nextToken(); token.getType() != Token.EOF; token = lexer.nextToken()) {
             if (token.getChannel() != Token.DEFAULT_CHANNEL) continue;
@@ -54,10 +62,14 @@ public final class PlanListing {
             if (word.equals("(") || word.equals("[") || word.equals("CASE")) depth++;
             else if (word.equals(")") || word.equals("]") || word.equals("END")) depth--;
             else if (word.startsWith("<") && before.matches("ARRAY|MAP|STRUCT")) types++;
+            if (word.equals("(") && before.equals("SETS") && sets == 0) sets = depth;
+            else if (word.equals("(") && before.equals("CUBE") && sets > 0) cubes++;
+            else if (word.equals("(") && before.equals("IDENTIFIER")) names++;
+            else if (depth < sets) sets = 0;
             deepest = Math.max(deepest, depth);
             before = word;
         }
-        return deepest + " " + types;
+        return deepest + " " + types + " " + cubes + " " + names;
     }
 
     /** Lists [depth, class, text, place] of each value in tree order; returns "" for a tree that is too large. */
@@ -97,6 +109,8 @@ public final class PlanListing {
                 || value instanceof Character || value instanceof org.apache.spark.unsafe.types.UTF8String
                 || value instanceof org.apache.spark.sql.types.Decimal) {
             text = value.toString();
+        } else if (value instanceof byte[]) {
+            text = java.util.HexFormat.of().formatHex((byte[]) value);
         }
         String place = value instanceof TreeNode ? place((TreeNode) value) : null;
         return new Object[] {Integer.valueOf(depth), name, text, place};
@@ -112,7 +126,7 @@ public final class PlanListing {
 
 
 class TooComplex(Exception):
-    """Raised for a statement that is too large or nested too deeply to be parsed or checked."""
+    """Raised for a statement that is too expensive to be parsed or checked."""
 
 
 @dataclass(slots=True)
@@ -121,7 +135,7 @@ class Node:
     """Name of the class, without the prefix of Catalyst's package. Sequences are `seq`, Java maps `map`, data types
     `type`."""
     text: str | None
-    """The value of a string, number or type; the number of entries of a Java map."""
+    """The value of a string, number, binary or type; the number of entries of a Java map."""
     place: str | None
     fields: list[Node] = field(default_factory=list)
 
@@ -133,20 +147,39 @@ class Node:
 def parse(spark: SparkSession, text: str) -> tuple[Any, Node]:
     """Returns the unresolved plan, which stays in the JVM, and its listing. Raises ParseException or TooComplex."""
     session: Any = spark
+    if _comment_depth(text) > MAX_COMMENTS:
+        raise TooComplex(f"comments may be nested at most {MAX_COMMENTS} deep; /* within a string counts")
     listing = _compiled(session._jvm)
     try:
-        deepest, types = map(int, listing.nesting(text).split())
+        deepest, types, cubes, names = map(int, listing.nesting(text).split())
         if deepest > MAX_BRACKETS or types > MAX_TYPES:
-            raise TooComplex
+            raise TooComplex(_TOO_DEEP)
+        if cubes > 0:
+            raise TooComplex(
+                "CUBE within GROUPING SETS is not allowed, because Spark's parser expands it: list the sets"
+            )
+        if names > 0:
+            raise TooComplex(
+                "IDENTIFIER(…) is not allowed, because Spark's parser parses its text: write the name itself"
+            )
         plan = session._jsparkSession.sessionState().sqlParser().parsePlan(text)
         listed = listing.list(plan, MAX_NODES, MAX_DEPTH)
     except Py4JJavaError as error:
         if error.java_exception.getClass().getName() == "java.lang.StackOverflowError":
-            raise TooComplex from None
+            raise TooComplex(_TOO_DEEP) from None
         raise
     if not listed:
-        raise TooComplex
+        raise TooComplex(_TOO_DEEP)
     return plan, _tree(msgspec.json.decode(listed, type=list[tuple[int, str, str | None, str | None]]))
+
+
+def _comment_depth(text: str) -> int:
+    """Returns the deepest nesting of comments. Strings are not told apart, so the depth may be overestimated."""
+    depth = deepest = 0
+    for mark in re.findall(r"/\*|\*/", text):
+        depth = depth + 1 if mark == "/*" else max(depth - 1, 0)
+        deepest = max(deepest, depth)
+    return deepest
 
 
 @cache

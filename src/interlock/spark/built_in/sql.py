@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -39,11 +40,14 @@ def selected(spark: SparkSession, text: str, inputs: Mapping[str, DataFrame]) ->
             "run this job on a Spark worker that has spark_master set instead of spark_remote."
         )
     require_distinct(list(inputs), "The query")
-    plan = checked(spark, text, inputs)
+    plan = checked(spark, text, {name: frame.schema for name, frame in inputs.items()})
     try:
         return _frame(spark, plan, inputs)
     except AnalysisException as error:
         raise BadConfig(f"The query cannot be run: {first_sentence(error)}") from None
+    except Py4JJavaError as error:
+        # An overflowing stack, too many passes, or an internal error of Spark's analyser: all follow from the query.
+        raise BadConfig(f"The query cannot be run: {first_sentence(error.java_exception)}") from None
 
 
 def _frame(spark: SparkSession, plan: Any, inputs: Mapping[str, DataFrame]) -> DataFrame:

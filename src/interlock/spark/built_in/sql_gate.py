@@ -11,21 +11,39 @@ environment variables of its process.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Final
 
-from pyspark.errors import ParseException
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from interlock.spark.built_in import sql_sizes
 from interlock.spark.built_in.plan_listing import Node, TooComplex, parse
-from interlock.spark.built_in.sql_sizes import FACTORS, HIGHER_ORDER, MAX_GROWTH, SUMMED, like_problem
+from interlock.spark.built_in.sql_sizes import FACTORS, HIGHER_ORDER, MAX_GROWTH, MULTIPLIED, SUMMED, like_problem
 from interlock.workers.failures import BadConfig
 
 MAX_LENGTH: Final = 100_000
 MAX_EXPANDED: Final = 200_000
-"""Nodes of the plan after every reference to a CTE is replaced by its definition."""
+"""Nodes of the plan after Spark has replaced references to CTEs, `*`, grouping sets and sliding windows by what they
+stand for. Spark takes about 10 s to plan that many."""
+PLAN_WEIGHT: Final = 100
+"""Nodes that a relation or a clause counts for: Spark takes about as long to resolve it as 100 expressions."""
+WEIGHTS: Final = {
+    "expressions.Exists": 1000,
+    "expressions.ListQuery": 1000,
+    "expressions.ScalarSubquery": 1000,
+    "expressions.WindowSpecDefinition": 500,
+}
+"""Nodes that these expressions count for: Spark compares every subquery, and every window, with all others."""
+MAX_COLUMNS: Final = 10_000
+"""Columns of a plan, in which each field of a struct counts."""
+MAX_INLINED: Final = 50_000
+"""Nodes of an expression after each column in it is replaced by the expression that computes it. Spark does that when
+it moves a filter into a subquery: `SELECT a + a AS a FROM (…)` doubles the filter at each level."""
+MAX_GROUPING_SETS: Final = 4096
 MAX_LAMBDAS: Final = 3
 _TOO_COMPLEX: Final = "The query is too long or nested too deeply: split it into several jobs."
 _SEE: Final = "See docs/built-in-operators.md#sql."
@@ -35,18 +53,18 @@ class UnsafeQuery(BadConfig):
     """The query uses something that the gate does not allow."""
 
 
-def checked(spark: SparkSession, query: str, inputs: Collection[str]) -> Any:
+def checked(spark: SparkSession, query: str, inputs: Mapping[str, StructType]) -> Any:
     """Returns the unresolved plan, which stays in the JVM. Raises UnsafeQuery, or BadConfig for a syntax error."""
     _check_text(query)
     try:
         plan, root = parse(spark, query)
-    except TooComplex:
-        raise UnsafeQuery(_TOO_COMPLEX) from None
-    except ParseException as error:
+    except TooComplex as problem:
+        raise UnsafeQuery(f"The query is refused: {problem}. {_SEE}") from None
+    except PySparkException as error:
         raise BadConfig(f"The query does not parse: {first_sentence(error)}") from None
     gate = _Gate(is_exact=spark.conf.get("spark.sql.caseSensitive") == "true")
     try:
-        gate.plan(root, {gate.name(name): _Size(1, 1) for name in inputs})
+        gate.plan(root, {gate.name(name): _input_size(columns) for name, columns in inputs.items()})
     except RecursionError:
         raise UnsafeQuery(_TOO_COMPLEX) from None
     return plan
@@ -80,8 +98,8 @@ def _classes(package: str, names: str) -> frozenset[str]:
 
 _PLANS: Final = _classes(
     "plans.logical.",
-    """Aggregate Distinct Except Filter Generate GlobalLimit Intersect Join LateralJoin LocalLimit LocalRelation
-    Offset OneRowRelation Pivot Project RepartitionByExpression Sort SubqueryAlias Union UnresolvedWith
+    """Aggregate Distinct Except Filter Generate GlobalLimit Intersect Join LateralJoin LocalLimit Offset
+    OneRowRelation Pivot Project RepartitionByExpression Sort SubqueryAlias Union UnresolvedWith
     Unpivot Window WithWindowDefinition""",
 ) | _classes(
     "analysis.",
@@ -123,6 +141,31 @@ _KEEPING: Final = _classes(
     "plans.logical.", "Except Filter GlobalLimit Intersect Join LocalLimit Offset RepartitionByExpression Sort Union"
 ) | {"analysis.UnresolvedHaving", "analysis.UnresolvedQualify"}
 """Plans that pass on the columns of the plans below them: the values that they compute are not part of their rows."""
+_KEEPING_COLUMNS: Final = (_KEEPING - {"plans.logical.Join"}) | _classes(
+    "",
+    """plans.logical.Distinct plans.logical.SubqueryAlias plans.logical.WithWindowDefinition
+    analysis.UnresolvedSubqueryColumnAliases analysis.UnresolvedTVFAliases""",
+)
+"""Plans with as many columns as the widest plan below them."""
+_ADDING_COLUMNS: Final = _classes("plans.logical.", "Generate Join LateralJoin Pivot Unpivot Window")
+"""Plans with all columns of the plans below them, and columns of their own."""
+_RENAMING: Final = _classes(
+    "",
+    """plans.logical.Except plans.logical.Intersect plans.logical.Union analysis.UnresolvedSubqueryColumnAliases
+    analysis.UnresolvedTVFAliases""",
+)
+"""Plans whose columns may have other names than those of the plans below them."""
+_SCALARS: Final = _classes(
+    "expressions.",
+    """Add And BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Divide EqualNullSafe EqualTo Exists GreaterThan
+    GreaterThanOrEqual ILike In InSubquery IntegralDivide IsNotNull IsNull LessThan LessThanOrEqual Like LikeAll LikeAny
+    Multiply Not NotLikeAll NotLikeAny Or Overlay RLike Remainder ShiftLeft ShiftRight ShiftRightUnsigned SortOrder
+    StringLocate StringTrim StringTrimLeft StringTrimRight Substring Subtract TimestampAdd TimestampDiff UnaryMinus
+    UnaryPositive""",
+)
+"""Expressions whose value is never a struct."""
+_MULTIPLYING: Final = _classes("expressions.", "StringLocate StringTrim StringTrimLeft StringTrimRight")
+_STARS: Final = _classes("analysis.", "UnresolvedStar UnresolvedStarExceptOrReplace")
 _PATTERNS: Final = {"expressions.Like": "like", "expressions.ILike": "ilike", "expressions.RLike": "rlike"}
 _PATTERN_LISTS: Final = _classes("expressions.", "LikeAll LikeAny NotLikeAll NotLikeAny")
 _HIDDEN_COLUMN: Final = "_metadata"
@@ -134,6 +177,31 @@ class _Size:
     growth: int
     """Largest size of a value, as a multiple of the values of the inputs."""
     nodes: int
+    columns: int
+    """Columns of a plan, or fields of a value. Nested fields count."""
+    widest: int = 1
+    """Most fields of one column of a plan."""
+    inlined: int = 1
+    """Nodes of an expression after its columns are replaced by their expressions."""
+    named: Mapping[str, int] = field(default_factory=dict)
+    """The same for the columns of a plan; of those that are not listed, under an empty name."""
+
+
+def _input_size(columns: StructType) -> _Size:
+    fields = [_fields(one.dataType) for one in columns.fields]
+    named = {_folded(one.name): 1 for one in columns.fields}
+    return _Size(1, PLAN_WEIGHT, sum(fields), max(fields, default=1), named=named)
+
+
+def _fields(kind: DataType) -> int:
+    match kind:
+        case StructType():
+            return sum(_fields(one.dataType) for one in kind.fields)
+        case ArrayType():
+            return _fields(kind.elementType)
+        case MapType():
+            return _fields(kind.keyType) + _fields(kind.valueType)
+    return 1
 
 
 _Scope = Mapping[str, _Size]
@@ -146,8 +214,12 @@ class _Gate:
     is_exact: bool
     """Names of relations are case-sensitive: a setting of the session."""
     lambdas: int = 0
-    aliases: list[dict[str, int]] = field(default_factory=lambda: [{}])
-    """Growth of the columns named so far by the enclosing SELECT lists, innermost last."""
+    aliases: list[dict[str, _Size]] = field(default_factory=lambda: [{}])
+    """Sizes of the columns named so far by the enclosing SELECT lists, innermost last."""
+    below: list[_Size] = field(default_factory=list)
+    """The relations that enclosing clauses read from, innermost last. A subquery may refer to all of them."""
+    distinct: int = 0
+    """Calls with DISTINCT so far in the innermost SELECT."""
 
     def name(self, text: str | None) -> str:
         return (text or "") if self.is_exact else _folded(text or "")
@@ -178,7 +250,7 @@ class _Gate:
         place = f" at {node.place}" if node.place else ""
         return UnsafeQuery(f"The query is refused{place}: {sentence}. {_SEE}")
 
-    def _bounded(self, node: Node, growth: int, nodes: int) -> _Size:
+    def _bounded(self, node: Node, growth: int, nodes: int, columns: int, widest: int = 1) -> _Size:
         if growth > MAX_GROWTH:
             raise self._refused(
                 node, f"a value could become more than {MAX_GROWTH} times as large as the values of the inputs"
@@ -186,9 +258,12 @@ class _Gate:
         if nodes > MAX_EXPANDED:
             raise self._refused(
                 node,
-                f"the plan has more than {MAX_EXPANDED} nodes after WITH is expanded: refer to its names less often",
+                f"the plan has more than {MAX_EXPANDED} nodes after WITH is expanded, with every * and grouping set: "
+                "refer to fewer names",
             )
-        return _Size(growth, nodes)
+        if columns > MAX_COLUMNS:
+            raise self._refused(node, f"there would be more than {MAX_COLUMNS} columns")
+        return _Size(growth, nodes, columns, max(widest, 1))
 
     # Relations
 
@@ -207,7 +282,7 @@ class _Gate:
             inner[self.name(name.text)] = size
             nodes += size.nodes
         size = self.plan(body, inner)
-        return self._bounded(node, size.growth, size.nodes + nodes)
+        return self._bounded(node, size.growth, size.nodes + nodes, size.columns, size.widest)
 
     def _relation(self, node: Node, scope: _Scope) -> _Size:
         parts, options, streaming = node.fields
@@ -227,34 +302,106 @@ class _Gate:
 
     def _plan(self, node: Node, scope: _Scope) -> _Size:
         """Measures a plan. Its columns are computed from those of the plans below it, so their growths multiply."""
+        distinct, self.distinct = self.distinct, 0
         self.aliases.append({})
-        below, made, nodes = 1, 1, 1
-        for one in _inside(node):
-            size = self.plan(one, scope)
-            nodes += size.nodes
-            if one.kind in _PLANS:
-                below = max(below, size.growth)
-            else:
-                made = max(made, size.growth)
+        inside = _inside(node)
+        plans = [self.plan(one, scope) for one in inside if one.kind in _PLANS]
+        below = self._below(node, plans)
+        self.below.append(below)
+        others = [self.plan(one, scope) for one in inside if one.kind not in _PLANS]
+        self.below.pop()
         self.aliases.pop()
-        size = self._bounded(node, below * made, nodes)
-        return _Size(below, nodes) if node.kind in _KEEPING else size
+        nodes = PLAN_WEIGHT + sum(one.nodes for one in [*plans, *others]) + self._copies(node) * below.columns
+        # Spark rewrites several DISTINCT aggregates to one column and one copy of the rows for each.
+        nodes += self.distinct**2
+        self.distinct = distinct
+        growth = below.growth * max([1, *(one.growth for one in others)])
+        size = self._bounded(node, growth, nodes, *self._columns(node, below, others))
+        named = _inlined(node, below.named, [one for one in inside if one.kind not in _PLANS], others)
+        kept = below.growth if node.kind in _KEEPING else growth
+        return replace(size, growth=kept, inlined=max([1, *named.values()]), named=named)
+
+    @staticmethod
+    def _below(node: Node, plans: Sequence[_Size]) -> _Size:
+        together = sum if node.kind == "plans.logical.Join" else max
+        return _Size(
+            max([1, *(one.growth for one in plans)]),
+            0,
+            together([0, *(one.columns for one in plans)]),
+            max([1, *(one.widest for one in plans)]),
+            named=_largest([one.named for one in plans]),
+        )
+
+    def _columns(self, node: Node, below: _Size, others: Sequence[_Size]) -> tuple[int, int]:
+        """Returns the columns of a plan, and the fields of its widest column."""
+        if node.kind in _KEEPING_COLUMNS:
+            return below.columns, below.widest
+        fields = [one.columns for one in others]
+        own, widest = sum(fields), max([below.widest, *fields])
+        match node.kind:
+            case "analysis.UnresolvedInlineTable":
+                width = len(node.fields[0].fields)
+                own = max(sum(fields[at : at + width]) for at in range(width, len(fields), width))
+            case "plans.logical.Pivot":
+                values, aggregates = node.fields[2].fields, node.fields[3].fields
+                own = len(values) * sum(fields[-len(aggregates) :])
+        return own + below.columns * (node.kind in _ADDING_COLUMNS), widest
+
+    def _copies(self, node: Node) -> int:
+        """Returns how many times Spark copies all columns: once per grouping set, or per column of UNPIVOT."""
+        match node.kind:
+            case "plans.logical.Aggregate":
+                sets = prod(_grouping_sets(one) for one in node.fields[0].fields)
+                if sets > MAX_GROUPING_SETS:
+                    raise self._refused(node, f"there would be more than {MAX_GROUPING_SETS} grouping sets")
+                return sets if sets > 1 else 0
+            case "plans.logical.Unpivot":
+                return sum(one.kind == "analysis.UnresolvedAttribute" for one in _all(node.fields[1]))
+        return 0
 
     def _expression(self, node: Node, scope: _Scope) -> _Size:
-        sizes = [self.plan(one, scope) for one in node.fields]
-        together = sum if node.kind in ("expressions.Concat", "expressions.Overlay") else max
-        growth = together([1, *(one.growth for one in sizes)])
+        if node.kind in _VALUES:
+            return _Size(1, 1, 0)
+        if node.kind == "type":
+            return _Size(1, 1, sql_sizes.fields_of_type(node.text or ""))
+        if node.kind == "expressions.Literal":
+            return _Size(sql_sizes.literal_growth(node), 1, 1)
+        sizes = [self.plan(one, scope) for one in _inside(node)]
+        growths = [1, *(one.growth for one in sizes)]
+        growth = max(growths)
+        if node.kind in ("expressions.Concat", "expressions.Overlay"):
+            growth = sum(growths)
+        elif node.kind in _MULTIPLYING:
+            self._bounded(node, prod(growths), 0, 0)
+        together = sum if node.kind == "expressions.CreateNamedStruct" else max
+        columns = together([0, *(one.columns for one in sizes)])
+        nodes = WEIGHTS.get(node.kind, 1) + sum(one.nodes for one in sizes)
+        if node.kind in _STARS:
+            columns = sum(one.columns for one in self.below)
+            nodes += columns * max(self._widest(), sum(len(one.fields) for one in node.fields[1:2]))
+        elif node.kind == "expressions.UnresolvedNamedLambdaVariable":
+            columns = 1
+        inlined = 1 + sum(one.inlined for one in sizes if one.columns)
+        if inlined > MAX_INLINED:
+            raise self._refused(node, f"a column would have more than {MAX_INLINED} nodes with its subqueries' columns")
+        size = replace(self._bounded(node, growth, nodes, 1 if node.kind in _SCALARS else columns), inlined=inlined)
         if node.kind == "expressions.Alias":
             # A later column of the same SELECT may refer to it.
-            self.aliases[-1][_folded(node.fields[1].text or "")] = growth
-        return self._bounded(node, growth, 1 + sum(one.nodes for one in sizes))
+            self.aliases[-1][_folded(node.fields[1].text or "")] = size
+        return size
+
+    def _widest(self) -> int:
+        return max([1, *(one.widest for one in self.below)])
 
     def _column(self, node: Node, scope: _Scope) -> _Size:
         names = [_folded(one) for one in node.fields[0].names()]
         if len(names) == 1 and names[0] in VALUES_WITHOUT_PARENTHESES:
             raise self._refused(node, f"{names[0]} is a function; qualify a column of that name with its relation")
         self._expression(node, scope)
-        return _Size(self.aliases[-1].get(names[-1], 1), 1)
+        before = self.aliases[-1].get(names[-1], _Size(1, 1, 1))
+        inlined = max([before.inlined, *(_inlined_size(one.named, names) for one in self.below)])
+        # Spark may inline a struct into every reference to one of its fields.
+        return _Size(before.growth, self._widest(), self._widest(), inlined=inlined)
 
     def _check_pattern(self, node: Node) -> None:
         problem = None
@@ -279,8 +426,16 @@ class _Gate:
         sizes = [self.plan(one, scope) for one in arguments]
         others = [self.plan(one, scope) for one in node.fields[2:]]
         self.lambdas -= name in HIGHER_ORDER
+        self.distinct += node.kind == "analysis.UnresolvedFunction" and node.fields[2].text == "true"
         growth = self._grown(name, arguments, [one.growth for one in sizes])
-        return self._bounded(node, growth, 1 + sum(one.nodes for one in [*sizes, *others]))
+        nodes = 1 + sum(one.nodes for one in [*sizes, *others])
+        if name == "window":
+            nodes += sql_sizes.windows_per_row(arguments) * sum(one.columns for one in self.below)
+        columns = sql_sizes.fields_of_call(name, arguments, [one.columns for one in sizes])
+        inlined = 1 + sum(one.inlined for one in sizes)
+        if node.kind == "analysis.UnresolvedTableValuedFunction":
+            return self._bounded(node, growth, nodes + PLAN_WEIGHT, columns + 2, columns)
+        return replace(self._bounded(node, growth, nodes, 1 if name in SCALAR_FUNCTIONS else columns), inlined=inlined)
 
     def _function(self, node: Node) -> str:
         known = FUNCTIONS if node.kind == "analysis.UnresolvedFunction" else TABLE_FUNCTIONS
@@ -299,11 +454,7 @@ class _Gate:
 
     @staticmethod
     def _grown(name: str, arguments: list[Node], sizes: list[int]) -> int:
-        own = sum(sizes) if name in SUMMED else max([1, *sizes])
-        if name in HIGHER_ORDER:
-            own = 1
-            for size in sizes:
-                own *= size
+        own = sum(sizes) if name in SUMMED else prod(sizes) if name in MULTIPLIED else max([1, *sizes])
         if name in TABLE_FUNCTIONS and arguments and _calls(arguments[0], "sequence"):
             return 1  # one number per row
         return max(own, 1) * sql_sizes.count_of(name, arguments)
@@ -323,6 +474,50 @@ def _inside(node: Node) -> list[Node]:
     for one in node.fields:
         found.extend(_inside(one) if one.kind in _PARTS and one.fields else [one])
     return found
+
+
+def _largest(several: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {name: max(one.get(name, 1) for one in several) for name in {name for one in several for name in one}}
+
+
+def _inlined_size(named: Mapping[str, int], names: Sequence[str]) -> int:
+    """Returns the nodes of a column, which may be qualified, or be a field of a struct."""
+    return max([named[one] for one in names if one in named] or [named.get("", 1)])
+
+
+def _inlined(
+    node: Node, below: Mapping[str, int], expressions: Sequence[Node], sizes: Sequence[_Size]
+) -> Mapping[str, int]:
+    """Returns the nodes of each column of a plan after inlining."""
+    if node.kind in _KEEPING_COLUMNS - _RENAMING or node.kind == "plans.logical.Join":
+        return below
+    named: list[Mapping[str, int]] = []
+    for one, size in zip(expressions, sizes, strict=True):
+        name = ""
+        if one.kind == "expressions.Alias":
+            name = _folded(one.fields[1].text or "")
+        elif one.kind == "analysis.UnresolvedAttribute":
+            name = _folded(one.fields[0].names()[-1])
+        elif one.kind in _STARS:
+            named.append({**below, "": max([1, *below.values()])})
+        named.append({name: size.inlined})
+    if node.kind == "plans.logical.LateralJoin" or node.kind in _RENAMING:
+        return {"": max([1, *below.values(), *(one.inlined for one in sizes)])}
+    if node.kind in _ADDING_COLUMNS:
+        named.append({**below, "": max([1, *below.values()])})
+    return _largest(named)
+
+
+def _grouping_sets(node: Node) -> int:
+    """Returns the number of grouping sets that an element of GROUP BY stands for."""
+    match node.kind:
+        case "expressions.Cube":
+            return 1 << len(node.fields[0].fields)
+        case "expressions.Rollup":
+            return len(node.fields[0].fields) + 1
+        case "expressions.GroupingSets":
+            return max(len(node.fields[0].fields), 1)
+    return 1
 
 
 def _all(node: Node) -> list[Node]:
@@ -408,6 +603,9 @@ _GENERATORS: Final = "explode explode_outer inline inline_outer posexplode posex
 
 TABLE_FUNCTIONS: Final = frozenset([*_GENERATORS.split(), "range"])
 """Functions that may be used as a relation."""
+
+SCALAR_FUNCTIONS: Final = frozenset(" ".join([_NUMBERS, _STRINGS]).split())
+"""Functions whose value is never a struct."""
 
 FUNCTIONS: Final = frozenset(
     " ".join([_CONDITIONS, _NUMBERS, _STRINGS, _TIMES, _COLLECTIONS, _AGGREGATES, _WINDOWS, _GENERATORS]).split()

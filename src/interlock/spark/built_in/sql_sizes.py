@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Final
 
-from interlock.spark.built_in.plan_listing import Node
+from interlock.spark.built_in.plan_listing import MAX_TYPES, Node
 
 MAX_COUNT: Final = 10_000
 MAX_GROWTH: Final = 100_000
+MAX_ROWS: Final = 10_000_000
+"""Rows of `range`, which are all in memory if an aggregate collects them."""
 MAX_DIGITS: Final = 100
 MIN_ERROR: Final = 0.001
 
@@ -24,13 +27,11 @@ _LONGEST_WIDTH: Final = 4
 SUMMED: Final = frozenset(
     [
         "concat",
-        "concat_ws",
         "array",
         "struct",
         "named_struct",
         "map",
         "map_concat",
-        "array_union",
         "array_append",
         "array_prepend",
         "array_insert",
@@ -39,7 +40,6 @@ SUMMED: Final = frozenset(
         "format_string",
         "printf",
         "overlay",
-        "array_join",
         "map_from_arrays",
         "to_json",
         "to_csv",
@@ -68,12 +68,40 @@ HIGHER_ORDER: Final = frozenset(
 )
 
 
+MULTIPLIED: Final = HIGHER_ORDER | frozenset(
+    [
+        "array_join",
+        "concat_ws",
+        # Their time is a product: each compares all of one argument with all of another.
+        "array_except",
+        "array_intersect",
+        "array_union",
+        "arrays_overlap",
+        "btrim",
+        "contains",
+        "find_in_set",
+        "instr",
+        "levenshtein",
+        "locate",
+        "ltrim",
+        "position",
+        "rtrim",
+        "split_part",
+        "substring_index",
+        "trim",
+    ]
+)
+"""Functions whose value or time is a product of the sizes of their arguments."""
+
+
 def literal(node: Node) -> str | None:
-    """Returns the text of a non-null literal, including a negative number; else None."""
+    """Returns the text of a literal, including a negative number; None for others, for null and for binary."""
     if node.kind == "expressions.UnaryMinus":
         inner = literal(node.fields[0])
         return None if inner is None else f"-{inner}"
-    return node.fields[0].text if node.kind == "expressions.Literal" else None
+    if node.kind != "expressions.Literal" or node.fields[0].kind == "[B":
+        return None
+    return node.fields[0].text
 
 
 def _whole(node: Node) -> int | None:
@@ -100,9 +128,18 @@ def count_of(name: str, arguments: Sequence[Node]) -> int:
     if name == "sequence":
         ends = [_place(one) or 0 for one in arguments[:2]]
         return max(ends) - min(ends) + 1 if ends else 1
+    if name in _FORMATS:
+        return max((literal(arguments[0]) or "").count("%"), 1) if arguments else 1
     return FACTORS.get(name, 1)
 
 
+def literal_growth(node: Node) -> int:
+    """Returns the growth of a literal: 1 for at most 100 characters, which is as long as ordinary values are."""
+    return 1 + len(node.fields[0].text or "") // ORDINARY_LENGTH
+
+
+ORDINARY_LENGTH: Final = 100
+_FORMATS: Final = ("format_string", "printf")
 _COUNTS: Final = {"repeat": 1, "space": 0, "lpad": 1, "rpad": 1, "array_repeat": 1, "stack": 0, "array_insert": 1}
 
 
@@ -158,6 +195,117 @@ def _bins(name: str, arguments: Sequence[Node]) -> str | None:
     return None if fits else f"the number of bins of {name} must be a literal of at most {MAX_COUNT}"
 
 
+MAX_WINDOWS: Final = 100
+"""Sliding windows that contain one row: Spark copies the row, and its expressions, for each."""
+_MICROSECONDS: Final = {
+    "microsecond": 1,
+    "millisecond": 1000,
+    "second": 10**6,
+    "minute": 60 * 10**6,
+    "hour": 3600 * 10**6,
+    "day": 86_400 * 10**6,
+    "week": 7 * 86_400 * 10**6,
+}
+_DURATION: Final = re.compile(r"([0-9]+)\s+([a-z]+)")
+
+
+def _duration(node: Node) -> int | None:
+    """Returns a duration such as '1 hour 30 minutes' in microseconds; None if it is not a literal of that form."""
+    text = (literal(node) or "").strip().lower().removeprefix("interval ")
+    if re.fullmatch("[0-9]{1,18}", text):
+        return int(text)
+    if not re.fullmatch(r"(?:\s*[0-9]{1,9}\s+[a-z]+)+", text):
+        return None
+    parts = [(int(number), _MICROSECONDS.get(unit.removesuffix("s"))) for number, unit in _DURATION.findall(text)]
+    return None if any(unit is None for _, unit in parts) else sum(number * (unit or 0) for number, unit in parts)
+
+
+def windows_per_row(arguments: Sequence[Node]) -> int:
+    """Returns how many windows of `window(time, duration, slide)` contain a row."""
+    durations = [_duration(one) or 1 for one in arguments[1:3]]
+    return -(-durations[0] // durations[1]) if len(durations) > 1 else 1
+
+
+def _window(name: str, arguments: Sequence[Node]) -> str | None:
+    if any(not _duration(one) for one in arguments[1:3]) or windows_per_row(arguments) > MAX_WINDOWS:
+        return (
+            f"the durations of {name} must be literals such as '1 hour', "
+            f"and the first at most {MAX_WINDOWS} times the second"
+        )
+    return None
+
+
+_SCHEMAS: Final = {"from_json": 1, "from_csv": 1, "variant_get": 2, "try_variant_get": 2}
+"""Position of the schema among the arguments."""
+
+
+def _schema(name: str, arguments: Sequence[Node]) -> str | None:
+    if len(arguments) <= _SCHEMAS[name]:
+        return None
+    text = literal(arguments[_SCHEMAS[name]])
+    if text is None or len(re.findall("[<{]", text)) > MAX_TYPES or "/*" in text:
+        return f"the schema of {name} must be a literal with at most {MAX_TYPES} array<, map< and struct<, no comment"
+    return None
+
+
+_STRUCTS: Final = frozenset(["arrays_zip", "json_tuple", "map", "map_from_arrays", "named_struct", "stack", "struct"])
+"""Functions whose value has the fields of all arguments."""
+_PAIRS: Final = frozenset(["histogram_numeric", "session_window", "window"])
+"""Functions whose value is a struct of two fields."""
+
+
+def fields_of_call(name: str, arguments: Sequence[Node], fields: Sequence[int]) -> int:
+    """Returns the most fields that the value of a call has, from the fields of its arguments."""
+    at = _SCHEMAS.get(name, len(arguments))
+    if at < len(arguments):
+        return fields_of_type(literal(arguments[at]) or "")
+    if name in HIGHER_ORDER:
+        return prod(max(one, 1) for one in fields)
+    return 2 if name in _PAIRS else sum(fields) if name in _STRUCTS else max([1, *fields])
+
+
+def fields_of_type(text: str) -> int:
+    return 1 + text.count(",")
+
+
+_DATE_FORMATS: Final = [
+    "date_format",
+    "from_unixtime",
+    "to_binary",
+    "to_char",
+    "to_date",
+    "to_number",
+    "to_timestamp",
+    "to_timestamp_ltz",
+    "to_timestamp_ntz",
+    "to_unix_timestamp",
+    "to_varchar",
+    "try_to_binary",
+    "try_to_date",
+    "try_to_number",
+    "try_to_timestamp",
+]
+"""Functions whose second argument is a format, which Spark compiles."""
+
+
+def _format(name: str, arguments: Sequence[Node]) -> str | None:
+    text = literal(arguments[1]) if len(arguments) > 1 else ""
+    fits = text is not None and len(text) <= MAX_PATTERN
+    return None if fits else f"the format of {name} must be a literal of at most {MAX_PATTERN} characters"
+
+
+def _range(name: str, arguments: Sequence[Node]) -> str | None:
+    bounds = [_whole(one) for one in arguments]
+    start, end, *others = bounds if len(bounds) > 1 else [0, *bounds, 0]
+    fits = start is not None and end is not None and abs(end - start) <= MAX_ROWS
+    if not fits or any(one is None or abs(one) > MAX_COUNT for one in others):
+        return (
+            f"the bounds of {name} must be integer literals at most {MAX_ROWS} apart, "
+            f"its step and number of partitions literals of at most {MAX_COUNT}"
+        )
+    return None
+
+
 def _pattern_at(*places: int) -> Callable[[str, Sequence[Node]], str | None]:
     def check(name: str, arguments: Sequence[Node]) -> str | None:
         return next(
@@ -200,7 +348,11 @@ _CHECKS: Final[dict[str, Callable[[str, Sequence[Node]], str | None]]] = {
         _pattern_at(1),
     ),
     "str_to_map": _pattern_at(1, 2),
+    **dict.fromkeys(_SCHEMAS, _schema),
+    **dict.fromkeys(_DATE_FORMATS, _format),
     "sequence": _sequence,
+    "window": _window,
+    "range": _range,
     "format_string": _formatted,
     "printf": _formatted,
     "format_number": _digits,
