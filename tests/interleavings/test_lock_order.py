@@ -155,7 +155,7 @@ async def test_submissions_with_dedupe_keys_in_opposite_order_never_deadlock(are
     await arena.do(submit([{"id": "known"}], **job))
     middle, up, down = ([{"id": key} for key in keys] for keys in ("m", "amz", "zma"))
     played = await arena.play(order, holder=submit(middle, **job), one=submit(up, **job), other=submit(down, **job))
-    assert sorted(played[name][0].total for name in ("holder", "one", "other")) == [0, 1, 2]
+    assert sorted(played[name].total for name in ("holder", "one", "other")) == [0, 1, 2]
 
 
 @around_a_held_row("reap", "cancel")

@@ -18,7 +18,7 @@ from interlock.access.principals import Principal
 from interlock.bus.replay.archive import NAME, Archive
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.jobs.spark_loads import batch_prefix
-from interlock.jobs.submission import Submissions
+from interlock.jobs.submission import ClosedRuns
 from interlock.query.batch import BatchQueries
 from interlock.query.records import Asker, Queries, StoredFile
 from interlock.query.relations import Version
@@ -177,7 +177,7 @@ class ArchiveSelection:
         self._archive = archive
         self._packs = Packs(database, objects, inline_bytes=settings.result_inline_bytes)
         self._queries = Queries(database, settings, objects, self._packs)
-        self._batches = BatchQueries(database, Submissions(database, settings))
+        self._batches = BatchQueries(database, ClosedRuns(database, settings))
 
     async def ask(self, row: Row) -> UUID | None:
         """Submits the task that reads the archive, and returns its id; None if there is no archive. All commands
