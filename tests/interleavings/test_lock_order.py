@@ -199,7 +199,7 @@ async def test_slots_handed_over_and_cancel_of_the_waiting_never_deadlock(arena:
 
 
 def send(*keys: str) -> Operation:
-    return lambda kernel: kernel.tasks.queue.send_batch(QUEUE, [Outgoing("{}", dedupe_key=key) for key in keys])
+    return lambda kernel: kernel.tasks.queue.send(QUEUE, [Outgoing("{}", dedupe_key=key) for key in keys])
 
 
 @around_a_held_row("one", "other")

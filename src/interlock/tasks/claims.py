@@ -434,7 +434,7 @@ class Claims:
         issued: Sequence[str | None] = [None] * len(tasks)
         if tokens:
             grants = [Grant(lease.org_id, task.task_id, attempt, task.outputs, job.inputs) for task in tasks]
-            issued = await self._tokens.issue_all(grants, lease.kid)
+            issued = await self._tokens.issue(grants, lease.kid)
         return [
             ClaimReply(
                 status="Claimed",
