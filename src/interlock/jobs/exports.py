@@ -14,8 +14,9 @@ from uuid import UUID
 import msgspec
 from msgspec import Raw
 
-from interlock.errors import BadRequest, Conflict, NotFound
+from interlock.errors import Conflict, NotFound
 from interlock.failpoints import failpoint
+from interlock.http.cursors import number_cursor
 from interlock.jobs.spark_loads import MANIFEST, RUN_EXPORT, attempt_prefix, export_prefix, rows_prefix, staged_uri
 from interlock.jobs.submission import ClosedRuns
 from interlock.processes.loop import Periodic
@@ -98,7 +99,7 @@ class Exports:
         view = _view(row)
         if view.state is not ExportState.COMPLETED:
             return view
-        return await self._with_files(view, row, _place(cursor), limit)
+        return await self._with_files(view, row, number_cursor(cursor, 0), limit)
 
     async def _with_files(self, view: ExportView, row: Row, start: int, limit: int) -> ExportView:
         prefix = attempt_prefix(self._objects.root, row["org_id"], row["export_id"], row["attempt"])
@@ -196,11 +197,3 @@ def _state(row: Row) -> ExportState:
     # A missing task was deleted by retention, long after it ended.
     over = row["status"] in (None, TaskStatus.CANCELED) or row["dead"]
     return ExportState.FAILED if over else ExportState.RUNNING
-
-
-def _place(cursor: str | None) -> int:
-    if cursor is None:
-        return 0
-    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 9:
-        raise BadRequest("`cursor` is not one this server gave out; start again without it.", code="bad_cursor")
-    return int(cursor)
