@@ -458,10 +458,9 @@ F = TypeVar("F", Heartbeat, Completion, Release)
 
 def _first_of_each(items: Sequence[F]) -> list[F]:
     """Keeps the first item of each task."""
-    unique: dict[int, F] = {}
+    unique: dict[UUID, F] = {}
     for item in items:
-        # Keyed by int: UUID.__hash__ is Python code, and this is the hot path.
-        unique.setdefault(item.task_id.int, item)
+        unique.setdefault(item.task_id, item)
     return list(unique.values())
 
 
