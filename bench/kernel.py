@@ -27,7 +27,7 @@ from rich.table import Table
 from bench.harness import Installation, installation, machine, percentile, spread
 from bench.peers.measure import PEERS, add_peer_rows, measure_peers
 from interlock.client import Client, Fence, TaskClient, WorkerClient
-from interlock.wire.attempts import ClaimReply, ClaimRequest, Completion, CompletionBatch
+from interlock.wire.attempts import ClaimGroup, ClaimRequest, Completion, CompletionBatch
 from interlock.wire.jobs import JobRequest
 
 BATCH = 100
@@ -127,7 +127,7 @@ async def one_at_a_time(here: Installation, count: int) -> float:
 
 async def _singles(attempt: TaskClient, worker: WorkerClient, ids: Iterator[UUID]) -> None:
     for task_id in ids:
-        claim = await worker.claim(ClaimRequest(worker_id="bench", task_id=task_id))
+        (claim,) = (await worker.claim(ClaimRequest(worker_id="bench", task_ids=[task_id]))).claims
         assert claim.capability_token
         assert claim.attempt
         assert claim.lease_token
@@ -168,18 +168,15 @@ async def claim_latency(here: Installation, rounds: int = 300) -> float:
                     worker_id="bench", tokens=False, run_id=run_id, start=start, end=start + BATCH - 1
                 )
                 started = time.perf_counter()
-                reply = await worker.claim_batch(request)
+                (group,) = (await worker.claim(request)).groups
                 times.append((time.perf_counter() - started) * 1000)
-                assert len(reply.claims) == BATCH
-                await worker.complete(CompletionBatch(items=[_completed(claim) for claim in reply.claims]))
+                assert len(group.tasks) == BATCH
+                await worker.complete(CompletionBatch(items=[_completed(group, task.task_id) for task in group.tasks]))
     return percentile(times, 0.5)
 
 
-def _completed(claim: ClaimReply) -> Completion:
-    assert claim.task_id
-    assert claim.attempt
-    assert claim.lease_token
-    return Completion(task_id=claim.task_id, attempt=claim.attempt, lease_token=claim.lease_token, status="Completed")
+def _completed(group: ClaimGroup, task_id: UUID) -> Completion:
+    return Completion(task_id=task_id, attempt=group.attempt, lease_token=group.lease_token, status="Completed")
 
 
 async def fill(connection: asyncpg.Connection[Any], terminal: int, queued: int) -> None:

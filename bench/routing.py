@@ -73,7 +73,7 @@ async def producer(here: Installation, connection: asyncpg.Connection[Any], job:
     while (row := await connection.fetchrow(query, job)) is None:  # noqa: ASYNC110 - the dispatcher makes it
         await asyncio.sleep(0.05)
     async with here.worker_client() as worker:
-        claim = await worker.claim(ClaimRequest(worker_id="bench", task_id=row["task_id"]))
+        (claim,) = (await worker.claim(ClaimRequest(worker_id="bench", task_ids=[row["task_id"]]))).claims
     assert claim.capability_token
     assert claim.attempt
     assert claim.lease_token

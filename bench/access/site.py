@@ -98,7 +98,7 @@ class Site:
         return [await self.held(task_id) for task_id in (await self.pipeline.tasks(job, count))[:count]]
 
     async def held(self, task_id: UUID) -> Held:
-        claim = await self.worker.claim(ClaimRequest(worker_id="bench", task_id=task_id))
+        (claim,) = (await self.worker.claim(ClaimRequest(worker_id="bench", task_ids=[task_id]))).claims
         assert claim.capability_token
         fence = release_of(claim)
         client = TaskClient(

@@ -98,7 +98,7 @@ class Pipeline:
 
     async def _claims(self, job: str, count: int) -> list[ClaimReply]:
         request = ClaimRequest(worker_id="bench", task_ids=await self.tasks(job, count), tokens=False)
-        claims = (await self._worker.claim_batch(request)).claims
+        claims = (await self._worker.claim(request)).claims
         assert len(claims) == count
         return claims
 

@@ -76,7 +76,8 @@ async def steps(worker: WorkerClient, spark: SparkSession, task_ids: Sequence[UU
 
 async def _one(worker: WorkerClient, spark: SparkSession, task_id: UUID, watch: Stopwatch) -> None:
     with watch.step("claim"):
-        claim = await worker.claim(ClaimRequest(worker_id="bench", task_id=task_id, tokens=False))
+        request = ClaimRequest(worker_id="bench", task_ids=[task_id], tokens=False)
+        (claim,) = (await worker.claim(request)).claims
     fence = release_of(claim)
     with watch.step("task-data"):
         (data,) = (await worker.task_data(DataRequest(items=[fence]))).items

@@ -29,7 +29,7 @@ class Target:
         """Puts messages into the queue as the bus does."""
         ids = [uuid4() for _ in payloads]
         bodies = [message(id_, self.service, payload) for id_, payload in zip(ids, payloads, strict=True)]
-        await self.system.kernel.tasks.queue.send_batch(
+        await self.system.kernel.tasks.queue.send(
             target_queue(self.org_id, self.queue), [Outgoing(body) for body in bodies]
         )
         return ids

@@ -628,7 +628,7 @@ async def _(scene: Scene) -> None:
     kind = Kind(1, {}, {"operator": "publisher", "runtime": "udf"}, outputs=1)
     one = await scene.load.submit(kind, lease_seconds=600)
     async with scene.deployment.worker_client() as worker:
-        claim = (await worker.claim_batch(ClaimRequest(worker_id="here", run_id=one.run_id, start=0, end=0))).claims[0]
+        claim = (await worker.claim(ClaimRequest(worker_id="here", run_id=one.run_id, start=0, end=0))).claims[0]
     assert claim.task
     assert claim.attempt
     assert claim.lease_token
@@ -654,7 +654,7 @@ async def _claimed(scene: Scene, run_id: UUID) -> tuple[Release, WriteGrant]:
     """Claims the next attempt of the run's only task and returns its fence and its write grant."""
     await scene.deployment.until("select status = 'Queued' from interlock.tasks where run_id = $1", run_id)
     async with scene.deployment.worker_client() as worker:
-        claim = (await worker.claim_batch(ClaimRequest(worker_id="here", run_id=run_id, start=0, end=0))).claims[0]
+        claim = (await worker.claim(ClaimRequest(worker_id="here", run_id=run_id, start=0, end=0))).claims[0]
     assert claim.task
     assert claim.lease_token
     return Release(
@@ -710,7 +710,7 @@ async def _(scene: Scene) -> None:
     await scene.up()
     one = await scene.load.submit(_WRITER, lease_seconds=600)
     async with scene.deployment.worker_client() as worker:
-        claim = (await worker.claim_batch(ClaimRequest(worker_id="here", run_id=one.run_id, start=0, end=0))).claims[0]
+        claim = (await worker.claim(ClaimRequest(worker_id="here", run_id=one.run_id, start=0, end=0))).claims[0]
     assert claim.task
     assert claim.lease_token
     assert claim.capability_token
@@ -775,7 +775,7 @@ class Holder:
 async def _holder(scene: Scene) -> AsyncIterator[Holder]:
     one = await scene.load.submit(_WRITER, lease_seconds=600)
     async with scene.deployment.worker_client() as worker, httpx.AsyncClient(timeout=30) as http:
-        claim = (await worker.claim_batch(ClaimRequest(worker_id="here", run_id=one.run_id, start=0, end=0))).claims[0]
+        claim = (await worker.claim(ClaimRequest(worker_id="here", run_id=one.run_id, start=0, end=0))).claims[0]
         assert claim.task
         assert claim.lease_token
         assert claim.capability_token

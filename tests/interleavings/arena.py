@@ -118,7 +118,7 @@ class Arena:
     async def submitted(self, tasks: int = 1, *, kernel: App | None = None, **job: Any) -> JobAccepted:
         """Submits a run of queued tasks."""
         policy = POLICY | job.pop("policy", {})
-        accepted, _ = await submit([{"host": "a", "n": n} for n in range(tasks)], policy=policy, **job)(
+        accepted = await submit([{"host": "a", "n": n} for n in range(tasks)], policy=policy, **job)(
             kernel or self.home
         )
         assert isinstance(accepted, JobAccepted)

@@ -13,6 +13,7 @@ from msgspec import Raw
 from interlock.access.principals import WorkerIdentity
 from interlock.apps.app import App
 from interlock.apps.dispatcher import services as dispatcher_services
+from interlock.tasks.idempotency import Repeat
 from interlock.tasks.queue import Handle, Received
 from interlock.wire.attempts import (
     ClaimBatchReply,
@@ -166,13 +167,10 @@ def redrive_run(run_id: UUID) -> Operation:
 
 
 def submit(tasks: Sequence[Any], *, key: str | None = None, **job: Any) -> Operation:
-    """Submits a job. Returns the accepted job, and whether the reply was replayed."""
-
-    async def work(kernel: App) -> tuple[JobAccepted, bool]:
+    async def work(kernel: App) -> JobAccepted:
         body = msgspec.json.encode({"operator": "echo", "tasks": list(tasks)} | job)
         request = msgspec.json.decode(body, type=JobRequest)
-        submitted = await kernel.jobs.submissions.submit(request, ORG, idempotency_key=key, body=body)
-        return msgspec.json.decode(submitted.body, type=JobAccepted), submitted.replayed
+        return await kernel.jobs.submissions.submit(request, ORG, Repeat(key, body))
 
     return work
 

@@ -155,7 +155,7 @@ async def test_submissions_with_dedupe_keys_in_opposite_order_never_deadlock(are
     await arena.do(submit([{"id": "known"}], **job))
     middle, up, down = ([{"id": key} for key in keys] for keys in ("m", "amz", "zma"))
     played = await arena.play(order, holder=submit(middle, **job), one=submit(up, **job), other=submit(down, **job))
-    assert sorted(played[name][0].total for name in ("holder", "one", "other")) == [0, 1, 2]
+    assert sorted(played[name].total for name in ("holder", "one", "other")) == [0, 1, 2]
 
 
 @around_a_held_row("reap", "cancel")
@@ -199,7 +199,7 @@ async def test_slots_handed_over_and_cancel_of_the_waiting_never_deadlock(arena:
 
 
 def send(*keys: str) -> Operation:
-    return lambda kernel: kernel.tasks.queue.send_batch(QUEUE, [Outgoing("{}", dedupe_key=key) for key in keys])
+    return lambda kernel: kernel.tasks.queue.send(QUEUE, [Outgoing("{}", dedupe_key=key) for key in keys])
 
 
 @around_a_held_row("one", "other")

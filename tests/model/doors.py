@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from interlock.apps.app import App
-from interlock.jobs.submission import Submitted
 from interlock.tasks.completion import enqueue, run_task_id
+from interlock.tasks.idempotency import Repeat
 from interlock.tasks.shards import SMALL_SHARD
+from interlock.wire.base import RunState
 from interlock.wire.jobs import JobAccepted, JobRequest
 from tests.model.driving import Driven, Refused, chosen, dispatchers, often, picks, seldom
 from tests.model.parts import Definition, Job, Task
@@ -86,7 +87,7 @@ def _payload(host: str | None, key: str) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Remembered:
     body: bytes
-    answer: bytes
+    answer: JobAccepted
     until: datetime
 
 
@@ -171,7 +172,7 @@ class Doors(Driven):
         place = ("submit.before_commit", "submit.committed")[len(post.items) % 2] if crash else None
 
         def work(kernel: App) -> Any:
-            return kernel.jobs.submissions.submit(request, self.world.org_id, idempotency_key=post.key, body=post.body)
+            return kernel.jobs.submissions.submit(request, self.world.org_id, Repeat(post.key, post.body))
 
         try:
             answer = self.ask(at, work, crash=place)
@@ -180,7 +181,7 @@ class Doors(Driven):
             if place == "submit.committed":
                 # Accepted, but the reply was lost: found by repeating the request, as a client without a reply must.
                 answer = self._asked_again(at, post, work)
-        if isinstance(answer, Submitted):
+        if isinstance(answer, JobAccepted):
             self.posts.append(post)
         self._compare(post, answer)
         self.look(f"submit {post}: {answer}")
@@ -191,9 +192,8 @@ class Doors(Driven):
         row = self.world.select(
             "select * from interlock.runs where run_id <> all($1::uuid[])", [run.run_id for run in self.model.runs]
         )[0]
-        seen = {"total": row["total"], "deduplicated": len(post.items) - row["total"], "state": row["state"]}
-        accepted = {"job_id": row["job_id"], "run_id": row["run_id"], "tasks_url": ""} | seen
-        return Submitted(msgspec.json.encode(accepted), replayed=False)
+        seen = {"total": row["total"], "deduplicated": len(post.items) - row["total"], "state": RunState(row["state"])}
+        return JobAccepted(job_id=row["job_id"], run_id=row["run_id"], tasks_url="", **seen)
 
     def _compare(self, post: Post, answer: Any) -> None:
         expected = self._refusal(post)
@@ -202,14 +202,14 @@ class Doors(Driven):
             return
         if answer is None:
             return
-        assert isinstance(answer, Submitted), f"refused: {answer}"
+        assert isinstance(answer, JobAccepted), f"refused: {answer}"
         known = self._known(post)
         if known is not None:
-            assert (answer.body, answer.replayed) == (known.answer, True)
+            assert answer == known.answer
             return
-        self._accept(post, msgspec.json.decode(answer.body, type=JobAccepted))
+        self._accept(post, answer)
         if post.key is not None:
-            self.remembered[post.key] = Remembered(post.body, answer.body, self.model.now + _IDEMPOTENCY)
+            self.remembered[post.key] = Remembered(post.body, answer, self.model.now + _IDEMPOTENCY)
 
     def _known(self, post: Post) -> Remembered | None:
         known = self.remembered.get(post.key or "")

@@ -17,6 +17,7 @@ from interlock.access.principals import WorkerIdentity
 from interlock.apps.app import App
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.clock import ManualClock
+from interlock.tasks.idempotency import Repeat
 from interlock.tasks.queue import Handle, Received
 from interlock.wire.attempts import ClaimRequest, Completion, Heartbeat
 from interlock.wire.jobs import JobRequest
@@ -93,7 +94,7 @@ class Churn:
         policy = {"max_attempts": 5, "backoff_seconds": 0, "jitter": 0}
         body = msgspec.json.encode({"operator": "echo", "tasks": [{"rows": 1000}] * tasks, "policy": policy} | job)
         request = msgspec.json.decode(body, type=JobRequest)
-        await self.kernel.jobs.submissions.submit(request, self.org_id, idempotency_key=None, body=body)
+        await self.kernel.jobs.submissions.submit(request, self.org_id, Repeat(body=body))
 
     async def _work_off(self) -> None:
         while messages := await self._step("receive", self._receive):

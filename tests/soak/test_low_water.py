@@ -45,7 +45,7 @@ async def test_message_below_the_mark_waits_for_a_full_scan(
     queue: PgQueue, state_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await commit_late(state_url, clock, '"late"')
-    await queue.send("work", Outgoing('"now"'))
+    await queue.send("work", [Outgoing('"now"')])
     assert [message.body for message in await receive(queue)] == ['"now"']
     assert await receive(queue) == []
     monkeypatch.setattr(low_water, "_SHARE", 1.0)
@@ -65,7 +65,7 @@ async def test_message_of_a_late_commit_is_received_immediately(
         assert await receive(queue) == []
     async with writer.transaction() as late:
         await late.execute("insert into interlock.queue_messages (queue, body) values ('work', '\"late\"')")
-        await queue.send("work", Outgoing('"now"'))
+        await queue.send("work", [Outgoing('"now"')])
         assert [message.body for message in await receive(queue)] == ['"now"']
         assert await receive(queue) == []
     assert [message.body for message in await receive(queue)] == ['"late"']
@@ -74,7 +74,7 @@ async def test_message_of_a_late_commit_is_received_immediately(
 
 
 async def test_returned_or_due_messages_are_never_below_the_mark(queue: PgQueue, clock: ManualClock) -> None:
-    await queue.send_batch("work", [Outgoing('"delayed"', delay_seconds=20), Outgoing('"lost"')])
+    await queue.send("work", [Outgoing('"delayed"', delay_seconds=20), Outgoing('"lost"')])
     assert [message.body for message in await receive(queue)] == ['"lost"']
     clock.advance(25)
     assert [message.body for message in await receive(queue)] == ['"delayed"']
@@ -83,10 +83,10 @@ async def test_returned_or_due_messages_are_never_below_the_mark(queue: PgQueue,
 
 
 async def test_normal_messages_do_not_move_the_mark_of_bulk(queue: PgQueue, clock: ManualClock) -> None:
-    await queue.send_batch("work", [Outgoing(f'"bulk {n}"', priority=1) for n in range(3)])
+    await queue.send("work", [Outgoing(f'"bulk {n}"', priority=1) for n in range(3)])
     for _ in range(3):
         clock.advance(60)
-        await queue.send_batch("work", [Outgoing('"normal"') for _ in range(10)])
+        await queue.send("work", [Outgoing('"normal"') for _ in range(10)])
         taken = await receive(queue)
         assert {message.body for message in taken} == {'"normal"'}
         await queue.ack("work", [Handle(message.message_id, message.receipt) for message in taken])

@@ -12,9 +12,8 @@ import pytest
 
 from interlock.errors import ConfigurationError
 from interlock.settings import load
-from interlock.spark import session
+from interlock.spark import driver, session
 from interlock.spark.concurrent_tasks import Pools, Running, job_of
-from interlock.spark.driver import Driver
 from interlock.workers.context import TaskCanceled
 from interlock.workers.protocol import Assignment, SparkOptions, Work
 
@@ -169,6 +168,7 @@ def test_cancel_at_any_moment_leaves_no_session_open(
     monkeypatch.setattr(found, "_really_stop", stop)
     work = Work("count", (None, "count"), uuid4(), 1, b"{}", [], [])
     running = Running(work, Assignment(1, uuid4(), 0, b"{}"), "default")
+    monkeypatch.setattr(driver, "_attempt", lambda *_: {})
     with pytest.raises(TaskCanceled):
-        Driver(0, 0, 1000, tmp_path)._in_session(found, running, lambda *_: None)
+        driver.Driver(0, 0, 1000, tmp_path)._in_session(found, [running])
     assert (spark.is_stopped, found._sessions) == (True, {})

@@ -90,7 +90,7 @@ class System:
         """
         request = JobRequest(tasks=[msgspec.Raw(b"1")], operator=operator, runtime="spark")
         accepted = await self.kernel.stores.database.run(
-            lambda c: self.kernel.jobs.submissions.within(c, request, self.org_id)
+            lambda c: self.kernel.jobs.closed_runs.within(c, request, self.org_id)
         )
         return (await self.task_ids(str(accepted.run_id)))[0]
 

@@ -19,7 +19,7 @@ from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.clock import ManualClock
 from interlock.dags.checks import RANGES
 from interlock.errors import Unavailable
-from interlock.jobs.submission import INLINE_OPERATORS
+from interlock.jobs.definitions import INLINE_OPERATORS
 from interlock.tasks import actions, reconciler, retention
 from interlock.tasks.inline_runtime import OPERATORS, Call, InlineLimits, InlineOperator, InlineRunner, Reaction
 from interlock.tasks.outbox_relay import Relay, TaskRef

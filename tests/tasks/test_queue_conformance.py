@@ -119,7 +119,7 @@ def handle(message: Received) -> Handle:
 
 
 async def test_message_is_received_with_its_body_and_count(adapter: Adapter, clock: ManualClock) -> None:
-    await adapter.queue.send(Q, message(7))
+    await adapter.queue.send(Q, [message(7)])
     (received,) = await receive(adapter.other)
     assert (numbers([received]), received.receives) == ([7], 1)
     assert abs(received.enqueued_at - clock.now()) < timedelta(seconds=2)
@@ -127,25 +127,25 @@ async def test_message_is_received_with_its_body_and_count(adapter: Adapter, clo
 
 async def test_batch_is_received_in_order_up_to_the_limit(adapter: Adapter) -> None:
     for n in range(5):
-        await adapter.queue.send(Q, message(n))
+        await adapter.queue.send(Q, [message(n)])
         await adapter.pass_time(1)
     assert numbers(await receive(adapter.queue, limit=2)) == [0, 1]
     assert numbers(await receive(adapter.queue, limit=10)) == [2, 3, 4]
 
 
 async def test_an_empty_batch_sends_nothing(adapter: Adapter) -> None:
-    await adapter.queue.send_batch(Q, [])
+    await adapter.queue.send(Q, [])
     assert await receive(adapter.queue) == []
 
 
 async def test_queues_are_independent(adapter: Adapter) -> None:
-    await adapter.queue.send("elsewhere", message(1, dedupe_key="k"))
-    await adapter.queue.send(Q, message(2, dedupe_key="k"))
+    await adapter.queue.send("elsewhere", [message(1, dedupe_key="k")])
+    await adapter.queue.send(Q, [message(2, dedupe_key="k")])
     assert numbers(await receive(adapter.queue)) == [2]
 
 
 async def test_concurrent_receivers_get_disjoint_messages(adapter: Adapter) -> None:
-    await adapter.queue.send_batch(Q, [message(n) for n in range(60)])
+    await adapter.queue.send(Q, [message(n) for n in range(60)])
     batches = await asyncio.gather(*(receive(q, limit=10) for q in (adapter.queue, adapter.other) * 5))
     taken = [n for batch in batches for n in numbers(batch)]
     taken += numbers(await receive(adapter.queue, limit=100))
@@ -153,7 +153,7 @@ async def test_concurrent_receivers_get_disjoint_messages(adapter: Adapter) -> N
 
 
 async def test_delayed_message_is_invisible_until_due(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1, delay_seconds=10))
+    await adapter.queue.send(Q, [message(1, delay_seconds=10)])
     await adapter.pass_time(9)
     assert await receive(adapter.queue) == []
     await adapter.pass_time(1)
@@ -164,7 +164,7 @@ async def test_delayed_message_is_invisible_until_due(adapter: Adapter) -> None:
 
 
 async def test_message_is_redelivered_after_its_visibility_timeout(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1))
+    await adapter.queue.send(Q, [message(1)])
     (first,) = await receive(adapter.queue, visibility=30)
     await adapter.pass_time(29)
     assert await receive(adapter.queue) == []
@@ -175,7 +175,7 @@ async def test_message_is_redelivered_after_its_visibility_timeout(adapter: Adap
 
 
 async def test_extend_prolongs_the_visibility_timeout(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1))
+    await adapter.queue.send(Q, [message(1)])
     (received,) = await receive(adapter.queue, visibility=30)
     await adapter.pass_time(20)
     assert await adapter.queue.extend(Q, [handle(received)], 30) == 1
@@ -186,7 +186,7 @@ async def test_extend_prolongs_the_visibility_timeout(adapter: Adapter) -> None:
 
 
 async def test_acked_message_is_deleted(adapter: Adapter) -> None:
-    await adapter.queue.send_batch(Q, [message(1), message(2)])
+    await adapter.queue.send(Q, [message(1), message(2)])
     received = await receive(adapter.queue)
     assert await adapter.queue.ack(Q, [handle(m) for m in received]) == 2
     assert await adapter.queue.ack(Q, [handle(m) for m in received]) == 0
@@ -195,7 +195,7 @@ async def test_acked_message_is_deleted(adapter: Adapter) -> None:
 
 
 async def test_nacked_message_returns_after_its_delay(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1))
+    await adapter.queue.send(Q, [message(1)])
     (received,) = await receive(adapter.queue)
     assert await adapter.queue.nack(Q, [handle(received)], 0) == 1
     (again,) = await receive(adapter.queue)
@@ -207,7 +207,7 @@ async def test_nacked_message_returns_after_its_delay(adapter: Adapter) -> None:
 
 
 async def test_replaced_message_is_redelivered_with_a_new_count(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1))
+    await adapter.queue.send(Q, [message(1)])
     (received,) = await receive(adapter.queue)
     assert await adapter.queue.replace(Q, handle(received), json.dumps({"n": 2})) == 1
     (rest,) = await receive(adapter.other)
@@ -220,7 +220,7 @@ async def test_replaced_message_is_redelivered_with_a_new_count(adapter: Adapter
 
 
 async def test_stale_receipt_settles_nothing(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1))
+    await adapter.queue.send(Q, [message(1)])
     (stale,) = await receive(adapter.queue, visibility=30)
     await adapter.pass_time(30)
     (fresh,) = await receive(adapter.other, visibility=30)
@@ -235,14 +235,14 @@ async def test_stale_receipt_settles_nothing(adapter: Adapter) -> None:
 
 
 async def test_receipt_settles_nothing_in_another_queue(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1))
+    await adapter.queue.send(Q, [message(1)])
     (received,) = await receive(adapter.queue)
     assert await adapter.queue.ack("elsewhere", [handle(received)]) == 0
     assert await adapter.queue.ack(Q, [handle(received)]) == 1
 
 
 async def test_valid_handles_count_among_stale_ones(adapter: Adapter) -> None:
-    await adapter.queue.send_batch(Q, [message(1), message(2)])
+    await adapter.queue.send(Q, [message(1), message(2)])
     first, second = await receive(adapter.queue)
     nonsense = [Handle("x", "y"), Handle("", ""), Handle("9" * 40, str(uuid4())), Handle("-1", str(uuid4()))]
     mixed = [*nonsense, handle(first), Handle(second.message_id, str(uuid4())), handle(first)]
@@ -256,17 +256,17 @@ async def test_valid_handles_count_among_stale_ones(adapter: Adapter) -> None:
 
 
 async def test_queued_dedupe_key_is_not_sent_twice(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1, dedupe_key="k"))
-    await adapter.other.send(Q, message(1, dedupe_key="k"))
-    await adapter.queue.send_batch(Q, [message(1, dedupe_key="k"), message(1, dedupe_key="k"), message(2)])
+    await adapter.queue.send(Q, [message(1, dedupe_key="k")])
+    await adapter.other.send(Q, [message(1, dedupe_key="k")])
+    await adapter.queue.send(Q, [message(1, dedupe_key="k"), message(1, dedupe_key="k"), message(2)])
     assert sorted(numbers(await receive(adapter.queue))) == [1, 2]
     assert await adapter.queue.depth(Q) == 0
 
 
 async def test_resent_dedupe_key_rearms_the_message_in_flight(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1, dedupe_key="k"))
+    await adapter.queue.send(Q, [message(1, dedupe_key="k")])
     (out,) = await receive(adapter.queue)
-    await adapter.queue.send(Q, message(1, dedupe_key="k"))
+    await adapter.queue.send(Q, [message(1, dedupe_key="k")])
     (again,) = await receive(adapter.other)
     assert again.receives == 1
     assert await adapter.queue.ack(Q, [handle(out)]) == 0
@@ -274,14 +274,14 @@ async def test_resent_dedupe_key_rearms_the_message_in_flight(adapter: Adapter) 
 
 
 async def test_dedupe_key_is_free_after_its_message_is_settled(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1, dedupe_key="k"))
+    await adapter.queue.send(Q, [message(1, dedupe_key="k")])
     await adapter.queue.ack(Q, [handle(m) for m in await receive(adapter.queue)])
-    await adapter.queue.send(Q, message(2, dedupe_key="k"))
+    await adapter.queue.send(Q, [message(2, dedupe_key="k")])
     assert numbers(await receive(adapter.queue)) == [2]
 
 
 async def test_concurrent_senders_of_one_key_leave_one_message(adapter: Adapter) -> None:
-    sends = [q.send(Q, message(1, dedupe_key="k")) for q in (adapter.queue, adapter.other) * 10]
+    sends = [q.send(Q, [message(1, dedupe_key="k")]) for q in (adapter.queue, adapter.other) * 10]
     await asyncio.gather(*sends)
     assert len(await receive(adapter.queue, limit=100)) == 1
 
@@ -297,7 +297,7 @@ async def exhaust(adapter: Adapter) -> None:
 
 
 async def test_message_received_too_often_is_a_dead_letter(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1))
+    await adapter.queue.send(Q, [message(1)])
     deliveries: list[Received] = []
     for _ in range(MAX_RECEIVES):
         deliveries += await receive(adapter.queue, visibility=1)
@@ -313,7 +313,7 @@ async def test_message_received_too_often_is_a_dead_letter(adapter: Adapter) -> 
 
 
 async def test_buried_message_is_a_dead_letter_immediately(adapter: Adapter) -> None:
-    await adapter.queue.send_batch(Q, [message(1), message(2)])
+    await adapter.queue.send(Q, [message(1), message(2)])
     first, second = await receive(adapter.queue, limit=2)
     assert await adapter.queue.bury(Q, [handle(first)]) == 1
     assert await adapter.queue.bury(Q, [handle(first)]) == 0
@@ -326,7 +326,7 @@ async def test_buried_message_is_a_dead_letter_immediately(adapter: Adapter) -> 
 
 
 async def test_redriven_dead_letters_are_delivered_as_new(adapter: Adapter) -> None:
-    await adapter.queue.send_batch(Q, [message(n) for n in range(3)])
+    await adapter.queue.send(Q, [message(n) for n in range(3)])
     await exhaust(adapter)
     assert await adapter.queue.redrive(Q, 2) == 2
     received = await receive(adapter.queue)
@@ -337,10 +337,10 @@ async def test_redriven_dead_letters_are_delivered_as_new(adapter: Adapter) -> N
 
 
 async def test_resent_key_of_a_dead_letter_requeues_it(adapter: Adapter) -> None:
-    await adapter.queue.send(Q, message(1, dedupe_key="k"))
+    await adapter.queue.send(Q, [message(1, dedupe_key="k")])
     await exhaust(adapter)
     assert await adapter.queue.dead_letter_count(Q) == 1
-    await adapter.queue.send(Q, message(1, dedupe_key="k"))
+    await adapter.queue.send(Q, [message(1, dedupe_key="k")])
     assert len(await receive(adapter.queue)) == 1
     assert await adapter.queue.dead_letter_count(Q) == 0
 
@@ -355,8 +355,8 @@ async def test_depth_in_flight_and_age_follow_the_messages(adapter: Adapter) -> 
         return await queue.depth(Q), await queue.in_flight(Q), await queue.oldest_age(Q)
 
     assert await facts() == (0, 0, None)
-    await queue.send_batch(Q, [message(1), message(2)])
-    await queue.send(Q, message(3, delay_seconds=100))
+    await queue.send(Q, [message(1), message(2)])
+    await queue.send(Q, [message(3, delay_seconds=100)])
     await adapter.pass_time(5)
     assert await facts() == (2, 0, 5.0)
     (first,) = await receive(queue, limit=1)
@@ -371,17 +371,17 @@ async def test_depth_in_flight_and_age_follow_the_messages(adapter: Adapter) -> 
 
 
 async def test_normal_messages_are_received_before_bulk(adapter: Adapter) -> None:
-    await adapter.queue.send_batch(Q, [message(1, priority=1), message(2, priority=1)])
+    await adapter.queue.send(Q, [message(1, priority=1), message(2, priority=1)])
     await adapter.pass_time(1)
-    await adapter.queue.send_batch(Q, [message(3), message(4)])
+    await adapter.queue.send(Q, [message(3), message(4)])
     assert numbers(await receive(adapter.queue)) == [3, 4, 1, 2]
 
 
 async def test_bulk_is_received_during_endless_normal_load(adapter: Adapter) -> None:
     """A tenth of the receives prefer bulk, so a hundred receives without bulk have a probability of 1 in 37,000."""
-    await adapter.queue.send(Q, message(-1, priority=1))
+    await adapter.queue.send(Q, [message(-1, priority=1)])
     for n in range(1000):
-        await adapter.queue.send_batch(Q, [message(n), message(n)])
+        await adapter.queue.send(Q, [message(n), message(n)])
         if numbers(await receive(adapter.queue, limit=1)) == [-1]:
             return
     pytest.fail("bulk starved")
@@ -398,7 +398,7 @@ async def test_waiting_receiver_is_woken_by_a_message(live: Adapter, monkeypatch
     monkeypatch.setattr(postgres_queue, "_POLL_SECONDS", 600.0)
     waiter = asyncio.create_task(receive(live.queue, wait=60))
     await until(live.waiting)
-    await live.other.send(Q, message(1))
+    await live.other.send(Q, [message(1)])
     async with asyncio.timeout(10):
         assert numbers(await waiter) == [1]
 
@@ -411,7 +411,7 @@ async def test_batch_wakes_one_receiver_per_message(live: Adapter, monkeypatch: 
         return await live.waiting() == 5
 
     await until(all_wait)
-    await live.other.send_batch(Q, [message(n) for n in range(5)])
+    await live.other.send(Q, [message(n) for n in range(5)])
     async with asyncio.timeout(10):
         batches = await asyncio.gather(*waiters)
     assert sorted(n for batch in batches for n in numbers(batch)) == list(range(5))
@@ -422,7 +422,7 @@ async def test_waiting_receiver_gets_a_message_once_visible(
     live: Adapter, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(postgres_queue, "_POLL_SECONDS", 600.0)
-    await live.queue.send(Q, message(1, delay_seconds=0.3 if how == "delayed" else 0))
+    await live.queue.send(Q, [message(1, delay_seconds=0.3 if how == "delayed" else 0)])
     if how != "delayed":
         (first,) = await receive(live.other, visibility=0.3)
         if how == "nacked":
@@ -436,7 +436,7 @@ async def test_lost_notification_delays_but_loses_no_message(live: Adapter, monk
     waiter = asyncio.create_task(receive(live.queue, wait=60))
     await until(live.waiting)
     await live.lose_notifications()
-    await live.other.send(Q, message(1))
+    await live.other.send(Q, [message(1)])
     async with asyncio.timeout(10):
         assert numbers(await waiter) == [1]
 
@@ -446,7 +446,7 @@ async def test_notifications_work_after_a_reconnect(live: Adapter, monkeypatch: 
     waiter = asyncio.create_task(receive(live.queue, wait=60))
     await until(live.waiting)
     await live.lose_notifications()
-    await live.other.send(Q, message(1))
+    await live.other.send(Q, [message(1)])
     # The message was sent while no connection listened. The poll after the reconnect finds it.
     async with asyncio.timeout(10):
         assert numbers(await waiter) == [1]

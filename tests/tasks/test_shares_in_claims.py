@@ -147,8 +147,8 @@ async def test_an_org_with_many_runs_gets_no_more_than_one_with_one(system: Syst
     queue, here, there, alone = system.kernel.tasks.queue, uuid4(), uuid4(), uuid4()
     for run_id in [uuid4() for _ in range(50)]:
         messages = [Outgoing("{}", 1, org_id=here, share_id=run_id) for _ in range(20)]
-        await queue.send_batch("work", messages)
-    await queue.send_batch("work", [Outgoing('{"alone": true}', 1, org_id=there, share_id=alone) for _ in range(400)])
+        await queue.send("work", messages)
+    await queue.send("work", [Outgoing('{"alone": true}', 1, org_id=there, share_id=alone) for _ in range(400)])
     received = [await queue.receive("work", wait_seconds=0, limit=10, visibility_seconds=60) for _ in range(60)]
     bodies = Counter(message.body for batch in received for message in batch)
     assert bodies.total() == 600
@@ -171,8 +171,8 @@ async def test_messages_of_nobody_are_received_beside_the_shares(system: System)
     """Messages from before the introduction of shares have no org and no share."""
     queue = system.kernel.tasks.queue
     for n in range(4):
-        await queue.send_batch("work", [Outgoing(f'"{n}"', org_id=uuid4(), share_id=uuid4()) for _ in range(50)])
-    await queue.send_batch("work", [Outgoing('"nobody"') for _ in range(50)])
+        await queue.send("work", [Outgoing(f'"{n}"', org_id=uuid4(), share_id=uuid4()) for _ in range(50)])
+    await queue.send("work", [Outgoing('"nobody"') for _ in range(50)])
     seen = Counter[str]()
     while batch := await queue.receive("work", wait_seconds=0, limit=10, visibility_seconds=60):
         seen.update(message.body for message in batch)

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.jobs.submission import NEVER_RETRIED
+from interlock.jobs.definitions import NEVER_RETRIED
 from interlock.outbound import failures
 from interlock.outbound.failures import HostNotBound, OutboundFailed
 from interlock.outbound.guard import Binding

@@ -15,6 +15,7 @@ from uuid import UUID
 from interlock.access.oidc import Issuer
 from interlock.clock import Clock
 from interlock.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthenticated
+from interlock.http.cursors import next_cursor
 from interlock.http.lockout import Refused
 from interlock.stores.postgres import Database, queries
 from interlock.wire.access import (
@@ -363,9 +364,7 @@ class Members:
             rows = await _members_sql.members_of(
                 connection, org_id=org_id, issuer=issuer.name, after=cursor or "", limit=limit
             )
-        return MemberPage(
-            members=[_view(row) for row in rows], next_cursor=rows[-1]["subject"] if len(rows) == limit else None
-        )
+        return MemberPage(members=[_view(row) for row in rows], next_cursor=next_cursor(rows, limit, "subject"))
 
     def _provider(self) -> Issuer:
         if self._issuer is None:

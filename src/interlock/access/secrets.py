@@ -15,6 +15,7 @@ import structlog
 
 from interlock.access.principals import Principal
 from interlock.errors import BadRequest, ConfigurationError, Conflict, NotFound
+from interlock.http.cursors import next_cursor
 from interlock.outbound.guard import plain_hosts
 from interlock.settings import RuntimeKind
 from interlock.stores.postgres import Connection, Database, Row, queries
@@ -72,8 +73,7 @@ class Secrets:
     async def page(self, org_id: UUID, cursor: str | None, limit: int) -> OrgSecretPage:
         async with self._database.connection() as connection:
             rows = await _sql.list_secrets(connection, org_id=org_id, after=cursor or "", limit=limit)
-        following = rows[-1]["name"] if len(rows) == limit else None
-        return OrgSecretPage(secrets=[_view(row) for row in rows], next_cursor=following)
+        return OrgSecretPage(secrets=[_view(row) for row in rows], next_cursor=next_cursor(rows, limit, "name"))
 
     # For tasks
 

@@ -198,16 +198,13 @@ class CapabilityTokens(CapabilityVerifier):
         """Checks that signing works. A claim that fails to sign its tokens would cost every task an attempt."""
         await self._keyring.require_signing()
 
-    async def signs_elsewhere(self, kid: str) -> bool:
-        return await self._keyring.signs_elsewhere(kid)
-
-    async def issue_all(self, grants: Sequence[Grant], kid: str) -> list[str]:
+    async def issue(self, grants: Sequence[Grant], kid: str) -> list[str]:
         """Issues tokens: concurrently if signing needs the network, otherwise sequentially, which is faster."""
-        if len(grants) > 1 and await self.signs_elsewhere(kid):
-            return await asyncio.gather(*(self.issue(grant, kid) for grant in grants))
-        return [await self.issue(grant, kid) for grant in grants]
+        if len(grants) > 1 and await self._keyring.signs_elsewhere(kid):
+            return await asyncio.gather(*(self._issue(grant, kid) for grant in grants))
+        return [await self._issue(grant, kid) for grant in grants]
 
-    async def issue(self, grant: Grant, kid: str) -> str:
+    async def _issue(self, grant: Grant, kid: str) -> str:
         prefixes = [prefix for output in grant.outputs for prefix in (output.write_prefix, output.buffer_prefix)]
         # A dataset with two conditions is one grant: a condition restricts what is read, not what may be read.
         read = {each.dataset_version: each for each in grant.inputs}.values()

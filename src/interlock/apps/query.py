@@ -64,7 +64,7 @@ async def query_service(app: App) -> AsyncIterator[QueryService]:
                 app.datasets.registry.find,
                 range_operators=RANGES,
             ),
-            BatchQueries(app.stores.database, app.jobs.submissions),
+            BatchQueries(app.stores.database, app.jobs.closed_runs),
             engine,
             app.access.objects,
         )

@@ -11,7 +11,8 @@ from msgspec import Raw
 from interlock.access.principals import Principal
 from interlock.bus.path.delivery import target_queue
 from interlock.bus.telemetry.events import expanded, telemetry_queue
-from interlock.errors import BadRequest, Forbidden
+from interlock.errors import Forbidden
+from interlock.http.cursors import next_cursor, number_cursor
 from interlock.stores.postgres import Database, queries
 from interlock.tasks.queue import Handle, Queue, Received
 from interlock.wire.bus_inbox import (
@@ -69,7 +70,7 @@ class Inbox:
     async def dead(self, queue: str, caller: Principal, cursor: str | None, limit: int) -> InboxDead:
         name = await self._reached(queue, caller)
         async with self._database.connection() as connection:
-            rows = await _sql.dead(connection, queue=name, after=_after(cursor), limit=limit)
+            rows = await _sql.dead(connection, queue=name, after=number_cursor(cursor, 0), limit=limit)
         return InboxDead(
             messages=[
                 DeadMessage(
@@ -81,7 +82,7 @@ class Inbox:
                 )
                 for row in rows
             ],
-            next_cursor=str(rows[-1]["message_id"]) if len(rows) == limit else None,
+            next_cursor=next_cursor(rows, limit, "message_id"),
         )
 
     async def redrive(self, queue: str, which: DeadSelection, caller: Principal) -> InboxSettled:
@@ -136,11 +137,3 @@ def _message(found: Received, body: Raw) -> QueueMessage:
 
 def _handles(items: Sequence[MessageRef]) -> list[Handle]:
     return [Handle(item.message_id, item.receipt) for item in items]
-
-
-def _after(cursor: str | None) -> int:
-    if cursor is None:
-        return 0
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 20 and int(cursor) < _LARGEST):
-        raise BadRequest("`cursor` is not one this server gave out; start again without it.", code="bad_cursor")
-    return int(cursor)

@@ -57,6 +57,68 @@ RunOfJob = Annotated[
 ]
 
 
+# Options of `submit`
+_Operator = Annotated[
+    str | None,
+    typer.Option(help="Name of an operator, or module:function. Not needed for an existing named job."),
+]
+_Task = Annotated[list[str] | None, typer.Option("--task", help="A payload, as JSON; repeatable.")]
+_Tasks = Annotated[
+    str | None, typer.Option("--tasks", help="File with one JSON payload per line; - for stdin.", metavar="FILE")
+]
+_File = Annotated[
+    Path | None,
+    typer.Option("--file", exists=True, dir_okay=False, help="A list of any length to upload; may be gzip or zstd."),
+]
+_Form = Annotated[
+    ListFormat | None,
+    typer.Option("--format", help="Format of --file. Default: by its extension, or jsonl.", show_default=False),
+]
+_OpenRun = Annotated[bool, typer.Option("--open", help="Allow more tasks later: see `interlock job add` and `close`.")]
+_Config = Annotated[str | None, typer.Option(help="Config of the operator, as a JSON object, or @FILE.")]
+_Name = Annotated[str | None, typer.Option(help="Name of the job, for repeated submissions.")]
+_Runtime = Annotated[str | None, typer.Option(help="Runtime of the job. Default: platform")]
+_Priority = Annotated[Priority, typer.Option(help="normal runs before bulk.")]
+_MaxAttempts = Annotated[int | None, typer.Option(min=1, max=1000, help="Attempts per task. Default: 3")]
+_Backoff = Annotated[
+    float | None, typer.Option("--backoff-seconds", min=0, help="Delay before the first retry. Default: 1")
+]
+_Lease = Annotated[
+    float | None,
+    typer.Option("--lease-seconds", help="How long a worker keeps a task without heartbeats. Default: runtime's"),
+]
+_Timeout = Annotated[
+    float | None, typer.Option("--timeout-seconds", help="Maximum duration of an attempt. Default: runtime's")
+]
+_NonRetryable = Annotated[list[str] | None, typer.Option(help="Error class that is not retried; repeatable.")]
+_MaxConcurrency = Annotated[int | None, typer.Option(min=1, help="Maximum number of running tasks of the job.")]
+_RunConcurrency = Annotated[int | None, typer.Option(min=1, help="Maximum number of running tasks of this run.")]
+_Rate = Annotated[
+    float | None,
+    typer.Option("--rate-per-second", help="Maximum number of tasks per --rate-key that start per second."),
+]
+_RateKey = Annotated[
+    str | None, typer.Option(help="Key for --rate-per-second: host (of the payload's url), or a JSON pointer.")
+]
+_Tolerated = Annotated[
+    float | None,
+    typer.Option("--tolerated-failure-share", help="Share of tasks that may fail permanently before the run fails."),
+]
+_Deadline = Annotated[
+    float | None, typer.Option("--deadline-seconds", help="Seconds from now after which the run fails.")
+]
+_Retention = Annotated[
+    float | None,
+    typer.Option("--retention-days", help="How long the ended run is kept. Default: the setting, 14"),
+]
+_DedupeBy = Annotated[
+    str | None, typer.Option(help="JSON pointer into the payload, such as /id: equal values are one task.")
+]
+_Update = Annotated[bool, typer.Option("--update", help="Update the named job to these options.")]
+_IdempotencyKey = Annotated[str | None, typer.Option(help="Submitting again with the same key has no effect.")]
+_Watch = Annotated[bool, typer.Option("--watch", "-w", help="Wait until the run has ended.")]
+
+
 @command(
     app,
     "submit",
@@ -66,79 +128,32 @@ RunOfJob = Annotated[
     "interlock job submit --operator http_fetch --file urls.txt --format lines --watch",
 )
 def submit(
-    operator: Annotated[
-        str | None,
-        typer.Option(help="Name of an operator, or module:function. Not needed for an existing named job."),
-    ] = None,
-    task: Annotated[list[str] | None, typer.Option("--task", help="A payload, as JSON; repeatable.")] = None,
-    tasks: Annotated[
-        str | None, typer.Option("--tasks", help="File with one JSON payload per line; - for stdin.", metavar="FILE")
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", exists=True, dir_okay=False, help="A list of any length to upload; may be gzip or zstd."
-        ),
-    ] = None,
-    form: Annotated[
-        ListFormat | None,
-        typer.Option("--format", help="Format of --file. Default: by its extension, or jsonl.", show_default=False),
-    ] = None,
-    open_run: Annotated[
-        bool, typer.Option("--open", help="Allow more tasks later: see `interlock job add` and `close`.")
-    ] = False,
-    config: Annotated[str | None, typer.Option(help="Config of the operator, as a JSON object, or @FILE.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job, for repeated submissions.")] = None,
-    runtime: Annotated[str | None, typer.Option(help="Runtime of the job. Default: platform")] = None,
-    priority: Annotated[Priority, typer.Option(help="normal runs before bulk.")] = Priority.NORMAL,
-    max_attempts: Annotated[int | None, typer.Option(min=1, max=1000, help="Attempts per task. Default: 3")] = None,
-    backoff: Annotated[
-        float | None, typer.Option("--backoff-seconds", min=0, help="Delay before the first retry. Default: 1")
-    ] = None,
-    lease: Annotated[
-        float | None,
-        typer.Option("--lease-seconds", help="How long a worker keeps a task without heartbeats. Default: runtime's"),
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout-seconds", help="Maximum duration of an attempt. Default: runtime's")
-    ] = None,
-    non_retryable: Annotated[
-        list[str] | None, typer.Option(help="Error class that is not retried; repeatable.")
-    ] = None,
-    max_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of running tasks of the job.")
-    ] = None,
-    run_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of running tasks of this run.")
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate-per-second", help="Maximum number of tasks per --rate-key that start per second."),
-    ] = None,
-    rate_key: Annotated[
-        str | None, typer.Option(help="Key for --rate-per-second: host (of the payload's url), or a JSON pointer.")
-    ] = None,
-    tolerated: Annotated[
-        float | None,
-        typer.Option(
-            "--tolerated-failure-share", help="Share of tasks that may fail permanently before the run fails."
-        ),
-    ] = None,
-    deadline: Annotated[
-        float | None, typer.Option("--deadline-seconds", help="Seconds from now after which the run fails.")
-    ] = None,
-    retention: Annotated[
-        float | None,
-        typer.Option("--retention-days", help="How long the ended run is kept. Default: the setting, 14"),
-    ] = None,
-    dedupe_by: Annotated[
-        str | None, typer.Option(help="JSON pointer into the payload, such as /id: equal values are one task.")
-    ] = None,
-    update: Annotated[bool, typer.Option("--update", help="Update the named job to these options.")] = False,
-    idempotency_key: Annotated[
-        str | None, typer.Option(help="Submitting again with the same key has no effect.")
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Wait until the run has ended.")] = False,
+    operator: _Operator = None,
+    task: _Task = None,
+    tasks: _Tasks = None,
+    file: _File = None,
+    form: _Form = None,
+    open_run: _OpenRun = False,
+    config: _Config = None,
+    name: _Name = None,
+    runtime: _Runtime = None,
+    priority: _Priority = Priority.NORMAL,
+    max_attempts: _MaxAttempts = None,
+    backoff: _Backoff = None,
+    lease: _Lease = None,
+    timeout: _Timeout = None,
+    non_retryable: _NonRetryable = None,
+    max_concurrency: _MaxConcurrency = None,
+    run_concurrency: _RunConcurrency = None,
+    rate: _Rate = None,
+    rate_key: _RateKey = None,
+    tolerated: _Tolerated = None,
+    deadline: _Deadline = None,
+    retention: _Retention = None,
+    dedupe_by: _DedupeBy = None,
+    update: _Update = False,
+    idempotency_key: _IdempotencyKey = None,
+    watch: _Watch = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:

@@ -13,7 +13,6 @@ from interlock.client._caller import Caller, bearer, path, query
 from interlock.wire.datasets import (
     BufferPage,
     BufferView,
-    DatasetEventPage,
     DatasetPage,
     DatasetView,
     Direction,
@@ -80,10 +79,6 @@ class DatasetCalls:
             **{"version": version, "from": first, "to": last, "cursor": cursor, "limit": limit},
         )
         return await self._caller.call("GET", target, msgspec.json.Decoder(PartitionPage))
-
-    async def event_page(self, dataset: UUID | str, cursor: str | None = None, limit: int = PAGE) -> DatasetEventPage:
-        target = query(path("v1", "datasets", dataset, "events"), cursor=cursor, limit=limit)
-        return await self._caller.call("GET", target, msgspec.json.Decoder(DatasetEventPage))
 
     async def lineage(
         self, dataset: UUID | str, direction: Direction = Direction.BOTH, depth: int | None = None

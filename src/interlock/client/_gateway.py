@@ -257,17 +257,6 @@ class Client:
             for task in page.tasks:
                 yield task
 
-    async def job_task_page(
-        self,
-        job_id: UUID | str,
-        *,
-        status: TaskStatus | None = None,
-        cursor: str | None = None,
-        limit: int = PAGE,
-    ) -> TaskPage:
-        target = path("v1", "jobs", job_id, "tasks")
-        return await self._get(query(target, status=status, cursor=cursor, limit=limit), _tasks)
-
     async def attempts(self, task_id: UUID | str) -> AttemptPage:
         return await self._get(path("v1", "tasks", task_id, "attempts"), msgspec.json.Decoder(AttemptPage))
 

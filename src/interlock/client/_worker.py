@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -15,8 +15,6 @@ from interlock.errors import InterlockError
 from interlock.wire.access import Health
 from interlock.wire.attempts import (
     ClaimBatchReply,
-    ClaimGroup,
-    ClaimReply,
     ClaimRequest,
     CompletionBatch,
     CompletionBatchReply,
@@ -27,7 +25,6 @@ from interlock.wire.attempts import (
     HeartbeatBatchReply,
     ReleaseBatch,
     ReleaseReply,
-    TaskPayload,
 )
 from interlock.wire.tasks import (
     OperatorsReport,
@@ -43,7 +40,6 @@ T = TypeVar("T")
 _received = msgspec.json.Decoder(ReceiveReply)
 _reported = msgspec.json.Decoder(OperatorsReported)
 _settled = msgspec.json.Decoder(Settled)
-_claim = msgspec.json.Decoder(ClaimReply)
 _claims = msgspec.json.Decoder(ClaimBatchReply)
 _fetched = msgspec.json.Decoder(FetchReply)
 _beats = msgspec.json.Decoder(HeartbeatBatchReply)
@@ -108,18 +104,11 @@ class WorkerClient:
     async def nack(self, request: SettleRequest) -> Settled:
         return await self._post("/internal/queue/nack", _settled, request)
 
-    async def claim(self, request: ClaimRequest) -> ClaimReply:
-        """Claims the single task `request.task_id`."""
-        return await self._post("/internal/task-claim", _claim, request)
+    async def claim(self, request: ClaimRequest) -> ClaimBatchReply:
+        """Claims tasks out of `request.task_ids` or of ranges of runs.
 
-    async def claim_batch(self, request: ClaimRequest) -> ClaimBatchReply:
-        """Claims tasks out of `request.task_ids` or of ranges of runs. Returns groups as single claims."""
-        reply = await self.claim_groups(request)
-        apart = [claim for group in reply.groups for claim in _apart(group)]
-        return ClaimBatchReply(claims=reply.claims + apart, remaining=reply.remaining)
-
-    async def claim_groups(self, request: ClaimRequest) -> ClaimBatchReply:
-        """Like `claim_batch`, but keeps groups: fields that tasks share occur once per group."""
+        Without tokens, tasks come in groups: the fields that they share occur once per group.
+        """
         grouped = msgspec.structs.replace(request, grouped=not request.tokens)
         return await self._post("/internal/task-claim", _claims, grouped)
 
@@ -138,30 +127,3 @@ class WorkerClient:
 
     async def release(self, batch: ReleaseBatch) -> ReleaseReply:
         return await self._post("/internal/task-release", _released, batch)
-
-
-def _apart(group: ClaimGroup) -> Iterator[ClaimReply]:
-    for one in group.tasks:
-        task = TaskPayload(
-            task_id=one.task_id,
-            attempt=group.attempt,
-            job_id=group.job_id,
-            job=group.job,
-            operator=group.operator,
-            config=group.config,
-            inputs=[],
-            payload=one.payload,
-            org_id=group.org_id,
-            run_id=group.run_id,
-            index=one.index,
-            outputs=[],
-            timeout_at=group.timeout_at,
-        )
-        yield ClaimReply(
-            status="Claimed",
-            task_id=one.task_id,
-            attempt=group.attempt,
-            lease_token=group.lease_token,
-            lease_expires_at=group.lease_expires_at,
-            task=task,
-        )

@@ -17,8 +17,8 @@ from uuid import UUID
 
 import structlog
 
-from interlock.errors import BadRequest
 from interlock.failpoints import failpoint
+from interlock.http.cursors import FIRST, bad_cursor
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.notifications import Wakeups
@@ -36,7 +36,6 @@ _CLEAR: Final = 0.8
 _COUNTED: Final = 100_000
 _IDLE_FACTOR: Final = 9
 """The idle time after a pass is at least this multiple of its duration, so that measuring never becomes the load."""
-_ZERO: Final = UUID(int=0)
 
 Path = tuple[UUID, ...]
 """Job ids, from the cause up to the paused job."""
@@ -134,7 +133,7 @@ class Pressure(Periodic):
     async def _behind(self, connection: Connection, paused: Mapping[UUID, _CausePauses]) -> dict[UUID, Row]:
         """Returns queues over their limit, and causes of pauses that are still above the release threshold."""
         found: dict[UUID, Row] = {}
-        after = _ZERO
+        after = FIRST
         while True:
             page = await _sql.measure(connection, after=after, limit=_PAGE)
             for row in page:
@@ -298,13 +297,12 @@ class Pauses:
 
 def _decode(cursor: str | None) -> tuple[UUID, UUID]:
     if cursor is None:
-        return _ZERO, _ZERO
+        return FIRST, FIRST
     job, _, cause = cursor.partition(".")
     try:
         return UUID(job), UUID(cause)
     except ValueError:
-        sentence = "`cursor` is not one this server gave out; start again without it."
-        raise BadRequest(sentence, code="bad_cursor") from None
+        raise bad_cursor() from None
 
 
 def _view(row: Row) -> PauseView:

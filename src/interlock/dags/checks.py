@@ -12,7 +12,7 @@ from interlock.dags.definition import Activation, Dag, Job, JobOutput, OnConflic
 from interlock.dags.fields import EXAMPLES
 from interlock.dags.lineage import cycles, producer
 from interlock.dags.problems import Place, Report, listing, quoted
-from interlock.jobs.submission import inline_problem
+from interlock.jobs.definitions import inline_problem
 from interlock.tasks import operators
 from interlock.untrusted.udf import UDF, Bundle, bundle_problem, config_problem, pinned
 

@@ -25,7 +25,7 @@ from interlock.dags.definition import (
 )
 from interlock.dags.lineage import producer
 from interlock.errors import BadRequest
-from interlock.jobs.submission import policy_columns, runtime_of, work_columns
+from interlock.jobs.definitions import policy_columns, runtime_of, work_columns
 from interlock.schemas import BATCH_COLUMN, Column, DatasetSchema, hash_of
 from interlock.settings import Runtime, Settings
 from interlock.stores.postgres import Connection, Row, queries

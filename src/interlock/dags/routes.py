@@ -25,6 +25,7 @@ from interlock.http.middleware import peer_of_scope
 from interlock.http.parameters import Cursor, Http, Limit
 from interlock.http.problems import WITH_A_BODY
 from interlock.jobs.build import jobs_of
+from interlock.tasks.idempotency import Repeat
 from interlock.wire.dags import (
     BackfillAnswer,
     BackfillPage,
@@ -204,9 +205,8 @@ async def send_events(
     body: RawBody,
     idempotency_key: IdempotencyKey = None,
 ) -> SourceEventsAccepted:
-    return await dags_of(request).manual_events.take(
-        dag, job, principal_of(request).org_id, data, idempotency_key=idempotency_key, body=body
-    )
+    org_id = principal_of(request).org_id
+    return await dags_of(request).manual_events.take(dag, job, org_id, data, Repeat(idempotency_key, body))
 
 
 @post(

@@ -21,9 +21,10 @@ from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks import dataset_changes, idempotency
+from interlock.tasks import dataset_changes
 from interlock.tasks.completion import enqueue
 from interlock.tasks.dataset_changes import Change
+from interlock.tasks.idempotency import Repeat, once
 from interlock.telemetry import SOURCE_RESTARTS
 from interlock.wire.attempts import Event
 from interlock.wire.dags import (
@@ -83,27 +84,16 @@ class ManualEvents:
         self._database = database
         self._settings = settings
 
-    async def take(
-        self, dag: str, job: str, org_id: UUID, sent: SourceEvents, *, idempotency_key: str | None, body: bytes
-    ) -> SourceEventsAccepted:
-        """Accepts all events or none. `body` is the raw request, to which an Idempotency-Key is bound."""
-        endpoint = f"POST /v1/dags/{dag}/jobs/{job}/events"
-        request = _Request(dag, job, org_id, idempotency_key or str(uuid4()), sent.events)
+    async def take(self, dag: str, job: str, org_id: UUID, sent: SourceEvents, repeat: Repeat) -> SourceEventsAccepted:
+        """Accepts all events or none."""
+        request = _Request(dag, job, org_id, repeat.key or str(uuid4()), sent.events)
         self._check(request)
 
-        async def work(connection: Connection) -> bytes:
-            if idempotency_key is not None:
-                known = await idempotency.answered_before(
-                    connection, self._settings, org_id, endpoint, idempotency_key, body
-                )
-                if known is not None:
-                    return known
-            accepted = msgspec.json.encode(await self._write(connection, request))
-            if idempotency_key is not None:
-                await idempotency.remember(connection, org_id, endpoint, idempotency_key, 200, accepted)
-            return accepted
+        async def work(connection: Connection) -> SourceEventsAccepted:
+            return await self._write(connection, request)
 
-        return msgspec.json.decode(await self._database.run(work), type=SourceEventsAccepted)
+        endpoint = f"POST /v1/dags/{dag}/jobs/{job}/events"
+        return await once(self._database, self._settings, org_id, endpoint, repeat, SourceEventsAccepted, 200, work)
 
     def _check(self, request: _Request) -> None:
         for event in request.events:

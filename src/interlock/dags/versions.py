@@ -9,7 +9,8 @@ from msgspec import Raw
 
 from interlock.dags.definition import Job, dag_of
 from interlock.dags.plan import MAX_COUNTED
-from interlock.errors import BadRequest, NotFound
+from interlock.errors import NotFound
+from interlock.http.cursors import next_cursor, uuid_cursor
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.dags import (
     BuildProgress,
@@ -73,16 +74,11 @@ class DagReads:
             )
 
     async def versions(self, name: str, org_id: UUID, cursor: str | None, limit: int) -> DagVersionPage:
-        try:
-            after = UUID(cursor) if cursor is not None else None
-        except ValueError:
-            raise BadRequest(
-                "`cursor` is not one this server gave out; start again without it.", code="bad_cursor"
-            ) from None
+        after = uuid_cursor(cursor, None)
         async with self._database.connection() as connection:
             dag = await _found(connection, name, org_id)
             rows = await _sql.list_versions(connection, dag_id=dag["dag_id"], cursor=after, limit=limit)
-        following = str(rows[-1]["dag_version"]) if len(rows) == limit else None
+        following = next_cursor(rows, limit, "dag_version")
         return DagVersionPage(versions=[version_view(row) for row in rows], next_cursor=following)
 
     async def document(self, name: str, org_id: UUID) -> DagDocument:

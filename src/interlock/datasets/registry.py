@@ -13,7 +13,8 @@ from uuid import UUID
 from msgspec import Raw
 
 from interlock.access.principals import Principal
-from interlock.errors import BadRequest, Forbidden, NotFound
+from interlock.errors import Forbidden, NotFound
+from interlock.http.cursors import FIRST, HIGHEST, LOWEST, next_cursor, number_cursor, uuid_cursor
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.access import Role
 from interlock.wire.datasets import (
@@ -30,9 +31,6 @@ from interlock.wire.datasets import (
 
 _sql = queries("datasets", "registry")
 
-LOWEST: Final = -(2**63)
-HIGHEST: Final = 2**63 - 1
-_NO_UUID: Final = UUID(int=0)
 _VERSIONS: Final = 20
 _COUNTED: Final = 1000
 """Partitions of a version are counted up to this limit: a count is a scan."""
@@ -61,13 +59,14 @@ class Registry:
         return row
 
     async def datasets(self, caller: Principal, cursor: str | None, limit: int) -> DatasetPage:
-        after = uuid_cursor(cursor)
+        after = uuid_cursor(cursor, FIRST)
         async with self._database.connection() as connection:
             rows = await _sql.list_datasets(
                 connection, org_id=caller.org_id, role=caller.role.value, after=after, limit=limit
             )
-        next_cursor = str(rows[-1]["dataset_uuid"]) if len(rows) == limit else None
-        return DatasetPage(datasets=[_summary(row) for row in rows], next_cursor=next_cursor)
+        return DatasetPage(
+            datasets=[_summary(row) for row in rows], next_cursor=next_cursor(rows, limit, "dataset_uuid")
+        )
 
     async def dataset(self, name: str, caller: Principal) -> DatasetView:
         async with self._database.connection() as connection:
@@ -96,7 +95,7 @@ class Registry:
         cursor: str | None,
         limit: int,
     ) -> PartitionPage:
-        after = number_cursor(cursor, LOWEST)
+        after = number_cursor(cursor, LOWEST, lowest=LOWEST)
         async with self._database.connection() as connection:
             dataset = await self.find(connection, name, caller)
             wanted = version or dataset["current_version"]
@@ -105,9 +104,10 @@ class Registry:
             rows = await _sql.partitions_of(
                 connection, dataset_version=wanted, after=after, from_=within[0], to=within[1], limit=limit
             )
-        next_cursor = str(rows[-1]["range_start"]) if len(rows) == limit else None
         return PartitionPage(
-            dataset_version=wanted, partitions=[_partition(row) for row in rows], next_cursor=next_cursor
+            dataset_version=wanted,
+            partitions=[_partition(row) for row in rows],
+            next_cursor=next_cursor(rows, limit, "range_start"),
         )
 
     async def events(self, name: str, caller: Principal, cursor: str | None, limit: int) -> DatasetEventPage:
@@ -115,8 +115,7 @@ class Registry:
         async with self._database.connection() as connection:
             dataset = await self.find(connection, name, caller)
             rows = await _sql.events_of(connection, dataset_uuid=dataset["dataset_uuid"], before=before, limit=limit)
-        next_cursor = str(rows[-1]["event_id"]) if len(rows) == limit else None
-        return DatasetEventPage(events=[_event(row) for row in rows], next_cursor=next_cursor)
+        return DatasetEventPage(events=[_event(row) for row in rows], next_cursor=next_cursor(rows, limit, "event_id"))
 
 
 async def _by_any_name(connection: Connection, name: str, org_id: UUID) -> Row | None:
@@ -138,29 +137,6 @@ async def _by_any_name(connection: Connection, name: str, org_id: UUID) -> Row |
 async def _require_version(connection: Connection, version: UUID, dataset: UUID, name: str) -> None:
     if await _sql.version_of(connection, dataset_version=version, dataset_uuid=dataset) is None:
         raise NotFound(f"Dataset {name!r} has no version {version}; see the dataset's own page for its versions.")
-
-
-# Page cursors
-
-
-def uuid_cursor(cursor: str | None) -> UUID:
-    try:
-        return UUID(cursor) if cursor is not None else _NO_UUID
-    except ValueError:
-        raise _bad_cursor() from None
-
-
-def number_cursor(cursor: str | None, start: int) -> int:
-    if cursor is None:
-        return start
-    digits = cursor.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-        raise _bad_cursor()
-    return min(max(int(cursor), LOWEST), HIGHEST)
-
-
-def _bad_cursor() -> BadRequest:
-    return BadRequest("`cursor` is not one this server gave out; start again without it.", code="bad_cursor")
 
 
 # Views

@@ -14,7 +14,7 @@ from interlock.access.guards import capability_guard, claims_of, principal_of, u
 from interlock.access.tokens import require_binding
 from interlock.datasets.build import datasets_of
 from interlock.datasets.lineage import MAX_DEPTH
-from interlock.datasets.registry import HIGHEST, LOWEST
+from interlock.http.cursors import HIGHEST, LOWEST
 from interlock.http.parameters import Cursor, Http, Limit
 from interlock.wire.access import CredentialsRequest, TaskCredentials
 from interlock.wire.attempts import DataReply, DataRequest

@@ -2,6 +2,7 @@
 
 PUBLIC = (
     "build",
+    "definitions",
     "list_chunks",
     "run_sources",
     "spark_loads",

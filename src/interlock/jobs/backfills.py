@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
+from interlock.http.cursors import next_cursor, uuid_cursor
 from interlock.jobs.held_tasks import range_size_of
 from interlock.jobs.run_sources import START, Batch, Place, ScopePlace, ScopesSource, announce
 from interlock.jobs.task_rows import table_of
@@ -101,9 +102,8 @@ class Backfills:
 
     async def page(self, org_id: UUID, cursor: str | None, limit: int) -> BackfillPage:
         async with self._database.connection() as connection:
-            rows = await _sql.list_backfills(connection, org_id=org_id, cursor=_cursor(cursor), limit=limit)
-        following = str(rows[-1]["run_id"]) if len(rows) == limit else None
-        return BackfillPage(backfills=[_view(row) for row in rows], next_cursor=following)
+            rows = await _sql.list_backfills(connection, org_id=org_id, cursor=uuid_cursor(cursor, None), limit=limit)
+        return BackfillPage(backfills=[_view(row) for row in rows], next_cursor=next_cursor(rows, limit, "run_id"))
 
     async def one(self, run_id: UUID, org_id: UUID) -> BackfillView:
         async with self._database.connection() as connection:
@@ -178,16 +178,6 @@ def place_of(scope: Row) -> ScopePlace:
 
 def _scope(row: Row) -> BackfillScope:
     return BackfillScope(input_index=row["input_index"], start=row["range_start"], end=row["range_end"])
-
-
-def _cursor(cursor: str | None) -> UUID | None:
-    if cursor is None:
-        return None
-    try:
-        return UUID(cursor)
-    except ValueError:
-        sentence = "`cursor` is not one this server gave out; start again without it."
-        raise BadRequest(sentence, code="bad_cursor") from None
 
 
 def _view(row: Row) -> BackfillView:

@@ -14,16 +14,17 @@ from uuid import UUID
 import msgspec
 from msgspec import Raw
 
-from interlock.errors import BadRequest, Conflict, NotFound
+from interlock.errors import Conflict, NotFound
 from interlock.failpoints import failpoint
+from interlock.http.cursors import number_cursor
 from interlock.jobs.spark_loads import MANIFEST, RUN_EXPORT, attempt_prefix, export_prefix, rows_prefix, staged_uri
-from interlock.jobs.submission import Submissions
+from interlock.jobs.submission import ClosedRuns
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.completion import run_task_id
-from interlock.tasks.idempotency import answered_before, remember
+from interlock.tasks.idempotency import Repeat, once
 from interlock.tasks.reads import Reads
 from interlock.telemetry import TASKS_CREATED
 from interlock.wire.base import TaskStatus
@@ -55,28 +56,20 @@ class Exports:
         self._objects = objects
         self._reads = reads
 
-    async def start(
-        self, job: str, request: ExportRequest, org_id: UUID, *, idempotency_key: str | None, body: bytes
-    ) -> ExportView:
+    async def start(self, job: str, request: ExportRequest, org_id: UUID, repeat: Repeat) -> ExportView:
         run = await self._reads.run_of_job(job, request.run, org_id)
         if run["ended_at"] is None:
             raise Conflict(
                 f"Run {run['run_id']} is {run['state']}: a run can be exported once it has ended.", code="run_not_ended"
             )
-        endpoint = f"POST /v1/jobs/{run['job_id']}/exports"
 
         async def work(connection: Connection) -> ExportView:
-            if idempotency_key is not None:
-                known = await answered_before(connection, self._settings, org_id, endpoint, idempotency_key, body)
-                if known is not None:
-                    return msgspec.json.decode(known, type=ExportView)
             view = _view(await self._begin(connection, run, request.format))
-            if idempotency_key is not None:
-                await remember(connection, org_id, endpoint, idempotency_key, 202, msgspec.json.encode(view))
             await failpoint("export.before_commit")
             return view
 
-        return await self._database.run(work)
+        endpoint = f"POST /v1/jobs/{run['job_id']}/exports"
+        return await once(self._database, self._settings, org_id, endpoint, repeat, ExportView, 202, work)
 
     async def _begin(self, connection: Connection, run: Row, form: ExportFormat) -> Row:
         row: Row = await _sql.insert_export(
@@ -106,7 +99,7 @@ class Exports:
         view = _view(row)
         if view.state is not ExportState.COMPLETED:
             return view
-        return await self._with_files(view, row, _place(cursor), limit)
+        return await self._with_files(view, row, number_cursor(cursor, 0), limit)
 
     async def _with_files(self, view: ExportView, row: Row, start: int, limit: int) -> ExportView:
         prefix = attempt_prefix(self._objects.root, row["org_id"], row["export_id"], row["attempt"])
@@ -140,7 +133,7 @@ class ExportStaging(Periodic):
     def __init__(self, database: Database, settings: Settings, objects: Objects) -> None:
         self._database = database
         self._objects = objects
-        self._submissions = Submissions(database, settings)
+        self._closed_runs = ClosedRuns(database, settings)
 
     async def run_once(self) -> int:
         return await self._database.run(self._stretch)
@@ -175,7 +168,7 @@ class ExportStaging(Periodic):
 
     async def _submit(self, connection: Connection, export: Row) -> UUID:
         request = JobRequest(operator=RUN_EXPORT, runtime=RUNTIME, policy=_POLICY, tasks=[Raw(b"{}")])
-        accepted = await self._submissions.within(connection, request, export["org_id"])
+        accepted = await self._closed_runs.within(connection, request, export["org_id"])
         TASKS_CREATED.labels(runtime=RUNTIME).inc()
         return run_task_id(accepted.run_id, 0)
 
@@ -204,11 +197,3 @@ def _state(row: Row) -> ExportState:
     # A missing task was deleted by retention, long after it ended.
     over = row["status"] in (None, TaskStatus.CANCELED) or row["dead"]
     return ExportState.FAILED if over else ExportState.RUNNING
-
-
-def _place(cursor: str | None) -> int:
-    if cursor is None:
-        return 0
-    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 9:
-        raise BadRequest("`cursor` is not one this server gave out; start again without it.", code="bad_cursor")
-    return int(cursor)

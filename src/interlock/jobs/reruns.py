@@ -16,7 +16,7 @@ from interlock.errors import BadRequest, Conflict
 from interlock.failpoints import failpoint
 from interlock.jobs.run_sources import StagedPart, StagedSource, announce, part_uri
 from interlock.jobs.staged_lists import Uploads, upload_prefix
-from interlock.jobs.submission import RunSettings, Submissions
+from interlock.jobs.submission import ClosedRuns, RunSettings, accepted
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.objects import Objects
@@ -40,11 +40,11 @@ _source = msgspec.json.Decoder(StagedSource)
 
 class Reruns:
     def __init__(
-        self, database: Database, settings: Settings, submissions: Submissions, uploads: Uploads, reads: Reads
+        self, database: Database, settings: Settings, closed: ClosedRuns, uploads: Uploads, reads: Reads
     ) -> None:
         self._database = database
         self._settings = settings
-        self._submissions = submissions
+        self._closed = closed
         self._uploads = uploads
         self._reads = reads
 
@@ -61,13 +61,13 @@ class Reruns:
         async def work(connection: Connection) -> JobAccepted:
             unmade = await _sql.unmade_ingest(connection, run_id=run["run_id"], org_id=org_id)
             if unmade is not None:
-                accepted = await self._ingest_again(connection, row, run, unmade, request)
+                reply = await self._ingest_again(connection, row, run, unmade, request)
             elif (few := await self._few(connection, run, request, org_id)) is not None:
-                accepted = await self._submissions.run_of(connection, row, few, RunSettings.of_run(run))
+                reply = await self._closed.run_of(connection, row, few, RunSettings.of_run(run))
             else:
-                accepted = await self._many(connection, row, run, request)
+                reply = await self._many(connection, row, run, request)
             await failpoint("rerun.before_commit")
-            return accepted
+            return reply
 
         endpoint = f"POST /v1/jobs/{row['job_id']}/rerun"
         return await once(self._database, self._settings, org_id, endpoint, repeat, JobAccepted, 202, work)
@@ -114,7 +114,7 @@ class Reruns:
             connection, run_id=made["run_id"], org_id=job["org_id"], source=msgspec.json.encode(source).decode()
         )
         await announce(connection, self._settings, [made["run_id"]])
-        return _accepted(job, made)
+        return accepted(job, made)
 
     async def _many(self, connection: Connection, job: Row, run: Row, request: RerunRequest) -> JobAccepted:
         made = await self._ingesting_run(connection, job, run)
@@ -130,7 +130,7 @@ class Reruns:
             upload_id=upload["upload_id"],
             **_bounds(request, run),
         )
-        return _accepted(job, made)
+        return accepted(job, made)
 
     async def _ingesting_run(self, connection: Connection, job: Row, run: Row) -> Row:
         """Inserts a run without tasks so far, with the settings of `run`."""
@@ -257,18 +257,6 @@ def _require_ingested(run: Row) -> None:
             f"The list of run {run['run_id']} is still being ingested: run it again when that is complete.",
             code="run_ingesting",
         )
-
-
-def _accepted(job: Row, made: Row) -> JobAccepted:
-    return JobAccepted(
-        job_id=job["job_id"],
-        run_id=made["run_id"],
-        state=RunState(made["state"]),
-        total=None,
-        deduplicated=0,
-        tasks_url=f"/v1/jobs/{job['job_id']}/tasks",
-        status_url=f"/v1/jobs/{job['job_id']}",
-    )
 
 
 def _bounds(request: RerunRequest, run: Row) -> dict[str, Any]:

@@ -57,7 +57,8 @@ IdempotencyKey = Annotated[
 async def submit_job(
     request: Http, data: JSONBody[JobRequest], body: RawBody, idempotency_key: IdempotencyKey = None
 ) -> Response[JobAccepted]:
-    accepted = await jobs_of(request).bulk.submit(data, principal_of(request).org_id, Repeat(idempotency_key, body))
+    org_id = principal_of(request).org_id
+    accepted = await jobs_of(request).submissions.submit(data, org_id, Repeat(idempotency_key, body))
     return Response(accepted, status_code=202 if accepted.total is None else 201)
 
 
@@ -91,7 +92,7 @@ async def add_tasks(
     idempotency_key: IdempotencyKey = None,
 ) -> TasksAdded:
     org_id = principal_of(request).org_id
-    return await jobs_of(request).bulk.add(job, data, org_id, Repeat(idempotency_key, body))
+    return await jobs_of(request).submissions.add(job, data, org_id, Repeat(idempotency_key, body))
 
 
 @post(
@@ -103,7 +104,7 @@ async def add_tasks(
     description="The run ends with its last task. If it is already closed, the response is the run as it is.",
 )
 async def close_job(request: Http, job: FromPath[str], idempotency_key: IdempotencyKey = None) -> RunView:
-    return await jobs_of(request).bulk.close(job, principal_of(request).org_id, Repeat(idempotency_key))
+    return await jobs_of(request).submissions.close(job, principal_of(request).org_id, Repeat(idempotency_key))
 
 
 Run = Annotated[
@@ -168,13 +169,10 @@ async def start_export(
     job: FromPath[str],
     data: JSONBody[ExportRequest],
     body: RawBody,
-    idempotency_key: Annotated[
-        str | None, HeaderParameter(name="Idempotency-Key", required=False, min_length=1, max_length=255)
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> ExportView:
-    return await jobs_of(request).exports.start(
-        job, data, principal_of(request).org_id, idempotency_key=idempotency_key, body=body
-    )
+    org_id = principal_of(request).org_id
+    return await jobs_of(request).exports.start(job, data, org_id, Repeat(idempotency_key, body))
 
 
 @get(
@@ -205,9 +203,7 @@ async def rerun_job(
     job: FromPath[str],
     data: JSONBody[RerunRequest],
     body: RawBody,
-    idempotency_key: Annotated[
-        str | None, HeaderParameter(name="Idempotency-Key", required=False, min_length=1, max_length=255)
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response[JobAccepted]:
     repeat = Repeat(idempotency_key, body)
     accepted = await jobs_of(request).reruns.rerun(job, data, principal_of(request).org_id, repeat)

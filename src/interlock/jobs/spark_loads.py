@@ -19,7 +19,7 @@ from interlock.jobs.ingest_records import Pending, Records
 from interlock.jobs.list_chunks import BadList
 from interlock.jobs.run_sources import announce
 from interlock.jobs.staged_lists import StagedList
-from interlock.jobs.submission import Submissions
+from interlock.jobs.submission import ClosedRuns
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
@@ -50,7 +50,7 @@ class SparkIngests(Periodic):
         self._database = database
         self._settings = settings
         self._records = records
-        self._submissions = Submissions(database, settings)
+        self._closed_runs = ClosedRuns(database, settings)
         self._queue = settings.runtime(RUNTIME).queue
 
     # Handover to Spark
@@ -74,7 +74,7 @@ class SparkIngests(Periodic):
 
     async def _hand_over(self, connection: Connection, *, pending: Pending) -> None:
         request = JobRequest(operator=LIST_LOAD, runtime=RUNTIME, policy=_POLICY, tasks=[Raw(b"{}")])
-        accepted = await self._submissions.within(connection, request, pending.org_id)
+        accepted = await self._closed_runs.within(connection, request, pending.org_id)
         await _sql.set_load_task(
             connection, run_id=pending.run_id, org_id=pending.org_id, load_task=run_task_id(accepted.run_id, 0)
         )

@@ -1,9 +1,9 @@
-"""Synchronous submission: writes and enqueues a closed list of tasks in one transaction."""
+"""Submission: writes runs of small closed lists at once, and starts the ingest of others."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 from uuid import UUID
@@ -11,37 +11,30 @@ from uuid import UUID
 import msgspec
 from msgspec import Raw
 
-from interlock.access.secrets import check_references
 from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
 from interlock.failpoints import failpoint
-from interlock.settings import Runtime, RuntimeKind, Settings
+from interlock.jobs.definitions import Definitions
+from interlock.jobs.ingest_records import close_open_run
+from interlock.jobs.run_sources import StagedSource, announce
+from interlock.jobs.staged_lists import Uploads
+from interlock.settings import Settings
 from interlock.stores.isolation import UNSTORABLE
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.strict_json import NotStrict, first_not_strict, pointed, require_strict
 from interlock.tasks.completion import enqueue, run_task_id
-from interlock.tasks.idempotency import answered_before, remember
+from interlock.tasks.idempotency import Repeat, once
 from interlock.tasks.limits import rate_key
 from interlock.tasks.operators import Operators
+from interlock.tasks.reads import Reads, run_view
 from interlock.tasks.runs import record_run_events
 from interlock.telemetry import TASKS_CREATED
-from interlock.untrusted.bundles import pin
-from interlock.untrusted.udf import UDF
-from interlock.wire.access import secret_names
-from interlock.wire.base import Priority, RunState
-from interlock.wire.jobs import JobAccepted, JobRequest, Policy, RunLimits, Scaling
+from interlock.wire.base import RunState
+from interlock.wire.jobs import JobAccepted, JobRequest, RunView, TasksAdded, TasksRequest
 
 _sql = queries("tasks", "jobs")
-_ENDPOINT = "POST /v1/jobs"
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """The response to a submission. `replayed` marks a stored response."""
-
-    body: bytes
-    replayed: bool
-    runtime: str = ""
-    created: int = 0
+_ingest_sql = queries("jobs", "ingest")
+_reads_sql = queries("tasks", "reads")
+_ENDPOINT: Final = "POST /v1/jobs"
 
 
 @dataclass(frozen=True)
@@ -68,14 +61,15 @@ class RunSettings:
     retention_days: float | None
 
     @classmethod
-    def asked(cls, limits: RunLimits, retention_days: float | None) -> RunSettings:
+    def asked(cls, request: JobRequest) -> RunSettings:
+        limits = request.limits
         return cls(
             max_concurrency=limits.max_concurrency,
             rate_key=limits.rate.key if limits.rate else None,
             rate_per_second=limits.rate.per_second if limits.rate else None,
             tolerated_share=limits.tolerated_failure_share,
             deadline_seconds=limits.deadline_seconds,
-            retention_days=retention_days,
+            retention_days=request.retention_days,
         )
 
     @classmethod
@@ -87,80 +81,26 @@ class RunSettings:
         return asdict(self)
 
 
-class Submissions:
+class ClosedRuns:
+    """Writes closed lists within the caller's transaction: the run, its tasks and their messages."""
+
     def __init__(self, database: Database, settings: Settings, operators: Operators | None = None) -> None:
         self._database = database
         self._settings = settings
-        self._operators = operators or Operators(database, settings)
-
-    async def submit(self, request: JobRequest, org_id: UUID, *, idempotency_key: str | None, body: bytes) -> Submitted:
-        """Submits a job. `body` is the raw request: an Idempotency-Key is bound to its bytes."""
-        self._check_size(request)
-
-        async def work(connection: Connection) -> Submitted:
-            if idempotency_key is not None:
-                known = await answered_before(connection, self._settings, org_id, _ENDPOINT, idempotency_key, body)
-                if known is not None:
-                    return Submitted(known, replayed=True)
-            written, runtime = await self._write(connection, request, org_id)
-            accepted = msgspec.json.encode(written)
-            if idempotency_key is not None:
-                await remember(connection, org_id, _ENDPOINT, idempotency_key, 201, accepted)
-            await failpoint("submit.before_commit")
-            return Submitted(accepted, replayed=False, runtime=runtime, created=written.total or 0)
-
-        try:
-            submitted = await self._database.run(work)
-        except UNSTORABLE as error:
-            raise BadRequest(f"A payload cannot be stored: {str(error).splitlines()[0]}.", code="bad_payload") from None
-        await failpoint("submit.committed")
-        if submitted.created:
-            TASKS_CREATED.labels(runtime=submitted.runtime).inc(submitted.created)
-        return submitted
+        self.definitions = Definitions(settings, operators or Operators(database, settings))
 
     async def within(self, connection: Connection, request: JobRequest, org_id: UUID) -> JobAccepted:
-        """Writes a job of the platform itself, within a larger transaction. Its operator is not checked."""
-        self._check_size(request)
-        written, _ = await self._write(connection, request, org_id, check=False)
-        return written
+        """Writes a job of the platform itself. Its operator is not checked."""
+        _check_payloads(request, self._settings)
+        job = await self.definitions.job(connection, request, org_id, check=False)
+        return await self.submit(connection, job, request)
 
-    def _check_size(self, request: JobRequest) -> None:
-        limit = self._settings.sync_threshold
-        if len(request.listed) > limit:
-            raise TooLarge(f"The request has {len(request.listed)} tasks; the limit is {limit}.", code="too_many_tasks")
-        self.check_payloads(request)
-
-    def check_payloads(self, request: JobRequest) -> None:
-        """Raises for a request that is refused before anything is written."""
-        _check_name(request.name)
-        _check_config(request.config)
-        self.check_tasks(request.listed)
-        if request.limits.rate is not None:
-            _check_rate_keys(request.listed, request.limits.rate.key)
-
-    def check_tasks(self, tasks: list[Raw]) -> None:
-        """Raises for the first payload that is too large or that a later reader could not parse."""
-        limit = self._settings.payload_limit_bytes
-        for index, task in enumerate(tasks):
-            if len(task) > limit:
-                raise TooLarge(
-                    f"tasks[{index}] has {len(task)} bytes; the limit is {limit}.",
-                    code="payload_too_large",
-                )
-        if found := first_not_strict(tasks):
-            place, reason = found
-            raise BadRequest(f"tasks[{place}] cannot be stored: {reason}.", code="bad_payload")
-
-    async def _write(
-        self, connection: Connection, request: JobRequest, org_id: UUID, *, check: bool = True
-    ) -> tuple[JobAccepted, str]:
-        job = await self.job(connection, request, org_id, check=check)
+    async def submit(self, connection: Connection, job: Row, request: JobRequest) -> JobAccepted:
         items = items_of(request.listed, request.dedupe_by, job["concurrency_key"])
-        settings = RunSettings.asked(request.limits, request.retention_days)
-        return await self._run_of(connection, job, items, settings), job["runtime"]
+        return await self._run_of(connection, job, items, RunSettings.asked(request))
 
     async def run_of(self, connection: Connection, job: Row, tasks: list[Raw], settings: RunSettings) -> JobAccepted:
-        """Adds a run to an existing job, within a larger transaction."""
+        """Adds a run to an existing job."""
         items = items_of(tasks, None, job["concurrency_key"])
         return await self._run_of(connection, job, items, settings)
 
@@ -182,15 +122,7 @@ class Submissions:
             now, kept = self._database.clock.now(), self._settings.retention_days
             await record_run_events(connection, over, ended=over, now=now, retention_days=kept)
         await self._enqueue(connection, job, run["run_id"], indexes, len(items) - 1)
-        return JobAccepted(
-            job_id=job["job_id"],
-            run_id=run["run_id"],
-            state=RunState(run["state"]),
-            total=len(indexes),
-            deduplicated=len(items) - len(indexes),
-            tasks_url=f"/v1/jobs/{job['job_id']}/tasks",
-            status_url=f"/v1/jobs/{job['job_id']}",
-        )
+        return accepted(job, run, total=len(indexes), deduplicated=len(items) - len(indexes))
 
     async def _tasks(self, connection: Connection, job: Row, run_id: UUID, items: Items) -> list[int]:
         shared = {
@@ -226,79 +158,236 @@ class Submissions:
                 direct=direct,
             )
 
-    async def job(self, connection: Connection, request: JobRequest, org_id: UUID, *, check: bool = True) -> Row:
-        """Returns the job of a request: existing, new or updated."""
-        if request.operator is None:
-            known = await self._known_job(connection, request, org_id)
-            await self._operators.check_job(connection, known)
-            return known
-        definition = self._definition(request, await self._config(connection, request, org_id), org_id)
-        if check:
-            await self._operators.check(connection, org_id, request.runtime, request.operator, request.config)
-        await self._own_outputs(connection, request, org_id)
-        job: Row | None = await _sql.insert_job(connection, **definition)
-        if job is not None:
-            return job
-        job = await _sql.job_by_name(connection, org_id=org_id, dag_name="", name=request.name)
-        if job is not None and bytes(job["definition_hash"]) == definition["definition_hash"]:
-            return job
-        if not request.update:
-            raise Conflict(
-                f"Job {request.name!r} exists with another definition. Post only its name and tasks to use that, "
-                'or add "update": true to replace it.',
-                code="job_differs",
-            )
-        replaced: Row = await _sql.replace_job(connection, **definition)
-        return replaced
 
-    async def _known_job(self, connection: Connection, request: JobRequest, org_id: UUID) -> Row:
-        if request.name is None:
+class Submissions:
+    def __init__(
+        self, database: Database, settings: Settings, closed: ClosedRuns, uploads: Uploads, reads: Reads
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._closed = closed
+        self._uploads = uploads
+        self._reads = reads
+
+    async def submit(self, request: JobRequest, org_id: UUID, repeat: Repeat) -> JobAccepted:
+        """Inserts small closed lists synchronously; stages others for ingest."""
+        _require_one_list(request)
+        small = self._is_small(request)
+        if request.dedupe_by is not None and not small:
             raise BadRequest(
-                "Give the `operator` that runs the tasks, or the `name` of an existing job.", code="operator_missing"
+                f"`dedupe_by` is only for lists of at most {self._settings.sync_threshold} tasks inside the request.",
+                code="dedupe_of_large_list",
             )
-        job: Row | None = await _sql.job_by_name(connection, org_id=org_id, dag_name="", name=request.name)
-        if job is None:
-            raise NotFound(f"There is no job {request.name!r}; its first submission must give an `operator`.")
-        return job
+        _check_payloads(request, self._settings)
+        staged = None if small or request.open else await self._staged(request, org_id)
+        created: dict[str, int] = {}  # Stays empty for a repeated request.
 
-    async def _own_outputs(self, connection: Connection, request: JobRequest, org_id: UUID) -> None:
-        if request.outputs:
-            uuids = [o.dataset_uuid for o in request.outputs]
-            versions = [o.dataset_version for o in request.outputs]
-            await _sql.register_datasets(connection, org_id=org_id, uuids=uuids, versions=versions)
-            await _sql.register_versions(connection, org_id=org_id, uuids=uuids, versions=versions)
-            foreign = await _sql.foreign_datasets(connection, org_id=org_id, uuids=uuids, versions=versions)
-            if foreign and foreign[0]["own"] and foreign[0]["dag_name"]:
-                raise Conflict(
-                    f"Dataset {foreign[0]['dataset_uuid']} is written by DAG {foreign[0]['dag_name']!r} only.",
-                    code="dataset_of_a_dag",
-                )
-            if foreign:
-                raise NotFound(f"There is no dataset {foreign[0]['dataset_uuid']} with that version in this org.")
+        async def work(connection: Connection) -> JobAccepted:
+            job = await self._closed.definitions.job(connection, request, org_id)
+            if small:
+                written = await self._closed.submit(connection, job, request)
+                created[job["runtime"]] = written.total or 0
+            else:
+                written = await self._ingesting(connection, job, request, staged)
+            await failpoint("submit.before_commit")
+            return written
 
-    async def _config(self, connection: Connection, request: JobRequest, org_id: UUID) -> dict[str, Any]:
-        """Pins user code to a bundle digest. It must run in a runtime for untrusted code, and nothing else may."""
-        runtime = runtime_of(self._settings, request.runtime)
-        if (runtime.kind is RuntimeKind.INVOKE) != (request.operator == UDF):
+        status = 201 if small else 202
+        with _storable():
+            reply = await once(self._database, self._settings, org_id, _ENDPOINT, repeat, JobAccepted, status, work)
+        await failpoint("submit.committed")
+        for runtime, count in created.items():
+            TASKS_CREATED.labels(runtime=runtime).inc(count)
+        return reply
+
+    def _is_small(self, request: JobRequest) -> bool:
+        if request.open or request.source is not None or request.in_background:
+            return False
+        return len(request.listed) <= self._settings.sync_threshold
+
+    async def _staged(self, request: JobRequest, org_id: UUID) -> StagedSource:
+        source = request.source
+        if source is None:
+            source = await self._uploads.stage(_as_lines(request.listed), org_id)
+        return await self._uploads.found(source, org_id)
+
+    async def _ingesting(
+        self, connection: Connection, job: Row, request: JobRequest, staged: StagedSource | None
+    ) -> JobAccepted:
+        """Inserts a run without tasks. The ingest reads the staged list; without a list, the run is open."""
+        if job["queue"] is None:
             raise BadRequest(
-                f"Operator {UDF!r} needs a runtime for untrusted code, such as 'lambda'; other operators need another.",
-                code="bad_udf",
+                f"Runtime {job['runtime']!r} has no queue: it accepts only closed lists of at most "
+                f"{self._settings.sync_threshold} tasks inside the request.",
+                code="runtime_without_queue",
             )
-        await check_references(connection, org_id, [(runtime.kind, request.config)])
-        return await pin(connection, request.config, org_id) if request.operator == UDF else request.config
+        org_id = job["org_id"]
+        run: Row = await _ingest_sql.insert_ingesting_run(
+            connection,
+            org_id=org_id,
+            job_id=job["job_id"],
+            range_size=self._settings.range_size,
+            open=staged is None,
+            **RunSettings.asked(request).columns,
+        )
+        if staged is None:
+            await self._open(connection, job, run, request)
+        else:
+            await self._uploads.keep(connection, staged, org_id)
+            source = msgspec.json.encode(staged).decode()
+            await _ingest_sql.insert_ingest(connection, run_id=run["run_id"], org_id=org_id, source=source)
+            await announce(connection, self._settings, [run["run_id"]])
+        return accepted(job, run)
 
-    def _definition(self, request: JobRequest, config: dict[str, Any], org_id: UUID) -> dict[str, Any]:
-        runtime = runtime_of(self._settings, request.runtime)
-        definition = {
-            "name": request.name,
-            **work_columns(runtime, name=request.runtime, operator=request.operator, config=config),
-            **policy_columns(
-                runtime, request.policy, request.scaling, request.priority, operator=request.operator, config=config
-            ),
-            "outputs": msgspec.json.encode(request.outputs).decode(),
-        }
-        digest = hashlib.sha256(msgspec.json.encode(definition, order="sorted")).digest()
-        return definition | {"org_id": org_id, "definition_hash": digest}
+    # Open runs
+
+    async def _open(self, connection: Connection, job: Row, run: Row, request: JobRequest) -> None:
+        """Creates the shard of an open run right away: the run may become large, with tasks from many calls."""
+        which = {"run_id": run["run_id"], "org_id": job["org_id"]}
+        shard = (await _ingest_sql.give_shard(connection, **which))["shard"]
+        await _ingest_sql.create_shard(
+            connection,
+            number=shard,
+            job_id=job["job_id"],
+            max_attempts=job["max_attempts"],
+            priority=job["priority"],
+            **which,
+        )
+        await _ingest_sql.finish_shard(connection, number=shard)
+        if request.listed:
+            await self._add(connection, job, run["run_id"], request.listed)
+
+    async def add(self, job: str, request: TasksRequest, org_id: UUID, repeat: Repeat) -> TasksAdded:
+        """Adds all tasks or none."""
+        limit = self._settings.batch_limit
+        if len(request.tasks) > limit:
+            raise TooLarge(f"{len(request.tasks)} tasks in one call; the limit is {limit}.", code="too_many_tasks")
+        _check_tasks(request.tasks, self._settings)
+        job_id = (await self._reads.find_job(job, org_id))["job_id"]
+
+        async def work(connection: Connection) -> TasksAdded:
+            row = await self._newest(connection, job_id, org_id)
+            added = await self._add(connection, row, row["run_id"], request.tasks)
+            await failpoint("submit.before_commit")
+            return added
+
+        endpoint = f"POST /v1/jobs/{job_id}/tasks"
+        with _storable():
+            return await once(self._database, self._settings, org_id, endpoint, repeat, TasksAdded, 201, work)
+
+    async def _newest(self, connection: Connection, job_id: UUID, org_id: UUID) -> Row:
+        row: Row | None = await _ingest_sql.newest_run(connection, job_id=job_id, org_id=org_id)
+        if row is None:
+            raise NotFound("The job has no run: submit one with `open` set to true.")
+        return row
+
+    async def _add(self, connection: Connection, job: Row, run_id: UUID, tasks: list[Raw]) -> TasksAdded:
+        items = items_of(tasks, None, job["concurrency_key"])
+        run: Row | None = await _ingest_sql.extend_open_run(
+            connection, run_id=run_id, org_id=job["org_id"], added=len(items)
+        )
+        if run is None:
+            raise Conflict("The run accepts no more tasks: it is closed or has ended.", code="run_closed")
+        await _ingest_sql.add_tasks(
+            connection,
+            shard=run["shard"],
+            run_id=run_id,
+            org_id=job["org_id"],
+            job_id=job["job_id"],
+            first_index=run["first_index"],
+            max_attempts=job["max_attempts"],
+            priority=job["priority"],
+            payloads=items.payloads,
+            slot_keys=items.slot_keys,
+        )
+        await _ingest_sql.add_ranges(
+            connection,
+            org_id=job["org_id"],
+            run_id=run_id,
+            job_id=job["job_id"],
+            first=run["first_index"],
+            last=run["last_index"],
+            range_size=run["range_size"],
+            queue=job["queue"],
+            priority=job["priority"],
+            direct=self._settings.queue_direct,
+        )
+        TASKS_CREATED.labels(runtime=job["runtime"]).inc(len(items))
+        return TasksAdded(
+            job_id=job["job_id"],
+            run_id=run_id,
+            state=RunState(run["state"]),
+            first_index=run["first_index"],
+            added=len(items),
+        )
+
+    async def close(self, job: str, org_id: UUID, repeat: Repeat) -> RunView:
+        """Closes the run to new tasks; it ends with its last task. Idempotent."""
+        job_id = (await self._reads.find_job(job, org_id))["job_id"]
+
+        async def work(connection: Connection) -> RunView:
+            row = await self._newest(connection, job_id, org_id)
+            now, kept = self._database.clock.now(), self._settings.retention_days
+            await close_open_run(connection, row["run_id"], org_id, now=now, retention_days=kept)
+            closed = await _reads_sql.run_by_id(connection, run_id=row["run_id"], org_id=org_id)
+            return run_view(closed, self._settings.retention_days)
+
+        endpoint = f"POST /v1/jobs/{job_id}/close"
+        return await once(self._database, self._settings, org_id, endpoint, repeat, RunView, 200, work)
+
+
+def accepted(job: Row, run: Row, *, total: int | None = None, deduplicated: int = 0) -> JobAccepted:
+    """Returns the reply to a submission. A run that is being ingested has no total yet."""
+    return JobAccepted(
+        job_id=job["job_id"],
+        run_id=run["run_id"],
+        state=RunState(run["state"]),
+        total=total,
+        deduplicated=deduplicated,
+        tasks_url=f"/v1/jobs/{job['job_id']}/tasks",
+        status_url=f"/v1/jobs/{job['job_id']}",
+    )
+
+
+@contextmanager
+def _storable() -> Iterator[None]:
+    """Refuses payloads that PostgreSQL cannot store."""
+    try:
+        yield
+    except UNSTORABLE as error:
+        raise BadRequest(f"A payload cannot be stored: {str(error).splitlines()[0]}.", code="bad_payload") from None
+
+
+def _require_one_list(request: JobRequest) -> None:
+    if request.source is not None and (request.tasks is not None or request.open):
+        raise BadRequest("`source` cannot be combined with `tasks` or `open`: a run has one list.", code="two_lists")
+    if request.source is None and request.tasks is None and not request.open:
+        raise BadRequest("Set `tasks`, or `source`, or set `open` to true and add tasks later.", code="no_list")
+
+
+def _as_lines(tasks: list[Raw]) -> bytes:
+    """Puts one JSON value on each line. A line feed between tokens is only whitespace, and strings contain none."""
+    return b"".join(bytes(task).replace(b"\r", b" ").replace(b"\n", b" ") + b"\n" for task in tasks)
+
+
+def _check_payloads(request: JobRequest, settings: Settings) -> None:
+    """Raises for a request that is refused before anything is written."""
+    _check_name(request.name)
+    _check_config(request.config)
+    _check_tasks(request.listed, settings)
+    if request.limits.rate is not None:
+        _check_rate_keys(request.listed, request.limits.rate.key)
+
+
+def _check_tasks(tasks: list[Raw], settings: Settings) -> None:
+    """Raises for the first payload that is too large or that a later reader could not parse."""
+    limit = settings.payload_limit_bytes
+    for index, task in enumerate(tasks):
+        if len(task) > limit:
+            raise TooLarge(f"tasks[{index}] has {len(task)} bytes; the limit is {limit}.", code="payload_too_large")
+    if found := first_not_strict(tasks):
+        place, reason = found
+        raise BadRequest(f"tasks[{place}] cannot be stored: {reason}.", code="bad_payload")
 
 
 def _check_name(name: str | None) -> None:
@@ -364,99 +453,3 @@ def _pointed(index: int, value: Any, pointer: str, *, required: bool) -> str | N
     if text is None and required:
         raise BadRequest(f"tasks[{index}] has no single value at {pointer!r}.", code="bad_pointer")
     return text
-
-
-_ON_CHAINS: Final = ("AddressRefused", "BadUrl", "HostNotBound")
-NEVER_RETRIED: Final = {
-    "block_follower": _ON_CHAINS,
-    "block_ingest": _ON_CHAINS,
-    "integrity_check": _ON_CHAINS,
-    "http_fetch": (
-        "AddressRefused",
-        "BadConfig",
-        "BadPayload",
-        "BadUrl",
-        "BodyTooLarge",
-        "HostNotBound",
-        "HttpRefused",
-        "ReplyTooLarge",
-        "TooManyRedirects",
-    ),
-}
-"""Error classes, by operator, that another attempt would only repeat. They are added to those of the job's policy."""
-
-
-INLINE_OPERATORS: Final = frozenset({"echo", "fail", "range_aggregator", "range_splitter"})
-"""Operators that run inside the dispatcher. Each ends quickly, because all orgs share its few slots."""
-
-
-def inline_problem(operator: str | None) -> str | None:
-    """Returns why an operator cannot run inside the dispatcher, as a clause."""
-    if operator in INLINE_OPERATORS:
-        return None
-    known = ", ".join(sorted(INLINE_OPERATORS))
-    return f"operator {str(operator)[:60]!r} does not run inside the dispatcher, which runs only {known}"
-
-
-def runtime_of(settings: Settings, name: str) -> Runtime:
-    """Returns the runtime. Refuses one that nothing in this installation can run tasks in."""
-    try:
-        runtime = settings.runtime(name)
-    except KeyError:
-        known = ", ".join(settings.runtime_names)
-        raise BadRequest(f"There is no runtime {name!r}; choose one of: {known}.", code="unknown_runtime") from None
-    if runtime.kind is RuntimeKind.INVOKE and not settings.has_runner:
-        raise BadRequest(
-            f"Runtime {name!r} has no runner in this installation: set runner_url or runner_lambda.",
-            code="runtime_without_runner",
-        )
-    return runtime
-
-
-def work_columns(runtime: Runtime, *, name: str, operator: str | None, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the columns that define the job's work and where it runs. Any: columns of a row."""
-    if runtime.kind is RuntimeKind.INLINE and (wrong := inline_problem(operator)):
-        raise BadRequest(
-            f"In runtime {name!r}, {wrong}; choose another runtime, such as 'platform'.", code="operator_not_inline"
-        )
-    return {
-        "operator": operator,
-        "runtime": name,
-        "queue": runtime.queue if runtime.kind is RuntimeKind.QUEUE else None,
-        "config": msgspec.json.encode(config, order="sorted").decode(),
-    }
-
-
-def policy_columns(
-    runtime: Runtime,
-    policy: Policy,
-    scaling: Scaling,
-    priority: Priority,
-    *,
-    operator: str | None,
-    config: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Returns the columns for priority, retries, timeouts and caps. Changing them does not change the job's output."""
-    if scaling.max_concurrency_per_key is not None and scaling.key is None:
-        raise BadRequest("scaling.max_concurrency_per_key needs scaling.key, a pointer into the payload.")
-    timeout = policy.timeout_seconds or runtime.timeout_seconds
-    final = [*NEVER_RETRIED.get(operator or "", ()), *_of_secrets(config)]
-    return {
-        "priority": 1 if priority is Priority.BULK else 0,
-        "max_attempts": policy.max_attempts,
-        "backoff_seconds": policy.backoff_seconds,
-        "backoff_factor": policy.backoff_factor,
-        "backoff_cap_seconds": policy.backoff_cap_seconds,
-        "jitter": policy.jitter,
-        "non_retryable": list(dict.fromkeys([*policy.non_retryable, *final])),
-        "lease_seconds": min(policy.lease_seconds or runtime.lease_seconds, timeout),
-        "timeout_seconds": timeout,
-        "max_concurrency": scaling.max_concurrency,
-        "concurrency_key": scaling.key,
-        "max_concurrency_per_key": scaling.max_concurrency_per_key,
-    }
-
-
-def _of_secrets(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns error classes of secrets: a secret that is missing now is missing for the next attempt too."""
-    return ("SecretMissing", "SecretBound") if secret_names(msgspec.json.encode(config).decode()) else ()

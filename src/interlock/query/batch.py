@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from interlock.failpoints import failpoint
 from interlock.jobs.spark_loads import BATCH_QUERY
-from interlock.jobs.submission import Submissions
+from interlock.jobs.submission import ClosedRuns
 from interlock.query.records import Record, close_record
 from interlock.query.relations import Granted
 from interlock.stores.postgres import Connection, Database, queries
@@ -32,9 +32,9 @@ _POLICY: Final = Policy(max_attempts=3, non_retryable=["BadConfig", "UnsafeQuery
 
 
 class BatchQueries:
-    def __init__(self, database: Database, submissions: Submissions) -> None:
+    def __init__(self, database: Database, closed_runs: ClosedRuns) -> None:
         self._database = database
-        self._submissions = submissions
+        self._closed_runs = closed_runs
 
     async def submit(self, record: Record, sql: str, relations: Granted) -> UUID:
         """Creates the task that runs the query and returns its id. The statement has passed the SQL gate."""
@@ -49,7 +49,7 @@ class BatchQueries:
 
     async def _write(self, connection: Connection, record: Record, request: JobRequest, relations: Granted) -> UUID:
         org_id = record.asker.org_id
-        accepted = await self._submissions.within(connection, request, org_id)
+        accepted = await self._closed_runs.within(connection, request, org_id)
         versions = [version.dataset_version for version in relations.values()]
         await _sql.insert_query_edges(connection, job_id=accepted.job_id, org_id=org_id, versions=versions)
         record.batch_task_id = run_task_id(accepted.run_id, 0)

@@ -20,8 +20,9 @@ from msgspec import Struct
 
 from interlock.access.principals import Principal
 from interlock.access.tokens import Claims
-from interlock.errors import BadRequest, NotFound
+from interlock.errors import NotFound
 from interlock.failpoints import failpoint
+from interlock.http.cursors import FIRST, LAST, next_cursor, uuid_cursor
 from interlock.jobs.spark_loads import batch_prefix
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
@@ -35,8 +36,6 @@ from interlock.wire.queries import ExportedFile, QueryExport, QueryMode, QueryOu
 
 _sql = queries("query", "queries")
 _BATCH: Final = 5000
-_FIRST: Final = UUID(int=0)
-_LAST: Final = UUID(int=2**128 - 1)
 _GRACE_SECONDS: Final = 60.0
 """Added to the sum of all timeouts: no query is open for longer."""
 SIGNED_SECONDS: Final = 3600.0
@@ -162,11 +161,10 @@ class Queries:
     # Reading
 
     async def page(self, org_id: UUID, cursor: str | None, limit: int) -> QueryPage:
-        before = _LAST if cursor is None else _cursor(cursor)
+        before = uuid_cursor(cursor, LAST)
         async with self._database.connection() as connection:
             rows = await _sql.list_queries(connection, org_id=org_id, before=before, limit=limit)
-        next_cursor = str(rows[-1]["query_id"]) if len(rows) == limit else None
-        return QueryPage(queries=[_view(row) for row in rows], next_cursor=next_cursor)
+        return QueryPage(queries=[_view(row) for row in rows], next_cursor=next_cursor(rows, limit, "query_id"))
 
     async def query(self, query_id: UUID, org_id: UUID) -> QueryView:
         """Returns the record with newly signed URLs of its export."""
@@ -245,7 +243,7 @@ class QueryRetention(Periodic):
         self._age_seconds = settings.query_audit_days * 86_400
         # The run time, the time to read the reply and the time in the queue.
         self._longest = 2 * settings.query_timeout_seconds + settings.query_queue_seconds + _GRACE_SECONDS
-        self._water: LowWater[UUID] = LowWater(_FIRST, _a_little_before)
+        self._water: LowWater[UUID] = LowWater(FIRST, _a_little_before)
 
     async def run_once(self) -> int:
         async with self._database.connection() as connection:
@@ -270,13 +268,6 @@ def _a_little_before(query_id: UUID) -> UUID:
 def export_prefix(root: str, org_id: UUID, query_id: UUID) -> str:
     """Returns the prefix of a user's export."""
     return f"{root}/exports/{org_id}/{query_id}/"
-
-
-def _cursor(cursor: str) -> UUID:
-    try:
-        return UUID(cursor)
-    except ValueError:
-        raise BadRequest("`cursor` is invalid: use next_cursor of the last page.", code="bad_cursor") from None
 
 
 def _view(row: Row) -> QueryView:

@@ -29,7 +29,6 @@ class Running:
     since: float = field(default_factory=time.monotonic)
     canceled: bool = False
     paused: bool = False
-    answered: bool = False
     progress_text: str | None = None
     """The latest progress text of the operator."""
     stage_text: str | None = None
@@ -38,7 +37,7 @@ class Running:
     thread: int | None = None
     """The thread that may be interrupted, while there is one."""
     batch: list[Running] = field(default_factory=list, repr=False)
-    """All tasks of the batch that runs in one thread, including this one. `thread` is set on the first of them."""
+    """All tasks that run in one thread, including this one. `thread` is set on the first of them."""
 
     @property
     def slot(self) -> int:

@@ -22,7 +22,7 @@ import time
 from concurrent.futures import Future, wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
@@ -37,8 +37,6 @@ from interlock.workers.operators import SPARK_MAP
 from interlock.workers.process import EXIT_ORPHANED, EXIT_SPARK_DIED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
 
 READ: Final = 1 << 18
@@ -47,8 +45,9 @@ DEATH_SECONDS: Final = 3.0
 """Longest time between the first failed call into a dying JVM and the kernel reporting its exit."""
 STOP_SECONDS: Final = 5.0
 
-T = TypeVar("T")
 Answer = protocol.Finished | protocol.Raised | protocol.Stopped
+Outcome = tuple[object, list[Output], list[Event]]
+"""The value that a task returned or the TaskFailed that it ends with, its outputs and its events."""
 
 _data = msgspec.json.Decoder(TaskData)
 
@@ -81,10 +80,10 @@ class Driver:
     def _heard(self, message: protocol.ToDriver) -> None:
         match message:
             case protocol.Assign() if message.work.operator == SPARK_MAP:
-                self._begin_batch(message.work, message.tasks)
+                self._begin(message.work, message.tasks)
             case protocol.Assign():
                 for task in message.tasks:
-                    self._begin(message.work, task)
+                    self._begin(message.work, [task])
             case protocol.Stop():
                 self._stop(message.slot)
             case protocol.Hold():
@@ -99,15 +98,11 @@ class Driver:
 
     # The session
 
-    def _begin(self, work: protocol.Work, task: protocol.Assignment) -> None:
-        running = self._entered(work, task)
-        self._thread(f"task-{running.slot}", self._run, running)
-
-    def _begin_batch(self, work: protocol.Work, tasks: list[protocol.Assignment]) -> None:
+    def _begin(self, work: protocol.Work, tasks: list[protocol.Assignment]) -> None:
         batch = [self._entered(work, task) for task in tasks]
         for running in batch:
             running.batch = batch
-        self._thread(f"tasks-{batch[0].slot}", self._run_batch, batch)
+        self._thread(f"task-{batch[0].slot}", self._run, batch)
 
     def _entered(self, work: protocol.Work, task: protocol.Assignment) -> Running:
         if self._session is None:
@@ -149,61 +144,23 @@ class Driver:
             stopping.join(STOP_SECONDS)
         os._exit(0)
 
-    # One task
+    # A task, or a batch of tasks in one Spark job, which its first task represents
 
-    def _run(self, running: Running) -> None:
-        """Body of a task's thread.
+    def _run(self, batch: list[Running]) -> None:
+        """Body of the thread of a batch.
 
         A cancel can interrupt it anywhere, so it may answer twice but never fails to answer: `_first_answer` drops the
         second answer.
         """
-        answer: Answer | None = protocol.Stopped(running.slot)
-        try:
-            self._of_thread.slot = running.slot
-            running.thread = threading.get_ident()
-            if not running.canceled:
-                answer = self._attempted(running)
-            running.thread = None
-        except TaskCanceled:
-            answer = protocol.Stopped(running.slot)
-        while answer is not None and not running.answered:
-            try:
-                self._flush_prints()
-                self.report(answer)
-                running.answered = True
-            except TaskCanceled:
-                continue
-
-    def _attempted(self, running: Running) -> Answer | None:
-        """Returns the outcome of the attempt, or None if the whole process is about to end."""
-        began = time.perf_counter()
-        found: session.Session | None = None
-        try:
-            found = self._started_session()
-            value, outputs, events = self._in_session(found, running, _attempt)
-            result = encoded(value, self._result_limit)
-        except TaskCanceled:
-            raise
-        except BaseException as error:
-            if running.canceled:
-                return protocol.Stopped(running.slot)
-            seconds = time.perf_counter() - began
-            return self._failed(running, seconds, error, found)
-        return protocol.Finished(running.slot, time.perf_counter() - began, result, events, outputs)
-
-    # A batch of tasks in one Spark job
-
-    def _run_batch(self, batch: list[Running]) -> None:
-        """Body of the one thread that runs a batch. The first task represents the batch; each task gets its answer."""
-        answers: list[Answer] = []
-        first = batch[0]
+        first, answers = batch[0], _stopped(batch)
         try:
             self._of_thread.slot = first.slot
             first.thread = threading.get_ident()
-            answers = self._attempted_batch(batch)
+            if not all(running.canceled for running in batch):
+                answers = self._attempted(batch)
             first.thread = None
         except TaskCanceled:
-            answers = [protocol.Stopped(running.slot) for running in batch]
+            answers = _stopped(batch)
         while answers:
             try:
                 self._flush_prints()
@@ -212,29 +169,33 @@ class Driver:
             except TaskCanceled:
                 continue
 
-    def _attempted_batch(self, batch: list[Running]) -> list[Answer]:
+    def _attempted(self, batch: list[Running]) -> list[Answer]:
         """Returns an answer per task, or an empty list if the whole process is about to end."""
         began = time.perf_counter()
         found: session.Session | None = None
         try:
             found = self._started_session()
-            outcomes = self._in_session(found, batch[0], _attempt_batch)
+            outcomes = self._in_session(found, batch)
         except TaskCanceled:
             raise
         except BaseException as error:
+            if all(running.canceled for running in batch):
+                return _stopped(batch)
             failed = self._failed(batch[0], time.perf_counter() - began, error, found)
             return [] if failed is None else [msgspec.structs.replace(failed, slot=one.slot) for one in batch]
         seconds = (time.perf_counter() - began) / len(batch)
-        return [self._outcome(running, seconds, outcomes.get(running.slot)) for running in batch]
+        return [self._answer(running, seconds, *outcomes[running.slot]) for running in batch]
 
-    def _outcome(self, running: Running, seconds: float, outcome: object) -> Answer:
+    def _answer(
+        self, running: Running, seconds: float, value: object, outputs: list[Output], events: list[Event]
+    ) -> Answer:
         try:
-            if isinstance(outcome, TaskFailed):
-                raise outcome
-            result = encoded(outcome, self._result_limit)
+            if isinstance(value, TaskFailed):
+                raise value
+            result = encoded(value, self._result_limit)
         except TaskFailed as error:
             return raised(running.slot, seconds, error)
-        return protocol.Finished(running.slot, seconds, result, [], [])
+        return protocol.Finished(running.slot, seconds, result, events, outputs)
 
     def _started_session(self) -> session.Session:
         if self._session is None:
@@ -246,18 +207,17 @@ class Driver:
             raise TaskFailed(str(error), error.error_class)
         return self._session.result()
 
-    def _in_session(
-        self, found: session.Session, running: Running, attempt: Callable[[SparkSession, Running, Driver], T]
-    ) -> T:
+    def _in_session(self, found: session.Session, batch: list[Running]) -> dict[int, Outcome]:
         if not found.usable():
             raise SparkStopped(
                 "An earlier task stopped the shared Spark session: the next attempt gets a new one. Remove "
                 "spark.stop() from the operator that calls it."
             )
+        first = batch[0]
         try:
-            return attempt(found.for_task(running.group, running.pool, running.about), running, self)
+            return _attempt(found.for_task(first.group, first.pool, first.about), batch, self)
         finally:
-            _release(found, running.group)
+            _release(found, first.group)
 
     def _failed(
         self, running: Running, seconds: float, error: BaseException, found: session.Session | None
@@ -286,16 +246,15 @@ class Driver:
 
         In this order the exception is already pending when Spark returns control to the thread.
         """
-        if running.batch:
-            if not all(one.canceled for one in running.batch):
-                # The rest of the batch continues; the result of this task is dropped.
-                self.report(protocol.Stopped(running.slot))
-                return
-            running = running.batch[0]
-        running.interrupt()
+        if not all(one.canceled for one in running.batch):
+            # The rest of the batch continues; the result of this task is dropped.
+            self.report(protocol.Stopped(running.slot))
+            return
+        first = running.batch[0]
+        first.interrupt()
         found = self._session
         if found is not None and found.done() and found.exception() is None:
-            found.result().cancel(running.group)
+            found.result().cancel(first.group)
 
     # Calls from operators (see context.Link)
 
@@ -386,24 +345,22 @@ def _release(found: session.Session, group: str) -> None:
         raise
 
 
-def _attempt(spark: SparkSession, running: Running, link: Driver) -> tuple[object, list[Output], list[Event]]:
+def _stopped(batch: list[Running]) -> list[Answer]:
+    return [protocol.Stopped(running.slot) for running in batch]
+
+
+def _attempt(spark: SparkSession, batch: list[Running], link: Driver) -> dict[int, Outcome]:
     from interlock.spark.attempt import run_attempt  # noqa: PLC0415 - loads PySpark, so only with the first task
     from interlock.spark.context import TaskContext  # noqa: PLC0415
-
-    work, task = running.work, running.task
-    nothing = TaskData(task_id=task.task_id, inputs=[], outputs=[])
-    data = nothing if work.data is None else _data.decode(work.data)
-    context = TaskContext(work, task, link, spark, data)
-    return run_attempt(spark, context, data, context.payload)
-
-
-def _attempt_batch(spark: SparkSession, first: Running, link: Driver) -> dict[int, object]:
-    from interlock.spark.context import TaskContext  # noqa: PLC0415 - as above
     from interlock.spark.spark_map import run_together  # noqa: PLC0415
 
-    nothing = TaskData(task_id=first.task.task_id, inputs=[], outputs=[])
-    context = TaskContext(first.work, first.task, link, spark, nothing)
-    return run_together(spark, context, [running.task for running in first.batch])
+    work, task = batch[0].work, batch[0].task
+    data = TaskData(task_id=task.task_id, inputs=[], outputs=[]) if work.data is None else _data.decode(work.data)
+    context = TaskContext(work, task, link, spark, data)
+    if work.operator == SPARK_MAP:
+        results = run_together(spark, context, [running.task for running in batch])
+        return {slot: (result, [], []) for slot, result in results.items()}
+    return {task.slot: run_attempt(spark, context, data, context.payload)}
 
 
 def _show_no_cancel(arguments: threading.ExceptHookArgs) -> None:

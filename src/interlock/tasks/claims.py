@@ -434,7 +434,7 @@ class Claims:
         issued: Sequence[str | None] = [None] * len(tasks)
         if tokens:
             grants = [Grant(lease.org_id, task.task_id, attempt, task.outputs, job.inputs) for task in tasks]
-            issued = await self._tokens.issue_all(grants, lease.kid)
+            issued = await self._tokens.issue(grants, lease.kid)
         return [
             ClaimReply(
                 status="Claimed",
@@ -566,12 +566,13 @@ def _job(row: Row, inputs: dict[UUID, list[TaskInput]]) -> _Job:
 
 
 def _by_range(rows: list[Row]) -> list[_Group]:
-    """Groups rows of claim_ranges. Reads columns by position, in one pass: this is the hot path."""
-    leases = {row[0]: _lease.decode(row[4]) for row in rows if row[1] is None}
+    """Groups rows of claim_ranges. A row without a task has the lease of its range as payload."""
+    leases = {row["n"]: _lease.decode(row["payload"]) for row in rows if row["task_id"] is None}
     groups: defaultdict[tuple[int, int], list[GroupedTask]] = defaultdict(list)
-    for n, task_id, index, attempt, payload in rows:
-        if task_id is not None:
-            groups[n, attempt].append(GroupedTask(task_id, index, Raw(payload)))
+    for row in rows:
+        if row["task_id"] is not None:
+            task = GroupedTask(row["task_id"], row["task_index"], Raw(row["payload"]))
+            groups[row["n"], row["attempt"]].append(task)
     return [_Group(leases[n], attempt, tasks) for (n, attempt), tasks in groups.items()]
 
 

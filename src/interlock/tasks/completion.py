@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from interlock.tasks import dataset_changes
 from interlock.tasks.dataset_changes import Admitted, Change, Found, Inputs, Markers
 from interlock.tasks.effects import OperatorState, keep_state
 from interlock.tasks.result_packs import Packs, Place
-from interlock.tasks.shards import SMALL_SHARD, by_shard, shard_of, shards_of_jobs
+from interlock.tasks.shards import SMALL_SHARD, by_shard, shards_of_jobs
 from interlock.telemetry import ATTEMPTS_ENDED
 from interlock.wire.attempts import (
     Completion,
@@ -99,12 +98,9 @@ class Attempts:
             extended, _ = await isolated("heartbeat", part, partial(self._extend, shard))
             for found in extended:
                 rows |= found
-        kid = await self.active_kid() if any(i.token for i in items) else ""
         held = [i for i in items if i.task_id in rows]
-        if kid and await self._tokens.signs_elsewhere(kid):
-            replies = await asyncio.gather(*(self._beat(rows[i.task_id], i, kid) for i in held))
-        else:
-            replies = [await self._beat(rows[i.task_id], i, kid) for i in held]
+        tokens = await self._new_tokens([i for i in held if i.token], rows)
+        replies = [_beat(rows[i.task_id], tokens.get(i.task_id)) for i in held]
         missing = [i for i in items if i.task_id not in rows]
         states = await self._fence_states(missing)
         refused = [_refusal(i.task_id, _fenced(states.get(i.task_id), i)) for i in missing]
@@ -133,27 +129,31 @@ class Attempts:
             raise _raised(reply.refused[0])
         return reply.items[0]
 
-    async def _beat(self, row: Row, item: Heartbeat, kid: str) -> HeartbeatReply:
-        token = None
-        if item.token:
-            outputs = write_grants(self._objects_root, item.task_id, item.attempt, outputs_of(row))
-            grant = Grant(row["org_id"], item.task_id, item.attempt, outputs, await self._read_by(item))
-            token = await self._tokens.issue(grant, kid)
-        return HeartbeatReply(
-            status="Running",
-            task_id=item.task_id,
-            lease_expires_at=row["lease_expires_at"],
-            cancel_requested=row["cancel_requested"],
-            paused=row["paused"],
-            capability_token=token,
-        )
+    async def _new_tokens(self, items: Sequence[Heartbeat], rows: Mapping[UUID, Row]) -> dict[UUID, str]:
+        if not items:
+            return {}
+        inputs = await self._inputs_of(items)
+        grants = [
+            Grant(
+                rows[i.task_id]["org_id"],
+                i.task_id,
+                i.attempt,
+                write_grants(self._objects_root, i.task_id, i.attempt, outputs_of(rows[i.task_id])),
+                inputs.get(i.task_id, []),
+            )
+            for i in items
+        ]
+        issued = await self._tokens.issue(grants, await self.active_kid())
+        return {grant.task_id: token for grant, token in zip(grants, issued, strict=True)}
 
-    async def _read_by(self, item: Heartbeat) -> Sequence[TaskInput]:
-        async with self._database.connection() as connection:
-            shard = shard_of(item.lease_token)
-            rows = await _sql.readers_among(connection, shard=shard, task_ids=[item.task_id])
-            inputs = await self._inputs.of(connection, [row["job_id"] for row in rows])
-        return [each for found in inputs.values() for each in found]
+    async def _inputs_of(self, items: Sequence[Heartbeat]) -> dict[UUID, list[TaskInput]]:
+        found: dict[UUID, list[TaskInput]] = {}
+        for shard, part in by_shard(items, _lease).items():
+            async with self._database.connection() as connection:
+                rows = await _sql.readers_among(connection, shard=shard, task_ids=[i.task_id for i in part])
+                inputs = await self._inputs.of(connection, [row["job_id"] for row in rows])
+            found |= {row["task_id"]: inputs.get(row["job_id"], []) for row in rows}
+        return found
 
     async def active_kid(self) -> str:
         async with self._database.connection() as connection:
@@ -458,10 +458,9 @@ F = TypeVar("F", Heartbeat, Completion, Release)
 
 def _first_of_each(items: Sequence[F]) -> list[F]:
     """Keeps the first item of each task."""
-    unique: dict[int, F] = {}
+    unique: dict[UUID, F] = {}
     for item in items:
-        # Keyed by int: UUID.__hash__ is Python code, and this is the hot path.
-        unique.setdefault(item.task_id.int, item)
+        unique.setdefault(item.task_id, item)
     return list(unique.values())
 
 
@@ -549,6 +548,17 @@ def _fenced(state: Row | None, item: Fence) -> Fenced:
     if state["status"] == "Running":
         return Fenced("The attempt has reached its hard timeout.", stale="timeout")
     return Fenced(f"The task is already {state['status']}.", stale="status")
+
+
+def _beat(row: Row, token: str | None) -> HeartbeatReply:
+    return HeartbeatReply(
+        status="Running",
+        task_id=row["task_id"],
+        lease_expires_at=row["lease_expires_at"],
+        cancel_requested=row["cancel_requested"],
+        paused=row["paused"],
+        capability_token=token,
+    )
 
 
 def _refusal(task_id: UUID, error: InterlockError) -> Refusal:

@@ -26,12 +26,12 @@ class Repeat:
     body: bytes = b""
 
 
-async def answered_before(
+async def _answered_before(
     connection: Connection, settings: Settings, org_id: UUID, endpoint: str, key: str, body: bytes
 ) -> bytes | None:
     """Returns the stored response, or None for a new request.
 
-    After None, `remember` must follow in the same transaction.
+    After None, `remember_response` must follow in the same transaction.
     """
     digest = hashlib.sha256(body).digest()
     which = {"org_id": org_id, "endpoint": endpoint, "key": key}
@@ -46,12 +46,6 @@ async def answered_before(
         )
     response: str = row["response"]
     return response.encode()
-
-
-async def remember(connection: Connection, org_id: UUID, endpoint: str, key: str, status: int, response: bytes) -> None:
-    await _sql.remember_response(
-        connection, org_id=org_id, endpoint=endpoint, key=key, status=status, response=response.decode()
-    )
 
 
 async def once(
@@ -69,11 +63,18 @@ async def once(
     async def unless_answered(connection: Connection) -> R:
         if repeat.key is None:
             return await work(connection)
-        known = await answered_before(connection, settings, org_id, endpoint, repeat.key, repeat.body)
+        known = await _answered_before(connection, settings, org_id, endpoint, repeat.key, repeat.body)
         if known is not None:
             return msgspec.json.decode(known, type=kind)
         reply = await work(connection)
-        await remember(connection, org_id, endpoint, repeat.key, status, msgspec.json.encode(reply))
+        await _sql.remember_response(
+            connection,
+            org_id=org_id,
+            endpoint=endpoint,
+            key=repeat.key,
+            status=status,
+            response=msgspec.json.encode(reply).decode(),
+        )
         return reply
 
     return await database.run(unless_answered)

@@ -315,7 +315,7 @@ class RunSlots:
                 key = str(run_task_id(run_id, span.start))
             text = msgspec.json.encode(body).decode()
             messages.append(Outgoing(text, run["priority"], key, org_id=run["org_id"], share_id=run_id))
-        await self._queue.send_batch(run["queue"], messages)
+        await self._queue.send(run["queue"], messages)
 
 
 class RunSlotRecount(Periodic):

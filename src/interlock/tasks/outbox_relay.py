@@ -94,7 +94,7 @@ class Relay:
         return [row["outbox_id"] for row in rows if row["outbox_id"] not in aside]
 
     async def _send_to(self, queue: str, rows: Sequence[Row]) -> None:
-        await self._queue.send_batch(queue, [_message(row) for row in rows])
+        await self._queue.send(queue, [_message(row) for row in rows])
 
     async def _invoke_all(self, rows: list[Row]) -> list[int]:
         """Starts each task separately: one that cannot be started is retried later and delays no other."""

@@ -77,10 +77,7 @@ class PgQueue:
             lambda: (low_water(), low_water())  # normal, bulk
         )
 
-    async def send(self, queue: str, message: Outgoing) -> None:
-        await self.send_batch(queue, [message])
-
-    async def send_batch(self, queue: str, messages: Sequence[Outgoing]) -> None:
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> None:
         # Keeps the last message of each key: one statement cannot re-arm the same message twice.
         unique = list({m.dedupe_key if m.dedupe_key is not None else n: m for n, m in enumerate(messages)}.values())
         if not unique:

@@ -52,9 +52,7 @@ class Handle:
 class Queue(Protocol):
     """The queue port. Methods with handles return the number of handles that were still valid."""
 
-    async def send(self, queue: str, message: Outgoing) -> None: ...
-
-    async def send_batch(self, queue: str, messages: Sequence[Outgoing]) -> None: ...
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> None: ...
 
     async def receive(
         self, queue: str, *, wait_seconds: float, limit: int, visibility_seconds: float

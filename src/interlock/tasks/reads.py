@@ -11,7 +11,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Raw
 
-from interlock.errors import BadRequest, NotFound
+from interlock.errors import NotFound
+from interlock.http.cursors import bad_cursor, next_cursor, uuid_cursor
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.result_packs import Packs
 from interlock.tasks.shards import SMALL_SHARD, find_task
@@ -84,9 +85,9 @@ class Reads:
 
     async def jobs(self, org_id: UUID, cursor: str | None, limit: int) -> JobPage:
         async with self._database.connection() as connection:
-            rows = await _sql.list_jobs(connection, org_id=org_id, cursor=_uuid_cursor(cursor), limit=limit)
+            rows = await _sql.list_jobs(connection, org_id=org_id, cursor=uuid_cursor(cursor, None), limit=limit)
         jobs = [_job_view(row, _joined_run(row, self.retention_days)) for row in rows]
-        return JobPage(jobs=jobs, next_cursor=_next(rows, "job_id", limit))
+        return JobPage(jobs=jobs, next_cursor=next_cursor(rows, limit, "job_id"))
 
     async def run(self, run_id: UUID, org_id: UUID) -> RunView:
         async with self._database.connection() as connection:
@@ -99,10 +100,10 @@ class Reads:
         job = await self.find_job(name_or_id, org_id)
         async with self._database.connection() as connection:
             rows = await _sql.list_runs(
-                connection, org_id=org_id, job_id=job["job_id"], cursor=_uuid_cursor(cursor), limit=limit
+                connection, org_id=org_id, job_id=job["job_id"], cursor=uuid_cursor(cursor, None), limit=limit
             )
         runs = [run_view(row, self.retention_days) for row in rows]
-        return RunPage(runs=runs, next_cursor=_next(rows, "run_id", limit))
+        return RunPage(runs=runs, next_cursor=next_cursor(rows, limit, "run_id"))
 
     async def gauges(self) -> tuple[list[Row], int]:
         """Returns the attempts in flight per operator, and the number of outbox rows."""
@@ -303,19 +304,6 @@ def _uuid_or_none(text: str) -> UUID | None:
         return None
 
 
-def _uuid_cursor(cursor: str | None) -> UUID | None:
-    if cursor is None:
-        return None
-    value = _uuid_or_none(cursor)
-    if value is None:
-        raise _bad_cursor()
-    return value
-
-
-def _next(rows: list[Row], key: str, limit: int) -> str | None:
-    return str(rows[-1][key]) if len(rows) == limit else None
-
-
 def _encode(cursor: _Cursor) -> str:
     return base64.urlsafe_b64encode(msgspec.msgpack.encode(cursor)).rstrip(b"=").decode()
 
@@ -327,14 +315,10 @@ def _decode(cursor: str | None) -> _Cursor:
         raw = base64.urlsafe_b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4))
         decoded = msgspec.msgpack.decode(raw, type=_Cursor)
     except (ValueError, binascii.Error, msgspec.MsgspecError):
-        raise _bad_cursor() from None
+        raise bad_cursor() from None
     if not -1 <= decoded.index < 2**62 or not 0 <= decoded.status <= len(_STATUSES):
-        raise _bad_cursor()
+        raise bad_cursor()
     return decoded
-
-
-def _bad_cursor() -> BadRequest:
-    return BadRequest("`cursor` is invalid; start again without it.", code="bad_cursor")
 
 
 def _job_view(row: Row, run: RunView | None) -> JobView:

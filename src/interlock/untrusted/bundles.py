@@ -20,6 +20,7 @@ import msgspec
 from interlock.archives import Language, Limits, check, modules
 from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
 from interlock.failpoints import failpoint
+from interlock.http.cursors import next_cursor
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.objects import Objects
@@ -113,9 +114,7 @@ class Bundles:
     async def page(self, org_id: UUID, cursor: str | None, limit: int) -> BundlePage:
         async with self._database.connection() as connection:
             rows = await _sql.list_bundles(connection, org_id=org_id, after=cursor or "", limit=limit)
-        return BundlePage(
-            bundles=[_view(row) for row in rows], next_cursor=rows[-1]["sha256"] if len(rows) == limit else None
-        )
+        return BundlePage(bundles=[_view(row) for row in rows], next_cursor=next_cursor(rows, limit, "sha256"))
 
     async def bundle(self, which: str, org_id: UUID) -> BundleView:
         async with self._database.connection() as connection:

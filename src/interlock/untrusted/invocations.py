@@ -150,10 +150,6 @@ class Invoker:
         self._identity = WorkerIdentity("dispatcher", "dispatcher", None)
         self._runtimes = [n for n in settings.runtime_names if settings.runtime(n).kind is RuntimeKind.INVOKE]
 
-    @property
-    def open_invocations(self) -> int:
-        return len(self._open)
-
     async def invoke(self, runtime: str, ref: TaskRef) -> bool:
         if self._runner is None or self._room <= 0 or not self._gate.admit():
             return False

@@ -17,6 +17,7 @@ from uuid import UUID
 from msgspec import Raw
 
 from interlock.errors import BadRequest, Conflict, NotFound
+from interlock.http.cursors import LAST, next_cursor, uuid_cursor
 from interlock.outbound.addresses import literal
 from interlock.outbound.failures import AddressRefused
 from interlock.outbound.guard import Guard
@@ -43,7 +44,6 @@ _sql = queries("webhooks", "webhooks")
 
 MOST: Final = 100
 """Limit per org: each end of a run is delivered to all that subscribe to it."""
-_LAST: Final = UUID(int=2**128 - 1)
 _ODD: Final = re.compile(r"[\x00-\x20\x7f\\]")
 
 R = TypeVar("R", WebhookSecret, DeliveryView)
@@ -173,7 +173,7 @@ class Webhooks:
             rows = await _sql.list_webhooks(connection, org_id=caller.org_id, after=cursor or "", limit=limit)
         return WebhookPage(
             webhooks=[_view(row, caller) for row in rows],
-            next_cursor=rows[-1]["name"] if len(rows) == limit else None,
+            next_cursor=next_cursor(rows, limit, "name"),
         )
 
     async def webhook(self, which: str, caller: Caller) -> WebhookView:
@@ -184,9 +184,7 @@ class Webhooks:
         self, which: str, caller: Caller, status: DeliveryStatus | None, cursor: str | None, limit: int
     ) -> DeliveryPage:
         """Lists deliveries, newest first."""
-        before = _LAST if cursor is None else _uuid(cursor)
-        if before is None:
-            raise BadRequest("`cursor` is invalid; start again without it.", code="bad_cursor")
+        before = uuid_cursor(cursor, LAST)
         async with self._database.connection() as connection:
             page = _key(await _found(connection, which, caller)) | {"before": before, "limit": limit}
             if status is None:
@@ -195,7 +193,7 @@ class Webhooks:
                 rows = await _sql.list_deliveries_by_status(connection, status=status, **page)
         return DeliveryPage(
             deliveries=[_delivery(row) for row in rows],
-            next_cursor=str(rows[-1]["delivery_id"]) if len(rows) == limit else None,
+            next_cursor=next_cursor(rows, limit, "delivery_id"),
         )
 
     async def delivery(self, which: str, delivery_id: UUID, caller: Caller) -> DeliveryView:

@@ -184,7 +184,7 @@ class Puller:
 
     async def _claim(self, request: ClaimRequest, expected: int, kind: Kind | None) -> None:
         with self._pool.reserved(expected, kind):
-            reply: ClaimBatchReply = await self._client.claim_groups(request)
+            reply: ClaimBatchReply = await self._client.claim(request)
         await failpoint("worker.claimed")
         self._pool.take(reply)
 

@@ -26,6 +26,7 @@ from interlock.access.principals import Principal
 from interlock.bus.metrics import ALERTS, ALERTS_UNROUTED
 from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import failpoint
+from interlock.http.cursors import FIRST, LAST, next_cursor, uuid_cursor
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.isolation import CONTENT_ERRORS, set_aside
@@ -51,8 +52,6 @@ _channels = msgspec.json.Decoder(list[Channel])
 
 _DEFAULT: Final = [Channel(kind=ChannelKind.DASHBOARD)]
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", re.ASCII)
-_FIRST: Final = UUID(int=0)
-_LAST: Final = UUID(int=2**128 - 1)
 
 
 @dataclass
@@ -138,13 +137,13 @@ class Alerts:
         self._has_mail = settings.smtp_url is not None
 
     async def feed(self, caller: Principal, cursor: str | None, limit: int) -> AlertPage:
-        before = _cursor(cursor, _LAST)
+        before = uuid_cursor(cursor, LAST)
         async with self._database.connection() as connection:
             return _page(await _sql.feed(connection, org_id=caller.org_id, before=before, limit=limit), limit)
 
     async def operations(self, cursor: str | None, limit: int) -> AlertPage:
         async with self._database.connection() as connection:
-            return _page(await _sql.operations(connection, after=_cursor(cursor, _FIRST), limit=limit), limit)
+            return _page(await _sql.operations(connection, after=uuid_cursor(cursor, FIRST), limit=limit), limit)
 
     async def resolve(self, alert_id: UUID, caller: Principal) -> AlertView:
         async with self._database.connection() as connection:
@@ -194,18 +193,8 @@ class Alerts:
                 raise BadRequest("A dashboard channel has no `to`; leave it out.", code="bad_channel")
 
 
-def _cursor(cursor: str | None, start: UUID) -> UUID:
-    try:
-        return UUID(cursor) if cursor is not None else start
-    except ValueError:
-        raise BadRequest(
-            "`cursor` is not one this server gave out; start again without it.", code="bad_cursor"
-        ) from None
-
-
 def _page(rows: Sequence[Row], limit: int) -> AlertPage:
-    next_cursor = str(rows[-1]["alert_id"]) if len(rows) == limit else None
-    return AlertPage(alerts=list(_views(rows)), next_cursor=next_cursor)
+    return AlertPage(alerts=list(_views(rows)), next_cursor=next_cursor(rows, limit, "alert_id"))
 
 
 def _views(rows: Iterable[Row]) -> Iterable[AlertView]:

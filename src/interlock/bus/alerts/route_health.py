@@ -15,8 +15,8 @@ import msgspec
 from interlock.access.principals import Principal
 from interlock.bus.alerts.alerts import Raised, raise_alerts
 from interlock.bus.metrics import ROUTES
-from interlock.errors import BadRequest
 from interlock.failpoints import failpoint
+from interlock.http.cursors import bad_cursor, next_cursor
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
@@ -136,8 +136,8 @@ class RouteHealths:
         statement = _sql.bad_health_of if only_bad else _sql.health_of
         async with self._database.connection() as connection:
             rows = await statement(connection, org_id=caller.org_id, target=target, name=name, limit=limit)
-        next_cursor = f"{rows[-1]['target']}/{rows[-1]['name']}" if len(rows) == limit else None
-        return RouteHealthPage(routes=[_health(row) for row in rows], next_cursor=next_cursor)
+        following = next_cursor(rows, limit, "target", "name")
+        return RouteHealthPage(routes=[_health(row) for row in rows], next_cursor=following)
 
 
 def _position(cursor: str | None) -> tuple[str, str]:
@@ -145,7 +145,7 @@ def _position(cursor: str | None) -> tuple[str, str]:
         return "", ""
     target, slash, name = cursor.partition("/")
     if not slash or "\x00" in cursor:
-        raise BadRequest("`cursor` is not one this server gave out; start again without it.", code="bad_cursor")
+        raise bad_cursor()
     return target, name
 
 

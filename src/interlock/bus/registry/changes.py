@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -12,13 +12,13 @@ import msgspec
 from interlock.bus.registry.changelog import Change, Registrar, change_view, record
 from interlock.bus.registry.entries import ENTRIES, SERVICE, Entry, Org
 from interlock.bus.registry.keys import ServiceKeys
-from interlock.errors import BadRequest, Conflict, NotFound
+from interlock.errors import Conflict, NotFound
 from interlock.failpoints import failpoint
+from interlock.http.cursors import HIGHEST, next_cursor, number_cursor
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.bus_registry import ChangePage, RegistryAction, RegistryChange, RegistryKind
 
 _sql = queries("bus", "writes")
-_LAST: Final = 2**62
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -167,7 +167,7 @@ class Registry:
     # The changelog
 
     async def change(self, change_id: int, by: Registrar) -> RegistryChange:
-        if change_id > _LAST:
+        if change_id > HIGHEST:
             raise _no_change(change_id)
         async with self._database.connection() as connection:
             row = await _sql.find_change(connection, org_id=by.org_id, change_id=change_id)
@@ -177,7 +177,7 @@ class Registry:
 
     async def changes(self, by: Registrar, kind: RegistryKind | None, cursor: str | None, limit: int) -> ChangePage:
         """Newest first."""
-        page: dict[str, Any] = {"org_id": by.org_id, "before": _before(cursor), "limit": limit}
+        page: dict[str, Any] = {"org_id": by.org_id, "before": number_cursor(cursor, HIGHEST), "limit": limit}
         async with self._database.connection() as connection:
             if kind is None:
                 rows = await _sql.list_changes(connection, **page)
@@ -185,7 +185,7 @@ class Registry:
                 rows = await _sql.list_changes_of_kind(connection, kind=kind, **page)
         return ChangePage(
             changes=[change_view(row) for row in rows],
-            next_cursor=str(rows[-1]["change_id"]) if len(rows) == limit else None,
+            next_cursor=next_cursor(rows, limit, "change_id"),
         )
 
 
@@ -195,14 +195,6 @@ async def _release_service(connection: Connection, org_id: UUID, name: str) -> N
         raise Conflict(f"{' and '.join(kinds)} still refer to {name!r}; remove those first.", code="service_in_use")
     await _sql.revoke_api_keys(connection, org_id=org_id, name=name)
     await _sql.drop_secrets(connection, org_id=org_id, name=name)
-
-
-def _before(cursor: str | None) -> int:
-    if cursor is None:
-        return _LAST
-    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
-        raise BadRequest("`cursor` is not one this server gave out; start again without it.", code="bad_cursor")
-    return int(cursor)
 
 
 def _no_change(change_id: int) -> NotFound:

@@ -79,11 +79,6 @@ class Entry(Generic[R]):
         return "/".join(self.parts(request, org))
 
 
-def acl_subject(target: str, name: str, source: str) -> str:
-    """Returns the name of an ACL in the changelog; `source` is the service."""
-    return f"{target}/{name}/{source}"
-
-
 # Services
 
 

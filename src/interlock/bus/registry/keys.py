@@ -16,6 +16,7 @@ from interlock.access.seals import SECRET_BYTES, Seal, purpose
 from interlock.bus.registry.changelog import Change, Registrar, record
 from interlock.errors import Conflict, Forbidden, NotFound
 from interlock.failpoints import failpoint
+from interlock.http.cursors import next_cursor
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
@@ -149,10 +150,9 @@ class ServiceKeys:
                 rows = await _sql.list_keys_of_service(
                     connection, org_id=by.org_id, service=service, after_number=after_number, limit=limit
                 )
-        last = rows[-1] if len(rows) == limit else None
         return ServiceKeyPage(
             keys=[_view(row) for row in rows],
-            next_cursor=None if last is None else f"{last['service']}/{last['number']}",
+            next_cursor=next_cursor(rows, limit, "service", "number"),
         )
 
     async def tenant_config(self, org_id: UUID, org: str, service: str | None) -> TenantConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from interlock.bus.registry.changelog import Registrar
 from interlock.bus.registry.entries import Org, route_of
 from interlock.errors import NotFound
+from interlock.http.cursors import next_cursor
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.bus_registry import (
     AclPage,
@@ -40,7 +40,7 @@ class RegistryPages:
     async def services(self, by: Registrar, cursor: str | None, limit: int) -> ServicePage:
         async with self._database.connection() as connection:
             rows = await _sql.list_services(connection, org_id=by.org_id, after=cursor or "", limit=limit)
-        return ServicePage(services=[_service(row, by) for row in rows], next_cursor=_cursor(rows, limit, "name"))
+        return ServicePage(services=[_service(row, by) for row in rows], next_cursor=next_cursor(rows, limit, "name"))
 
     async def service(self, name: str, by: Registrar) -> ServiceView:
         async with self._database.connection() as connection:
@@ -51,7 +51,7 @@ class RegistryPages:
 
     async def routes(self, by: Registrar, target: str | None, cursor: str | None, limit: int) -> RoutePage:
         rows = await self._rows("routes", ("target", "name"), by, target, cursor, limit)
-        return RoutePage(routes=[_route(row) for row in rows], next_cursor=_cursor(rows, limit, "target", "name"))
+        return RoutePage(routes=[_route(row) for row in rows], next_cursor=next_cursor(rows, limit, "target", "name"))
 
     async def route(self, target: str, name: str, by: Registrar) -> RouteView:
         async with self._database.connection() as connection:
@@ -63,13 +63,13 @@ class RegistryPages:
     async def acls(self, by: Registrar, target: str | None, cursor: str | None, limit: int) -> AclPage:
         rows = await self._rows("acls", ("target", "name", "source"), by, target, cursor, limit)
         return AclPage(
-            acls=[_acl(row, by) for row in rows], next_cursor=_cursor(rows, limit, "target", "name", "source")
+            acls=[_acl(row, by) for row in rows], next_cursor=next_cursor(rows, limit, "target", "name", "source")
         )
 
     async def limits(self, by: Registrar, target: str | None, cursor: str | None, limit: int) -> LimitPage:
         rows = await self._rows("limits", ("target", "name", "source"), by, target, cursor, limit)
         return LimitPage(
-            limits=[_limit(row, by) for row in rows], next_cursor=_cursor(rows, limit, "target", "name", "source")
+            limits=[_limit(row, by) for row in rows], next_cursor=next_cursor(rows, limit, "target", "name", "source")
         )
 
     async def _rows(
@@ -206,8 +206,3 @@ def _limit(row: Row, by: Registrar) -> LimitView:
         changed_at=row["changed_at"],
         changed_by=row["changed_by"],
     )
-
-
-def _cursor(rows: Sequence[Row], limit: int, *parts: str) -> str | None:
-    """Returns the key of the last row if the page is full."""
-    return "/".join(rows[-1][part] or "" for part in parts) if len(rows) == limit else None

@@ -17,8 +17,9 @@ from msgspec import Struct
 from interlock.access.principals import Principal
 from interlock.bus.replay.archive import NAME, Archive
 from interlock.errors import BadRequest, Conflict, NotFound
+from interlock.http.cursors import LAST, next_cursor, uuid_cursor
 from interlock.jobs.spark_loads import batch_prefix
-from interlock.jobs.submission import Submissions
+from interlock.jobs.submission import ClosedRuns
 from interlock.query.batch import BatchQueries
 from interlock.query.records import Asker, Queries, StoredFile
 from interlock.query.relations import Version
@@ -42,8 +43,6 @@ from interlock.wire.queries import QueryMode
 log = structlog.get_logger()
 _sql = queries("bus", "replays")
 _filters = msgspec.json.Decoder(ReplayFilters)
-
-_LAST: Final = UUID(int=2**128 - 1)
 
 
 class Replays:
@@ -75,11 +74,10 @@ class Replays:
         return view(row)
 
     async def page(self, caller: Principal, cursor: str | None, limit: int) -> ReplayPage:
-        before = _LAST if cursor is None else _cursor(cursor)
+        before = uuid_cursor(cursor, LAST)
         async with self._database.connection() as connection:
             rows = await _sql.list_replays(connection, org_id=caller.org_id, before=before, limit=limit)
-        next_cursor = str(rows[-1]["replay_id"]) if len(rows) == limit else None
-        return ReplayPage(replays=[view(row) for row in rows], next_cursor=next_cursor)
+        return ReplayPage(replays=[view(row) for row in rows], next_cursor=next_cursor(rows, limit, "replay_id"))
 
     async def replay(self, replay_id: UUID, caller: Principal) -> ReplayView:
         async with self._database.connection() as connection:
@@ -110,15 +108,6 @@ def _check(request: ReplayRequest) -> None:
         raise BadRequest("`since` and `until` need a time zone, such as 2026-01-31T12:00:00Z.", code="bad_replay")
     if not request.reason.isprintable():
         raise BadRequest("`reason` must be one line of printable text.", code="bad_replay")
-
-
-def _cursor(cursor: str) -> UUID:
-    try:
-        return UUID(cursor)
-    except ValueError:
-        raise BadRequest(
-            "`cursor` is not one this server gave out; start again without it.", code="bad_cursor"
-        ) from None
 
 
 def filters_of(row: Row) -> ReplayFilters:
@@ -177,7 +166,7 @@ class ArchiveSelection:
         self._archive = archive
         self._packs = Packs(database, objects, inline_bytes=settings.result_inline_bytes)
         self._queries = Queries(database, settings, objects, self._packs)
-        self._batches = BatchQueries(database, Submissions(database, settings))
+        self._batches = BatchQueries(database, ClosedRuns(database, settings))
 
     async def ask(self, row: Row) -> UUID | None:
         """Submits the task that reads the archive, and returns its id; None if there is no archive. All commands

@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from interlock.datasets.buffers.shape import Shape
 from interlock.datasets.buffers.store import Committed, Target
-from interlock.errors import BadRequest, Conflict, NotFound
+from interlock.errors import Conflict, NotFound
 from interlock.failpoints import failpoint
+from interlock.http.cursors import next_cursor, uuid_cursor
 from interlock.schemas import DatasetSchema
 from interlock.settings import BUFFER_QUEUE, Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
@@ -186,14 +187,14 @@ class Buffers:
 
     async def page(self, org_id: UUID, status: PublishStatus | None, cursor: str | None, limit: int) -> BufferPage:
         """Returns a page of batches, newest first."""
-        asked = {"org_id": org_id, "cursor": _cursor(cursor), "limit": limit}
+        asked = {"org_id": org_id, "cursor": uuid_cursor(cursor, None), "limit": limit}
         async with self._database.connection() as connection:
             if status is None:
                 rows = await _sql.list_publishes(connection, **asked)
             else:
                 rows = await _sql.list_publishes_by_status(connection, status=status, **asked)
             names = await _names(connection, rows, org_id)
-        following = str(rows[-1]["publish_id"]) if len(rows) == limit else None
+        following = next_cursor(rows, limit, "publish_id")
         # Only `show` includes the refused rows.
         return BufferPage(buffers=[_view(row, names, with_rows=False) for row in rows], next_cursor=following)
 
@@ -228,15 +229,6 @@ def _not_redriven(row: Row) -> Conflict:
     return Conflict(
         f"This batch is {row['status']}: only a Refused or Failed batch can be redriven.", code="not_redrivable"
     )
-
-
-def _cursor(cursor: str | None) -> UUID | None:
-    try:
-        return None if cursor is None else UUID(cursor)
-    except ValueError:
-        raise BadRequest(
-            "`cursor` is not one this server gave out; start again without it.", code="bad_cursor"
-        ) from None
 
 
 async def _names(connection: Connection, rows: Iterable[Row], org_id: UUID) -> dict[UUID, str]:

@@ -20,7 +20,7 @@ from interlock.datasets.buffers.sink import Sized
 from interlock.datasets.buffers.store import Part, Staged, Store, Target
 from interlock.datasets.files import BUFFER_LOAD
 from interlock.failpoints import failpoint
-from interlock.jobs.submission import Submissions
+from interlock.jobs.submission import ClosedRuns
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
@@ -61,7 +61,7 @@ class SparkLoads(Periodic):
         self._database = database
         self._store = store
         self._records = records
-        self._submissions = Submissions(database, settings)
+        self._closed_runs = ClosedRuns(database, settings)
         self._queue = settings.runtime(RUNTIME).queue
 
     # Handover to Spark
@@ -79,7 +79,7 @@ class SparkLoads(Periodic):
 
     async def _hand_over(self, connection: Connection, *, target: Target, publish_ids: Sequence[UUID]) -> None:
         request = JobRequest(operator=BUFFER_LOAD, runtime=RUNTIME, policy=_POLICY, tasks=[Raw(b"{}")])
-        accepted = await self._submissions.within(connection, request, target.org_id)
+        accepted = await self._closed_runs.within(connection, request, target.org_id)
         await _sql.set_loading(
             connection,
             task_id=run_task_id(accepted.run_id, 0),

@@ -10,8 +10,6 @@ from uuid import UUID
 
 from interlock.schemas import Column
 
-MAX_SQL: Final = 100_000
-"""Maximum number of characters."""
 MAX_RELATIONS: Final = 1_000
 
 
