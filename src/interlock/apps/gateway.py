@@ -11,11 +11,9 @@ from interlock.access import routes as access
 from interlock.apps.app import App, open_app
 from interlock.apps.application import application, health, metrics
 from interlock.apps.running import listener_of, serve, stop_on_signals
-from interlock.bus import inbox_routes
-from interlock.bus.alerts import routes as alerts
+from interlock.bus import routes as bus
 from interlock.bus.path import routes as commands
 from interlock.bus.registry import routes as registry
-from interlock.bus.replay import routes as replays
 from interlock.dags import routes as dags
 from interlock.datasets import routes as datasets
 from interlock.http.listener import url_of
@@ -41,10 +39,8 @@ HANDLERS = [
     *object_routes.HANDLERS,
     *webhooks.HANDLERS,
     *commands.HANDLERS,
-    *inbox_routes.HANDLERS,
-    *alerts.HANDLERS,
+    *bus.HANDLERS,
     *registry.HANDLERS,
-    *replays.HANDLERS,
 ]
 
 
