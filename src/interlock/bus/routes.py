@@ -172,7 +172,7 @@ async def list_route_health(
 
 @post("/v1/replays", guards=[user_guard], opt={"scope": "admin"}, summary="Replay commands")
 async def create_replay(request: Http, data: JSONBody[ReplayRequest]) -> ReplayView:
-    return await bus_of(request).replays.ask(data, principal_of(request))
+    return await bus_of(request).replays.create(data, principal_of(request))
 
 
 @get("/v1/replays", guards=[user_guard], opt={"scope": "admin"}, summary="Replays of the org, newest first")

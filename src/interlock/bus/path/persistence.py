@@ -235,7 +235,7 @@ class Effects:
         for message, decision in prepared.others:
             self._add_undelivered(prepared.org_id, prepared.source, message, decision)
         for org_id, event in prepared.notices:
-            self.tell(org_id, event)
+            self.emit(org_id, event)
 
     def dispatch(self, org_id: UUID, dispatched: Dispatched, latency: float) -> None:
         """Adds the commands that the fast stage delivered: to queues, unless a job has taken them."""
@@ -247,22 +247,22 @@ class Effects:
                 latency_ms = round(1000 * latency, 3)
                 self._deliveries[org_id].append(Deliveries(*about, latency_ms, lane.ids, lane.timestamps))
             for metadata in lane.replayed:
-                self.tell(org_id, reports.delivered(metadata, *about, path="fast", latency_seconds=latency))
+                self.emit(org_id, reports.delivered(metadata, *about, path="fast", latency_seconds=latency))
         if dispatched.bodies:
             self._accepted[org_id] += dispatched.bodies
 
     def _add_undelivered(self, org_id: UUID, source: str, message: bytes | Raw, decision: Decision) -> None:
         envelope, outcome = decision.envelope, decision.outcome
         if outcome is Outcome.INVALID or envelope is None:
-            self.tell(org_id, reports.invalid(bytes(message), source, decision, self.moment))
+            self.emit(org_id, reports.invalid(bytes(message), source, decision, self.moment))
         elif outcome is Outcome.ESCALATED:
             self._hand_off(org_id, source, decision, delivery.body(envelope, source))
         else:
             about = envelope.metadata, source, envelope.command.target, envelope.command.name
             if outcome is Outcome.DUPLICATE:
-                self.tell(org_id, reports.duplicate(*about))
+                self.emit(org_id, reports.duplicate(*about))
             else:
-                self.tell(org_id, reports.failed(*about, decision, self.moment))
+                self.emit(org_id, reports.failed(*about, decision, self.moment))
 
     def deliver(self, org_id: UUID, queue: str, body: str) -> None:
         self._messages[delivery.target_queue(org_id, queue)].append(body)
@@ -273,7 +273,7 @@ class Effects:
         self._handoffs.append((org_id, source, decision.reason, body, known, self.moment))
         self._accepted[org_id].append(body)
 
-    def tell(self, org_id: UUID, event: BusEvent) -> None:
+    def emit(self, org_id: UUID, event: BusEvent) -> None:
         self._events[org_id].append(Raw(encoded(event)))
 
     @property
@@ -377,7 +377,7 @@ class QueueNotifier:
     def add(self, queues: Iterable[str]) -> None:
         self._waiting.update(queues)
         if self._waiting and (self._notifying is None or self._notifying.done()):
-            self._notifying = asyncio.create_task(self._notify_all(), name="bus-wakes")
+            self._notifying = asyncio.create_task(self._notify_all(), name="bus-notify")
 
     async def _notify_all(self) -> None:
         while self._waiting:
@@ -386,7 +386,7 @@ class QueueNotifier:
                 async with self._database.connection() as connection:
                     await notify(connection, queues)
             except InterlockError as error:  # consumers poll as well
-                log.warning("bus.nobody_woken", reason=str(error))
+                log.warning("bus.notify_failed", reason=str(error))
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def close(self) -> None:

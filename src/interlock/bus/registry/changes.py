@@ -140,7 +140,7 @@ class Registry:
         await self._keys.make_next(connection, service, by, version)
 
     async def _record(self, connection: Connection, what: Change, by: Registrar, *, dry_run: bool) -> RegistryChange:
-        change = what.told(by, self._database.clock.now(), dry_run=dry_run)
+        change = what.view(by, self._database.clock.now(), dry_run=dry_run)
         if dry_run or what.action is RegistryAction.NONE:
             raise _Undone(change)
         row = await record(connection, what, by)
