@@ -57,7 +57,7 @@ def gateway(app: App) -> Litestar:
         HANDLERS,
         title="Interlock gateway",
         components=Components(security_schemes={"apiKey": key, "objectToken": token}),
-        express=commands.EXPRESS,
+        express=commands.express,
     )
 
 
