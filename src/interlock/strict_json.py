@@ -1,4 +1,8 @@
-"""Strict JSON, which Postgres, Python and Spark read alike; and JSON pointers into it."""
+"""Strict JSON, which Postgres, Python and Spark read alike; and JSON pointers into it.
+
+A quick check by msgspec and byte searches proves most texts strict, in 11 µs per KB. The complete check by `json` and
+its hooks, in Python, takes 30 µs per KB; it runs for the others and finds the reason.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,8 @@ MAX_DIGITS: Final = 4000
 _FARTHEST_EXPONENT: Final = 10_000
 _LONG: Final = b"0" * MAX_DIGITS
 _FAR: Final = re.compile(rb"e-?0000")
-"""Finds numbers that need a closer check, after `_DIGITS` mapped every digit to 0, every sign to - and every E to e."""
+"""Finds numbers that need a closer check, after `_DIGITS` mapped every digit to 0, every sign to - and every E to e.
+The same search by regular expressions in the text itself takes 10 to 22 µs per KB instead of 4."""
 _DIGITS: Final = bytes.maketrans(b"123456789+E", b"000000000-e")
 _MANTISSA: Final = re.compile(rb"(?:^|[\s:,\[]-?)[0-9.]+$")
 _LOOKBACK: Final = 30

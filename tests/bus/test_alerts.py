@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from interlock.bus.alerts.alerts import AlertMail
-from interlock.bus.telemetry.events import tell
+from interlock.bus.telemetry.events import emit
 from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.clock import ManualClock
 from interlock.wire.bus_events import AbuseDetected, BusEvent, CommandInvalid, LegacyKeyUsed
@@ -25,7 +25,7 @@ INVALID = "snavio.command.invalid"
 
 async def _tell(system: System, clock: ManualClock, *events: BusEvent) -> None:
     async with system.kernel.stores.database.transaction() as connection:
-        await tell(connection, [(system.org_id, event) for event in events])
+        await emit(connection, [(system.org_id, event) for event in events])
     clock.advance(1)
     await TelemetryBatches(system.kernel.stores.database, system.kernel.settings).run_once()
 

@@ -184,9 +184,9 @@ class _Stages:
 
     def left_behind(self) -> tuple[Any, ...]:
         tenant, tokens = self.memory.tenant, self.memory.tokens
-        pockets = [(pocket.left, pocket.asked) for pocket in tokens._pockets.values()]
+        stocks = [(stock.left, stock.requested) for stock in tokens._stocks.values()]
         spent = [(each.limit.key, each.amount) for each in tokens.spent()]
-        return self.notices, tenant.due, tenant.stale_acls, pockets, spent, self.used
+        return self.notices, tenant.due, tenant.stale_acls, stocks, spent, self.used
 
 
 def test_expired_key_refuses_a_batch_even_without_a_newer_version() -> None:

@@ -172,7 +172,7 @@ def test_command_charges_all_limits_or_none(world: World) -> None:
         (world.limit, world.tokens, (*LANE, "")),
         (world.own, world.own_tokens, ("", "", SERVICE)),
     ):
-        assert (held - memory.tokens._pockets[key].left, counted.get(key, 0)) == used[kind]
+        assert (held - memory.tokens._stocks[key].left, counted.get(key, 0)) == used[kind]
 
 
 @settings(max_examples=200)

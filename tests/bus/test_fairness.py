@@ -150,7 +150,7 @@ def test_ban_expires() -> None:
 def test_idle_lanes_are_dropped() -> None:
     shares = Simulation().memory.shares
     for n in range(100):
-        shares.asked("acme/one", (f"target-{n}", "ask"), NOW + n)
+        shares.count_attempt("acme/one", (f"target-{n}", "ask"), NOW + n)
     shares.take_totals(NOW + 100)
     assert len(shares._windows) == 29
 

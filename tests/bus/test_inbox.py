@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from interlock.bus.path.delivery import target_queue
-from interlock.bus.telemetry.events import telemetry_queue, tell
+from interlock.bus.telemetry.events import emit, telemetry_queue
 from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.client.bus import Consumer, DeliveredMessage, Delivery, TelemetryConsumer
 from interlock.wire.bus_events import CommandFailed, FailureReason, LegacyKeyUsed
@@ -105,7 +105,7 @@ async def test_telemetry_is_received_by_any_service_of_the_org(shared: System) -
     bot = await target(shared)
     async with shared.kernel.stores.database.transaction() as connection:
         events = [(shared.org_id, LegacyKeyUsed(version_id=f"hmac-v{n}", source="default/bot")) for n in range(10)]
-        await tell(connection, events)
+        await emit(connection, events)
     await TelemetryBatches(shared.kernel.stores.database, shared.kernel.settings).run_once()
     async with TelemetryConsumer(shared.gateway_url, bot.key) as consumer:
         (delivery,) = await consumer.receive(wait_seconds=0)
@@ -190,7 +190,7 @@ async def test_the_examples_of_the_documentation_receive_commands_and_telemetry(
     await bot.send({"n": 2})
     async with shared.kernel.stores.database.transaction() as connection:
         failure = CommandFailed(reason=FailureReason.ACL_DENY, command_id=uuid4())
-        await tell(connection, [(shared.org_id, failure)] * 10)
+        await emit(connection, [(shared.org_id, failure)] * 10)
     await TelemetryBatches(shared.kernel.stores.database, shared.kernel.settings).run_once()
     running = [asyncio.create_task(examples[name](shared.gateway_url, bot.key)) for name in ("main", "listen")]
     printed = ""

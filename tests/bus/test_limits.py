@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from interlock.bus.model import Limit
 from interlock.bus.path import limits
-from interlock.bus.path.limits import Ask, Limits, Tokens
+from interlock.bus.path.limits import Limits, LimitUse, Tokens
 from interlock.clock import ManualClock
 from interlock.stores.postgres import Database
 from interlock.wire.bus_registry import Enforcement
@@ -35,9 +35,9 @@ async def place(url: str) -> AsyncIterator[tuple[Database, ManualClock]]:
 
 
 async def taken(database: Database, limit: Limit, amount: int, org_id: UUID) -> limits.Grant:
-    ask = Ask(org_id, limit, amount)
+    use = LimitUse(org_id, limit, amount)
     async with database.transaction() as connection:
-        return (await limits.take(connection, [ask]))[ask.key]
+        return (await limits.take(connection, [use]))[use.key]
 
 
 @dataclass
@@ -107,7 +107,7 @@ async def test_rollback_returns_tokens(place: tuple[Database, ManualClock]) -> N
     async with database.connection() as connection:
         transaction = connection.transaction()
         await transaction.start()
-        assert (await limits.take(connection, [Ask(org_id, limit, 5)]))[org_id, "mailer", "undone", ""].amount == 5
+        assert (await limits.take(connection, [LimitUse(org_id, limit, 5)]))[org_id, "mailer", "undone", ""].amount == 5
         await transaction.rollback()
     assert (await taken(database, limit, 5, org_id)).amount == 5
 
@@ -193,8 +193,8 @@ async def test_limit_with_tokens_fetches_none_while_another_refuses(
 async def test_returned_tokens_can_be_taken_again(place: tuple[Database, ManualClock]) -> None:
     database, _ = place
     limit, org_id = own(5), uuid4()
-    ask = Ask(org_id, limit, 5)
+    use = LimitUse(org_id, limit, 5)
     async with database.transaction() as connection:
-        await limits.take(connection, [ask])
-        await limits.give_back(connection, {ask.key: 3})
+        await limits.take(connection, [use])
+        await limits.give_back(connection, {use.key: 3})
     assert (await taken(database, limit, 5, org_id)).amount == 3

@@ -6,7 +6,7 @@ from typing import Any
 
 from interlock.bus.alerts.route_health import LOOKS, Monitor
 from interlock.bus.path.delivery import target_queue
-from interlock.bus.telemetry.events import tell
+from interlock.bus.telemetry.events import emit
 from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.clock import ManualClock
 from interlock.wire.access import KeyRequest, Role
@@ -89,7 +89,7 @@ async def test_misroutes_are_counted_until_the_route_exists(still: System, clock
         for _ in range(12)
     ]
     async with still.kernel.stores.database.transaction() as connection:
-        await tell(connection, [(still.org_id, event) for event in lost])
+        await emit(connection, [(still.org_id, event) for event in lost])
     await TelemetryBatches(still.kernel.stores.database, still.kernel.settings).run_once()
     found = (await _health(still, bad=True))["nobody"]
     assert (found["status"], found["misroutes"]) == ("misrouted", 12)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interlock.bus.alerts.route_health import Monitor
-from interlock.bus.telemetry.events import tell
+from interlock.bus.telemetry.events import emit
 from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.cli.app import execute
 from interlock.wire.bus_events import CommandInvalid
@@ -43,7 +43,7 @@ def terminal(shared: System, capsys: pytest.CaptureFixture[str], monkeypatch: py
 async def test_alerts_are_listed_routed_and_resolved(shared: System, terminal: Terminal) -> None:
     assert "There are no alerts." in (await terminal("alert", "list"))[1]
     async with shared.kernel.stores.database.transaction() as connection:
-        await tell(connection, [(shared.org_id, CommandInvalid(reason="bad"))] * 10)
+        await emit(connection, [(shared.org_id, CommandInvalid(reason="bad"))] * 10)
     await TelemetryBatches(shared.kernel.stores.database, shared.kernel.settings).run_once()
     (alert,) = (await terminal.json("alert", "list"))["alerts"]
     assert alert["told"] == 10

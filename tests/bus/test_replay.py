@@ -20,7 +20,7 @@ from interlock.bus.path.delivery import target_queue
 from interlock.bus.registry.loader import RegistryReads
 from interlock.bus.replay.archive import Archive
 from interlock.bus.replay.requests import ArchiveSelection, selection
-from interlock.bus.replay.sender import Replaying, _Taken
+from interlock.bus.replay.sender import ReplaySender, _Taken
 from interlock.clock import ManualClock
 from interlock.wire.bus_replays import ReplayFilters
 from tests.bus.site import NAME, PRODUCER, TARGET, Bus, fresh, opened
@@ -42,12 +42,12 @@ async def bus(
         yield await opened(system)
 
 
-def _replaying(bus: Bus) -> Replaying:
+def _sender(bus: Bus) -> ReplaySender:
     kernel = bus.system.kernel
     archive = Archive(kernel.stores.database, kernel.settings, kernel.access.objects)
     picked = ArchiveSelection(kernel.stores.database, kernel.settings, kernel.access.objects, archive)
     registry = RegistryReads(kernel.stores.database, Seal(kernel.settings.signing_keys_dir))
-    return Replaying(kernel.stores.database, kernel.settings, picked, registry, kernel.bus.ingress)
+    return ReplaySender(kernel.stores.database, kernel.settings, picked, registry, kernel.bus.ingress)
 
 
 async def _ask(bus: Bus, **request: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ async def _state(bus: Bus, replay_id: str) -> dict[str, Any]:
 
 
 async def _until_ended(bus: Bus, clock: ManualClock, replay_id: str) -> dict[str, Any]:
-    replaying = _replaying(bus)
+    replaying = _sender(bus)
     while True:
         await replaying.run_once()
         found = await _state(bus, replay_id)
@@ -145,7 +145,7 @@ async def test_dry_run_counts_commands_and_sends_nothing(bus: Bus, clock_of_bus:
 async def test_replay_keeps_its_rate(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue, _ = await _dead(bus, "slowly", list(range(5)))
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue}, rate=2)
-    replaying, sent = _replaying(bus), []
+    replaying, sent = _sender(bus), []
     assert await replaying.run_once() == 1  # the first pass only selects
     for _ in range(4):
         while await replaying.run_once():
@@ -162,7 +162,7 @@ async def test_replay_passes_every_check_and_refused_letters_stay(bus: Bus, cloc
     await bus.changed("routes")
     await bus.refreshed()
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue})
-    replaying = _replaying(bus)
+    replaying = _sender(bus)
     while await replaying.run_once():
         continue  # a missing entry is looked up again only after a moment, and the clock does not advance
     ended = await _until_ended(bus, clock_of_bus, asked["replay_id"])
@@ -189,7 +189,7 @@ async def test_strict_route_gets_a_replayed_command_once(bus: Bus, clock_of_bus:
 async def test_canceled_replay_sends_no_more(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue, _ = await _dead(bus, "stopped", list(range(3)))
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue}, rate=1)
-    replaying = _replaying(bus)
+    replaying = _sender(bus)
     await replaying.run_once()
     await replaying.run_once()
     path = f"/v1/replays/{asked['replay_id']}/cancel"
@@ -220,7 +220,7 @@ async def test_replay_of_the_archive_sends_the_selection_of_spark(bus: Bus, cloc
     await bus.batch([bus.message("archived", command_id=each) for each in ids])
     clock_of_bus.advance(600)
     asked = await _ask(bus, origin="archive", filters={"name": "archived", "command_ids": ids[:1]})
-    await _replaying(bus).run_once()
+    await _sender(bus).run_once()
     task_id = (await _state(bus, asked["replay_id"]))["task_id"]
     claim = await bus.system.claim(task_id)
     payload = (await bus.system.task(task_id))["payload"]
@@ -243,7 +243,7 @@ async def test_replay_of_the_archive_sends_the_selection_of_spark(bus: Bus, cloc
 
 async def test_replay_reports_an_unreadable_archive(bus: Bus, clock_of_bus: ManualClock) -> None:
     asked = await _ask(bus, origin="archive", filters={"name": NAME})
-    await _replaying(bus).run_once()
+    await _sender(bus).run_once()
     task_id = (await _state(bus, asked["replay_id"]))["task_id"]
     assert (await bus.system.user("POST", f"/v1/tasks/{task_id}/cancel")).status_code == 200
     ended = await _until_ended(bus, clock_of_bus, asked["replay_id"])
@@ -272,7 +272,7 @@ async def test_replay_waits_for_commands_being_archived(bus: Bus, clock_of_bus: 
     await bus.send(bus.message())
     await bus.execute("update interlock.bus_archives set taken_until = interlock.clock() + interval '1 minute'")
     asked = await _ask(bus, origin="archive", dry_run=True)
-    replaying = _replaying(bus)
+    replaying = _sender(bus)
     for _ in range(2):
         assert await replaying.run_once() == 1
         found = await _state(bus, asked["replay_id"])
@@ -288,13 +288,13 @@ async def test_replay_waits_for_commands_being_archived(bus: Bus, clock_of_bus: 
 async def test_concurrent_senders_send_each_command_once(bus: Bus, clock_of_bus: ManualClock) -> None:
     queue, ids = await _dead(bus, "contested", list(range(6)))
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue}, rate=6)
-    await _replaying(bus).run_once()  # the first pass only selects
+    await _sender(bus).run_once()  # the first pass only selects
     async with bus.system.kernel.stores.database.connection() as connection:
         row = await connection.fetchrow(
             "select * from interlock.bus_replays where replay_id = $1", UUID(asked["replay_id"])
         )
         assert row is not None
-    await asyncio.gather(*(_replaying(bus)._send(row) for _ in range(4)))
+    await asyncio.gather(*(_sender(bus)._send(row) for _ in range(4)))
     assert sorted(message["metadata"]["id"] for message in await bus.queue(queue)) == sorted(ids)
     clock_of_bus.advance(5)
     ended = await _until_ended(bus, clock_of_bus, asked["replay_id"])
@@ -304,7 +304,7 @@ async def test_concurrent_senders_send_each_command_once(bus: Bus, clock_of_bus:
 async def test_cancel_during_a_send_rolls_it_back(bus: Bus) -> None:
     queue, _ = await _dead(bus, "withdrawn", list(range(3)))
     asked = await _ask(bus, origin="dead-letters", filters={"queue": queue}, rate=3)
-    await _replaying(bus).run_once()
+    await _sender(bus).run_once()
     async with bus.system.kernel.stores.database.connection() as connection:
         row = await connection.fetchrow(
             "select * from interlock.bus_replays where replay_id = $1", UUID(asked["replay_id"])
@@ -315,7 +315,7 @@ async def test_cancel_during_a_send_rolls_it_back(bus: Bus) -> None:
         )
     await bus.system.user("POST", f"/v1/replays/{asked['replay_id']}/cancel")
     with pytest.raises(_Taken):
-        await _replaying(bus)._send_again(row, items)
+        await _sender(bus)._send_again(row, items)
     assert (
         await bus.system.value(
             "select count(*) from interlock.queue_messages where dead_at is null and queue = $1",

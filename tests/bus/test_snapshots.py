@@ -18,7 +18,7 @@ from interlock.bus import metrics
 from interlock.bus.model import Kind
 from interlock.bus.path.caches import Caches
 from interlock.bus.registry.loader import RegistryReads
-from interlock.bus.registry.snapshot import LATEST, OrgEntries, SnapshotPublishing, Snapshots, document_uri
+from interlock.bus.registry.snapshot import LATEST, OrgEntries, SnapshotPublisher, Snapshots, document_uri
 from interlock.client.bus import Producer
 from interlock.clock import ManualClock
 from tests.bus.registering import Tenant, tenant
@@ -36,9 +36,9 @@ class Shop:
         self.seal = Seal(self.kernel.settings.signing_keys_dir)
         self.objects = self.kernel.access.objects
 
-    def publishing(self, **changed: Any) -> SnapshotPublishing:
+    def publishing(self, **changed: Any) -> SnapshotPublisher:
         known = self.kernel.settings.model_copy(update=changed)
-        return SnapshotPublishing(self.kernel.stores.database, known, self.objects, self.kernel.access.keyring)
+        return SnapshotPublisher(self.kernel.stores.database, known, self.objects, self.kernel.access.keyring)
 
     def snapshots(self, **changed: Any) -> Snapshots:
         known = self.kernel.settings.model_copy(update=changed)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 from uuid import UUID
 
-from interlock.bus.telemetry.events import telemetry_queue, tell
+from interlock.bus.telemetry.events import emit, telemetry_queue
 from interlock.bus.telemetry.loops import TelemetryAgeOut, TelemetryBatches
 from interlock.clock import ManualClock
 from interlock.telemetry import SET_ASIDE
@@ -17,7 +17,7 @@ from tests.support.system import System
 async def _tell(system: System, *versions: str, org_id: UUID | None = None) -> None:
     events = [(org_id or system.org_id, LegacyKeyUsed(version_id=each, source="acme/billing")) for each in versions]
     async with system.kernel.stores.database.transaction() as connection:
-        await tell(connection, events)
+        await emit(connection, events)
 
 
 async def _handed(system: System, org_id: UUID | None = None) -> list[list[dict[str, Any]]]:

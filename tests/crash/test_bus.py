@@ -10,7 +10,7 @@ import pytest
 
 from interlock.bus.path.delivery import target_queue
 from interlock.bus.registry.snapshot import LATEST
-from interlock.bus.telemetry.events import telemetry_queue, tell
+from interlock.bus.telemetry.events import emit, telemetry_queue
 from interlock.wire.bus_events import CommandInvalid, LegacyKeyUsed
 from tests.bus.commands import archived_payloads, owe_commands
 from tests.bus.registering import tenant
@@ -60,7 +60,7 @@ async def _messages(system: System) -> list[dict[str, Any]]:
 async def test_events_are_delivered_once_if_process_dies_before_commit(system: System, tmp_path: Path) -> None:
     versions = [f"hmac-v{n}" for n in range(25)]
     async with system.kernel.stores.database.transaction() as connection:
-        await tell(
+        await emit(
             connection, [(system.org_id, LegacyKeyUsed(version_id=each, source="acme/billing")) for each in versions]
         )
     bus = _bus(system, tmp_path)
@@ -78,7 +78,7 @@ async def test_events_are_delivered_once_if_process_dies_before_commit(system: S
 
 async def test_dropped_events_are_reported_if_process_dies_before_commit(system: System, tmp_path: Path) -> None:
     async with system.kernel.stores.database.transaction() as connection:
-        await tell(connection, [(system.org_id, LegacyKeyUsed(version_id="hmac-v1", source="acme/billing"))])
+        await emit(connection, [(system.org_id, LegacyKeyUsed(version_id="hmac-v1", source="acme/billing"))])
     bus = _bus(system, tmp_path)
     try:
         await bus.start()
@@ -138,7 +138,7 @@ async def test_alert_is_mailed_and_route_health_recorded_if_process_dies_in_betw
             assert await system.value("select count(*) from interlock.bus_route_health") == 0
             # Not earlier: a process that is killed while it mails keeps the mail for longer than a test waits.
             async with system.kernel.stores.database.transaction() as connection:
-                await tell(connection, [(system.org_id, CommandInvalid(reason="bad"))])
+                await emit(connection, [(system.org_id, CommandInvalid(reason="bad"))])
             await bus.start("alert_mail.sent=kill")
             await bus.killed_itself()
             assert await system.value("select status from interlock.bus_alert_emails") == "Pending"

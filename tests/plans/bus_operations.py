@@ -24,7 +24,7 @@ def _ten(value: str) -> str:
 _TOLD = {"org_ids": _ten("seed.id('org 0')"), "events": _ten("'[]'::text"), "events_in": _ten("1")}
 
 TELEMETRY: dict[str, list[Expectation]] = {
-    "tell": [Bounded(10, _TOLD, pages=30)],
+    "emit": [Bounded(10, _TOLD, pages=30)],
     "tenants_due": [
         Live(
             _TENANTS,

@@ -33,7 +33,7 @@ _HANDOFFS = {
 _RECENT = "select 100"
 
 PATH: dict[str, list[Expectation]] = {
-    "dispatch": [
+    "write_effects": [
         Bounded(
             150,
             _HANDOFFS
@@ -41,18 +41,6 @@ PATH: dict[str, list[Expectation]] = {
             | {"event_org_ids": "array[seed.id('org 0')]", "events": "array['[]']", "events_in": "array[1]"}
             | {"accepted_org_ids": "array[seed.id('org 0')]", "accepted": "array['[]'::bytea]", "accepted_at": "now()"}
             | {"accepted_in": "array[1]"},
-        )
-    ],
-    "deliver": [
-        Bounded(
-            100,
-            {"queues": "array['bus:1:q']", "bodies": "array[repeat(E'{}\\n', 99) || '{}']", "accepted_at": "now()"}
-            | {"event_org_ids": "array[seed.id('org 0')]", "events": "array['[]']", "events_in": "array[1]"}
-            | {
-                "accepted_org_ids": "array[seed.id('org 0')]",
-                "accepted": "array['[]'::bytea]",
-                "accepted_in": "array[1]",
-            },
         )
     ],
     "wake": [Bounded(1, {"queues": "array['bus:1:q']"})],

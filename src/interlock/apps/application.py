@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,13 +14,13 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import Components
 from litestar.routes import BaseRoute
+from litestar.types import ASGIApp
 
 from interlock import __version__
 from interlock.access.guards import SCHEMES
 from interlock.apps.app import App
 from interlock.apps.stores import Stores
 from interlock.http.decoding import decode_directly, takes_a_body
-from interlock.http.express import Express, with_express
 from interlock.http.middleware import observed
 from interlock.http.openapi import DocumentPlugin
 from interlock.http.parameters import Http
@@ -65,7 +65,7 @@ def application(
     *,
     title: str,
     components: Components,
-    express: Express | None = None,
+    express: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> Litestar:
     for handler in handlers:
         decode_directly(handler)
@@ -88,7 +88,7 @@ def application(
         debug=False,
     )
     if express is not None:
-        listening.asgi_handler = with_express(express, listening.asgi_handler)
+        listening.asgi_handler = express(listening.asgi_handler)
     # This wraps the routing too, so that unknown paths and wrong methods are counted like other requests.
     listening.asgi_handler = observed(listener)(listening.asgi_handler)
     return listening

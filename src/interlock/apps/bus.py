@@ -13,7 +13,7 @@ from interlock.apps.stores import listening, process_objects, state_database
 from interlock.bus import loops
 from interlock.bus.build import build_ingress
 from interlock.bus.registry.loader import RegistryReads
-from interlock.bus.registry.snapshot import SnapshotPublishing
+from interlock.bus.registry.snapshot import SnapshotPublisher
 from interlock.clock import Clock
 from interlock.processes.loop import Service
 from interlock.settings import Settings
@@ -31,7 +31,7 @@ async def bus(settings: Settings, *, clock: Clock | None = None) -> AsyncIterato
                 registry = RegistryReads(database, seal)
                 yield [
                     *loops.services(settings, database, objects, wakeups, ingress, registry),
-                    SnapshotPublishing(database, settings, objects, keyring),
+                    SnapshotPublisher(database, settings, objects, keyring),
                 ]
         finally:
             await keyring.signers.close()

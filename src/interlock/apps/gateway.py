@@ -12,11 +12,9 @@ from interlock.apps.app import App, open_app
 from interlock.apps.application import application, health
 from interlock.apps.metrics import metrics
 from interlock.apps.running import listener_of, serve, stop_on_signals
-from interlock.bus import inbox_routes
-from interlock.bus.alerts import routes as alerts
+from interlock.bus import routes as bus
 from interlock.bus.path import routes as commands
 from interlock.bus.registry import routes as registry
-from interlock.bus.replay import routes as replays
 from interlock.dags import routes as dags
 from interlock.datasets import routes as datasets
 from interlock.http.listener import url_of
@@ -42,10 +40,8 @@ HANDLERS = [
     *object_routes.HANDLERS,
     *webhooks.HANDLERS,
     *commands.HANDLERS,
-    *inbox_routes.HANDLERS,
-    *alerts.HANDLERS,
+    *bus.HANDLERS,
     *registry.HANDLERS,
-    *replays.HANDLERS,
 ]
 
 
@@ -62,7 +58,7 @@ def gateway(app: App) -> Litestar:
         HANDLERS,
         title="Interlock gateway",
         components=Components(security_schemes={"apiKey": key, "objectToken": token}),
-        express=commands.EXPRESS,
+        express=commands.express,
     )
 
 

@@ -12,7 +12,7 @@ from interlock.bus.path.slow_stage import BusSweep, SlowStage
 from interlock.bus.registry.keys import KeyRotation, ServiceKeys
 from interlock.bus.replay.archive import Archive, ArchiveRetention
 from interlock.bus.replay.requests import ArchiveSelection
-from interlock.bus.replay.sender import Replaying
+from interlock.bus.replay.sender import ReplaySender
 from interlock.bus.telemetry.loops import TelemetryAgeOut, TelemetryBatches
 from interlock.processes.loop import Service
 from interlock.settings import Settings
@@ -36,5 +36,5 @@ def services(
         AlertMail(database, settings),
         Monitor(database, settings),
         KeyRotation(ServiceKeys(database, settings, Seal(settings.signing_keys_dir))),
-        Replaying(database, settings, ArchiveSelection(database, settings, objects, archive), registry, ingress),
+        ReplaySender(database, settings, ArchiveSelection(database, settings, objects, archive), registry, ingress),
     ]

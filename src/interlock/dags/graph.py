@@ -2,6 +2,9 @@
 
 A line that passes through a layer gets its own cell there, so that it never crosses a box. Lines from the same job
 share a path until they diverge. The layout depends only on the definition: the same DAG always gives the same drawing.
+
+It is written here because the usual layout engine, Graphviz, is a program that every user would have to install, and
+because the drawing as text needs the same layers in the width of a terminal.
 """
 
 from __future__ import annotations

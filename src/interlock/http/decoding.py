@@ -50,7 +50,8 @@ def require_json(media_types: Sequence[str]) -> None:
 class BodyDTO(AbstractDTO[T]):
     """Decodes directly into the struct.
 
-    Litestar would first parse into dicts, which is slower and loses raw payloads.
+    Litestar would first parse into dicts: 64 µs instead of 20 µs for a body with 100 payloads, which then are no longer
+    the text that was sent.
     """
 
     def decode_bytes(self, value: bytes) -> Any:

@@ -98,7 +98,7 @@ def _raised(fallen: Iterable[Row]) -> dict[tuple[UUID, str], Raised]:
 
 
 def _sample(row: Row) -> str:
-    told = {
+    sample = {
         "event": ROUTE_UNHEALTHY,
         "target": row["target"],
         "command.name": row["name"],
@@ -107,12 +107,12 @@ def _sample(row: Row) -> str:
         "oldest_age_seconds": row["oldest_age"],
         "expected_drain_seconds": row["expected_drain_seconds"],
     }
-    return msgspec.json.encode(told).decode()
+    return msgspec.json.encode(sample).decode()
 
 
 def _dead_sample(row: Row) -> str:
-    told = {"event": DEAD_LETTERS, "queues": row["queues"], "dead_letters": row["dead_letters"]}
-    return msgspec.json.encode(told).decode()
+    sample = {"event": DEAD_LETTERS, "queues": row["queues"], "dead_letters": row["dead_letters"]}
+    return msgspec.json.encode(sample).decode()
 
 
 async def count_misroutes(connection: Connection, misroutes: Counter[tuple[UUID, str, str]]) -> None:

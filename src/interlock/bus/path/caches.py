@@ -173,10 +173,10 @@ class Caches:
 
     async def refresh(self, tenant: Tenant, *, unless_since: float | None = None) -> None:
         """Refreshes all kinds of an org. A caller that comes during a refresh waits for its result."""
-        asked_at = self.now() if unless_since is None else unless_since
+        queried_at = self.now() if unless_since is None else unless_since
         lock = self._refreshing.setdefault(tenant.org_id, asyncio.Lock())
         async with lock:
-            if min(tenant.checked_at.values()) > asked_at:
+            if min(tenant.checked_at.values()) > queried_at:
                 return
             tenant.due = False
             await self._load(tenant)
@@ -199,7 +199,7 @@ class Caches:
         if tenant.checked_at[Kind.KEYS] == 0 and await self._started(tenant):
             return
         # The age starts before the query: a change during the query may or may not be in its result.
-        asked_at = self.now()
+        queried_at = self.now()
         versions = await self._registry.versions(tenant.org_id)
         # Keys last: a request that finds keys assumes that the other kinds are loaded.
         loaders: dict[Kind, Callable[[UUID], Any]] = {
@@ -218,7 +218,7 @@ class Caches:
                     tenant.versions[kind] = versions[kind]
             if kind is Kind.ACLS:
                 self._audit(tenant)
-            self._refreshed(tenant, kind, asked_at, time.perf_counter() - started)
+            self._refreshed(tenant, kind, queried_at, time.perf_counter() - started)
         tenant.shorter = 1.0 - _JITTER * self._rng()
 
     async def _started(self, tenant: Tenant) -> bool:
@@ -227,10 +227,10 @@ class Caches:
         found = None if self._start is None else await self._start.org(tenant.org_id)
         if found is None:
             return False
-        asked_at = self.now()
+        queried_at = self.now()
         # Snapshots contain no bans: these are short-lived, and dispatchers impose them.
         tenant.put(Kind.BANS, await self._registry.bans(tenant.org_id))
-        tenant.checked_at[Kind.BANS] = asked_at
+        tenant.checked_at[Kind.BANS] = queried_at
         for kind, entries in found.entries.items():
             tenant.put(kind, entries)
             tenant.checked_at[kind] = found.as_of
@@ -238,9 +238,9 @@ class Caches:
         tenant.due = True
         return True
 
-    def _refreshed(self, tenant: Tenant, kind: Kind, asked_at: float, seconds: float) -> None:
-        age, ttl = asked_at - tenant.checked_at[kind], TTLS[kind]
-        tenant.checked_at[kind] = asked_at
+    def _refreshed(self, tenant: Tenant, kind: Kind, queried_at: float, seconds: float) -> None:
+        age, ttl = queried_at - tenant.checked_at[kind], TTLS[kind]
+        tenant.checked_at[kind] = queried_at
         if kind in _METRIC:
             metrics.CACHE_REFRESH_DURATION[_METRIC[kind]].observe(seconds)
         log.debug(

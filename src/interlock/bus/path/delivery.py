@@ -116,7 +116,7 @@ def packed(bodies: Sequence[str]) -> bytes:
     Longer values are compressed. They stay in the database for seconds only, and uncompressed they would cost it more
     than the commands themselves.
     """
-    pack = f"[{','.join(bodies)}]".encode()
+    pack = _encoder.encode([Raw(body) for body in bodies])
     return pack if len(pack) <= _INLINE else _compressor.compress(pack)
 
 

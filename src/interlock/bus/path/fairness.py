@@ -19,7 +19,7 @@ from uuid import UUID
 
 from interlock.bus import metrics
 from interlock.bus.model import Ban, BanKind, Fairness
-from interlock.bus.telemetry.events import tell
+from interlock.bus.telemetry.events import emit
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
@@ -30,13 +30,13 @@ WINDOW_SECONDS: Final = 30.0
 
 
 class _Window:
-    __slots__ = ("asked", "asked_by", "dispatched", "dispatched_by", "ends_at")
+    __slots__ = ("attempts", "attempts_by", "dispatched", "dispatched_by", "ends_at")
 
     def __init__(self, ends_at: float) -> None:
         self.ends_at = ends_at
-        self.asked = 0
+        self.attempts = 0
         self.dispatched = 0
-        self.asked_by: dict[str, int] = {}
+        self.attempts_by: dict[str, int] = {}
         self.dispatched_by: dict[str, int] = {}
 
 
@@ -57,16 +57,16 @@ class Shares:
         ban = self._bans.get((source, *lane)) if self._bans else None
         return ban if ban is not None and ban.until > now else None
 
-    def asked(self, source: str, lane: tuple[str, str], now: float) -> None:
+    def count_attempt(self, source: str, lane: tuple[str, str], now: float) -> None:
         """Counts a command that may take the warm path. A command that may not does not compete there: if it counted,
         the remaining sources would look dominant."""
         window = self._windows.get(lane)
         if window is None or now >= window.ends_at:
             window = self._windows[lane] = _Window(now + self._seconds)
-        window.asked += 1
-        window.asked_by[source] = window.asked_by.get(source, 0) + 1
+        window.attempts += 1
+        window.attempts_by[source] = window.attempts_by.get(source, 0) + 1
 
-    def dispatched(self, source: str, lane: tuple[str, str], rules: Fairness, now: float) -> None:
+    def count_dispatch(self, source: str, lane: tuple[str, str], rules: Fairness, now: float) -> None:
         """Counts a command that took the warm path, and bans its source if it dominates the lane."""
         window = self._windows[lane]
         window.dispatched += 1
@@ -75,7 +75,7 @@ class Shares:
         self.totals[entry] = self.totals.get(entry, 0) + 1
         if window.dispatched < rules.minimum_volume or count <= rules.dominant_share * window.dispatched:
             return
-        others = (window.asked - window.asked_by[source]) / window.asked
+        others = (window.attempts - window.attempts_by[source]) / window.attempts
         if others >= rules.competing_share:
             self._ban(source, lane, rules, count / window.dispatched, others, window.dispatched, now)
 
@@ -122,7 +122,7 @@ SHARE: Final = 0.7
 COMPETING: Final = 0.1
 VOLUME: Final = 100
 """Minimum dispatches of a lane in the window: below it, shares are not judged."""
-_MOST: Final = 5_000
+_MAX_DELETED: Final = 5_000
 
 Entry = tuple[UUID, str, str, str]
 """Org, source, target, name."""
@@ -177,9 +177,9 @@ class Auditor(Periodic):
                 ban_seconds=self._ban_seconds,
             )
             found = _abuses(repeated, dominant)
-            await tell(connection, found)
+            await emit(connection, found)
             await _sql.forget_fairness(
-                connection, keep_seconds=max(self._within, AUDIT_WINDOW_SECONDS, self._ban_seconds), limit=_MOST
+                connection, keep_seconds=max(self._within, AUDIT_WINDOW_SECONDS, self._ban_seconds), limit=_MAX_DELETED
             )
             await failpoint("audit.before_commit")
         metrics.GLOBAL_BANS.inc(len(repeated) + len(dominant))

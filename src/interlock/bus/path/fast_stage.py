@@ -64,7 +64,7 @@ class Memory:
         self.delivered_ids = DeliveredIds()
 
 
-class _Lane:
+class _Lookup:
     """The registry's answer for one command name of one target, looked up once per request."""
 
     __slots__ = ("commands", "expired", "fresh", "limit", "refusal", "route", "stale", "unlimited")
@@ -95,34 +95,34 @@ class Fast:
         if tenant.modes.get(source, self._mode) is DispatchMode.COLD_ONLY:
             return [each if isinstance(each, Decision) else escalated(each, Escalation.COLD_ONLY) for each in verified]
         source_limit = tenant.source_limit(source)
-        lanes: dict[tuple[str, str], _Lane] = {}
+        lookups: dict[tuple[str, str], _Lookup] = {}
         decisions = []
         for each in verified:
             if isinstance(each, Decision):
                 decisions.append(each)
                 continue
             key = (each.command.target, each.command.name)
-            lane = lanes.get(key)
-            if lane is None:
-                lane = lanes[key] = _look_up(tenant, source, key, now)
-            lane.commands += 1
-            if lane.unlimited and source_limit is None:
-                decisions.append(Decision(Outcome.DELIVERED, each, route=lane.route))
+            lookup = lookups.get(key)
+            if lookup is None:
+                lookup = lookups[key] = _look_up(tenant, source, key, now)
+            lookup.commands += 1
+            if lookup.unlimited and source_limit is None:
+                decisions.append(Decision(Outcome.DELIVERED, each, route=lookup.route))
             else:
-                decisions.append(_decide(memory, source, each, lane, source_limit, now))
-        _count(lanes.values())
+                decisions.append(_decide(memory, source, each, lookup, source_limit, now))
+        _count(lookups.values())
         return decisions
 
 
 def _decide(
-    memory: Memory, source: str, envelope: Envelope, lane: _Lane, source_limit: Limit | None, now: float
+    memory: Memory, source: str, envelope: Envelope, lookup: _Lookup, source_limit: Limit | None, now: float
 ) -> Decision:
-    route = lane.route
+    route = lookup.route
     if route is None:
-        return _refused(envelope, lane.refusal)
+        return _refused(envelope, lookup.refusal)
     if route.dedupe_mode is DedupeMode.STRICT:
         return _strict(memory, source, envelope, route, now)
-    return _limited(memory, source, envelope, route, lane.limit, source_limit, now)
+    return _limited(memory, source, envelope, route, lookup.limit, source_limit, now)
 
 
 def _refused(envelope: Envelope, refusal: FailureReason | Escalation | None) -> Decision:
@@ -134,50 +134,50 @@ def _refused(envelope: Envelope, refusal: FailureReason | Escalation | None) -> 
 # Registry entries of a lane
 
 
-def _look_up(tenant: Tenant, source: str, key: tuple[str, str], now: float) -> _Lane:
-    lane = _Lane()
-    route = _route(tenant, lane, key, now)
-    if route is not None and _is_allowed(tenant, lane, (source, *key), now):
-        lane.route = route
-        lane.limit = tenant.limits.get(key)
-        lane.unlimited = lane.limit is None and route.dedupe_mode is not DedupeMode.STRICT
-    if lane.stale or lane.expired:
+def _look_up(tenant: Tenant, source: str, key: tuple[str, str], now: float) -> _Lookup:
+    lookup = _Lookup()
+    route = _route(tenant, lookup, key, now)
+    if route is not None and _is_allowed(tenant, lookup, (source, *key), now):
+        lookup.route = route
+        lookup.limit = tenant.limits.get(key)
+        lookup.unlimited = lookup.limit is None and route.dedupe_mode is not DedupeMode.STRICT
+    if lookup.stale or lookup.expired:
         tenant.due = True
-    return lane
+    return lookup
 
 
-def _route(tenant: Tenant, lane: _Lane, key: tuple[str, str], now: float) -> Route | None:
+def _route(tenant: Tenant, lookup: _Lookup, key: tuple[str, str], now: float) -> Route | None:
     age, (fresh, stale) = now - tenant.checked_at[Kind.ROUTES], TTLS[Kind.ROUTES]
     if age >= stale * tenant.shorter:
-        lane.expired += 1
-        lane.refusal = Escalation.ROUTE_STALE
+        lookup.expired += 1
+        lookup.refusal = Escalation.ROUTE_STALE
         return None
     route = tenant.routes.get(key)
     if _is_absent(route, now):
-        _refuse_absent(lane, age, FailureReason.ROUTE_MISSING)
+        _refuse_absent(lookup, age, FailureReason.ROUTE_MISSING)
         return None
     if age < fresh * tenant.shorter:
-        lane.fresh += 1
+        lookup.fresh += 1
     else:
-        lane.stale.append(("routing", age - fresh))
+        lookup.stale.append(("routing", age - fresh))
     return route
 
 
-def _is_allowed(tenant: Tenant, lane: _Lane, entry: tuple[str, str, str], now: float) -> bool:
+def _is_allowed(tenant: Tenant, lookup: _Lookup, entry: tuple[str, str, str], now: float) -> bool:
     age = now - tenant.checked_at[Kind.ACLS]
     acl = tenant.acls.get(entry)
     if acl is None or _is_absent(acl, now):
-        _refuse_absent(lane, age, FailureReason.ACL_DENY)
+        _refuse_absent(lookup, age, FailureReason.ACL_DENY)
         return False
     fresh, stale = ACL_TTLS[acl.sensitivity]
     if age < fresh * tenant.shorter:
-        lane.fresh += 1
+        lookup.fresh += 1
     elif age < stale * tenant.shorter:
-        lane.stale.append(("acl", age - fresh))
+        lookup.stale.append(("acl", age - fresh))
         tenant.stale_acls[entry] = StaleUse(now, age)
     else:
-        lane.expired += 1
-        lane.refusal = Escalation.ACL_EXPIRED
+        lookup.expired += 1
+        lookup.refusal = Escalation.ACL_EXPIRED
         return False
     return True
 
@@ -186,22 +186,22 @@ def _is_absent(entry: Route | Acl | None, now: float) -> bool:
     return entry is None or (entry.expires_at is not None and entry.expires_at <= now)
 
 
-def _refuse_absent(lane: _Lane, age: float, reason: FailureReason) -> None:
+def _refuse_absent(lookup: _Lookup, age: float, reason: FailureReason) -> None:
     """Refuses if the cache is young enough to be sure that the entry does not exist; escalates otherwise."""
     if age < ABSENT_SECONDS:
-        lane.refusal = reason
+        lookup.refusal = reason
     else:
-        lane.refusal = Escalation.CACHE_MISS
-        lane.expired += 1
+        lookup.refusal = Escalation.CACHE_MISS
+        lookup.expired += 1
 
 
-def _count(lanes: Iterable[_Lane]) -> None:
-    for lane in lanes:
-        metrics.CACHE_FRESH.inc(lane.fresh * lane.commands)
-        metrics.CACHE_STALE.inc(len(lane.stale) * lane.commands)
-        metrics.CACHE_EXPIRED.inc(lane.expired * lane.commands)
-        for kind, seconds in lane.stale:
-            metrics.CACHE_USAGE_STALE[kind].inc(lane.commands)
+def _count(lookups: Iterable[_Lookup]) -> None:
+    for lookup in lookups:
+        metrics.CACHE_FRESH.inc(lookup.fresh * lookup.commands)
+        metrics.CACHE_STALE.inc(len(lookup.stale) * lookup.commands)
+        metrics.CACHE_EXPIRED.inc(lookup.expired * lookup.commands)
+        for kind, seconds in lookup.stale:
+            metrics.CACHE_USAGE_STALE[kind].inc(lookup.commands)
             metrics.CACHE_STALE_WINDOW[kind].set(seconds)
 
 
@@ -236,13 +236,13 @@ def _limited(
         ban = memory.tenant.ban(BanKind.WARM, source, *lane, now) or memory.shares.banned(source, lane, now)
         if ban is not None:
             return escalated(envelope, Escalation.WARM_BAN, ban=ban)
-        memory.shares.asked(source, lane, now)
+        memory.shares.count_attempt(source, lane, now)
     limits = [each for each in (limit, source_limit) if each is not None]
     refusal = _held_back(memory.tokens, limits, envelope, now)
     if refusal is not None:
         return refusal
     if watched:
-        memory.shares.dispatched(source, lane, route.fairness, now)
+        memory.shares.count_dispatch(source, lane, route.fairness, now)
     return Decision(Outcome.DELIVERED, envelope, route=route)
 
 

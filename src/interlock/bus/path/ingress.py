@@ -1,6 +1,6 @@
 """The path of a command through the gateway: verify, decide, persist.
 
-    messages ─► Shield.verify ─► Fast.decide ─► Persistence.prepare, .persist ─► verdicts, durable
+    messages ─► Shield.verify ─► Fast.decide ─► Persistence.persist ─► verdicts, durable
 
 A request that gets a reply has its commands delivered, handed to the slow stage, or reported in telemetry. A request
 that gets an error has no effect, except that its commands may have used up tokens of limits.
@@ -52,8 +52,7 @@ class Ingress:
 
     async def accept(self, org_id: UUID, source: str, messages: Sequence[bytes | Raw]) -> list[CommandVerdict]:
         """Decides about each message by itself. Returns the verdicts once the decisions are durable."""
-        prepared = self._persistence.prepare(await self.decide(org_id, source, messages))
-        verdicts = await self._persistence.persist(prepared)
+        verdicts = await self._persistence.persist(await self.decide(org_id, source, messages))
         self.maintenance.schedule(org_id)
         return verdicts
 

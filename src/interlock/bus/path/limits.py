@@ -20,13 +20,15 @@ _SHARE_OF_REST: Final = 20
 their way to it, and a dispatcher that stops loses few. A limit smaller than this is never prefetched."""
 
 
-class Pocket:
-    __slots__ = ("asked", "ends_at", "left", "remaining")
+class TokenStock:
+    """Prefetched tokens of one limit."""
+
+    __slots__ = ("ends_at", "left", "remaining", "requested")
 
     def __init__(self) -> None:
         self.left = 0
         self.ends_at = 0.0
-        self.asked = 0
+        self.requested = 0
         """Commands since the last fetch: the amount to fetch next."""
         self.remaining = 0
         """Tokens left in the window until `ends_at`, at the last fetch."""
@@ -38,11 +40,11 @@ class Wanted(NamedTuple):
 
 
 class Tokens:
-    """Prefetched tokens of one org, and its use of limits that are counted after dispatch."""
+    """TokenStock tokens of one org, and its use of limits that are counted after dispatch."""
 
     def __init__(self, org_id: UUID) -> None:
         self.org_id = org_id
-        self._pockets: dict[LimitKey, Pocket] = {}
+        self._stocks: dict[LimitKey, TokenStock] = {}
         self._wanted: dict[LimitKey, Limit] = {}
         self._spent: dict[LimitKey, tuple[Limit, int]] = {}
         self._denied: dict[LimitKey, float] = {}
@@ -50,24 +52,24 @@ class Tokens:
     def take(self, limits: Sequence[Limit], now: float) -> bool:
         """Takes one token of each limit, or none at all: a command that one limit refuses uses up no other. Limits
         without tokens are marked for the next fetch."""
-        pockets = [self._pocket(limit) for limit in limits]
-        out = [pocket.left <= 0 or now >= pocket.ends_at for pocket in pockets]
+        stocks = [self._stock(limit) for limit in limits]
+        out = [stock.left <= 0 or now >= stock.ends_at for stock in stocks]
         admitted = not any(out)
-        for limit, pocket, empty in zip(limits, pockets, out, strict=True):
+        for limit, stock, empty in zip(limits, stocks, out, strict=True):
             if admitted:
-                pocket.left -= 1
+                stock.left -= 1
             if admitted or empty:
-                pocket.asked += 1
-            if empty or pocket.left == 0:
+                stock.requested += 1
+            if empty or stock.left == 0:
                 self._wanted[limit.key] = limit
         return admitted
 
-    def _pocket(self, limit: Limit) -> Pocket:
+    def _stock(self, limit: Limit) -> TokenStock:
         key = limit.key
-        pocket = self._pockets.get(key)
-        if pocket is None:
-            pocket = self._pockets[key] = Pocket()
-        return pocket
+        stock = self._stocks.get(key)
+        if stock is None:
+            stock = self._stocks[key] = TokenStock()
+        return stock
 
     def wanted(self, now: float) -> list[Wanted]:
         """Returns the limits that ran out, with the amount to fetch for each, and clears the list."""
@@ -76,13 +78,13 @@ class Tokens:
         return [each for each in found if each.amount > 0]
 
     def _worth(self, key: LimitKey, limit: Limit, now: float) -> int:
-        pocket = self._pockets[key]
-        rest = pocket.remaining if now < pocket.ends_at else limit.rate
-        return min(pocket.asked, rest // _SHARE_OF_REST, _MAX_PREFETCH)
+        stock = self._stocks[key]
+        rest = stock.remaining if now < stock.ends_at else limit.rate
+        return min(stock.requested, rest // _SHARE_OF_REST, _MAX_PREFETCH)
 
     def fetched(self, key: LimitKey, granted: int, ends_at: float, remaining: int) -> None:
-        pocket = self._pockets.setdefault(key, Pocket())
-        pocket.left, pocket.ends_at, pocket.asked, pocket.remaining = granted, ends_at, 0, remaining
+        stock = self._stocks.setdefault(key, TokenStock())
+        stock.left, stock.ends_at, stock.requested, stock.remaining = granted, ends_at, 0, remaining
 
     def spend(self, limit: Limit) -> None:
         """Counts one command for a limit that is counted after dispatch."""
@@ -120,7 +122,9 @@ WindowKey = tuple[UUID, str, str, str]
 """The org, and the key of the limit in it."""
 
 
-class Ask(NamedTuple):
+class LimitUse(NamedTuple):
+    """Commands of one org that a limit is charged for."""
+
     org_id: UUID
     limit: Limit
     amount: int
@@ -141,11 +145,11 @@ class Usage(NamedTuple):
     wait_seconds: float
 
 
-async def take(connection: Connection, asks: Sequence[Ask]) -> dict[WindowKey, Grant]:
+async def take(connection: Connection, uses: Sequence[LimitUse]) -> dict[WindowKey, Grant]:
     """Takes as many tokens of each limit as it has, in the caller's transaction: a rollback returns them."""
-    if not asks:
+    if not uses:
         return {}
-    rows = await _sql.take_tokens(connection, **_columns(asks))
+    rows = await _sql.take_tokens(connection, **_columns(uses))
     return {_key(row): Grant(row["granted"], row["wait_seconds"]) for row in rows}
 
 
@@ -158,11 +162,11 @@ async def give_back(connection: Connection, amounts: Mapping[WindowKey, int]) ->
         )
 
 
-async def count(connection: Connection, asks: Sequence[Ask]) -> dict[WindowKey, Usage]:
+async def count(connection: Connection, uses: Sequence[LimitUse]) -> dict[WindowKey, Usage]:
     """Counts commands that were sent, even beyond the limit."""
-    if not asks:
+    if not uses:
         return {}
-    rows = await _sql.count_used(connection, **_columns(asks))
+    rows = await _sql.count_used(connection, **_columns(uses))
     return {_key(row): Usage(row["over"], row["wait_seconds"]) for row in rows}
 
 
@@ -173,15 +177,15 @@ class Limits:
         self._database = database
         self._prefetchers = prefetchers
 
-    async def settle(self, pockets: Iterable[Tokens], now: float) -> int:
+    async def settle(self, orgs: Iterable[Tokens], now: float) -> int:
         """Returns the number of limits that were updated. The lifetime of a token starts at `now`, the time before the
         query, by the clock of this process."""
-        known = {tokens.org_id: tokens for tokens in pockets}
-        spent = [Ask(o, *each) for o, tokens in known.items() for each in tokens.spent()]
-        wanted = [Ask(o, *each) for o, tokens in known.items() for each in tokens.wanted(now)]
+        known = {tokens.org_id: tokens for tokens in orgs}
+        spent = [LimitUse(o, *each) for o, tokens in known.items() for each in tokens.spent()]
+        wanted = [LimitUse(o, *each) for o, tokens in known.items() for each in tokens.wanted(now)]
         if not spent and not wanted:
             return 0
-        enforcement = {ask.key: ask.limit.enforcement.value for ask in spent}
+        enforcement = {use.key: use.limit.enforcement.value for use in spent}
 
         async def work(connection: Connection) -> tuple[list[Row], dict[WindowKey, Usage]]:
             # Locks rows in the order of the slow stage: first those to take tokens from, then those to count.
@@ -197,15 +201,15 @@ class Limits:
             known[row["org_id"]].fetched(_key(row)[1:], row["granted"], ends_at, row["remaining"])
         return len(used) + len(granted)
 
-    async def _prefetch(self, connection: Connection, wanted: Sequence[Ask]) -> list[Row]:
+    async def _prefetch(self, connection: Connection, wanted: Sequence[LimitUse]) -> list[Row]:
         if not wanted:
             return []
         columns = _columns(wanted)
         keys = {name: columns[name] for name in ("org_ids", "targets", "names", "sources")}
         leases = await _sql.may_prefetch(connection, **keys, limit=self._prefetchers)
         allowed = {_key(row) for row in leases}
-        asks = [ask for ask in wanted if ask.key in allowed]
-        rows: list[Row] = await _sql.take_tokens(connection, **_columns(asks)) if asks else []
+        uses = [use for use in wanted if use.key in allowed]
+        rows: list[Row] = await _sql.take_tokens(connection, **_columns(uses)) if uses else []
         return rows
 
 
@@ -213,15 +217,15 @@ def _key(row: Row) -> WindowKey:
     return row["org_id"], row["target"], row["name"], row["source"]
 
 
-def _columns(asks: Sequence[Ask]) -> dict[str, list[Any]]:
+def _columns(uses: Sequence[LimitUse]) -> dict[str, list[Any]]:
     return {
-        "org_ids": [ask.org_id for ask in asks],
-        "targets": [ask.limit.target for ask in asks],
-        "names": [ask.limit.name for ask in asks],
-        "sources": [ask.limit.source or "" for ask in asks],
-        "rates": [ask.limit.rate for ask in asks],
-        "seconds": [ask.limit.window_seconds for ask in asks],
-        "bursts": [ask.limit.burst for ask in asks],
-        "cooldowns": [ask.limit.cooldown_seconds for ask in asks],
-        "asked": [ask.amount for ask in asks],
+        "org_ids": [use.org_id for use in uses],
+        "targets": [use.limit.target for use in uses],
+        "names": [use.limit.name for use in uses],
+        "sources": [use.limit.source or "" for use in uses],
+        "rates": [use.limit.rate for use in uses],
+        "seconds": [use.limit.window_seconds for use in uses],
+        "bursts": [use.limit.burst for use in uses],
+        "cooldowns": [use.limit.cooldown_seconds for use in uses],
+        "asked": [use.amount for use in uses],
     }

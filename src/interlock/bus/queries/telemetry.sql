@@ -1,6 +1,6 @@
 -- Telemetry of the command bus: pending events, and batches delivered to tenants.
 
--- name: tell!
+-- name: emit!
 -- For callers that have no other statement to write their events with.
 insert into interlock.bus_telemetry (org_id, events, events_in)
 select t.org_id, t.events::json, t.events_in

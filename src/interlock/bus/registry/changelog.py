@@ -34,7 +34,7 @@ class Change:
     version: int
     reverts: int | None = None
 
-    def told(self, by: Registrar, now: datetime, *, dry_run: bool) -> RegistryChange:
+    def view(self, by: Registrar, now: datetime, *, dry_run: bool) -> RegistryChange:
         return RegistryChange(
             change_id=None,
             kind=self.kind,

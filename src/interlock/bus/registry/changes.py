@@ -38,19 +38,13 @@ class Registry:
 
     async def put(self, entry: Entry[R], request: R, by: Registrar, *, dry_run: bool = False) -> RegistryChange:
         """Creates or replaces an entry."""
-
-        async def work(connection: Connection) -> RegistryChange:
-            return await self._put(connection, entry, request, by, dry_run=dry_run)
-
-        return await self._changed(work)
+        return await self._run(lambda connection: self._change(connection, entry, request, by, dry_run=dry_run))
 
     async def drop(self, entry: Entry[R], request: R, by: Registrar, *, dry_run: bool = False) -> RegistryChange:
         """Removes the entry with the key of the request."""
-
-        async def work(connection: Connection) -> RegistryChange:
-            return await self._drop(connection, entry, request, by, dry_run=dry_run)
-
-        return await self._changed(work)
+        return await self._run(
+            lambda connection: self._change(connection, entry, request, by, removes=True, dry_run=dry_run)
+        )
 
     async def revert(self, change_id: int, by: Registrar, *, dry_run: bool = False) -> RegistryChange:
         """Restores the entry from before a change, with the same validation as any other change."""
@@ -58,12 +52,13 @@ class Registry:
         async def work(connection: Connection) -> RegistryChange:
             row = await self._reversible(connection, change_id, by)
             entry = ENTRIES[RegistryKind(row["kind"])]
-            document = row["before"] if row["before"] is not None else row["after"]
-            request = msgspec.json.decode(document, type=entry.request)
-            restore = self._drop if row["before"] is None else self._put
-            return await restore(connection, entry, request, by, dry_run=dry_run, reverts=change_id)
+            created = row["before"] is None
+            request = msgspec.json.decode(row["after"] if created else row["before"], type=entry.request)
+            return await self._change(
+                connection, entry, request, by, removes=created, dry_run=dry_run, reverts=change_id
+            )
 
-        return await self._changed(work)
+        return await self._run(work)
 
     async def _reversible(self, connection: Connection, change_id: int, by: Registrar) -> Row:
         row: Row | None = await _sql.find_change(connection, org_id=by.org_id, change_id=change_id)
@@ -84,7 +79,7 @@ class Registry:
             )
         return row
 
-    async def _changed(self, work: Callable[[Connection], Awaitable[RegistryChange]]) -> RegistryChange:
+    async def _run(self, work: Callable[[Connection], Awaitable[RegistryChange]]) -> RegistryChange:
         try:
             return await self._database.run(work)
         except _Undone as undone:
@@ -94,75 +89,63 @@ class Registry:
                 "Another request has just created an entry that refers to this one; check and retry."
             ) from None
 
-    async def _put(
+    async def _change(
         self,
         connection: Connection,
         entry: Entry[R],
         request: R,
         by: Registrar,
         *,
+        removes: bool = False,
         dry_run: bool,
         reverts: int | None = None,
     ) -> RegistryChange:
-        org = self._org(by)
+        """Writes or removes an entry, and records it with its documents before and after, as the database has them."""
+        org = Org(by.org_id, by.org, self._database.clock.now())
         version = await _sql.raise_version(connection, org_id=by.org_id, kind=entry.kind)
-        key = entry.key(request, org)
-        row = await getattr(_sql, entry.find)(connection, org_id=by.org_id, **key)
-        await entry.check(connection, request, org)
-        before = None if row is None else entry.document(row, org)
-        columns = entry.columns(request)
-        await getattr(_sql, entry.put)(
-            connection, org_id=by.org_id, version=version, changed_by=by.user, **key, **columns
-        )
+        before = await _document(connection, entry, request, org)
+        if removes and before is None:
+            raise NotFound(f"There is no {entry.subject(request, org)!r} in the {entry.kind} of this org.")
+        if removes:
+            await self._remove(connection, entry, request, org)
+        else:
+            await self._write(connection, entry, request, by, org, version)
         if entry is SERVICE and before is None:
-            await self._first_key(connection, str(key["name"]), by)
-        # Read back from the database: the changelog shows the full name of a source.
-        after = entry.document(await getattr(_sql, entry.find)(connection, org_id=by.org_id, **key), org)
-        action = RegistryAction.CREATE if before is None else RegistryAction.UPDATE
-        if before == after:
-            action = RegistryAction.NONE
-        what = Change(entry.kind, action, entry.subject(request, org), before, after, version, reverts)
+            await self._first_key(connection, entry.subject(request, org), by)
+        after = await _document(connection, entry, request, org)
+        what = Change(entry.kind, _action(before, after), entry.subject(request, org), before, after, version, reverts)
         return await self._record(connection, what, by, dry_run=dry_run)
+
+    async def _write(
+        self, connection: Connection, entry: Entry[R], request: R, by: Registrar, org: Org, version: int
+    ) -> None:
+        await entry.check(connection, request, org)
+        await getattr(_sql, entry.put)(
+            connection,
+            org_id=by.org_id,
+            version=version,
+            changed_by=by.user,
+            **entry.key(request, org),
+            **entry.columns(request),
+        )
+
+    async def _remove(self, connection: Connection, entry: Entry[R], request: R, org: Org) -> None:
+        if entry is SERVICE:
+            await _release_service(connection, org.org_id, entry.subject(request, org))
+        await getattr(_sql, entry.drop)(connection, org_id=org.org_id, **entry.key(request, org))
 
     async def _first_key(self, connection: Connection, service: str, by: Registrar) -> None:
         """Creates the first key together with the service, so that it can sign immediately."""
         version = await _sql.raise_version(connection, org_id=by.org_id, kind=RegistryKind.KEYS)
         await self._keys.make_next(connection, service, by, version)
 
-    async def _drop(
-        self,
-        connection: Connection,
-        entry: Entry[R],
-        request: R,
-        by: Registrar,
-        *,
-        dry_run: bool,
-        reverts: int | None = None,
-    ) -> RegistryChange:
-        org = self._org(by)
-        version = await _sql.raise_version(connection, org_id=by.org_id, kind=entry.kind)
-        key = entry.key(request, org)
-        row = await getattr(_sql, entry.find)(connection, org_id=by.org_id, **key)
-        subject = entry.subject(request, org)
-        if row is None:
-            raise NotFound(f"There is no {subject!r} in the {entry.kind} of this org.")
-        if entry is SERVICE:
-            await _release_service(connection, by.org_id, row["name"])
-        await getattr(_sql, entry.drop)(connection, org_id=by.org_id, **key)
-        before = entry.document(row, org)
-        what = Change(entry.kind, RegistryAction.DELETE, subject, before, None, version, reverts)
-        return await self._record(connection, what, by, dry_run=dry_run)
-
     async def _record(self, connection: Connection, what: Change, by: Registrar, *, dry_run: bool) -> RegistryChange:
-        change = what.told(by, self._database.clock.now(), dry_run=dry_run)
+        change = what.view(by, self._database.clock.now(), dry_run=dry_run)
         if dry_run or what.action is RegistryAction.NONE:
             raise _Undone(change)
         row = await record(connection, what, by)
         await failpoint("registry.before_commit")
         return msgspec.structs.replace(change, change_id=row["change_id"], changed_at=row["changed_at"])
-
-    def _org(self, by: Registrar) -> Org:
-        return Org(by.org_id, by.org, self._database.clock.now())
 
     # The changelog
 
@@ -189,9 +172,23 @@ class Registry:
         )
 
 
+async def _document(connection: Connection, entry: Entry[R], request: R, org: Org) -> R | None:
+    """Returns the stored entry with the key of the request. It has the full name of a source."""
+    row = await getattr(_sql, entry.find)(connection, org_id=org.org_id, **entry.key(request, org))
+    return None if row is None else entry.document(row, org)
+
+
+def _action(before: object | None, after: object | None) -> RegistryAction:
+    if before == after:
+        return RegistryAction.NONE
+    if before is None:
+        return RegistryAction.CREATE
+    return RegistryAction.DELETE if after is None else RegistryAction.UPDATE
+
+
 async def _release_service(connection: Connection, org_id: UUID, name: str) -> None:
-    held = await _sql.holds_service(connection, org_id=org_id, name=name)
-    if kinds := [kind for kind in ("routes", "acls", "limits") if held[kind]]:
+    uses = await _sql.holds_service(connection, org_id=org_id, name=name)
+    if kinds := [kind for kind in ("routes", "acls", "limits") if uses[kind]]:
         raise Conflict(f"{' and '.join(kinds)} still refer to {name!r}; remove those first.", code="service_in_use")
     await _sql.revoke_api_keys(connection, org_id=org_id, name=name)
     await _sql.drop_secrets(connection, org_id=org_id, name=name)

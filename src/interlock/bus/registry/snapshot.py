@@ -343,7 +343,7 @@ _KEEP: Final = timedelta(minutes=10)
 _FIRST: Final = UUID(int=0)
 
 
-class SnapshotPublishing(Periodic):
+class SnapshotPublisher(Periodic):
     name = "snapshots"
 
     def __init__(self, database: Database, settings: Settings, objects: Objects, keyring: Keyring) -> None:

@@ -49,7 +49,7 @@ class Replays:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def ask(self, request: ReplayRequest, caller: Principal) -> ReplayView:
+    async def create(self, request: ReplayRequest, caller: Principal) -> ReplayView:
         _check(request)
         async with self._database.transaction() as connection:
             row = await _sql.insert_replay(
@@ -64,7 +64,7 @@ class Replays:
                 limit=request.limit,
             )
         log.info(
-            "replay.asked",
+            "replay.requested",
             replay_id=str(row["replay_id"]),
             org=caller.org,
             operator=caller.user,
@@ -168,7 +168,7 @@ class ArchiveSelection:
         self._queries = Queries(database, settings, objects, self._packs)
         self._batches = BatchQueries(database, ClosedRuns(database, settings))
 
-    async def ask(self, row: Row) -> UUID | None:
+    async def submit(self, row: Row) -> UUID | None:
         """Submits the task that reads the archive, and returns its id; None if there is no archive. All commands
         accepted before the request are archived first. Raises NotYet while another process writes some of them."""
         org_id = row["org_id"]

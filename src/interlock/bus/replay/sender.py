@@ -45,7 +45,7 @@ class _Taken(Exception):
     """Raised if another process has sent the commands, or the replay was cancelled."""
 
 
-class Replaying(Periodic):
+class ReplaySender(Periodic):
     name = "replays"
 
     def __init__(
@@ -73,7 +73,7 @@ class Replaying(Periodic):
         elif row["origin"] == ReplayOrigin.DEAD_LETTERS:
             await self._select_dead(row)
         elif row["task_id"] is None:
-            await self._ask_archive(row)
+            await self._start_selection(row)
         else:
             await self._read_selection(row)
         return 1
@@ -117,9 +117,9 @@ class Replaying(Periodic):
             return None
         return found
 
-    async def _ask_archive(self, row: Row) -> None:
+    async def _start_selection(self, row: Row) -> None:
         try:
-            task_id = await self._selection.ask(row)
+            task_id = await self._selection.submit(row)
         except NotYet:
             await self._look_later(row, _LOOK_SECONDS)
             return
@@ -252,8 +252,8 @@ def _signed(item: Row, key: Key, row: Row, now: datetime) -> bytes:
 
 def _matches(letter: Delivered, filters: ReplayFilters, source: str | None) -> bool:
     command, metadata = letter.command, letter.metadata
-    asked = ((source, command.source), (filters.target, command.target), (filters.name, command.name))
-    if any(wanted is not None and wanted != found for wanted, found in asked):
+    filtered = ((source, command.source), (filters.target, command.target), (filters.name, command.name))
+    if any(wanted is not None and wanted != found for wanted, found in filtered):
         return False
     if filters.since is not None or filters.until is not None:
         moment = datetime.fromisoformat(metadata.timestamp)

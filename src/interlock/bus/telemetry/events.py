@@ -57,11 +57,11 @@ def array(events: Sequence[Raw]) -> str:
     return _encoder.encode(events).decode()
 
 
-async def tell(connection: Connection, events: Iterable[tuple[UUID, BusEvent]]) -> None:
+async def emit(connection: Connection, events: Iterable[tuple[UUID, BusEvent]]) -> None:
     """Writes events in the caller's transaction."""
     rows = rows_of(events)
     if rows.org_ids:
-        await _sql.tell(connection, org_ids=rows.org_ids, events=rows.events, events_in=rows.events_in)
+        await _sql.emit(connection, org_ids=rows.org_ids, events=rows.events, events_in=rows.events_in)
 
 
 # Deliveries in short form

@@ -21,7 +21,7 @@ from msgspec import UNSET, Raw, Struct, field
 from interlock.bus.alerts.alerts import Raised, count_alerts, raise_alerts
 from interlock.bus.alerts.route_health import count_misroutes
 from interlock.bus.metrics import TELEMETRY_DROPPED, TELEMETRY_EVENTS, TELEMETRY_OLDEST
-from interlock.bus.telemetry.events import FULL, telemetry_queue, tell
+from interlock.bus.telemetry.events import FULL, emit, telemetry_queue
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Gathering, Periodic
 from interlock.settings import Settings
@@ -152,7 +152,7 @@ class TelemetryAgeOut(Periodic):
                 connection, after=self._after, tenants=_TENANTS, age_seconds=self._age, limit=_AGED
             )
             dropped = [(row["org_id"], _dropped(row)) for row in rows if row["events_in"]]
-            await tell(connection, dropped)
+            await emit(connection, dropped)
             await failpoint("telemetry_age_out.before_commit")
         self._after = rows[-1]["org_id"] if len(rows) == _TENANTS else _FIRST
         TELEMETRY_OLDEST.set(max((row["waiting_seconds"] or 0.0 for row in rows), default=0.0))
