@@ -19,8 +19,8 @@ from interlock.access.tokens import CapabilityVerifier
 from interlock.apps.app import open_app
 from interlock.errors import ConfigurationError, Unauthenticated
 from interlock.settings import load
-from tests.support.forging import b64, es256, part, raw
 from tests.support.system import System, fence, running
+from tests.support.token_parts import b64, es256, part, raw
 
 _ENCODINGS = (serialization.Encoding.PEM, serialization.Encoding.DER)
 

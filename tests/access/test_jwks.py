@@ -18,8 +18,8 @@ from interlock.clock import ManualClock
 from interlock.errors import Unauthenticated, Unavailable
 from interlock.http.documents import MAX_BYTES, Documents
 from interlock.stores.signers import jwk_of
-from tests.support.issuer import Answer, Publisher, jwk, publishing
-from tests.support.patience import answered
+from tests.support.identity_provider import Answer, Publisher, jwk, publishing
+from tests.support.polls import answered
 from tests.support.system import System
 
 PATH = "/internal/jwks/task"

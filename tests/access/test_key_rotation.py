@@ -7,8 +7,8 @@ from typing import Any
 
 from interlock.apps.app import open_app
 from interlock.clock import ManualClock
-from tests.support.forging import part
 from tests.support.system import System, fence
+from tests.support.token_parts import part
 
 
 async def rotate(system: System) -> str:

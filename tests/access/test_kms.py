@@ -14,8 +14,8 @@ from interlock.clock import ManualClock
 from interlock.errors import ConfigurationError, Unavailable
 from interlock.settings import Settings
 from tests.support.aws import Aws
-from tests.support.forging import ORDER, part, raw
 from tests.support.system import System, fence, running
+from tests.support.token_parts import ORDER, part, raw
 
 
 @pytest.fixture(autouse=True)

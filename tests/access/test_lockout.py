@@ -14,8 +14,8 @@ from interlock.dags.webhook_sources import OVERLAP_SECONDS, signature
 from interlock.http.lockout import Lockout
 from interlock.stores.postgres import Database
 from interlock.wire.access import KeyRequest, Role
-from tests.bus.site import opened
-from tests.support.sources import deploy, source_job
+from tests.support.bus_services import opened
+from tests.support.source_dags import deploy, source_job
 from tests.support.system import System, running
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from interlock.cli.app import execute
 from tests.conftest import copied
-from tests.support.issuer import IdentityProvider, publishing
+from tests.support.identity_provider import IdentityProvider, publishing
 from tests.support.system import System, running
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from interlock.apps import gateway
 from interlock.clock import ManualClock
-from tests.support.bundles import upload, zipped
+from tests.support.code_bundles import upload, zipped
 from tests.support.dags import deploy
 from tests.support.system import System, fence
 

@@ -28,10 +28,12 @@ from interlock.wire.jobs import Policy
 from interlock.wire.tasks import TaskView
 from interlock.workers import Worker
 from interlock.workers.redaction import MASK
-from tests.support.logging import logging_to
-from tests.support.strangers import answer, stranger
+from tests.support.log_file import logging_to
 from tests.support.system import System, until
+from tests.support.third_party_servers import answer, stranger
 
+LEAKING = "tests.support.leaking_operators"
+LEAK, SEEN = f"{LEAKING}:leak", f"{LEAKING}:seen"
 WAYS = ("message", "cut_message", "error_class", "cause", "result", "progress", "prints", "crash")
 CONFIG = {"key": "${secret:KEY}"}
 KEPT = Policy(backoff_seconds=0, jitter=0, max_attempts=2)
@@ -43,7 +45,7 @@ async def working(system: System, **more: Any) -> AsyncIterator[None]:
     settings = Settings(
         internal_url=system.internal_url, worker_token=system.worker_token, outbound_allow=["127.0.0.1"]
     )
-    worker = Worker(settings, concurrency=2, cancel_grace=5, operators=["tests.support.leaks"], **more)
+    worker = Worker(settings, concurrency=2, cancel_grace=5, operators=[LEAKING], **more)
     running = asyncio.create_task(worker.run())
     yield
     worker.request_drain()
@@ -57,7 +59,7 @@ async def working(system: System, **more: Any) -> AsyncIterator[None]:
 @asynccontextmanager
 async def admin(system: System, org: str | None = None) -> AsyncIterator[tuple[Client, UUID]]:
     """Yields a client of an admin and its org: the system's own org, or a new one."""
-    await system.declare("tests.support.leaks:leak", "tests.support.leaks:seen")
+    await system.declare(LEAK, SEEN)
     org_id, key = system.org_id, system.admin_key
     if org is not None:
         org_id = (await system.kernel.access.principals.create_org(org)).org_id
@@ -75,7 +77,7 @@ async def ended(client: Client, run_id: UUID) -> list[TaskView]:
     return sorted([task async for task in client.tasks(run=run_id)], key=lambda task: task.index or 0)
 
 
-async def submitted(client: Client, tasks: list[Any], operator: str = "tests.support.leaks:leak", **more: Any) -> UUID:
+async def submitted(client: Client, tasks: list[Any], operator: str = LEAK, **more: Any) -> UUID:
     given: dict[str, Any] = {"config": CONFIG, "policy": KEPT} | more
     accepted = await client.submit(tasks, operator=operator, **given)
     return accepted.run_id
@@ -147,11 +149,11 @@ async def test_a_task_gets_the_secret_of_its_own_org_and_of_no_other(system: Sys
     async with admin(system) as (ours, _), admin(system, "theirs") as (theirs, _), working(system):
         await ours.secrets.set("KEY", "value-of-ours")
         with pytest.raises(InterlockError) as unknown:
-            await submitted(theirs, [guesses], "tests.support.leaks:seen")
+            await submitted(theirs, [guesses], SEEN)
         assert unknown.value.code == "unknown_secret"
         assert (await theirs.secrets.page()).secrets == []
         await theirs.secrets.set("KEY", "value-of-theirs")
-        runs = [await submitted(client, [guesses], "tests.support.leaks:seen") for client in (ours, theirs)]
+        runs = [await submitted(client, [guesses], SEEN) for client in (ours, theirs)]
         (mine,), (other,) = [await ended(client, run) for client, run in zip((ours, theirs), runs, strict=True)]
         assert msgspec.json.decode(mine.result)["is"] == [True, False]
         assert msgspec.json.decode(other.result)["is"] == [False, True]
@@ -178,7 +180,7 @@ async def test_a_new_value_is_used_from_the_next_claim_on(system: System) -> Non
     async with admin(system) as (client, _), working(system):
         for version, value in enumerate(("the-old-value", "the-new-value"), 1):
             assert (await client.secrets.set("KEY", value)).version == version
-            (task,) = await ended(client, await submitted(client, [guesses], "tests.support.leaks:seen"))
+            (task,) = await ended(client, await submitted(client, [guesses], SEEN))
             assert msgspec.json.decode(task.result)["is"] == [version == 1, version == 2]
 
 
@@ -307,7 +309,7 @@ async def test_a_variable_is_passed_on_to_tasks_of_its_org_alone(system: System)
         async with working(system, variables={org_id: {"OLD_KEY": "passed-on-value"}}):
             for client in (ours, theirs):
                 await client.secrets.set("KEY", "any-long-value")
-            runs = [await submitted(client, [guesses], "tests.support.leaks:seen") for client in (ours, theirs)]
+            runs = [await submitted(client, [guesses], SEEN) for client in (ours, theirs)]
             (mine,), (other,) = [await ended(client, run) for client, run in zip((ours, theirs), runs, strict=True)]
             assert msgspec.json.decode(mine.result)["env"] == {"OLD_KEY": None}
             assert msgspec.json.decode(other.result)["env"] == {}

@@ -24,8 +24,8 @@ from interlock.access.jwt import MAX_TOKEN_BYTES
 from interlock.apps.app import open_app
 from interlock.clock import ManualClock
 from interlock.errors import Unauthenticated
-from tests.support.forging import b64, es256, part
 from tests.support.system import System, fence, running
+from tests.support.token_parts import b64, es256, part
 
 Claims = dict[str, Any]
 TASK_PATHS = ["/v1/task/heartbeat", "/v1/task/complete", "/v1/task/events", "/v1/task/buffer-publish"]

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from bench.access import program
-from bench.access.site import Stopwatch, dag
+from bench.access.deployment import Stopwatch, dag
 from bench.access.tokens import tokens
 from interlock.settings import Settings
 from tests.support.dags import valid

@@ -9,8 +9,8 @@ from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.cli.demos.bus_command import Office, Wanted
 from interlock.client import Client
 from tests.support.deployed import Deployed
-from tests.support.ingests import Intake
-from tests.support.patience import answered
+from tests.support.polls import answered
+from tests.support.staged_lists import Intake
 from tests.support.system import System
 
 DAG = """

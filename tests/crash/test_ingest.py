@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import copied
-from tests.crash.deployment import Process
 from tests.crash.seed import ROUNDS, random_for
-from tests.support.ingests import Intake, intake
-from tests.support.patience import answered
+from tests.support.deployment import Process
 from tests.support.pipelines import Flow
+from tests.support.polls import answered
+from tests.support.staged_lists import Intake, intake
 
 _OF_LARGE = (
     "ingest.received",

@@ -10,8 +10,8 @@ import pytest
 from interlock.clock import ManualClock
 from interlock.dags.sources import LONGEST_WAIT_SECONDS, STEADY_SECONDS, AlwaysOn
 from interlock.wire.access import Role
-from tests.support.files import marked
-from tests.support.sources import active_job, deploy, hold_back, let_go, other_key, source_job
+from tests.support.dataset_files import marked
+from tests.support.source_dags import active_job, deploy, hold_back, let_go, other_key, source_job
 from tests.support.system import System, fence
 
 ALWAYS: dict[str, Any] = {"kind": "always_on"}

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from interlock.wire.access import KeyRequest, Role
-from tests.support.bundles import upload, zipped
+from tests.support.code_bundles import upload, zipped
 from tests.support.dags import deploy
 from tests.support.system import System
 

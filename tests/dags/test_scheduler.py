@@ -20,8 +20,8 @@ from interlock.apps.scheduler import scheduler
 from interlock.clock import ManualClock
 from interlock.dags.scheduler import Scheduler
 from interlock.settings import Settings
-from tests.crash.deployment import clean_environment
-from tests.support.sources import active_job, deploy, hold_back, let_go, make_tasks, payloads, source_job
+from tests.support.deployment import clean_environment
+from tests.support.source_dags import active_job, deploy, hold_back, let_go, make_tasks, payloads, source_job
 from tests.support.system import System, running, until
 
 NOON = datetime(2025, 6, 1, 12, 0, 30, tzinfo=UTC)

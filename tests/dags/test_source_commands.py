@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interlock.cli.app import execute
-from tests.support.sources import active_job, deploy, make_tasks, payloads, source_job
+from tests.support.source_dags import active_job, deploy, make_tasks, payloads, source_job
 from tests.support.system import System
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from interlock.dags.triggers import Triggers
 from interlock.wire.access import Role
-from tests.support.sources import active_job, deploy, hold_back, let_go, make_tasks, other_key, payloads, source_job
+from tests.support.source_dags import active_job, deploy, hold_back, let_go, make_tasks, other_key, payloads, source_job
 from tests.support.system import System
 
 MANUAL: dict[str, Any] = {"kind": "manual"}

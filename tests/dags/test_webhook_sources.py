@@ -11,7 +11,7 @@ import pytest
 from interlock.clock import ManualClock
 from interlock.dags.webhook_sources import OVERLAP_SECONDS, WINDOW_SECONDS, signature
 from interlock.wire.access import Role
-from tests.support.sources import active_job, deploy, hold_back, make_tasks, other_key, payloads, source_job
+from tests.support.source_dags import active_job, deploy, hold_back, make_tasks, other_key, payloads, source_job
 from tests.support.system import System
 
 SECRET = "/v1/dags/feeds/jobs/src/secret"

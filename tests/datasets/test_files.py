@@ -10,7 +10,7 @@ import pytest
 
 from interlock.clock import ManualClock
 from interlock.schemas import MARKER, MAX_MARKER_BYTES, Column, DatasetSchema
-from tests.support.files import PLAIN, marked, path_of
+from tests.support.dataset_files import PLAIN, marked, path_of
 from tests.support.pipelines import Flow
 from tests.support.system import System, fence, until
 

@@ -17,10 +17,10 @@ from interlock.apps.app import open_app
 from interlock.client import Fence, TaskClient
 from interlock.clock import ManualClock
 from interlock.errors import Forbidden
-from tests.support.files import marked, path_of
-from tests.support.forging import part
+from tests.support.dataset_files import marked, path_of
 from tests.support.pipelines import Flow
 from tests.support.system import System, fence, running
+from tests.support.token_parts import part
 
 DAG = """
 name: chain

@@ -17,7 +17,7 @@ from interlock.http.limits import ConnectionLimits
 from interlock.http.listener import bind
 from interlock.http.server import Server, config_of
 from interlock.telemetry import REGISTRY
-from tests.support.patience import PATIENCE
+from tests.support.polls import PATIENCE
 
 Message = MutableMapping[str, Any]
 QUICK = ConnectionLimits(head_seconds=0.4, body_bytes_per_second=1000, body_window_seconds=0.4, reply_stall_seconds=0.4)

@@ -6,8 +6,8 @@ import pytest
 
 from interlock.apps.ingest import ingest
 from tests.cli.test_cli import Terminal
-from tests.support.ingests import Intake
 from tests.support.pipelines import Flow
+from tests.support.staged_lists import Intake
 from tests.support.system import System
 
 DAG = """

@@ -20,9 +20,9 @@ from interlock.jobs.backfills import Scopes
 from interlock.jobs.ingest_records import Overtaken, Records
 from interlock.jobs.run_sources import Place, ScopesSource
 from interlock.settings import INGEST_QUEUE
-from tests.support.files import marked
-from tests.support.ingests import Intake, intake
+from tests.support.dataset_files import marked
 from tests.support.pipelines import Flow
+from tests.support.staged_lists import Intake, intake
 
 DAG = """
 name: chain

@@ -15,8 +15,8 @@ from interlock import failpoints
 from interlock.clock import ManualClock
 from interlock.jobs import held_tasks
 from interlock.wire.access import KeyRequest, Role
-from tests.support.ingests import Intake, intake
 from tests.support.pipelines import Flow
+from tests.support.staged_lists import Intake, intake
 
 DAG = """
 name: chain

@@ -12,7 +12,7 @@ import pytest
 from interlock.jobs.receipt_verification import digests
 from tests.conftest import copied
 from tests.jobs.test_results import LONG, packs_of, report
-from tests.support.ingests import Intake, intake
+from tests.support.staged_lists import Intake, intake
 from tests.support.system import fence
 
 TASKS = 60

@@ -14,8 +14,8 @@ from interlock.cli.app import execute
 from interlock.client import Client
 from interlock.wire.jobs import ListFormat
 from tests.conftest import copied
-from tests.support.ingests import Intake, intake
 from tests.support.s3 import S3
+from tests.support.staged_lists import Intake, intake
 
 
 @pytest.fixture(scope="module")

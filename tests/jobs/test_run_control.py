@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from interlock.clock import ManualClock
-from tests.support.shards import submit_sharded
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System, fence
 
 TASKS = [{"n": n} for n in range(250)]

@@ -34,7 +34,7 @@ from interlock.outbound.failures import (
     Unreachable,
 )
 from interlock.settings import load
-from tests.support.strangers import NAME, SILENCE, Stranger, answer, chunked, identity, stranger
+from tests.support.third_party_servers import NAME, SILENCE, Stranger, answer, chunked, identity, stranger
 
 HERE = Exceptions.read(["127.0.0.1"])
 PUBLIC = "93.184.215.14"

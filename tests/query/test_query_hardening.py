@@ -26,7 +26,7 @@ from interlock.query.engine import DataFile, Engine, Files, Limits, QueryJob, Re
 from interlock.query.sql_gate import Scan
 from interlock.settings.query import QUERY_OVERHEAD_MB
 from tests.query.corpus import ATTACKS, Attack
-from tests.support.patience import eventually
+from tests.support.polls import eventually
 
 SECRET = "a-secret-that-no-statement-contains"
 UNNAMED = "a-file-that-no-statement-names"

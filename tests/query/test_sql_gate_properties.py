@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from interlock.errors import InvalidQuery
 from interlock.query import sql_gate
-from tests.support.statements import Dialect, Writer
+from tests.support.random_statements import Dialect, Writer
 
 MARK = "planted value"
 GRANTED = ("logs", "blocks")

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from interlock.spark.built_in.sql import _frame
 from interlock.spark.built_in.sql_gate import UnsafeQuery, checked
 from interlock.workers.failures import BadConfig
-from tests.support.statements import Dialect, Writer
+from tests.support.random_statements import Dialect, Writer
 
 pytestmark = pytest.mark.timeout(300)
 

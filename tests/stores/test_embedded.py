@@ -33,7 +33,7 @@ from interlock.stores.embedded import (
 from interlock.stores.embedded.account import Account, AccountError
 from interlock.stores.embedded.files import trim_log
 from interlock.stores.embedded.server import is_alive
-from tests.support.patience import answered
+from tests.support.polls import answered
 
 STARTER = """
 import asyncio, json, sys

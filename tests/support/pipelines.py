@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from tests.support.dags import deploy
-from tests.support.files import marked
+from tests.support.dataset_files import marked
 from tests.support.system import System, fence
 
 Name = tuple[str, str]

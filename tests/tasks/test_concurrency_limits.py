@@ -12,7 +12,7 @@ from valkey.asyncio import Valkey
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.clock import ManualClock
 from interlock.stores.embedded import EmbeddedValkey
-from tests.support.shards import submit_sharded
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System, fence, running, valkey_is_back
 
 TASKS = [{"n": n} for n in range(250)]

@@ -12,7 +12,7 @@ from valkey.asyncio import Valkey
 
 from interlock.clock import ManualClock
 from interlock.stores.embedded import EmbeddedValkey
-from tests.support.shards import submit_sharded
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System, running
 
 URLS = [{"url": f"https://{host}.example/{n}"} for n in range(60) for host in ("busy", "quiet")]

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from interlock.tasks.shards import shard_of
-from tests.support.shards import submit_sharded
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System, fence
 
 TASKS = [{"n": n} for n in range(10)]

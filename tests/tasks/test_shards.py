@@ -10,8 +10,8 @@ import pytest
 from interlock.stores.postgres import Database
 from interlock.tasks import shards
 from interlock.tasks.shards import shard_of
-from tests.support.patience import answered
-from tests.support.shards import submit_sharded
+from tests.support.polls import answered
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System
 
 

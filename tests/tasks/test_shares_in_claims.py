@@ -12,7 +12,7 @@ import pytest
 
 from interlock.tasks import postgres_queue
 from interlock.tasks.queue import Outgoing
-from tests.support.shards import submit_sharded
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System, running
 
 SIZE = 100

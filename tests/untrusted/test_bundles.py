@@ -13,7 +13,7 @@ import pytest
 from interlock.clock import ManualClock
 from interlock.failpoints import arm, disarm
 from tests.conftest import copied
-from tests.support.bundles import HANDLER, sha256, upload, zipped
+from tests.support.code_bundles import HANDLER, sha256, upload, zipped
 from tests.support.system import System, running
 
 RUNNER = "http://127.0.0.1:9"
@@ -285,7 +285,7 @@ async def test_a_job_and_a_delete_at_the_same_moment_do_not_both_succeed(shared:
 
 
 async def _blocked(system: System) -> None:
-    from tests.support.patience import answered
+    from tests.support.polls import answered
 
     waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
     await answered(lambda: system.value(waiting))

@@ -17,8 +17,8 @@ from interlock.clock import ManualClock
 from interlock.processes.loop import forever
 from interlock.stores.embedded import EmbeddedValkey
 from tests.conftest import copied
-from tests.support.bundles import sha256, upload, zipped
-from tests.support.runners import TOKEN, Invocation, ScriptedRunner, exited, scripted_runner
+from tests.support.code_bundles import sha256, upload, zipped
+from tests.support.scripted_runner import TOKEN, Invocation, ScriptedRunner, exited, scripted_runner
 from tests.support.system import System, running, until
 
 LOOPS = ("relay", "retries", "reaper")

@@ -17,9 +17,9 @@ from interlock.untrusted.runner.lambda_package import HANDLER, write
 from interlock.untrusted.runners import LambdaRunner, RunnerAway
 from tests.conftest import copied
 from tests.support.aws import Aws
-from tests.support.bundles import upload, zipped
+from tests.support.code_bundles import upload, zipped
+from tests.support.sandboxes import served
 from tests.support.system import System, running, until
-from tests.untrusted.sandboxes import served
 
 FUNCTION = "interlock-runner"
 

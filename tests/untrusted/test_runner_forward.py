@@ -14,9 +14,9 @@ import pytest
 
 from interlock.untrusted.runner.contract import Endpoints
 from interlock.untrusted.runner.forwarder import Forwarder, open_routes
-from tests.support.patience import PATIENCE
-from tests.support.strangers import answer, identity, stranger, terminating
+from tests.support.polls import PATIENCE
 from tests.support.system import System, fence
+from tests.support.third_party_servers import answer, identity, stranger, terminating
 
 HERE = b"User code may request only"
 TASK = b"/v1/task/heartbeat"

@@ -22,7 +22,7 @@ from interlock.wire.access import KeyRequest, Role
 from interlock.wire.base import TaskStatus
 from interlock.wire.jobs import Policy
 from tests.apps.test_up import Up, installation
-from tests.support.bundles import zipped
+from tests.support.code_bundles import zipped
 from tests.support.system import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]

@@ -26,7 +26,7 @@ from interlock.wire.base import Outcome, RunState, TaskStatus
 from interlock.wire.jobs import DatasetRef, Policy
 from interlock.wire.tasks import Crash, TaskView
 from interlock.workers import Worker
-from tests.support.gates import Gate, Visitor
+from tests.support.operator_gate import Gate, Visitor
 from tests.support.system import System, until
 
 OPERATORS = """
