@@ -13,7 +13,7 @@ from interlock.dags import range_operators
 from interlock.dags.checks import AGGREGATOR
 from interlock.tasks.inline_runtime import Call, InlineOperator, InlineRunner, Reaction
 from interlock.tasks.outbox_relay import TaskRef
-from tests.support.pipelines import Flow
+from tests.support.deployed_dags import DeployedDags
 from tests.support.system import System
 
 DAG = """
@@ -51,19 +51,19 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         failpoints.disarm(name)
 
 
-async def deployed(system: System, operator: str) -> Flow:
-    flow = Flow(system)
-    await flow.deploy(DAG.replace("OPERATOR", operator))
+async def deployed(system: System, operator: str) -> DeployedDags:
+    flow = DeployedDags(system)
+    await flow.start(DAG.replace("OPERATOR", operator))
     return flow
 
 
-async def worked(flow: Flow) -> None:
+async def worked(flow: DeployedDags) -> None:
     """Runs the loops until the dispatcher has no work left."""
     while await flow.run("router", "relay", "retries"):
         await flow.system.kernel.tasks.inline.drain(20)
 
 
-async def events_of(flow: Flow, start: int) -> int:
+async def events_of(flow: DeployedDags, start: int) -> int:
     return int(
         await flow.system.value(
             "select count(*) from interlock.dataset_events where dataset_version = $1 and range_start = $2",
@@ -73,7 +73,7 @@ async def events_of(flow: Flow, start: int) -> int:
     )
 
 
-async def kept(flow: Flow) -> str:
+async def kept(flow: DeployedDags) -> str:
     return str(await flow.system.value("select state from interlock.operator_state"))
 
 
@@ -189,7 +189,7 @@ async def test_partitions_that_come_all_at_once_become_ranges_without_a_failed_a
     assert await flow.partitions("chain", "hours") == tens(20)
     assert await kept(flow) == '{"next":0,"there":[[0,199]]}'
     assert await still.value("select count(*) from interlock.attempts") == 0
-    await flow.report("chain", "feed", (15, 19), sequence=1)
+    await flow.report("chain", "feed", (15, 19))
     await worked(flow)
     assert [await events_of(flow, start) for start in (0, 10, 20)] == [1, 2, 1]
 
