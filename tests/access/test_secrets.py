@@ -110,7 +110,7 @@ async def everything_shown(system: System, client: Client, run_id: UUID) -> str:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_a_value_is_shown_nowhere_whatever_an_operator_does(
+async def test_secret_value_appears_nowhere_whatever_an_operator_does(
     system: System, seed: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     value, fifo = value_of(random.Random(seed)), tmp_path / "fifo"
@@ -144,7 +144,7 @@ async def _progress_text(client: Client, run_id: UUID) -> str | None:
     return next(filter(None, texts), None)
 
 
-async def test_a_task_gets_the_secret_of_its_own_org_and_of_no_other(system: System) -> None:
+async def test_task_gets_only_secrets_of_its_own_org(system: System) -> None:
     guesses = {"guesses": ["value-of-ours", "value-of-theirs"]}
     async with admin(system) as (ours, _), admin(system, "theirs") as (theirs, _), working(system):
         await ours.secrets.set("KEY", "value-of-ours")
@@ -159,7 +159,7 @@ async def test_a_task_gets_the_secret_of_its_own_org_and_of_no_other(system: Sys
         assert msgspec.json.decode(other.result)["is"] == [False, True]
 
 
-async def test_a_row_that_is_copied_to_another_org_does_not_open(system: System) -> None:
+async def test_secret_row_copied_to_another_org_cannot_be_decrypted(system: System) -> None:
     async with admin(system) as (ours, org_id), admin(system, "theirs") as (_, other):
         await ours.secrets.set("KEY", "value-of-ours")
         await system.value(
@@ -175,7 +175,7 @@ async def test_a_row_that_is_copied_to_another_org_does_not_open(system: System)
         assert not copied.missing
 
 
-async def test_a_new_value_is_used_from_the_next_claim_on(system: System) -> None:
+async def test_new_secret_value_is_used_from_the_next_claim(system: System) -> None:
     guesses = {"guesses": ["the-old-value", "the-new-value"]}
     async with admin(system) as (client, _), working(system):
         for version, value in enumerate(("the-old-value", "the-new-value"), 1):
@@ -184,7 +184,7 @@ async def test_a_new_value_is_used_from_the_next_claim_on(system: System) -> Non
             assert msgspec.json.decode(task.result)["is"] == [version == 1, version == 2]
 
 
-async def test_a_secret_that_was_removed_fails_its_tasks_for_good(system: System) -> None:
+async def test_removed_secret_fails_its_tasks_permanently(system: System) -> None:
     async with admin(system) as (client, _):
         await client.secrets.set("KEY", "soon-to-be-gone")
         run_id = await submitted(client, [{"way": "result"}])
@@ -197,7 +197,7 @@ async def test_a_secret_that_was_removed_fails_its_tasks_for_good(system: System
         assert "interlock secret set KEY" in (task.error_message or "")
 
 
-async def test_a_seal_that_does_not_fit_fails_tasks_and_loses_none(system: System, tmp_path: Path) -> None:
+async def test_wrong_seal_fails_tasks_and_loses_none(system: System, tmp_path: Path) -> None:
     async with admin(system) as (client, _):
         await client.secrets.set("KEY", "sealed-with-another")
         run_id = await submitted(client, [{"way": "result"}])
@@ -235,7 +235,7 @@ async def test_only_admins_of_the_org_see_or_change_secrets(system: System) -> N
         ("KEY", {"value": ["some-long-value"]}, "invalid_request"),
     ],
 )
-async def test_a_secret_that_cannot_be_is_refused_without_its_value(
+async def test_invalid_secret_is_refused_without_showing_its_value(
     system: System, name: str, body: dict[str, Any], code: str
 ) -> None:
     reply = await system.user("PUT", f"/v1/secrets/{name}", json=body)
@@ -253,7 +253,7 @@ async def test_a_secret_that_cannot_be_is_refused_without_its_value(
         (CONFIG, "dispatcher", "noop", "secret_not_for_runtime"),
     ],
 )
-async def test_a_config_that_names_a_secret_it_cannot_have_is_refused(
+async def test_config_with_an_inaccessible_secret_is_refused(
     system: System, config: dict[str, Any], runtime: str, operator: str, code: str
 ) -> None:
     job = {"operator": operator, "runtime": runtime, "config": config, "tasks": [1]}
@@ -261,7 +261,7 @@ async def test_a_config_that_names_a_secret_it_cannot_have_is_refused(
     assert (reply.status_code, reply.json()["code"]) == (400, code)
 
 
-async def test_a_dag_that_names_an_unknown_secret_is_not_deployed(system: System) -> None:
+async def test_dag_with_an_unknown_secret_is_not_deployed(system: System) -> None:
     dag = """
 name: secretive
 jobs:
@@ -283,7 +283,7 @@ jobs:
     assert {"SecretMissing", "AddressRefused", "HostNotBound"} <= set(final)
 
 
-async def test_a_worker_sends_a_bound_secret_to_its_host_alone(system: System) -> None:
+async def test_bound_secret_is_sent_only_to_its_host(system: System) -> None:
     async with admin(system) as (client, _), working(system), stranger() as there, stranger() as other:
         there.says("/", answer(b'{"ok": true}'))
         there.says("/echo", answer(b"you sent a-bound-secret-value"))
@@ -302,7 +302,7 @@ async def test_a_worker_sends_a_bound_secret_to_its_host_alone(system: System) -
         assert (task.error_class, task.attempt) == ("SecretBound", 1)
 
 
-async def test_a_variable_is_passed_on_to_tasks_of_its_org_alone(system: System) -> None:
+async def test_variable_is_passed_only_to_tasks_of_its_org(system: System) -> None:
     guesses: dict[str, Any] = {"guesses": []}
     async with admin(system) as (ours, org_id), admin(system, "theirs") as (theirs, _), stranger() as there:
         there.says("/", answer(b"{}"))

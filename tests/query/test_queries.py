@@ -89,7 +89,7 @@ async def hurried(site: QuerySystem) -> AsyncIterator[QuerySystem]:
         yield hurried
 
 
-async def test_a_published_name_is_a_relation_and_columns_come_with_their_types(site: QuerySystem) -> None:
+async def test_published_name_is_a_relation_with_typed_columns(site: QuerySystem) -> None:
     reply = await site.ask("select block_number, reward from blocks where block_number between 8 and 11 order by 1")
     assert reply.status_code == 200, reply.text
     answer = reply.json()
@@ -109,7 +109,7 @@ async def test_a_dataset_has_several_names(site: QuerySystem, relation: str) -> 
     assert await site.rows(f"select count(*) from {relation}".replace("{uuid}", f'"{uuid}"')) == [[30]]
 
 
-async def test_listed_datasets_are_all_there_is_and_outputs_have_their_short_names(site: QuerySystem) -> None:
+async def test_only_listed_datasets_are_visible_under_short_names(site: QuerySystem) -> None:
     listed = ["chain:feed:blocks"]
     assert await site.rows("select max(block_number) from blocks", datasets=listed) == [[29]]
     refused = await site.ask("select * from hot_logs", datasets=listed)
@@ -130,12 +130,12 @@ async def test_files_and_tables_are_joined_in_one_statement(site: QuerySystem) -
     assert exact == [[str(7 * 10**30)]]
 
 
-async def test_what_is_not_committed_is_not_there(site: QuerySystem) -> None:
+async def test_uncommitted_rows_are_not_visible(site: QuerySystem) -> None:
     await bring(site.system, 900, 909, commit=False)
     assert await site.rows("select count(*), max(block_number) from blocks") == [[30, 29]]
 
 
-async def test_a_stream_of_csv_has_all_rows_and_a_header(site: QuerySystem) -> None:
+async def test_csv_stream_has_a_header_and_all_rows(site: QuerySystem) -> None:
     sql = "select a.block_number, null as nothing, a.miner from blocks a, blocks b order by 1"
     reply = await site.ask(sql, format="csv")
     assert reply.headers["content-type"] == "text/csv; charset=utf-8"
@@ -146,7 +146,7 @@ async def test_a_stream_of_csv_has_all_rows_and_a_header(site: QuerySystem) -> N
     assert (record["outcome"], record["row_count"], record["truncated"]) == ("Completed", 900, False)
 
 
-async def test_a_stream_of_arrow_is_read_by_arrow(site: QuerySystem) -> None:
+async def test_arrow_stream_is_readable_by_pyarrow(site: QuerySystem) -> None:
     reply = await site.ask("select block_number, reward from blocks order by 1", format="arrow")
     assert reply.headers["content-type"] == "application/vnd.apache.arrow.stream"
     table = pa.ipc.open_stream(reply.content).read_all()
@@ -155,7 +155,7 @@ async def test_a_stream_of_arrow_is_read_by_arrow(site: QuerySystem) -> None:
     assert pa.ipc.open_stream(limited.content).read_all().num_rows == 3
 
 
-async def test_rows_and_bytes_past_the_limits_are_left_out_and_said_so(site: QuerySystem) -> None:
+async def test_result_over_row_or_byte_limit_is_marked_truncated(site: QuerySystem) -> None:
     many = (await site.ask("select 1 from blocks a, blocks b")).json()
     assert (many["row_count"], len(many["rows"]), many["truncated"]) == (50, 50, True)
     long = (await site.ask("select repeat(miner, 100) from blocks")).json()
@@ -181,7 +181,7 @@ async def test_rows_and_bytes_past_the_limits_are_left_out_and_said_so(site: Que
         "this is no SQL",
     ],
 )
-async def test_the_gate_refuses_and_the_record_says_so_without_the_statement(site: QuerySystem, sql: str) -> None:
+async def test_refusal_is_recorded_without_the_statement(site: QuerySystem, sql: str) -> None:
     reply = await site.ask(sql)
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_query")
     record = await site.newest()
@@ -192,7 +192,7 @@ async def test_the_gate_refuses_and_the_record_says_so_without_the_statement(sit
     assert sql not in kept
 
 
-async def test_another_orgs_datasets_do_not_exist(site: QuerySystem) -> None:
+async def test_datasets_of_another_org_are_not_found(site: QuerySystem) -> None:
     key = await stranger(site.system)
     for relation in ("blocks", '"chain:feed:blocks"', f'"{await version_of(site.system, "feed")}"'):
         reply = await site.ask(f"select * from {relation}", key=key)
@@ -204,7 +204,7 @@ async def test_another_orgs_datasets_do_not_exist(site: QuerySystem) -> None:
     assert mine not in {query["query_id"] for query in theirs}
 
 
-async def test_a_dataset_published_for_others_is_no_relation_for_this_role(site: QuerySystem) -> None:
+async def test_dataset_with_other_read_roles_is_not_a_relation(site: QuerySystem) -> None:
     reader = await reader_of(site.system)
     assert await site.rows("select count(*) from blocks", key=reader) == [[30]]
     assert (await site.ask("select * from secrets", key=reader)).status_code == 400
@@ -218,7 +218,7 @@ async def test_a_key_without_the_scope_and_no_key_are_refused(site: QuerySystem)
     assert (await site.ask("select 1", key="nonsense")).status_code == 401
 
 
-async def test_the_role_of_the_data_database_reads_tables_of_datasets_and_nothing_else(site: QuerySystem) -> None:
+async def test_database_role_reads_only_dataset_tables(site: QuerySystem) -> None:
     url = site.system.kernel.settings.query_data_url
     assert url is not None
     connection = await asyncpg.connect(url.get_secret_value())
@@ -245,9 +245,7 @@ async def claim(site: QuerySystem) -> dict[str, Any]:
     return await attempt_of(site.system)
 
 
-async def test_an_attempt_queries_its_inputs_by_their_names_and_nothing_else(
-    site: QuerySystem, claim: dict[str, Any]
-) -> None:
+async def test_attempt_queries_only_its_inputs_by_name(site: QuerySystem, claim: dict[str, Any]) -> None:
     reply = await site.ask_as(claim, "select count(*) from blocks")
     assert reply.json()["rows"] == [[30]]
     record = await site.record(reply.json()["query_id"])
@@ -266,7 +264,7 @@ async def test_body_and_token_must_name_the_same_attempt(site: QuerySystem, clai
     assert (stale.status_code, stale.json()["stale"]) == (409, "lease_token")
 
 
-async def test_an_attempt_that_has_lost_its_lease_reads_nothing(site: QuerySystem, claim: dict[str, Any]) -> None:
+async def test_attempt_without_its_lease_reads_nothing(site: QuerySystem, claim: dict[str, Any]) -> None:
     await site.system.value(
         "update interlock.tasks set lease_expires_at = now() - interval '1 second' where task_id = $1",
         UUID(claim["task_id"]),
@@ -319,9 +317,7 @@ async def apart(site: QuerySystem, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
             yield apart
 
 
-async def test_a_key_that_is_rotated_mid_task_costs_one_look_at_the_published_keys(
-    apart: Apart, claim: dict[str, Any]
-) -> None:
+async def test_key_rotation_during_a_task_causes_one_jwks_fetch(apart: Apart, claim: dict[str, Any]) -> None:
     assert await apart.status(claim) == (200, "")
     await apart.rotate()
     await apart.publish()
@@ -333,9 +329,7 @@ async def test_a_key_that_is_rotated_mid_task_costs_one_look_at_the_published_ke
     assert (await apart.status(claim | {"capability_token": forged}))[0] == 401
 
 
-async def test_without_the_published_keys_known_ones_are_good_for_a_while_and_nobody_is_called_a_forger(
-    apart: Apart, claim: dict[str, Any]
-) -> None:
+async def test_known_keys_outlive_a_jwks_outage_without_false_refusals(apart: Apart, claim: dict[str, Any]) -> None:
     assert await apart.status(claim) == (200, "")
     apart.publisher.away = True
     await apart.rotate()
@@ -368,7 +362,7 @@ async def test_an_attempt_exports_under_its_own_prefix(site: QuerySystem, claim:
 # Exports and batch queries of users
 
 
-async def test_an_export_is_fetched_by_its_signed_address_and_deleted_in_time(site: QuerySystem) -> None:
+async def test_export_is_downloaded_by_signed_url_and_expires(site: QuerySystem) -> None:
     reply = (await site.ask("select * from blocks", export=True)).json()
     assert (reply["row_count"], reply["rows"]) == (30, [])
     root = site.system.kernel.access.objects.root
@@ -387,7 +381,7 @@ async def test_an_export_is_fetched_by_its_signed_address_and_deleted_in_time(si
     assert refused.json()["code"] == "export_limit"
 
 
-async def test_a_batch_query_is_a_task_with_pinned_inputs_and_its_result_is_found_by_the_query(
+async def test_batch_query_is_a_task_with_pinned_inputs_and_a_result(
     site: QuerySystem,
 ) -> None:
     system = site.system
@@ -412,7 +406,7 @@ async def test_a_batch_query_is_a_task_with_pinned_inputs_and_its_result_is_foun
     assert (await system.http.get(view["export"]["files"][0]["url"])).content == b"rows"
 
 
-async def test_what_a_task_says_of_files_elsewhere_is_not_signed(site: QuerySystem) -> None:
+async def test_reported_files_outside_the_prefix_are_not_signed(site: QuerySystem) -> None:
     reply = (await site.ask("select * from blocks", mode="batch")).json()
     claim = await site.system.claim(reply["task_id"])
     elsewhere = f"{site.system.kernel.access.objects.root}/dataset/of/another"
@@ -421,9 +415,7 @@ async def test_what_a_task_says_of_files_elsewhere_is_not_signed(site: QuerySyst
     assert (await site.system.user("GET", f"/v1/queries/{reply['query_id']}")).status_code == 404
 
 
-async def test_a_query_past_its_limits_becomes_a_batch_task_when_it_may(
-    site: QuerySystem, hurried: QuerySystem
-) -> None:
+async def test_query_over_its_limits_becomes_a_batch_task_if_allowed(site: QuerySystem, hurried: QuerySystem) -> None:
     for where, sql in ((hurried, ENDLESS), (site, "select * from blocks a, blocks b")):
         reply = await where.ask(sql, mode="auto")
         assert (reply.status_code, reply.json()["outcome"]) == (202, "Batched")
@@ -432,7 +424,7 @@ async def test_a_query_past_its_limits_becomes_a_batch_task_when_it_may(
     assert refused.json()["code"] == "invalid_query"
 
 
-async def test_a_job_of_a_batch_query_goes_with_its_run(site: QuerySystem) -> None:
+async def test_job_of_a_batch_query_is_deleted_with_its_run(site: QuerySystem) -> None:
     task_id = (await site.ask("select * from blocks", mode="batch")).json()["task_id"]
     claim = await site.system.claim(task_id)
     await site.system.complete(claim, result={"prefix": "", "files": [], "row_count": 0})
@@ -465,15 +457,15 @@ async def over_limit(site: QuerySystem, sql: str) -> str:
     return str(record["code"])
 
 
-async def test_a_query_that_runs_for_ever_is_ended_and_its_place_free(hurried: QuerySystem) -> None:
+async def test_endless_query_is_ended_and_frees_its_slot(hurried: QuerySystem) -> None:
     assert await over_limit(hurried, ENDLESS) == "query_timeout"
 
 
-async def test_a_query_that_takes_all_memory_is_ended_and_its_place_free(site: QuerySystem) -> None:
+async def test_query_over_its_memory_is_ended_and_frees_its_slot(site: QuerySystem) -> None:
     assert await over_limit(site, GREEDY) == "query_memory"
 
 
-async def test_a_reader_that_leaves_mid_stream_frees_its_place(site: QuerySystem) -> None:
+async def test_reader_that_disconnects_mid_stream_frees_its_slot(site: QuerySystem) -> None:
     headers = {"Authorization": f"Bearer {site.system.admin_key}"}
     body = {"sql": LONG, "format": "arrow"}
     async with site.system.http.stream("POST", f"{site.url}/v1/query", headers=headers, json=body) as reply:
@@ -484,7 +476,7 @@ async def test_a_reader_that_leaves_mid_stream_frees_its_place(site: QuerySystem
     assert (await site.record(query_id))["outcome"] == "Canceled"
 
 
-async def test_a_caller_that_leaves_while_it_waits_frees_its_place(site: QuerySystem) -> None:
+async def test_waiting_caller_that_disconnects_frees_its_slot(site: QuerySystem) -> None:
     (asking,) = await holding(site, 1)
     await leave(asking)
     await site.idle()
@@ -508,9 +500,7 @@ async def leave(*asking: asyncio.Task[httpx.Response]) -> None:
     await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def test_a_stream_that_goes_past_its_time_breaks_off_instead_of_ending(
-    site: QuerySystem, hurried: QuerySystem
-) -> None:
+async def test_stream_past_its_timeout_is_cut_off_and_not_ended(site: QuerySystem, hurried: QuerySystem) -> None:
     if not await broken_off(hurried):
         # This machine is so busy that not even the first row arrived in time.
         async with querying(site.system, site.data_url, query_timeout_seconds=20.0) as patient:
@@ -528,7 +518,7 @@ async def broken_off(site: QuerySystem) -> bool:
     return False
 
 
-async def test_a_killed_statement_is_an_error_and_its_place_free(site: QuerySystem) -> None:
+async def test_killed_statement_is_an_error_and_frees_its_slot(site: QuerySystem) -> None:
     asking = asyncio.create_task(site.ask(ENDLESS))
 
     def statement() -> int | None:
@@ -549,7 +539,7 @@ async def test_a_killed_statement_is_an_error_and_its_place_free(site: QuerySyst
     assert await site.rows("select 1") == [[1]]
 
 
-async def test_more_than_there_are_places_get_429_with_a_time_to_come_back(site: QuerySystem) -> None:
+async def test_queries_beyond_the_slots_get_429_with_retry_after(site: QuerySystem) -> None:
     asking = await holding(site, LIMITS["query_concurrency"])
     replies = await asyncio.gather(*(site.ask("select 1") for _ in range(4)))
     assert [reply.status_code for reply in replies] == [429] * 4
@@ -575,7 +565,7 @@ async def test_a_missing_file_is_503(site: QuerySystem) -> None:
         await site.system.value("delete from interlock.partitions where range_start = 100 returning 1")
 
 
-async def test_without_the_state_database_queries_get_503_and_no_place_is_lost(
+async def test_state_database_outage_gives_503_and_leaks_no_slot(
     site: QuerySystem, claim: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = await asyncpg.create_pool(site.data_url, min_size=0)
@@ -589,7 +579,7 @@ async def test_without_the_state_database_queries_get_503_and_no_place_is_lost(
     assert await site.rows("select 1") == [[1]]
 
 
-async def test_an_answer_that_cannot_be_recorded_is_not_given(site: QuerySystem) -> None:
+async def test_result_is_withheld_if_it_cannot_be_recorded(site: QuerySystem) -> None:
     async def lose() -> None:
         disarm("query.before_commit")
         raise ConnectionResetError("the state database is gone")
@@ -618,7 +608,7 @@ async def test_history_is_paged_newest_first(site: QuerySystem) -> None:
     assert (await site.system.user("GET", "/v1/queries?cursor=x")).json()["code"] == "bad_cursor"
 
 
-async def test_records_of_a_killed_service_are_given_up_and_old_ones_deleted(site: QuerySystem) -> None:
+async def test_records_of_a_killed_service_end_and_old_ones_are_deleted(site: QuerySystem) -> None:
     system = site.system
     record = await system.kernel.query.records.open(
         Asker(system.org_id, user="ghost"), QueryMode.INTERACTIVE, "select 1"
@@ -663,7 +653,7 @@ def terminal(site: QuerySystem, capsys: pytest.CaptureFixture[str], monkeypatch:
     return Terminal(site.system, capsys)
 
 
-async def test_a_query_is_asked_on_the_command_line(terminal: Terminal, tmp_path: Path) -> None:
+async def test_query_runs_from_the_command_line(terminal: Terminal, tmp_path: Path) -> None:
     said = await terminal("sql", "select block_number, miner from blocks where block_number < 2 order by 1")
     assert said.code == 0, said.err
     assert said.out.splitlines()[0].split() == ["block_number", "miner"]
@@ -696,7 +686,7 @@ async def test_exports_batch_queries_and_history_are_shown(terminal: Terminal) -
         assert (await terminal("sql", *words)).code == 2
 
 
-async def test_an_attempt_asks_through_its_client(site: QuerySystem, claim: dict[str, Any]) -> None:
+async def test_attempt_queries_through_its_client(site: QuerySystem, claim: dict[str, Any]) -> None:
     fenced = Fence(UUID(claim["task_id"]), claim["attempt"], UUID(claim["lease_token"]))
     async with TaskClient(site.system.internal_url, claim["capability_token"], fenced, query_url=site.url) as task:
         reply = await task.query("select max(block_number) from blocks")
