@@ -616,7 +616,7 @@ async def test_signed_url_of_another_installation_is_refused(site: ObjectGateway
     assert (reply.status_code, reply.json()["code"]) == (401, "bad_signature")
 
 
-async def test_gateway_redirects_to_s3_if_objects_are_there(state_url: str, tmp_path: Path) -> None:
+async def test_gateway_serves_no_objects_if_they_are_in_s3(state_url: str, tmp_path: Path) -> None:
     async with running(state_url, tmp_path, objects_url="s3://bucket/root") as system:
         url = await system.kernel.access.signed_urls.sign("GET", "a", 60)
         reply = await system.http.get(url)

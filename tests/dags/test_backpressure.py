@@ -62,7 +62,7 @@ def shown(pauses: list[dict[str, Any]]) -> dict[str, str]:
     return {pause["job"]["name"]: pause["level"] for pause in pauses}
 
 
-async def test_a_queue_past_its_depth_holds_back_everyone_upstream_across_dags(flow: DeployedDags) -> None:
+async def test_full_queue_pauses_all_upstream_jobs_across_dags(flow: DeployedDags) -> None:
     await flow.report("down", "rate", *ranges(5))
     await flow.run("pressure")
     assert await flow.pauses() == []
@@ -76,7 +76,7 @@ async def test_a_queue_past_its_depth_holds_back_everyone_upstream_across_dags(f
     assert feed["cause"] == {"dag_name": "down", "name": "sum"}
 
 
-async def test_a_held_back_job_gets_no_tasks_and_all_of_them_after_the_release(flow: DeployedDags) -> None:
+async def test_paused_job_gets_its_tasks_after_the_release(flow: DeployedDags) -> None:
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
     await flow.report("up", "feed", *ranges(3))
@@ -89,7 +89,7 @@ async def test_a_held_back_job_gets_no_tasks_and_all_of_them_after_the_release(f
     assert await flow.finish_all("down", "rate") == ranges(3)
 
 
-async def test_a_stream_that_was_held_back_goes_on_where_it_stood(flow: DeployedDags) -> None:
+async def test_paused_stream_resumes_at_its_cursor(flow: DeployedDags) -> None:
     await flow.report("up", "feed", 9)
     await flow.report("down", "rate", *ranges(6))
     (first,) = await flow.waiting("up", "clean")
@@ -102,7 +102,7 @@ async def test_a_stream_that_was_held_back_goes_on_where_it_stood(flow: Deployed
     assert await flow.finish_all("up", "clean") == [(10, 29)]
 
 
-async def test_a_release_waits_until_the_queue_is_well_below_its_limit(flow: DeployedDags) -> None:
+async def test_release_waits_until_the_queue_is_well_below_its_limit(flow: DeployedDags) -> None:
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
     for left in (5, 4):
@@ -116,9 +116,7 @@ async def test_a_release_waits_until_the_queue_is_well_below_its_limit(flow: Dep
     assert await flow.pauses() == []
 
 
-async def test_bulk_work_is_shed_first_and_the_rest_only_when_that_is_not_enough(
-    still: System, clock: ManualClock
-) -> None:
+async def test_bulk_work_is_paused_before_normal_work(still: System, clock: ManualClock) -> None:
     flow = DeployedDags(still)
     await flow.start(UP.replace("  - name: clean\n", "  - name: clean\n    priority: bulk\n"))
     await flow.start(DOWN)
@@ -140,7 +138,7 @@ async def test_bulk_work_is_shed_first_and_the_rest_only_when_that_is_not_enough
     assert await still.kernel.dags.pauses.levels() == {PauseLevel.BULK: 0, PauseLevel.ALL: 3}
 
 
-async def test_a_queue_that_came_down_to_its_limit_is_not_escalated(still: System, clock: ManualClock) -> None:
+async def test_queue_back_at_its_limit_is_not_escalated(still: System, clock: ManualClock) -> None:
     flow = DeployedDags(still)
     await flow.start(UP.replace("  - name: clean\n", "  - name: clean\n    priority: bulk\n"))
     await flow.start(DOWN)
@@ -152,7 +150,7 @@ async def test_a_queue_that_came_down_to_its_limit_is_not_escalated(still: Syste
     assert set(shown(await flow.pauses()).values()) == {"bulk"}
 
 
-async def test_a_task_that_waits_too_long_holds_back_those_upstream(still: System, clock: ManualClock) -> None:
+async def test_task_that_waits_too_long_pauses_upstream_jobs(still: System, clock: ManualClock) -> None:
     flow = DeployedDags(still)
     await flow.start(UP)
     await flow.start(DOWN.replace("max_queue_depth: 5", "max_queue_age: 60s"))
@@ -166,7 +164,7 @@ async def test_a_task_that_waits_too_long_holds_back_those_upstream(still: Syste
     assert await flow.pauses() == []
 
 
-async def test_tasks_that_wait_for_their_next_attempt_count(still: System) -> None:
+async def test_tasks_waiting_for_a_retry_count_as_queued(still: System) -> None:
     flow = DeployedDags(still)
     await flow.start(UP)
     await flow.start(DOWN)
@@ -177,7 +175,7 @@ async def test_tasks_that_wait_for_their_next_attempt_count(still: System) -> No
     assert len(await flow.pauses()) == 3
 
 
-async def test_a_job_stays_held_back_until_every_cause_is_gone(still: System) -> None:
+async def test_job_stays_paused_until_every_cause_is_gone(still: System) -> None:
     flow = DeployedDags(still)
     await flow.start(UP.replace("    outputs: [clean]\n", "    outputs: [clean]\n    max_queue_depth: 5\n"))
     await flow.start(DOWN)
@@ -191,7 +189,7 @@ async def test_a_job_stays_held_back_until_every_cause_is_gone(still: System) ->
     assert {(p["job"]["name"], p["cause"]["name"]) for p in await flow.pauses()} == {("feed", "clean")}
 
 
-async def test_a_limit_that_is_taken_away_releases(flow: DeployedDags) -> None:
+async def test_removed_limit_releases_paused_jobs(flow: DeployedDags) -> None:
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
     await flow.system.value("update interlock.jobs set max_queue_depth = null")
@@ -199,7 +197,7 @@ async def test_a_limit_that_is_taken_away_releases(flow: DeployedDags) -> None:
     assert await flow.pauses() == []
 
 
-async def test_after_a_release_a_queue_is_filled_no_further_than_its_limit(still: System) -> None:
+async def test_queue_is_filled_only_up_to_its_limit_after_a_release(still: System) -> None:
     flow = DeployedDags(still)
     await flow.start(UP.replace("    outputs: [clean]\n", "    outputs: [clean]\n    max_queue_depth: 10\n"))
     await flow.start(DOWN)
@@ -218,7 +216,7 @@ async def test_after_a_release_a_queue_is_filled_no_further_than_its_limit(still
     assert await flow.partitions("up", "clean") == ranges(60)
 
 
-async def test_changes_that_have_their_tasks_do_not_use_up_the_room(still: System) -> None:
+async def test_changes_with_existing_tasks_do_not_count_against_the_limit(still: System) -> None:
     flow = DeployedDags(still)
     await flow.start(UP.replace("    outputs: [clean]\n", "    outputs: [clean]\n    max_queue_depth: 2\n"))
     for scope in ranges(30):
@@ -234,7 +232,7 @@ async def test_changes_that_have_their_tasks_do_not_use_up_the_room(still: Syste
     assert await flow.finish_all("up", "clean") == [(300, 309)]
 
 
-async def test_a_pass_that_dies_changes_nothing_and_the_next_one_does_it(flow: DeployedDags) -> None:
+async def test_failed_pass_changes_nothing_and_the_next_one_succeeds(flow: DeployedDags) -> None:
     async def break_() -> None:
         failpoints.disarm("pressure.before_commit")
         raise failpoints.FailpointError("pressure.before_commit")
@@ -248,7 +246,7 @@ async def test_a_pass_that_dies_changes_nothing_and_the_next_one_does_it(flow: D
     assert len(await flow.pauses()) == 3
 
 
-async def test_dags_that_read_from_each_other_do_not_hold_the_cause_back_itself(flow: DeployedDags) -> None:
+async def test_mutually_reading_dags_do_not_pause_the_cause(flow: DeployedDags) -> None:
     edge = await flow.system.value(
         "insert into interlock.edges (job_id, input_index, org_id, dataset_uuid, dataset_version, floating)"
         " select $1, 1, v.org_id, v.dataset_uuid, v.dataset_version, true from interlock.dataset_versions v"
@@ -262,7 +260,7 @@ async def test_dags_that_read_from_each_other_do_not_hold_the_cause_back_itself(
     assert shown(await flow.pauses()) == {"rate": "all", "clean": "all", "feed": "all"}
 
 
-async def test_pauses_come_in_pages_and_only_to_their_own_org(flow: DeployedDags) -> None:
+async def test_pauses_are_paginated_and_visible_only_to_their_org(flow: DeployedDags) -> None:
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
     system, found, cursor = flow.system, list[str](), ""
@@ -281,7 +279,7 @@ async def test_pauses_come_in_pages_and_only_to_their_own_org(flow: DeployedDags
     assert (await system.user("GET", "/v1/pauses", key=key.key)).json()["pauses"] == []
 
 
-async def test_everything_is_held_back_at_once_when_there_is_no_patience(
+async def test_without_patience_all_work_is_paused_immediately(
     state_url: str, tmp_path: Path, clock: ManualClock
 ) -> None:
     async with running(state_url, tmp_path, clock, backpressure_escalate_seconds=0) as system:

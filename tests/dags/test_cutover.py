@@ -88,7 +88,7 @@ async def test_version_is_complete_only_when_everything_downstream_is(chained: D
     assert await chained.system.pass_of("cutover") == 1
 
 
-async def test_a_change_while_a_version_is_built_reaches_both_generations(chained: DeployedDags) -> None:
+async def test_change_during_a_build_reaches_both_generations(chained: DeployedDags) -> None:
     await chained.deploy(chain(2))
     await chained.emit("chain", "follow", (30, 39))
     await chained.work("chain", "derive", "roll")
@@ -136,7 +136,7 @@ async def test_rollback_swaps_back_and_processes_what_it_missed(chained: Deploye
     assert await states(chained) == ["Current", "Retired"]
 
 
-async def test_waiting_tasks_of_a_retired_generation_are_given_again_when_it_returns(
+async def test_tasks_of_a_retired_generation_are_recreated_on_rollback(
     chained: DeployedDags,
 ) -> None:
     first = await chained.job_id("chain", "derive")
@@ -178,7 +178,7 @@ async def test_readers_of_another_dag_follow_the_swap_and_reread_everything(chai
     assert await reader.work("reader", "look") == 3
 
 
-async def test_a_name_that_another_dag_reads_stays(chained: DeployedDags) -> None:
+async def test_published_name_read_by_another_dag_cannot_be_removed(chained: DeployedDags) -> None:
     await deploy(chained.system, READER)
     without = chain(2).replace("publish:\n  facts: {from: {job: derive, output: facts}}", "")
     elsewhere = chain(1).replace(
@@ -205,7 +205,7 @@ async def test_a_name_that_another_dag_reads_stays(chained: DeployedDags) -> Non
     ]
 
 
-async def test_a_newer_deploy_abandons_one_that_is_being_built(chained: DeployedDags) -> None:
+async def test_newer_deploy_abandons_the_build(chained: DeployedDags) -> None:
     await chained.deploy(chain(2))
     await chained.work("chain", "derive")
     abandoned = (await chained.generations("chain", "derive"))[-1]
@@ -221,7 +221,7 @@ async def test_a_newer_deploy_abandons_one_that_is_being_built(chained: Deployed
     assert await states(chained) == ["Building", "Current", "Abandoned", "Retired"]
 
 
-async def test_the_current_file_again_abandons_what_is_being_built(chained: DeployedDags) -> None:
+async def test_deploy_of_the_current_file_abandons_the_build(chained: DeployedDags) -> None:
     first = await chained.deploy(chain())
     building = await chained.deploy(chain(2))
     assert await chained.deploy(chain(2)) == building
@@ -251,7 +251,7 @@ async def test_purge_of_a_retired_version_deletes_everything_only_it_has(chained
     assert (await chained.act("chain", "rollback", {"to": first[:12]}, status=409))["code"] == "not_retired"
 
 
-async def test_a_stream_is_read_to_its_end_before_the_swap(system: System) -> None:
+async def test_stream_is_read_to_its_end_before_the_cutover(system: System) -> None:
     chained = DeployedDags(system)
     await chained.deploy(chain())
     await chained.emit("chain", "follow", 99)
@@ -265,7 +265,7 @@ async def test_a_stream_is_read_to_its_end_before_the_swap(system: System) -> No
     assert set(new) == {(0, 99), (100, 149)} or set(new) == {(0, 149)}
 
 
-async def test_a_source_that_is_always_on_catches_up_before_the_swap(system: System) -> None:
+async def test_always_on_source_catches_up_before_the_cutover(system: System) -> None:
     chained = DeployedDags(system)
     text = chain().replace("kind: manual", "kind: always_on")
     await chained.deploy(text)
@@ -304,7 +304,7 @@ async def test_accepted_triggers_of_a_source_go_to_its_successor(system: System)
 
 
 @pytest.mark.parametrize("place", ["deploy.before_commit", "cutover.before_commit"])
-async def test_a_process_that_dies_before_the_commit_has_changed_nothing(chained: DeployedDags, place: str) -> None:
+async def test_crash_before_the_commit_changes_nothing(chained: DeployedDags, place: str) -> None:
     before = await _registry(chained)
     if place == "cutover.before_commit":
         await chained.deploy(chain(2))
