@@ -120,7 +120,7 @@ async def test_own_operator_can_be_declared(shared: System) -> None:
     refused(await post(shared, odd, params={"operator": "not a name"}), 400, "invalid_dag")
 
 
-async def test_runtime_without_workers_is_refused(shared: System) -> None:
+async def test_runtime_without_a_runner_is_refused(shared: System) -> None:
     bundle = await upload(shared, zipped())
     code = f"config: {{bundle: 'sha256:{bundle['sha256']}', entrypoint: main.handler}}"
     text = CHAIN.replace("operator: echo, inputs", f"operator: udf, runtime: lambda, {code}, inputs")

@@ -180,19 +180,19 @@ async def site(
         await serving
 
 
-async def test_what_a_handler_returns_is_the_result(site: RunnerSystem) -> None:
+async def test_return_value_of_a_handler_is_the_result(site: RunnerSystem) -> None:
     task = await site.run("plain")
     assert task["status"] == "Completed", task["error_message"]
     assert task["result"] == {"n": 5, "attempt": 1, "cwd": "/tmp"}
     assert (task["progress"], task["progress_text"]) == (0.5, "half")
 
 
-async def test_what_a_handler_raises_makes_the_attempt_fail(site: RunnerSystem) -> None:
+async def test_exception_of_a_handler_fails_the_attempt(site: RunnerSystem) -> None:
     task = await site.run("broken")
     assert (task["error_class"], task["error_message"]) == ("LookupError", "there is no such thing")
 
 
-async def test_a_handler_that_leaves_without_a_word_is_a_failed_attempt(site: RunnerSystem) -> None:
+async def test_handler_that_exits_silently_fails_the_attempt(site: RunnerSystem) -> None:
     task = await site.run("leaving")
     assert task["error_class"] == "RunnerExited"
     assert "exit code 7" in task["error_message"]
@@ -217,7 +217,7 @@ async def test_published_rows_lie_under_the_attempts_own_prefix(site: RunnerSyst
     assert batch.decode().splitlines()[0] == '{"id":0,"amount":"1000000000000000000000000000000"}'
 
 
-async def test_publishing_outside_of_it_is_refused(site: RunnerSystem) -> None:
+async def test_publishing_outside_the_prefix_is_refused(site: RunnerSystem) -> None:
     task = await site.run("elsewhere", output=True)
     assert (task["status"], task["error_class"]) == ("Failed", "TaskError")
 
@@ -323,7 +323,7 @@ jobs:
 """
 
 
-async def test_a_file_that_a_handler_writes_is_a_partition_once_it_has_completed(site: RunnerSystem) -> None:
+async def test_file_of_a_handler_is_a_partition_after_its_completion(site: RunnerSystem) -> None:
     await deploy(site.system, WRITING)
     told = {"events": [{"start": 0, "end": 9}]}
     assert (await site.system.user("POST", "/v1/dags/writing/jobs/feed/events", json=told)).is_success

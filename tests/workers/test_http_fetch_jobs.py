@@ -76,7 +76,7 @@ def result(task: TaskView) -> Any:
     return msgspec.json.decode(task.result)
 
 
-async def test_what_may_go_better_is_tried_again_and_what_would_only_repeat_is_not(site: FetchWorker) -> None:
+async def test_transient_failures_are_retried_and_permanent_ones_are_not(site: FetchWorker) -> None:
     site.there.says("/page", answer(b"hello"))
     site.there.says("/flaky", answer(status=503), answer(b"at last"))
     urls = [site.there.url(path) for path in ("/page", "/flaky", "/missing")]
@@ -91,7 +91,7 @@ async def test_what_may_go_better_is_tried_again_and_what_would_only_repeat_is_n
     assert [result(task)["body"] for task in tasks[:2]] == ["hello", "at last"]
 
 
-async def test_a_body_is_in_the_result_as_far_as_the_installation_keeps_results(site: FetchWorker) -> None:
+async def test_body_is_in_the_result_up_to_the_result_limit(site: FetchWorker) -> None:
     site.there.says("/long", answer(b"x" * 3_000))
     (task,) = await site.fetched(site.there.url("/long"))
     assert (task.status, result(task)["bytes"], result(task)["body_omitted"]) == (TaskStatus.COMPLETED, 3_000, True)
@@ -116,7 +116,7 @@ async def test_a_fetch_that_waits_for_its_server_can_be_canceled(site: FetchWork
     assert [task.status for task in await site.fetched(site.there.url("/page"))] == [TaskStatus.COMPLETED]
 
 
-async def test_the_policy_of_a_job_shows_what_is_never_tried_again(site: FetchWorker) -> None:
+async def test_job_policy_lists_the_non_retryable_failures(site: FetchWorker) -> None:
     policy = Policy(non_retryable=["TooSlow", "BadUrl"])
     accepted = await site.client.submit([], operator="http_fetch", name="asked", policy=policy)
     job = await site.client.job(accepted.job_id)

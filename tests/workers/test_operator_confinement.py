@@ -114,7 +114,7 @@ async def stolen(client: Client, payload: Any, **job: Any) -> Any:
     return msgspec.json.decode(task.result)
 
 
-def test_the_thief_finds_the_secrets_where_nothing_keeps_it_away(asked: dict[str, Any]) -> None:
+def test_unconfined_thief_finds_the_secrets(asked: dict[str, Any]) -> None:
     """Control test: without a sandbox, the thief finds the secrets that the tests below must not find."""
     code = f"import json, sys, thief; print(json.dumps(thief.loot(**json.loads({json.dumps(asked)!r}))))"
     told = subprocess.run(
@@ -146,7 +146,7 @@ async def test_a_bundle_finds_no_secret(client: Client, asked: dict[str, Any]) -
 
 
 @needs_landlock
-async def test_an_operator_changes_nothing_that_the_platform_runs_or_keeps(client: Client, up: Up) -> None:
+async def test_operator_cannot_change_code_or_state_of_the_platform(client: Client, up: Up) -> None:
     paths = [f"{up.folder}/credentials.json", f"{up.folder}/planted", f"{up.folder}/keys/planted"]
     paths += [f"{sys.prefix}/planted", str(Path(landlock.__file__)), "/etc/planted", "/proc/sys/kernel/core_pattern"]
     assert await stolen(client, paths, operator="thieves:writes") == paths
@@ -154,7 +154,7 @@ async def test_an_operator_changes_nothing_that_the_platform_runs_or_keeps(clien
     await asyncio.to_thread(Path(f"/var/tmp/interlock-test-{os.getpid()}").unlink)
 
 
-async def test_a_writer_of_another_org_names_no_function_of_the_interpreter(client: Client, up: Up) -> None:
+async def test_job_cannot_name_a_function_of_the_interpreter(client: Client, up: Up) -> None:
     await client.create_org("strangers")
     key = (await client.create_key(KeyRequest(user="eve", role=Role.WRITER, org="strangers"))).key
     statement = "open('/var/tmp/owned', 'w').close()"
