@@ -16,9 +16,9 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from bench.access.deployment import AccessBench, dag
 from bench.access.query import MEANWHILE, query
 from bench.access.sink import LAYOUTS, sink
-from bench.access.site import Site, dag
 from bench.access.tokens import tokens
 from bench.harness import installation, machine, spread
 from interlock.telemetry import configure
@@ -57,7 +57,7 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
         state, data = await here.connect(), await asyncpg.connect(here.info["data_url"])
         stack.push_async_callback(state.close)
         stack.push_async_callback(data.close)
-        site = Site(here, state, data, await stack.enter_async_context(here.worker_client()))
+        site = AccessBench(here, state, data, await stack.enter_async_context(here.worker_client()))
         async with here.client() as client:
             await client.dags.deploy(dag([layout.name for layout in LAYOUTS]))
         say("the DAG is deployed")

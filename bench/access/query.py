@@ -10,10 +10,10 @@ from typing import Any, Final
 import duckdb
 import msgspec
 
-from bench.access.site import Held, Site, Steps, Stopwatch
+from bench.access.deployment import AccessBench, Held, Steps, Stopwatch
 from bench.harness import percentile
 from bench.spark.source import Partition, Shape
-from bench.spark.work import WANTED
+from bench.spark.transformation import WANTED
 from interlock.apps.app import open_app
 from interlock.apps.query import query_service
 from interlock.query.engine import Engine, Result
@@ -73,7 +73,7 @@ def _timed(work: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-async def query(site: Site, target_ms: float, pairs: int, say: Callable[[str], None]) -> dict[str, Any]:
+async def query(site: AccessBench, target_ms: float, pairs: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Returns milliseconds of both sides, which alternate call by call."""
     settings = site.settings
     probe = await site.pipeline.bring("probe", Shape(_PROBED_FILES, ROWS_OF_A_FILE), say)
@@ -133,7 +133,7 @@ def _require_same(rows: list[tuple[Any, ...]], reply: QueryReply) -> None:
     assert [[row[0], row[-1]] for row in rows] == [[row[0], row[-1]] for row in given], "the sides answer differently"
 
 
-async def _steps(site: Site, asker: Held, sql: str, times: int) -> dict[str, float]:
+async def _steps(site: AccessBench, asker: Held, sql: str, times: int) -> dict[str, float]:
     """Returns median milliseconds of the service's own steps: the same code in this process, without HTTP."""
     watch = Stopwatch()
     async with open_app(site.settings, process="bench") as parts, query_service(parts) as service:

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from bench.access.site import Held, Site, Steps, Stopwatch
-from bench.spark.work import ARROW, LOGS_PER_BLOCK, rows_of
+from bench.access.deployment import AccessBench, Held, Steps, Stopwatch
+from bench.spark.transformation import ARROW, LOGS_PER_BLOCK, rows_of
 from interlock.apps.sink import sink as sink_here
 from interlock.datasets.buffers import batch, binary_copy
 from interlock.datasets.buffers.records import Records
@@ -84,7 +84,7 @@ class Written:
 class Loading:
     """One layout: its dataset, the publishing attempts, and the bare table for comparison."""
 
-    def __init__(self, site: Site, layout: Layout, attempts: Sequence[Held], rows: int) -> None:
+    def __init__(self, site: AccessBench, layout: Layout, attempts: Sequence[Held], rows: int) -> None:
         self._site, self.layout, self._attempts, self._rows = site, layout, attempts, rows
         self._random = np.random.default_rng(11)
         self._next = 0
@@ -241,7 +241,7 @@ def _csv(tables: Sequence[pa.Table]) -> bytes:
     return out.getvalue()
 
 
-async def sink(site: Site, rows: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+async def sink(site: AccessBench, rows: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Returns seconds of both sides, which alternate, for each layout."""
     figures: dict[str, Any] = {"rows": rows}
     for layout in LAYOUTS:

@@ -14,7 +14,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.bulk import ingest, running
+from bench.bulk import ingest, sharded_run
 from bench.harness import machine, percentile, spread
 from interlock.telemetry import configure
 
@@ -51,7 +51,7 @@ async def run(size: Size, parts: Sequence[str]) -> dict[str, Any]:
     if "memory" in parts:
         figures["memory"] = await ingest.memory(size.lines, size.factor)
     if "running" in parts:
-        figures["running"] = await running.run(size.tasks, size.rounds, size.depth, size.calm_seconds)
+        figures["running"] = await sharded_run.run(size.tasks, size.rounds, size.depth, size.calm_seconds)
     return figures
 
 

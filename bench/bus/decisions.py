@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from uuid import UUID
 
-from bench.bus.registered import PRODUCER, SECRET, TARGET, message
+from bench.bus.registry import PRODUCER, SECRET, TARGET, message
 from interlock.bus.model import Acl, Key, Kind, Limit, Outcome, Route
 from interlock.bus.path.caches import Tenant
 from interlock.bus.path.fast_stage import Fast, Memory

@@ -10,7 +10,7 @@ from typing import Final
 
 import asyncpg
 
-from bench.bus.registered import PRODUCER, message
+from bench.bus.registry import PRODUCER, message
 from bench.bus.sender import Sender
 from interlock.bus.path.delivery import body
 from interlock.wire.commands import read

@@ -15,11 +15,11 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.bus.competing import DISPATCHERS, competing
 from bench.bus.decisions import decisions
 from bench.bus.ingest import bare, bare_latencies, batches, latencies, saturation
-from bench.bus.registered import register
+from bench.bus.registry import register
 from bench.bus.sender import Sender
+from bench.bus.shared_limit import DISPATCHERS, competing
 from bench.bus.soak import prepare, soak
 from bench.harness import Installation, installation, machine, percentile, spread
 from interlock.telemetry import configure

@@ -10,7 +10,7 @@ import re
 from typing import Final, cast
 from urllib.parse import urlsplit
 
-from bench.bus.registered import Registered
+from bench.bus.registry import Registered
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 _END: Final = b"\r\n\r\n"

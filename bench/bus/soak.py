@@ -16,7 +16,7 @@ import asyncpg
 import msgspec
 import psutil
 
-from bench.bus.registered import TARGET, message
+from bench.bus.registry import TARGET, message
 from bench.bus.sender import Sender
 from interlock.bus.telemetry.events import expanded as written
 

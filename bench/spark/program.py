@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness import installation, machine
-from bench.spark.bare import Bare, bare
+from bench.spark.bare_spark import Bare, bare
 from bench.spark.source import DAG, Partition, Pipeline, Shape
-from bench.spark.steps import STEPS, steps
+from bench.spark.task_steps import STEPS, steps
 from interlock.wire.tasks import OperatorsReport
 
 BAR: Final = 1.10
@@ -37,16 +37,16 @@ jobs:
   - {{ name: pieces, activation: source, source: {{ kind: manual }}, operator: echo, outputs: [rows] }}
   - name: derive
     runtime: spark
-    operator: bench.spark.work:derive
+    operator: bench.spark.transformation:derive
     inputs: [{{ from: {{ job: large, output: rows }} }}]
     outputs: [derived]
   - name: tiny
     runtime: spark
-    operator: bench.spark.work:derive
+    operator: bench.spark.transformation:derive
     inputs: [{{ from: {{ job: small, output: rows }} }}]
     outputs: [derived]
   - name: by_hand
-    operator: bench.spark.work:derive
+    operator: bench.spark.transformation:derive
     inputs: [{{ from: {{ job: small, output: rows }} }}]
     outputs: [derived]
   - name: windows
@@ -121,7 +121,7 @@ async def run(large: Shape, small: Shape, pieces: Shape, rounds: int) -> dict[st
         connection = await here.connect()
         worker = await stack.enter_async_context(here.worker_client())
         pipeline = Pipeline(here, connection, worker)
-        declared = OperatorsReport(queue="spark", worker_id="bench", operators=["bench.spark.work:derive"])
+        declared = OperatorsReport(queue="spark", worker_id="bench", operators=["bench.spark.transformation:derive"])
         await worker.report_operators(declared)
         async with here.client() as client:
             await client.dags.deploy(TEXT.format(window=pieces.end + 1))

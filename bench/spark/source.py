@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from bench.harness import Installation
-from bench.spark.work import ARROW, LOGS_PER_BLOCK, rows_of
+from bench.spark.transformation import ARROW, LOGS_PER_BLOCK, rows_of
 from interlock.client import WorkerClient
 from interlock.schemas import MARKER, Column, DatasetSchema, Marker, hash_of
 from interlock.wire.attempts import (

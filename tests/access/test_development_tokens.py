@@ -19,8 +19,8 @@ from interlock.access.tokens import CapabilityVerifier
 from interlock.apps.app import open_app
 from interlock.errors import ConfigurationError, Unauthenticated
 from interlock.settings import load
-from tests.support.forging import b64, es256, part, raw
 from tests.support.system import System, fence, running
+from tests.support.token_parts import b64, es256, part, raw
 
 _ENCODINGS = (serialization.Encoding.PEM, serialization.Encoding.DER)
 
@@ -59,7 +59,7 @@ async def active_kid(system: System) -> str:
     return str((await system.kernel.access.keyring.active())["kid"])
 
 
-async def test_in_development_tokens_are_hs256_and_let_their_attempt_in(developing: System) -> None:
+async def test_development_token_is_hs256_and_accepted(developing: System) -> None:
     claim = await held(developing)
     token = str(claim["capability_token"])
     assert part(token, 0)["alg"] == "HS256"
@@ -67,7 +67,7 @@ async def test_in_development_tokens_are_hs256_and_let_their_attempt_in(developi
     assert await status(developing, claim, token) == 200
 
 
-async def test_the_secret_is_a_file_of_its_owner_alone(developing: System) -> None:
+async def test_secret_file_is_readable_only_by_its_owner(developing: System) -> None:
     await held(developing)
     path = developing.kernel.settings.signing_keys_dir / FILE
     assert path.stat().st_mode & 0o777 == 0o600
@@ -75,7 +75,7 @@ async def test_the_secret_is_a_file_of_its_owner_alone(developing: System) -> No
     assert [file.name for file in path.parent.iterdir() if file.name.startswith(f".{FILE}")] == []
 
 
-async def test_no_document_of_keys_has_the_secret_or_its_name(developing: System) -> None:
+async def test_jwks_contains_neither_the_secret_nor_its_name(developing: System) -> None:
     claim = await held(developing)
     reply = await developing.http.get(f"{developing.internal_url}/internal/jwks/task")
     assert {key["kty"] for key in reply.json()["keys"]} == {"EC"}
@@ -85,7 +85,7 @@ async def test_no_document_of_keys_has_the_secret_or_its_name(developing: System
     assert secret.hex() not in reply.text
 
 
-async def test_another_process_of_the_machine_believes_the_token(developing: System) -> None:
+async def test_token_is_accepted_by_another_process_of_the_machine(developing: System) -> None:
     claim = await held(developing)
     async with open_app(developing.kernel.settings, process="query", signs=False) as parts:
         assert type(parts.access.capabilities) is CapabilityVerifier
@@ -93,7 +93,7 @@ async def test_another_process_of_the_machine_believes_the_token(developing: Sys
     assert str(claims.task_id) == claim["task_id"]
 
 
-async def test_without_the_setting_hs256_is_refused_whoever_signed_it(state_url: str, tmp_path: Path) -> None:
+async def test_without_the_setting_hs256_is_refused_with_any_key(state_url: str, tmp_path: Path) -> None:
     async with running(state_url, tmp_path, development_tokens=True) as developing:
         claim = await held(developing)
     token = str(claim["capability_token"])
@@ -113,7 +113,7 @@ async def test_without_the_setting_there_is_no_secret(system: System) -> None:
     assert not (system.kernel.settings.signing_keys_dir / FILE).exists()
 
 
-async def test_in_development_a_token_keyed_with_a_public_key_is_refused(developing: System) -> None:
+async def test_hs256_token_keyed_with_a_public_key_is_refused(developing: System) -> None:
     claim = await held(developing)
     token, kid = str(claim["capability_token"]), await active_kid(developing)
     for public in public_forms(developing, kid):
@@ -121,7 +121,7 @@ async def test_in_development_a_token_keyed_with_a_public_key_is_refused(develop
             assert await status(developing, claim, keyed(token, public, kid=named)) == 401
 
 
-async def test_the_key_decides_the_algorithm_and_not_the_token(developing: System) -> None:
+async def test_algorithm_is_decided_by_the_key_and_not_the_token(developing: System) -> None:
     claim = await held(developing)
     token, kid = str(claim["capability_token"]), await active_kid(developing)
     secret = (developing.kernel.settings.signing_keys_dir / FILE).read_bytes()
@@ -138,7 +138,7 @@ async def test_the_key_decides_the_algorithm_and_not_the_token(developing: Syste
         assert await status(developing, claim, f"{text}.{es256(private, text)}") == 401, algorithm
 
 
-async def test_in_development_es256_tokens_of_ours_stay_good_and_strangers_do_not(developing: System) -> None:
+async def test_development_accepts_own_es256_tokens_and_no_foreign_ones(developing: System) -> None:
     claim = await held(developing)
     token, kid = str(claim["capability_token"]), await active_kid(developing)
     head = b64(json.dumps({"alg": "ES256", "kid": kid, "typ": "JWT"}).encode())
@@ -162,12 +162,12 @@ SPOILED: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("how", SPOILED)
-async def test_in_development_a_spoiled_token_is_refused(developing: System, how: str) -> None:
+async def test_damaged_development_token_is_refused(developing: System, how: str) -> None:
     claim = await held(developing)
     assert await status(developing, claim, SPOILED[how](str(claim["capability_token"]))) == 401
 
 
-async def test_in_development_claims_are_checked_as_ever(developing: System) -> None:
+async def test_claims_of_a_development_token_are_checked(developing: System) -> None:
     claim = await held(developing)
     token = str(claim["capability_token"])
     secret = (developing.kernel.settings.signing_keys_dir / FILE).read_bytes()
@@ -176,7 +176,7 @@ async def test_in_development_claims_are_checked_as_ever(developing: System) -> 
         assert await status(developing, claim, keyed(token, secret, claims=claims | change)) == 401, change
 
 
-def test_a_secret_that_others_can_read_stops_the_start(tmp_path: Path) -> None:
+def test_secret_readable_by_others_stops_the_start(tmp_path: Path) -> None:
     secret = SharedSecret(tmp_path)
     assert secret.kid == SharedSecret(tmp_path).kid
     (tmp_path / FILE).chmod(0o644)
@@ -184,13 +184,13 @@ def test_a_secret_that_others_can_read_stops_the_start(tmp_path: Path) -> None:
         SharedSecret(tmp_path).sign(b"message")
 
 
-def test_a_secret_that_is_too_short_stops_the_start(tmp_path: Path) -> None:
+def test_too_short_secret_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / FILE).touch(mode=0o600)
     with pytest.raises(ConfigurationError, match="delete it"):
         SharedSecret(tmp_path).sign(b"message")
 
 
-def test_one_signature_of_a_secret_has_one_spelling(tmp_path: Path) -> None:
+def test_hs256_signature_has_one_spelling(tmp_path: Path) -> None:
     secret = SharedSecret(tmp_path)
     assert secret.verifies(b"message", raw(b64(secret.sign(b"message"))))
     assert not secret.verifies(b"another", secret.sign(b"message"))
@@ -198,7 +198,7 @@ def test_one_signature_of_a_secret_has_one_spelling(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("listener", ["gateway", "internal", "query", "runner"])
 @pytest.mark.parametrize("address", ["0.0.0.0:7070", "10.1.2.3:7070", "interlock.example:7070", "[::]:7070"])
-def test_a_listener_that_is_not_loopback_refuses_development_tokens(listener: str, address: str) -> None:
+def test_non_loopback_listener_refuses_development_tokens(listener: str, address: str) -> None:
     with pytest.raises(ConfigurationError, match=f"development_tokens works on one machine only, and {listener} ="):
         load(development_tokens=True, **{listener: address})
 
@@ -207,11 +207,11 @@ OF_AWS = [{"signing": "kms"}, {"objects_url": "s3://bucket/prefix"}, {"runner_la
 
 
 @pytest.mark.parametrize("of_aws", OF_AWS)
-def test_what_is_deployed_on_aws_refuses_development_tokens(of_aws: dict[str, str]) -> None:
+def test_installation_on_aws_refuses_development_tokens(of_aws: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="development_tokens works on one machine only"):
         load(development_tokens=True, **of_aws)
 
 
-def test_on_loopback_development_tokens_may_be_had() -> None:
+def test_loopback_listener_allows_development_tokens() -> None:
     assert load(development_tokens=True, gateway="localhost:0", internal="[::1]:0").development_tokens
     assert not load().development_tokens

@@ -27,7 +27,7 @@ from interlock.stores.objects import DirectoryObjects, canonical_key
 from interlock.stores.objects.tree import Tree
 from interlock.stores.signers import ORDER
 from tests.conftest import copied
-from tests.support.patience import eventually
+from tests.support.polls import eventually
 from tests.support.system import System, fence, running
 
 LIMIT = 300_000
@@ -38,7 +38,7 @@ DATASET, VERSION = str(uuid4()), str(uuid4())
 
 
 @dataclass
-class Site:
+class ObjectGateway:
     system: System
     root: Path
     claim: dict[str, Any]
@@ -89,7 +89,9 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-async def site(postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+async def site(
+    postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ObjectGateway]:
     folder = tmp_path_factory.mktemp("objects")
     async with (
         copied(postgres_url, template) as url,
@@ -98,14 +100,14 @@ async def site(postgres_url: str, template: str, tmp_path_factory: pytest.TempPa
         yield await _site(system)
 
 
-async def _site(system: System) -> Site:
+async def _site(system: System) -> ObjectGateway:
     outputs = [{"dataset_uuid": DATASET, "dataset_version": VERSION}]
     claim = await system.claim(await system.one(outputs=outputs, policy={"lease_seconds": 3600}))
     reply = await system.attempt("/v1/task/credentials", claim["capability_token"], fence(claim))
     assert reply.status_code == 200, reply.text
     minted = reply.json()
     root = system.kernel.access.objects.root
-    return Site(
+    return ObjectGateway(
         system,
         Path(root.removeprefix("file://")),
         claim,
@@ -115,14 +117,14 @@ async def _site(system: System) -> Site:
 
 
 @pytest.fixture
-def key(site: Site) -> str:
+def key(site: ObjectGateway) -> str:
     return site.new_key()
 
 
 # Reading
 
 
-async def test_a_get_has_the_bytes_their_tag_and_nothing_that_a_browser_would_run(site: Site, key: str) -> None:
+async def test_get_returns_bytes_and_etag_with_no_executable_media_type(site: ObjectGateway, key: str) -> None:
     written = await site.put(key, b"<script>")
     reply = await site.ask("GET", key)
     assert (reply.status_code, reply.content) == (200, b"<script>")
@@ -144,28 +146,28 @@ RANGES = [
 
 
 @pytest.mark.parametrize(("asked", "got", "said"), RANGES, ids=[asked for asked, _, _ in RANGES])
-async def test_one_range_is_answered_with_its_bytes(site: Site, key: str, asked: str, got: bytes, said: str) -> None:
+async def test_single_range_is_returned(site: ObjectGateway, key: str, asked: str, got: bytes, said: str) -> None:
     await site.put(key, b"0123456789")
     reply = await site.ask("GET", key, headers={"Range": asked})
     assert (reply.status_code, reply.content, reply.headers["content-range"]) == (206, got, said)
 
 
 @pytest.mark.parametrize("asked", ["bytes=0-1,3-4", "bytes=-", "bytes=4-2", "lines=1-2", "bytes=x-", "bytes=1-2;"])
-async def test_what_is_no_single_range_gets_the_whole(site: Site, key: str, asked: str) -> None:
+async def test_unsupported_range_returns_the_whole_object(site: ObjectGateway, key: str, asked: str) -> None:
     await site.put(key, b"0123456789")
     reply = await site.ask("GET", key, headers={"Range": asked})
     assert (reply.status_code, reply.content) == (200, b"0123456789")
 
 
 @pytest.mark.parametrize("asked", ["bytes=10-", "bytes=99-100", "bytes=-0"])
-async def test_a_range_behind_the_end_says_where_the_end_is(site: Site, key: str, asked: str) -> None:
+async def test_range_beyond_the_end_is_refused_with_the_size(site: ObjectGateway, key: str, asked: str) -> None:
     await site.put(key, b"0123456789")
     reply = await site.ask("GET", key, headers={"Range": asked})
     assert (reply.status_code, reply.json()["code"]) == (416, "range_not_satisfiable")
     assert reply.headers["content-range"] == "bytes */10"
 
 
-async def test_a_range_of_what_was_replaced_gets_the_whole(site: Site, key: str) -> None:
+async def test_range_with_an_outdated_etag_returns_the_whole_object(site: ObjectGateway, key: str) -> None:
     old = (await site.put(key, b"old")).headers["etag"]
     new = (await site.put(key, b"new")).headers["etag"]
     for tag, status, content in ((old, 200, b"new"), (new, 206, b"n")):
@@ -173,7 +175,7 @@ async def test_a_range_of_what_was_replaced_gets_the_whole(site: Site, key: str)
         assert (reply.status_code, reply.content) == (status, content)
 
 
-async def test_a_reader_keeps_what_it_began_with(site: Site, key: str) -> None:
+async def test_reader_keeps_the_object_it_opened(site: ObjectGateway, key: str) -> None:
     await site.put(key, b"old" * 50_000)
     opened = await site.objects.open(site.objects.uri(key))
     assert opened is not None
@@ -182,7 +184,7 @@ async def test_a_reader_keeps_what_it_began_with(site: Site, key: str) -> None:
     assert b"".join([chunk async for chunk in chunks]) == b"old" * 50_000
 
 
-async def test_readers_that_leave_early_leave_no_open_files(site: Site, key: str) -> None:
+async def test_readers_that_leave_early_leave_no_open_files(site: ObjectGateway, key: str) -> None:
     await site.put(key, b"x" * LIMIT)
     target = str(site.root / key)
 
@@ -200,7 +202,7 @@ async def test_readers_that_leave_early_leave_no_open_files(site: Site, key: str
 # Writing
 
 
-async def test_a_chunked_body_needs_no_length(site: Site, key: str) -> None:
+async def test_a_chunked_body_needs_no_length(site: ObjectGateway, key: str) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(10):
             yield b"x" * 1000
@@ -209,7 +211,7 @@ async def test_a_chunked_body_needs_no_length(site: Site, key: str) -> None:
     assert (reply.status_code, reply.json()["size"]) == (200, 10_000)
 
 
-async def test_a_put_may_only_create(site: Site, key: str) -> None:
+async def test_a_put_may_only_create(site: ObjectGateway, key: str) -> None:
     await site.put(key, b"first", headers={"If-None-Match": "*"})
     again = await site.ask("PUT", key, content=b"second", headers={"If-None-Match": "*"})
     assert (again.status_code, again.json()["code"]) == (412, "object_exists")
@@ -219,18 +221,18 @@ async def test_a_put_may_only_create(site: Site, key: str) -> None:
 @pytest.mark.parametrize(
     "condition", [{"If-None-Match": '"x"'}, {"If-Match": '"x"'}, {"Content-Range": "bytes 0-1/2"}], ids=str
 )
-async def test_a_condition_that_would_not_be_kept_is_refused(site: Site, key: str, condition: dict[str, str]) -> None:
+async def test_unsupported_condition_is_refused(site: ObjectGateway, key: str, condition: dict[str, str]) -> None:
     reply = await site.ask("PUT", key, content=b"x", headers=condition)
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
     assert key not in site.files()
 
 
-async def test_a_body_larger_than_a_request_may_be_is_an_object_all_the_same(site: Site, key: str) -> None:
+async def test_object_may_exceed_the_request_body_limit(site: ObjectGateway, key: str) -> None:
     written = await site.put(key, b"x" * (BODY_LIMIT + 1))
     assert written.json()["size"] == BODY_LIMIT + 1
 
 
-async def test_an_object_past_the_limit_is_refused_whether_or_not_it_says_its_length(site: Site, key: str) -> None:
+async def test_object_over_the_limit_is_refused_with_or_without_length(site: ObjectGateway, key: str) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(4):
             yield b"x" * 100_000
@@ -242,7 +244,7 @@ async def test_an_object_past_the_limit_is_refused_whether_or_not_it_says_its_le
     await eventually(lambda: not site.uploads() or None)
 
 
-async def test_an_object_cannot_be_where_others_have_their_folder(site: Site, key: str) -> None:
+async def test_object_cannot_replace_a_folder(site: ObjectGateway, key: str) -> None:
     await site.put(f"{key}/below", b"x")
     for other in (key, f"{key}/below/deeper"):
         reply = await site.ask("PUT", other, content=b"y")
@@ -250,7 +252,7 @@ async def test_an_object_cannot_be_where_others_have_their_folder(site: Site, ke
     assert (await site.ask("GET", key)).status_code == 404
 
 
-async def test_a_client_that_leaves_in_the_middle_leaves_nothing(site: Site, key: str) -> None:
+async def test_aborted_put_leaves_nothing(site: ObjectGateway, key: str) -> None:
     _, writer = await asyncio.open_connection(*_address(site))
     head = (
         f"PUT /v1/objects/{key} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.token}\r\nContent-Length: 9\r\n\r\n"
@@ -263,7 +265,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(site: Site, key
     assert key not in site.files()
 
 
-async def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(site: Site, key: str) -> None:
+async def test_full_disk_is_reported_and_leaves_nothing(site: ObjectGateway, key: str) -> None:
     before = site.uploads()
     with _disk_of(100_000):
         reply = await site.ask("PUT", key, content=b"x" * 200_000)
@@ -274,7 +276,7 @@ async def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(site: Site, 
     await site.put(key, b"x" * 200_000)
 
 
-async def test_of_two_puts_at_once_one_is_read_whole(site: Site, key: str) -> None:
+async def test_concurrent_puts_leave_one_complete_object(site: ObjectGateway, key: str) -> None:
     contents = [bytes([65 + n]) * 200_000 for n in range(4)]
     await asyncio.gather(*(site.put(key, content) for content in contents))
     assert (await site.ask("GET", key)).content in contents
@@ -284,7 +286,7 @@ async def test_of_two_puts_at_once_one_is_read_whole(site: Site, key: str) -> No
 # Uploads in parts
 
 
-async def test_parts_become_one_object_in_the_order_of_their_numbers(site: Site, key: str) -> None:
+async def test_parts_are_joined_in_order_of_their_numbers(site: ObjectGateway, key: str) -> None:
     upload = await site.begin(key)
     parts = [await site.put_part(key, upload, n, str(n).encode() * 3) for n in (10, 2, 1)]
     assert key not in site.files()
@@ -294,7 +296,7 @@ async def test_parts_become_one_object_in_the_order_of_their_numbers(site: Site,
     assert site.uploads() == []
 
 
-async def test_a_part_that_is_put_again_replaces_the_first_one(site: Site, key: str) -> None:
+async def test_repeated_part_replaces_the_first_one(site: ObjectGateway, key: str) -> None:
     upload = await site.begin(key)
     old = await site.put_part(key, upload, 1, b"old")
     new = await site.put_part(key, upload, 1, b"new")
@@ -305,7 +307,7 @@ async def test_a_part_that_is_put_again_replaces_the_first_one(site: Site, key: 
 
 
 @pytest.mark.parametrize("named", [[2, 1], [1, 1], [1, 3], []], ids=str)
-async def test_parts_that_do_not_fit_together_make_nothing(site: Site, key: str, named: list[int]) -> None:
+async def test_inconsistent_parts_create_no_object(site: ObjectGateway, key: str, named: list[int]) -> None:
     upload = await site.begin(key)
     parts = {n: await site.put_part(key, upload, n, b"x") for n in (1, 2)}
     reply = await site.complete(key, upload, [parts.get(n, {"part_number": n, "etag": "x"}) for n in named])
@@ -314,7 +316,7 @@ async def test_parts_that_do_not_fit_together_make_nothing(site: Site, key: str,
     assert (await site.ask("DELETE", key, f"?uploadId={upload}")).status_code == 204
 
 
-async def test_an_upload_is_for_one_object(site: Site, key: str) -> None:
+async def test_upload_is_bound_to_one_object(site: ObjectGateway, key: str) -> None:
     upload, other = await site.begin(key), site.new_key("other")
     part = await site.put_part(key, upload, 1, b"x")
     for reply in (
@@ -327,7 +329,7 @@ async def test_an_upload_is_for_one_object(site: Site, key: str) -> None:
 
 
 @pytest.mark.parametrize("upload", ["x", "..", "../..", "a" * 32, "%2e%2e"])
-async def test_an_upload_that_nobody_began_is_not_there(site: Site, key: str, upload: str) -> None:
+async def test_unknown_upload_is_not_found(site: ObjectGateway, key: str, upload: str) -> None:
     for reply in (
         await site.ask("PUT", key, f"?uploadId={upload}&partNumber=1", content=b"y"),
         await site.complete(key, upload, [{"part_number": 1, "etag": "x"}]),
@@ -337,14 +339,14 @@ async def test_an_upload_that_nobody_began_is_not_there(site: Site, key: str, up
 
 
 @pytest.mark.parametrize("number", ["0", "10001", "-1", "x", "", "01"])
-async def test_a_part_has_a_number(site: Site, key: str, number: str) -> None:
+async def test_part_number_is_required(site: ObjectGateway, key: str, number: str) -> None:
     upload = await site.begin(key)
     reply = await site.ask("PUT", key, f"?uploadId={upload}&partNumber={number}", content=b"y")
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_part")
     assert (await site.ask("DELETE", key, f"?uploadId={upload}")).status_code == 204
 
 
-async def test_parts_have_together_no_more_than_an_object_may_have(site: Site, key: str) -> None:
+async def test_parts_together_respect_the_object_size_limit(site: ObjectGateway, key: str) -> None:
     upload = await site.begin(key)
     await site.put_part(key, upload, 1, b"x" * 200_000)
     reply = await site.ask("PUT", key, f"?uploadId={upload}&partNumber=2", content=b"x" * 200_000)
@@ -354,7 +356,7 @@ async def test_parts_have_together_no_more_than_an_object_may_have(site: Site, k
     assert site.uploads() == []
 
 
-async def test_an_upload_that_stands_still_is_swept_and_one_that_goes_on_is_not(site: Site, key: str) -> None:
+async def test_idle_upload_is_swept_and_an_active_one_is_kept(site: ObjectGateway, key: str) -> None:
     old, new = await site.begin(key), await site.begin(key)
     (site.root / "_uploads" / "draft").write_bytes(b"of a process that was killed")
     stale = (datetime.now(UTC) - timedelta(days=2)).timestamp()
@@ -366,7 +368,7 @@ async def test_an_upload_that_stands_still_is_swept_and_one_that_goes_on_is_not(
     assert (await site.ask("DELETE", key, f"?uploadId={new}")).status_code == 204
 
 
-async def test_each_step_of_an_upload_has_a_signed_url_of_its_own(site: Site, key: str) -> None:
+async def test_each_upload_step_needs_its_own_signed_url(site: ObjectGateway, key: str) -> None:
     urls, http = site.system.kernel.access.signed_urls, site.system.http
     begun = await http.post(await urls.sign("POST", key, 60, [("uploads", "")]))
     upload = [("uploadId", str(begun.json()["upload_id"]))]
@@ -381,7 +383,7 @@ async def test_each_step_of_an_upload_has_a_signed_url_of_its_own(site: Site, ke
     assert (ended.status_code, ended.json()["size"]) == (200, 6)
 
 
-async def test_a_post_and_a_delete_say_what_they_mean(site: Site, key: str) -> None:
+async def test_post_and_delete_require_an_upload_action(site: ObjectGateway, key: str) -> None:
     await site.put(key, b"stays")
     for method in ("POST", "DELETE"):
         reply = await site.ask(method, key)
@@ -401,14 +403,14 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_key_has_one_spelling_and_leads_nowhere_else(site: Site, name: str) -> None:
+async def test_object_key_has_one_spelling(site: ObjectGateway, name: str) -> None:
     before = site.files()
     for method in ("GET", "PUT"):
         assert await _raw(site, method, f"/v1/objects/{site.prefix}{name}") == 400
     assert site.files() == before
 
 
-async def test_what_is_not_an_object_yet_is_nobodys_key(site: Site, key: str) -> None:
+async def test_unfinished_upload_is_not_readable_as_an_object(site: ObjectGateway, key: str) -> None:
     upload = await site.begin(key)
     await site.put_part(key, upload, 1, b"hidden")
     urls, http = site.system.kernel.access.signed_urls, site.system.http
@@ -423,7 +425,7 @@ async def test_what_is_not_an_object_yet_is_nobodys_key(site: Site, key: str) ->
     assert (await site.ask("DELETE", key, f"?uploadId={upload}")).status_code == 204
 
 
-async def test_a_link_leads_nowhere_and_is_never_written_through(site: Site, tmp_path: Path) -> None:
+async def test_symbolic_link_is_neither_read_nor_written_through(site: ObjectGateway, tmp_path: Path) -> None:
     secret, folder = tmp_path / "secret", site.root / site.prefix / "links"
     secret.write_bytes(b"secret")
     folder.mkdir(parents=True)
@@ -440,7 +442,7 @@ async def test_a_link_leads_nowhere_and_is_never_written_through(site: Site, tmp
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Co"]), min_size=1, max_size=40))
-def test_whatever_is_a_key_lies_below_the_root_in_one_place(text: str) -> None:
+def test_every_valid_key_maps_to_one_path_below_the_root(text: str) -> None:
     try:
         key = canonical_key(text)
     except BadRequest:
@@ -459,7 +461,7 @@ def test_whatever_is_a_key_lies_below_the_root_in_one_place(text: str) -> None:
         max_size=6,
     )
 )
-def test_a_path_with_anything_like_a_dot_segment_is_no_key(segments: list[str]) -> None:
+def test_path_with_a_dot_segment_is_refused(segments: list[str]) -> None:
     if all(segment in ("a", "_uploads") for segment in segments) and segments[0] == "a":
         assert canonical_key("/".join(segments))
         return
@@ -467,7 +469,7 @@ def test_a_path_with_anything_like_a_dot_segment_is_no_key(segments: list[str]) 
         canonical_key("/".join(segments))
 
 
-def test_a_list_is_in_the_order_of_the_keys_and_goes_on_behind_any(tmp_path: Path) -> None:
+def test_listing_is_ordered_and_continues_after_any_key(tmp_path: Path) -> None:
     names = ["a-b", "a/b!", "a/b/c", "a/z", "a0", "b", "é/x"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -482,7 +484,7 @@ def test_a_list_is_in_the_order_of_the_keys_and_goes_on_behind_any(tmp_path: Pat
 # Object tokens
 
 
-async def test_an_object_token_reaches_its_own_prefix_and_nothing_else(site: Site) -> None:
+async def test_object_token_reaches_only_its_own_prefix(site: ObjectGateway) -> None:
     beside = site.prefix.rstrip("/")
     for key in (f"{beside}x/a", f"{beside[:-1]}9/a", "elsewhere/a", f"dataset/{DATASET}/a"):
         for method in ("GET", "HEAD", "PUT", "DELETE"):
@@ -492,7 +494,7 @@ async def test_an_object_token_reaches_its_own_prefix_and_nothing_else(site: Sit
 
 
 @pytest.mark.parametrize("credential", ["", "Bearer", "Bearer x", "Bearer a.b.c", "Basic eDp5", "Bearer ilk_a_b"])
-async def test_no_other_credential_opens_an_object(site: Site, key: str, credential: str) -> None:
+async def test_only_object_tokens_give_access_to_objects(site: ObjectGateway, key: str, credential: str) -> None:
     await site.put(key, b"x")
     for method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
         reply = await site.ask(method, key, headers={"Authorization": credential})
@@ -501,14 +503,14 @@ async def test_no_other_credential_opens_an_object(site: Site, key: str, credent
     assert (await site.ask("GET", key, headers={"Authorization": f"Bearer {capability}"})).status_code == 401
 
 
-async def test_a_signed_url_goes_alone(site: Site, key: str) -> None:
+async def test_signed_url_with_another_credential_is_refused(site: ObjectGateway, key: str) -> None:
     await site.put(key, b"x")
     url = await site.objects.sign("GET", site.objects.uri(key), 60)
     reply = await site.system.http.get(url, headers={"Authorization": f"Bearer {site.token}"})
     assert reply.status_code == 401
 
 
-async def test_what_comes_in_more_slowly_than_the_lease_lasts_is_not_seen(still: System, clock: ManualClock) -> None:
+async def test_put_that_outlasts_its_lease_creates_no_object(still: System, clock: ManualClock) -> None:
     slow = await _site(still)
     key = slow.new_key()
 
@@ -525,7 +527,7 @@ async def test_what_comes_in_more_slowly_than_the_lease_lasts_is_not_seen(still:
     assert slow.uploads() == []
 
 
-async def test_an_attempt_that_has_just_ended_writes_nothing_any_more(still: System) -> None:
+async def test_ended_attempt_cannot_write(still: System) -> None:
     over = await _site(still)
     written, in_parts = over.new_key(), over.new_key()
     await over.put(written, b"committed")
@@ -537,7 +539,7 @@ async def test_an_attempt_that_has_just_ended_writes_nothing_any_more(still: Sys
     assert over.files() == {written}
 
 
-async def test_an_object_token_lists_what_it_reaches_page_by_page(site: Site) -> None:
+async def test_object_token_lists_its_prefix_in_pages(site: ObjectGateway) -> None:
     folder = f"{site.prefix}{uuid4()}/"
     names = [f"{folder}{name}" for name in ("a", "b/c", "b/d", "e")]
     for name in names:
@@ -553,13 +555,13 @@ async def test_an_object_token_lists_what_it_reaches_page_by_page(site: Site) ->
 
 
 @pytest.mark.parametrize("prefix", ["", "elsewhere/", "dataset/", "_uploads/", "../"])
-async def test_a_list_of_what_the_token_does_not_reach_is_refused(site: Site, prefix: str) -> None:
+async def test_listing_outside_the_prefix_of_the_token_is_refused(site: ObjectGateway, prefix: str) -> None:
     url, headers = f"{site.system.gateway_url}/v1/objects", {"Authorization": f"Bearer {site.token}"}
     reply = await site.system.http.get(url, params={"prefix": prefix}, headers=headers)
     assert reply.status_code in (400, 403), reply.text
 
 
-async def test_a_cursor_of_another_prefix_is_refused(site: Site) -> None:
+async def test_listing_cursor_of_another_prefix_is_refused(site: ObjectGateway) -> None:
     url, headers = f"{site.system.gateway_url}/v1/objects", {"Authorization": f"Bearer {site.token}"}
     asked = {"prefix": site.prefix, "cursor": "elsewhere/a"}
     reply = await site.system.http.get(url, params=asked, headers=headers)
@@ -569,7 +571,7 @@ async def test_a_cursor_of_another_prefix_is_refused(site: Site) -> None:
 # Signatures
 
 
-async def test_a_signature_has_one_spelling(site: Site, key: str) -> None:
+async def test_url_signature_has_one_spelling(site: ObjectGateway, key: str) -> None:
     urls = site.system.kernel.access.signed_urls
     query = parse_qsl(urlsplit(await urls.sign("GET", key, 60)).query)
     await urls.verify("GET", key, query)
@@ -589,7 +591,7 @@ async def test_a_signature_has_one_spelling(site: Site, key: str) -> None:
             await urls.verify("GET", key, changed)
 
 
-async def test_a_signed_url_ends_with_its_time_and_with_its_key(still: System, clock: ManualClock) -> None:
+async def test_signed_url_ends_with_its_expiry_or_its_key(still: System, clock: ManualClock) -> None:
     urls, keyring = still.kernel.access.signed_urls, still.kernel.access.keyring
     short = parse_qsl(urlsplit(await urls.sign("GET", "a", 60)).query)
     long = parse_qsl(urlsplit(await urls.sign("GET", "a", 7 * 24 * 3600)).query)
@@ -608,20 +610,20 @@ async def test_a_signed_url_ends_with_its_time_and_with_its_key(still: System, c
     assert retired.value.code == "bad_signature"
 
 
-async def test_a_url_of_another_installation_is_refused(site: Site, still: System, key: str) -> None:
+async def test_signed_url_of_another_installation_is_refused(site: ObjectGateway, still: System, key: str) -> None:
     foreign = SignedUrls(still.kernel.access.keyring, site.system.kernel.stores.clock, base_url=site.system.gateway_url)
     reply = await site.system.http.get(await foreign.sign("GET", key, 60))
     assert (reply.status_code, reply.json()["code"]) == (401, "bad_signature")
 
 
-async def test_on_s3_the_gateway_sends_its_callers_there(state_url: str, tmp_path: Path) -> None:
+async def test_gateway_serves_no_objects_if_they_are_in_s3(state_url: str, tmp_path: Path) -> None:
     async with running(state_url, tmp_path, objects_url="s3://bucket/root") as system:
         url = await system.kernel.access.signed_urls.sign("GET", "a", 60)
         reply = await system.http.get(url)
     assert (reply.status_code, reply.json()["code"]) == (404, "objects_elsewhere")
 
 
-async def _listed(site: Site, **asked: Any) -> Any:
+async def _listed(site: ObjectGateway, **asked: Any) -> Any:
     url, headers = f"{site.system.gateway_url}/v1/objects", {"Authorization": f"Bearer {site.token}"}
     reply = await site.system.http.get(url, params=asked, headers=headers)
     assert reply.status_code == 200, reply.text
@@ -635,14 +637,14 @@ def _other_half(signature: str) -> str:
     return base64.urlsafe_b64encode(raw[:32] + other).rstrip(b"=").decode()
 
 
-def _address(site: Site) -> tuple[str, int]:
+def _address(site: ObjectGateway) -> tuple[str, int]:
     parts = urlsplit(site.system.gateway_url)
     assert parts.hostname is not None
     assert parts.port is not None
     return parts.hostname, parts.port
 
 
-async def _raw(site: Site, method: str, target: str) -> int:
+async def _raw(site: ObjectGateway, method: str, target: str) -> int:
     """Sends the path unchanged, because HTTP clients normalise it, and returns the status."""
     reader, writer = await asyncio.open_connection(*_address(site))
     head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.token}\r\nConnection: close\r\n"

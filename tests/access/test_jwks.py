@@ -18,8 +18,8 @@ from interlock.clock import ManualClock
 from interlock.errors import Unauthenticated, Unavailable
 from interlock.http.documents import MAX_BYTES, Documents
 from interlock.stores.signers import jwk_of
-from tests.support.issuer import Answer, Publisher, jwk, publishing
-from tests.support.patience import answered
+from tests.support.identity_provider import Answer, Publisher, jwk, publishing
+from tests.support.polls import answered
 from tests.support.system import System
 
 PATH = "/internal/jwks/task"
@@ -45,7 +45,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jwks, "PAUSE_SECONDS", 0.0)
 
 
-async def test_a_token_is_good_by_the_published_keys_alone_through_a_rotation(still: System) -> None:
+async def test_token_verifies_with_published_keys_through_a_rotation(still: System) -> None:
     settings = still.kernel.settings.model_copy(update={"internal_url": still.internal_url})
     verifier = with_published_keys(replace(still.kernel, settings=settings)).access.capabilities
     assert type(verifier) is CapabilityVerifier
@@ -59,7 +59,7 @@ async def test_a_token_is_good_by_the_published_keys_alone_through_a_rotation(st
         await verifier.verify(new[:-2] + ("AA" if new[-2:] != "AA" else "QA"))
 
 
-async def test_a_retired_key_is_good_until_its_last_token_has_expired(still: System, clock: ManualClock) -> None:
+async def test_retired_key_verifies_until_its_last_token_expires(still: System, clock: ManualClock) -> None:
     keys = PublishedKeys(still.internal_url, Documents(), clock)
     kid = await still.value("select kid from interlock.signing_keys")
     assert await keys.public(kid) is not None
@@ -70,13 +70,13 @@ async def test_a_retired_key_is_good_until_its_last_token_has_expired(still: Sys
     assert await PublishedKeys(still.internal_url, Documents(), clock).public(kid) is None
 
 
-async def test_known_keys_are_asked_for_once(publisher: Publisher, keys: PublishedKeys) -> None:
+async def test_known_keys_are_fetched_once(publisher: Publisher, keys: PublishedKeys) -> None:
     for _ in range(10):
         assert await keys.public(KID) is not None
     assert publisher.asked == [PATH]
 
 
-async def test_a_flood_of_unknown_kids_causes_one_look_per_pause(
+async def test_flood_of_unknown_kids_causes_one_fetch_per_interval(
     publisher: Publisher, keys: PublishedKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jwks, "PAUSE_SECONDS", 0.3)
@@ -87,7 +87,7 @@ async def test_a_flood_of_unknown_kids_causes_one_look_per_pause(
     assert len(publisher.asked) <= 2
 
 
-async def test_while_the_dispatcher_is_away_known_keys_are_good_for_a_while_and_unknown_ones_are_not(
+async def test_known_keys_outlive_a_dispatcher_outage_for_a_limited_time(
     publisher: Publisher, keys: PublishedKeys, clock: ManualClock
 ) -> None:
     assert await keys.public(KID) is not None
@@ -103,7 +103,7 @@ async def test_while_the_dispatcher_is_away_known_keys_are_good_for_a_while_and_
     assert await keys.public(KID) is not None
 
 
-async def test_a_key_that_is_published_no_longer_is_forgotten(
+async def test_key_removed_from_the_jwks_is_forgotten(
     publisher: Publisher, keys: PublishedKeys, clock: ManualClock
 ) -> None:
     assert await keys.public(KID) is not None
@@ -116,7 +116,7 @@ async def test_a_key_that_is_published_no_longer_is_forgotten(
     await answered(forgotten)
 
 
-async def test_nothing_is_known_before_the_dispatcher_was_ever_reached(clock: ManualClock) -> None:
+async def test_no_token_verifies_before_the_first_fetch(clock: ManualClock) -> None:
     with pytest.raises(Unavailable):
         await PublishedKeys("http://127.0.0.1:9", Documents(), clock).public(KID)
 
@@ -140,7 +140,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-async def test_garbage_is_no_document_and_what_was_known_stays(
+async def test_invalid_jwks_is_ignored_and_known_keys_stay(
     publisher: Publisher, keys: PublishedKeys, clock: ManualClock, garbage: Any
 ) -> None:
     assert await keys.public(KID) is not None
@@ -167,14 +167,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-async def test_a_key_of_another_kind_is_none_of_ours(publisher: Publisher, keys: PublishedKeys, other: Any) -> None:
+async def test_key_of_an_unsupported_type_is_ignored(publisher: Publisher, keys: PublishedKeys, other: Any) -> None:
     publisher.says(PATH, _document(other, PUBLIC | {"kid": "good"}))
     assert await keys.public(KID) is None
     assert await keys.public("good") is not None
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_redirects_are_not_followed(publisher: Publisher, keys: PublishedKeys, status: int) -> None:
+async def test_jwks_redirect_is_not_followed(publisher: Publisher, keys: PublishedKeys, status: int) -> None:
     publisher.says("/elsewhere", {"keys": [PUBLIC]})
     publisher.answers[PATH] = Answer(status=status, headers={"Location": f"{publisher.url}/elsewhere"})
     with pytest.raises(Unavailable):
@@ -183,13 +183,13 @@ async def test_redirects_are_not_followed(publisher: Publisher, keys: PublishedK
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "data:,x", "http://", "127.0.0.1"])
-async def test_nothing_but_http_is_spoken(url: str) -> None:
+async def test_jwks_url_must_be_http(url: str) -> None:
     with pytest.raises(Unavailable):
         await Documents().fetch(url)
 
 
 @pytest.mark.parametrize("status", [204, 401, 404, 500])
-async def test_another_status_than_200_is_no_document(publisher: Publisher, keys: PublishedKeys, status: int) -> None:
+async def test_jwks_reply_other_than_200_is_ignored(publisher: Publisher, keys: PublishedKeys, status: int) -> None:
     publisher.answers[PATH] = Answer(b"{}", status=status)
     with pytest.raises(Unavailable):
         await keys.public(KID)

@@ -7,8 +7,8 @@ from typing import Any
 
 from interlock.apps.app import open_app
 from interlock.clock import ManualClock
-from tests.support.forging import part
 from tests.support.system import System, fence
+from tests.support.token_parts import part
 
 
 async def rotate(system: System) -> str:
@@ -56,13 +56,13 @@ async def test_a_retired_key_leaves_the_jwks_after_its_last_token(still: System,
     assert [key["kid"] for key in (await still.user("GET", "/v1/signing-keys")).json()] == [kid]
 
 
-async def test_the_jwks_holds_public_keys_only(shared: System) -> None:
+async def test_jwks_contains_only_public_keys(shared: System) -> None:
     for key in await listed(shared):
         assert set(key) == {"kty", "crv", "x", "y", "kid", "alg", "use"}
         assert (key["kty"], key["crv"], key["alg"], key["use"]) == ("EC", "P-256", "ES256", "sig")
 
 
-async def test_a_key_rotated_by_another_process_is_used_and_known_at_once(still: System, clock: ManualClock) -> None:
+async def test_key_rotated_by_another_process_is_used_immediately(still: System, clock: ManualClock) -> None:
     await listed(still)
     async with open_app(still.kernel.settings, process="second", clock=clock) as second:
         kid = (await second.access.keyring.rotate()).kid
@@ -73,7 +73,7 @@ async def test_a_key_rotated_by_another_process_is_used_and_known_at_once(still:
     assert (await still.attempt("/v1/task/heartbeat", token, fence(claim))).status_code == 200
 
 
-async def test_rotations_at_once_leave_one_signing_key(still: System) -> None:
+async def test_concurrent_rotations_leave_one_signing_key(still: System) -> None:
     replies = await asyncio.gather(*(still.user("POST", "/v1/signing-keys/rotate") for _ in range(8)))
     assert {reply.status_code for reply in replies} <= {201, 409}
     assert any(reply.status_code == 201 for reply in replies)

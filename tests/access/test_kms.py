@@ -14,8 +14,8 @@ from interlock.clock import ManualClock
 from interlock.errors import ConfigurationError, Unavailable
 from interlock.settings import Settings
 from tests.support.aws import Aws
-from tests.support.forging import ORDER, part, raw
 from tests.support.system import System, fence, running
+from tests.support.token_parts import ORDER, part, raw
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +50,7 @@ async def named_key(kms: Any, alias: str | None = None, **more: Any) -> str:
     return arn
 
 
-async def test_the_tokens_of_a_batch_are_signed_by_kms_and_every_one_is_good(
-    state_url: str, tmp_path: Path, aws: Aws
-) -> None:
+async def test_kms_signs_every_token_of_a_batch(state_url: str, tmp_path: Path, aws: Aws) -> None:
     async with signing(state_url, tmp_path, aws) as system:
         run = (await system.submit([{"n": n} for n in range(50)]))["run_id"]
         claims = (await system.claim_many(task_ids=await system.task_ids(run)))["claims"]
@@ -66,7 +64,7 @@ async def test_the_tokens_of_a_batch_are_signed_by_kms_and_every_one_is_good(
         assert not list(system.kernel.settings.signing_keys_dir.glob("*.pem"))
 
 
-async def test_a_rotation_makes_a_key_and_the_old_one_is_deleted_after_its_last_token(
+async def test_rotation_creates_a_kms_key_and_later_deletes_the_old_one(
     state_url: str, tmp_path: Path, aws: Aws, clock: ManualClock, kms: Any
 ) -> None:
     async with signing(state_url, tmp_path, aws, clock) as system:
@@ -84,7 +82,7 @@ async def test_a_rotation_makes_a_key_and_the_old_one_is_deleted_after_its_last_
         assert (await kms.describe_key(KeyId=new))["KeyMetadata"]["KeyState"] == "Enabled"
 
 
-async def test_a_named_alias_is_rotated_by_pointing_it_elsewhere_and_its_keys_are_left_alone(
+async def test_repointed_alias_rotates_and_its_keys_are_not_deleted(
     state_url: str, tmp_path: Path, aws: Aws, clock: ManualClock, kms: Any
 ) -> None:
     alias = "alias/interlock-named"
@@ -104,9 +102,7 @@ async def test_a_named_alias_is_rotated_by_pointing_it_elsewhere_and_its_keys_ar
         assert (await kms.describe_key(KeyId=first))["KeyMetadata"]["KeyState"] == "Enabled"
 
 
-async def test_an_installation_moves_from_pem_to_kms_and_back_without_a_refused_token(
-    state_url: str, tmp_path: Path, aws: Aws
-) -> None:
+async def test_switch_between_pem_and_kms_refuses_no_token(state_url: str, tmp_path: Path, aws: Aws) -> None:
     async with running(state_url, tmp_path, kms_endpoint=aws.endpoint) as system:
         with_pem = await system.claim(await system.one(policy={"lease_seconds": 3600}))
         changed = system.kernel.settings.model_copy(update={"signing": "kms"})
@@ -120,7 +116,7 @@ async def test_an_installation_moves_from_pem_to_kms_and_back_without_a_refused_
             assert reply.status_code == 200, reply.text
 
 
-async def test_while_kms_does_not_sign_claims_are_refused_before_they_cost_attempts(
+async def test_claims_use_up_no_attempt_while_kms_does_not_sign(
     state_url: str, tmp_path: Path, aws: Aws, kms: Any
 ) -> None:
     async with signing(state_url, tmp_path, aws) as system:
@@ -138,9 +134,7 @@ async def test_while_kms_does_not_sign_claims_are_refused_before_they_cost_attem
             assert (await system.attempt("/v1/task/heartbeat", claim["capability_token"], fence(claim))).is_success
 
 
-async def test_a_rotation_to_a_key_that_cannot_sign_is_refused_and_changes_nothing(
-    state_url: str, tmp_path: Path, aws: Aws, kms: Any
-) -> None:
+async def test_rotation_to_an_unusable_key_changes_nothing(state_url: str, tmp_path: Path, aws: Aws, kms: Any) -> None:
     alias = "alias/interlock-unfit"
     await named_key(kms, alias)
     async with signing(state_url, tmp_path, aws, kms_key_id=alias) as system:
@@ -165,7 +159,7 @@ async def started(state_url: str, folder: Path, endpoint: str, key: str | None) 
     ],
     ids=lambda wrong: wrong["KeySpec"],
 )
-async def test_a_key_that_cannot_sign_es256_stops_the_start(
+async def test_key_without_es256_stops_the_start(
     state_url: str, tmp_path: Path, aws: Aws, kms: Any, wrong: dict[str, str]
 ) -> None:
     key = await named_key(kms, **wrong)
@@ -173,13 +167,11 @@ async def test_a_key_that_cannot_sign_es256_stops_the_start(
         await started(state_url, tmp_path, aws.endpoint, key)
 
 
-async def test_a_name_that_leads_nowhere_stops_the_start_with_a_sentence(
-    state_url: str, tmp_path: Path, aws: Aws
-) -> None:
+async def test_unknown_key_name_stops_the_start_with_a_message(state_url: str, tmp_path: Path, aws: Aws) -> None:
     with pytest.raises(ConfigurationError, match=r"NotFoundException.*check kms_key_id"):
         await started(state_url, tmp_path, aws.endpoint, "alias/nobody")
 
 
-async def test_a_kms_that_is_away_is_said_to_be_and_not_hung_on(state_url: str, tmp_path: Path, aws: Aws) -> None:
+async def test_unreachable_kms_is_reported_without_hanging(state_url: str, tmp_path: Path, aws: Aws) -> None:
     with pytest.raises(Unavailable, match="kms_endpoint"):
         await started(state_url, tmp_path, "http://127.0.0.1:9", None)

@@ -14,8 +14,8 @@ from interlock.dags.webhook_sources import OVERLAP_SECONDS, signature
 from interlock.http.lockout import Lockout
 from interlock.stores.postgres import Database
 from interlock.wire.access import KeyRequest, Role
-from tests.bus.site import opened
-from tests.support.sources import deploy, source_job
+from tests.support.bus_services import opened
+from tests.support.source_dags import deploy, source_job
 from tests.support.system import System, running
 
 
@@ -43,7 +43,7 @@ def forged(kind: str, number: int) -> str:
     return f"{kind}_{number:016x}_{'x' * 43}"
 
 
-async def test_forged_credentials_cost_no_look_up_each(guarded: System, looked_up: list[str]) -> None:
+async def test_forged_credentials_cause_few_lookups(guarded: System, looked_up: list[str]) -> None:
     statuses = [(await guarded.user("GET", "/v1/keys", key=forged("ilk", number))).status_code for number in range(20)]
     assert statuses == [401] + [429] * 19
     assert len(looked_up) == 1
@@ -52,7 +52,7 @@ async def test_forged_credentials_cost_no_look_up_each(guarded: System, looked_u
     assert int(reply.headers["retry-after"]) >= 1
 
 
-async def test_who_was_let_in_before_is_not_locked_out_by_a_neighbour(guarded: System) -> None:
+async def test_known_caller_is_not_locked_out_by_its_neighbour(guarded: System) -> None:
     key = guarded.admin_key
     assert (await guarded.user("GET", "/v1/keys")).status_code == 200
     await guarded.user("GET", "/v1/keys", key=forged("ilk", 1))
@@ -61,13 +61,13 @@ async def test_who_was_let_in_before_is_not_locked_out_by_a_neighbour(guarded: S
     assert (await guarded.http.get(f"{guarded.gateway_url}/healthz")).status_code == 200
 
 
-async def test_what_needs_no_credential_proves_none(guarded: System) -> None:
+async def test_open_route_does_not_count_as_proof_of_a_credential(guarded: System) -> None:
     fake = {"Authorization": f"Bearer {forged('ilk', 3)}"}
     assert (await guarded.http.get(f"{guarded.gateway_url}/healthz", headers=fake)).status_code == 200
     assert [(await guarded.user("GET", "/v1/keys", headers=fake)).status_code for _ in range(2)] == [401, 429]
 
 
-async def test_the_same_refused_credential_is_looked_up_once(still: System, looked_up: list[str]) -> None:
+async def test_repeated_refused_credential_is_looked_up_once(still: System, looked_up: list[str]) -> None:
     for kind in ("ilk", "ilw"):
         looked_up.clear()
         for _ in range(5):
@@ -79,7 +79,7 @@ async def test_the_same_refused_credential_is_looked_up_once(still: System, look
         assert len(looked_up) == 1
 
 
-async def test_a_key_made_after_a_failed_look_up_works_at_once(still: System) -> None:
+async def test_key_created_after_a_failed_lookup_works_immediately(still: System) -> None:
     by = await still.kernel.access.principals.authenticate(still.admin_key)
     for _ in range(3):
         await still.user("GET", "/v1/jobs", key=forged("ilk", 9))
@@ -90,7 +90,7 @@ async def test_a_key_made_after_a_failed_look_up_works_at_once(still: System) ->
 
 
 @pytest.mark.parametrize("auth", ["hmac", "token"])
-async def test_forged_calls_of_a_webhook_cost_no_look_up_each(
+async def test_forged_webhook_calls_cause_few_lookups(
     guarded: System, looked_up: list[str], clock: ManualClock, auth: str
 ) -> None:
     await deploy(guarded, source_job(kind="webhook", auth=auth))
@@ -116,7 +116,7 @@ async def test_forged_calls_of_a_webhook_cost_no_look_up_each(
     assert await call(made["secret"]) == 200
 
 
-async def test_calls_of_a_webhook_that_no_hook_would_take_cost_no_look_up(still: System, looked_up: list[str]) -> None:
+async def test_malformed_webhook_calls_cause_no_lookup(still: System, looked_up: list[str]) -> None:
     await deploy(still, source_job(kind="webhook"))
     made = (await still.user("POST", "/v1/dags/feeds/jobs/src/secret", json={})).json()
     looked_up.clear()
@@ -130,7 +130,7 @@ async def test_calls_of_a_webhook_that_no_hook_would_take_cost_no_look_up(still:
     assert len(looked_up) == 1
 
 
-async def test_a_secret_of_a_webhook_that_has_ended_is_not_known_to_be_good(
+async def test_ended_webhook_secret_is_no_longer_trusted(
     guarded: System, looked_up: list[str], clock: ManualClock
 ) -> None:
     await deploy(guarded, source_job(kind="webhook", auth="token"))
@@ -150,7 +150,7 @@ async def test_a_secret_of_a_webhook_that_has_ended_is_not_known_to_be_good(
     assert looked_up == []
 
 
-async def test_forged_keys_of_a_service_cost_no_look_up_each(still: System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forged_service_keys_cause_few_lookups(still: System, monkeypatch: pytest.MonkeyPatch) -> None:
     bus = await opened(still)
     assert (await bus.send(bus.message()))["outcome"] == "delivered"
     asked: list[str] = []
@@ -171,7 +171,7 @@ async def test_forged_keys_of_a_service_cost_no_look_up_each(still: System, monk
     assert (await bus.send(bus.message()))["outcome"] == "delivered"
 
 
-async def test_forged_api_keys_of_producers_cost_no_look_up_each(guarded: System, looked_up: list[str]) -> None:
+async def test_forged_producer_keys_cause_few_lookups(guarded: System, looked_up: list[str]) -> None:
     bus = await opened(guarded)
     assert (await bus.send(bus.message()))["outcome"] == "delivered"
     looked_up.clear()
@@ -184,7 +184,7 @@ async def test_forged_api_keys_of_producers_cost_no_look_up_each(guarded: System
     assert (await bus.send(bus.message()))["outcome"] == "delivered"
 
 
-def test_a_bucket_fills_again_and_is_each_peers_own() -> None:
+def test_lockout_bucket_refills_and_is_per_peer() -> None:
     now = 0.0
     lockout = Lockout(1.0, lambda: now)
     for _ in range(20):
@@ -198,7 +198,7 @@ def test_a_bucket_fills_again_and_is_each_peers_own() -> None:
     assert lockout.wait("a", ["x"]) is None
 
 
-def test_peers_and_proofs_are_bounded() -> None:
+def test_number_of_peers_and_proofs_is_limited() -> None:
     lockout = Lockout(1.0)
     for number in range(30_000):
         lockout.failed(str(number))

@@ -12,7 +12,7 @@ import pytest
 
 from interlock.cli.app import execute
 from tests.conftest import copied
-from tests.support.issuer import IdentityProvider, publishing
+from tests.support.identity_provider import IdentityProvider, publishing
 from tests.support.system import System, running
 
 
@@ -48,7 +48,7 @@ async def asked(
     return await site.user(more.pop("method", "GET"), path, key=token, headers=headers, **more)
 
 
-async def test_a_member_does_what_the_role_says_and_no_more(site: System, provider: IdentityProvider) -> None:
+async def test_member_may_do_exactly_what_the_role_allows(site: System, provider: IdentityProvider) -> None:
     job = {"operator": "echo", "tasks": [{}]}
     for role, may in {"reader": (200, 403, 403), "writer": (200, 201, 403), "admin": (200, 201, 200)}.items():
         await allow(site, f"the-{role}", role)
@@ -63,7 +63,7 @@ async def test_a_member_does_what_the_role_says_and_no_more(site: System, provid
         assert (await asked(site, token, "/v1/worker-tokens")).status_code == 403
 
 
-async def test_what_a_token_says_of_roles_and_orgs_adds_nothing(site: System, provider: IdentityProvider) -> None:
+async def test_roles_and_orgs_claimed_in_a_token_are_ignored(site: System, provider: IdentityProvider) -> None:
     await allow(site, "modest", "reader")
     token = provider.token(
         "modest", role="admin", roles=["admin"], scope="admin platform", org="acme", groups=["admin"]
@@ -72,9 +72,7 @@ async def test_what_a_token_says_of_roles_and_orgs_adds_nothing(site: System, pr
     assert (await asked(site, token, org="acme")).json()["code"] == "not_a_member"
 
 
-async def test_who_is_no_member_is_told_so_and_who_is_nobody_is_not_let_in(
-    site: System, provider: IdentityProvider
-) -> None:
+async def test_non_member_gets_403_and_invalid_token_gets_401(site: System, provider: IdentityProvider) -> None:
     stranger = await asked(site, provider.token("stranger"))
     assert (stranger.status_code, stranger.json()["code"]) == (403, "not_a_member")
     forged = await asked(site, provider.token("stranger", aud="other"))
@@ -83,9 +81,7 @@ async def test_who_is_no_member_is_told_so_and_who_is_nobody_is_not_let_in(
         assert (await asked(site, junk)).status_code == 401
 
 
-async def test_a_role_taken_away_or_changed_counts_with_the_very_next_request(
-    site: System, provider: IdentityProvider
-) -> None:
+async def test_role_change_applies_to_the_next_request(site: System, provider: IdentityProvider) -> None:
     token = provider.token("leaving")
     await allow(site, "leaving", "admin")
     assert (await asked(site, token, "/v1/members")).status_code == 200
@@ -98,7 +94,7 @@ async def test_a_role_taken_away_or_changed_counts_with_the_very_next_request(
     assert (await site.user("DELETE", "/v1/members?subject=leaving")).status_code == 404
 
 
-async def test_a_user_in_several_orgs_says_which_and_sees_that_one(site: System, provider: IdentityProvider) -> None:
+async def test_user_in_several_orgs_selects_one_by_header(site: System, provider: IdentityProvider) -> None:
     await allow(site, "both", "writer")
     await allow(site, "both", "reader", org="acme")
     token = provider.token("both")
@@ -113,12 +109,12 @@ async def test_a_user_in_several_orgs_says_which_and_sees_that_one(site: System,
     assert (await asked(site, token, org="elsewhere")).json()["code"] == "not_a_member"
 
 
-async def test_an_api_key_is_for_its_own_org_whatever_the_header_says(site: System) -> None:
+async def test_org_header_does_not_change_the_org_of_an_api_key(site: System) -> None:
     assert (await asked(site, site.admin_key, org="test")).status_code == 200
     assert (await asked(site, site.admin_key, org="acme")).json()["code"] == "not_a_member"
 
 
-async def test_an_admin_of_one_org_decides_for_that_one_alone(site: System, provider: IdentityProvider) -> None:
+async def test_admin_manages_members_of_its_own_org_only(site: System, provider: IdentityProvider) -> None:
     await allow(site, "boss", "admin", org="acme")
     boss = provider.token("boss")
     body = {"subject": "hired", "role": "admin"}
@@ -133,7 +129,7 @@ async def test_an_admin_of_one_org_decides_for_that_one_alone(site: System, prov
     assert reply.status_code == 403
 
 
-async def test_members_come_in_pages(site: System) -> None:
+async def test_members_are_paginated(site: System) -> None:
     for n in range(5):
         await allow(site, f"page|{n}/{n}")
     seen: list[str] = []
@@ -146,7 +142,7 @@ async def test_members_come_in_pages(site: System) -> None:
     assert [subject for subject in seen if subject.startswith("page|")] == [f"page|{n}/{n}" for n in range(5)]
 
 
-async def test_the_subject_of_a_second_issuer_is_somebody_else(site: System, provider: IdentityProvider) -> None:
+async def test_same_subject_of_another_issuer_is_another_user(site: System, provider: IdentityProvider) -> None:
     await site.value(
         "insert into interlock.members (issuer, subject, org_id, role, by)"
         " values ('https://other', 'twin', $1, 'admin', '')",
@@ -155,9 +151,7 @@ async def test_the_subject_of_a_second_issuer_is_somebody_else(site: System, pro
     assert (await asked(site, provider.token("twin"))).json()["code"] == "not_a_member"
 
 
-async def test_a_member_counts_against_the_limit_like_a_key_and_not_with_others(
-    site: System, provider: IdentityProvider
-) -> None:
+async def test_rate_limit_applies_to_each_member_separately(site: System, provider: IdentityProvider) -> None:
     await allow(site, "one")
     await allow(site, "other")
     members = site.kernel.access.members
@@ -167,9 +161,7 @@ async def test_a_member_counts_against_the_limit_like_a_key_and_not_with_others(
     assert "one" not in one.key_id
 
 
-async def test_without_an_identity_provider_tokens_are_no_keys_and_members_cannot_be(
-    shared: System, provider: IdentityProvider
-) -> None:
+async def test_without_an_identity_provider_there_are_no_members(shared: System, provider: IdentityProvider) -> None:
     assert (await asked(shared, provider.token("ada"))).status_code == 401
     reply = await shared.user("POST", "/v1/members", json={"subject": "ada"})
     assert (reply.status_code, reply.json()["code"]) == (409, "no_identity_provider")
@@ -184,7 +176,7 @@ async def test_a_malformed_member_is_refused(site: System, body: dict[str, Any])
     assert (await site.user("POST", "/v1/members", json=body)).status_code == 400
 
 
-async def test_the_command_line_lets_in_shows_and_turns_away(
+async def test_members_are_managed_from_the_command_line(
     site: System, provider: IdentityProvider, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("INTERLOCK_GATEWAY_URL", site.gateway_url)

@@ -16,8 +16,8 @@ from interlock.access import keyring
 from interlock.access.object_tokens import ObjectGrant, Place
 from interlock.access.prefixes import canonical
 from interlock.errors import Unauthenticated
-from tests.support.forging import ORDER, b64, part, raw
 from tests.support.system import System, fence
+from tests.support.token_parts import ORDER, b64, part, raw
 
 CLAIMS = ["iss", "aud", "sub", "exp", "iat", "jti", "org_id", "task_id", "attempt", "lease"]
 CLAIMS += ["read_prefixes", "write_prefixes"]

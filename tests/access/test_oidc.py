@@ -23,8 +23,7 @@ from interlock.clock import ManualClock, SystemClock
 from interlock.errors import InterlockError, Unauthenticated, Unavailable
 from interlock.http.documents import Documents
 from interlock.settings import load
-from tests.support.forging import b64, es256
-from tests.support.issuer import (
+from tests.support.identity_provider import (
     AUDIENCE,
     BY_ALGORITHM,
     DISCOVERY_PATH,
@@ -37,6 +36,7 @@ from tests.support.issuer import (
     jwk,
     publishing,
 )
+from tests.support.token_parts import b64, es256
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from interlock.apps import gateway
 from interlock.clock import ManualClock
-from tests.support.bundles import upload, zipped
+from tests.support.code_bundles import upload, zipped
 from tests.support.dags import deploy
 from tests.support.system import System, fence
 
@@ -305,7 +305,7 @@ def test_every_route_of_the_gateway_is_tried_with_another_orgs_key() -> None:
 
 
 @pytest.mark.parametrize("route", HIDDEN, ids=" ".join)
-async def test_another_orgs_things_do_not_exist(two: TwoOrgs, route: Route) -> None:
+async def test_objects_of_another_org_are_not_found(two: TwoOrgs, route: Route) -> None:
     reply = await two.ask(route)
     assert (reply.status_code, reply.json()["code"]) == (404, "not_found"), reply.text
     assert "payload" not in reply.text
@@ -313,7 +313,7 @@ async def test_another_orgs_things_do_not_exist(two: TwoOrgs, route: Route) -> N
 
 
 @pytest.mark.parametrize("route", EMPTY + OF_ALL, ids=" ".join)
-async def test_another_orgs_things_are_in_no_list(two: TwoOrgs, route: Route) -> None:
+async def test_objects_of_another_org_are_not_listed(two: TwoOrgs, route: Route) -> None:
     reply = await two.ask(route)
     assert reply.status_code == 200, reply.text
     hidden = [two.task_id, two.run_id, two.job_id, two.key_id, two.backfill, "secret-", "payload"]
@@ -321,14 +321,14 @@ async def test_another_orgs_things_are_in_no_list(two: TwoOrgs, route: Route) ->
 
 
 @pytest.mark.parametrize("query", ["job=secret-job", "job={job_id}", "run={run_id}"])
-async def test_another_orgs_tasks_are_found_by_no_filter(two: TwoOrgs, query: str) -> None:
+async def test_no_filter_finds_tasks_of_another_org(two: TwoOrgs, query: str) -> None:
     query = query.format(job_id=two.job_id, run_id=two.run_id)
     reply = await two.system.user("GET", f"/v1/tasks?{query}", key=two.stranger)
     assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
 
 
 @pytest.mark.parametrize("route", FILTERED, ids=" ".join)
-async def test_another_orgs_tasks_are_changed_by_no_filter(two: TwoOrgs, route: Route) -> None:
+async def test_no_filter_changes_tasks_of_another_org(two: TwoOrgs, route: Route) -> None:
     for where in ({"job": "secret-job"}, {"job": two.job_id}, {"run": two.run_id}):
         for dry_run in (True, False):
             reply = await two.ask(route, where | {"dry_run": dry_run})
@@ -337,21 +337,21 @@ async def test_another_orgs_tasks_are_changed_by_no_filter(two: TwoOrgs, route: 
 
 
 @pytest.mark.parametrize("route", PLATFORM, ids=" ".join)
-async def test_an_admin_of_an_org_does_not_reach_the_platform(two: TwoOrgs, route: Route) -> None:
+async def test_org_admin_has_no_access_to_platform_routes(two: TwoOrgs, route: Route) -> None:
     reply = await two.ask(route, {"name": "x"})
     assert (reply.status_code, reply.json()["code"]) == (403, "forbidden")
     assert "'platform'" in reply.json()["detail"]
 
 
 @pytest.mark.parametrize("route", OBJECTS, ids=" ".join)
-async def test_no_api_key_opens_an_object(two: TwoOrgs, route: Route) -> None:
+async def test_api_key_gives_no_access_to_objects(two: TwoOrgs, route: Route) -> None:
     for api_key in (two.stranger, two.system.admin_key):
         path = route[1].replace("{key}", "dataset/a")
         reply = await two.system.user(route[0], f"{path}?prefix=dataset/", key=api_key)
         assert reply.status_code == 401
 
 
-async def test_a_cursor_of_one_org_shows_nothing_to_another(two: TwoOrgs) -> None:
+async def test_cursor_of_another_org_shows_nothing(two: TwoOrgs) -> None:
     await two.system.submit([1, 2, 3], name="paged")
     mine = (await two.system.user("GET", "/v1/tasks?job=paged&limit=1")).json()["next_cursor"]
     reply = await two.system.user("GET", f"/v1/tasks?cursor={mine}", key=two.stranger)
@@ -400,12 +400,12 @@ async def test_a_scope_alone_reaches_exactly_its_routes(shared: System, scope: s
         ("reader", ["jobs:read", "JOBS:WRITE"]),
     ],
 )
-async def test_a_role_is_the_most_a_key_can_be_given(shared: System, role: str, scopes: list[str]) -> None:
+async def test_scopes_of_a_key_are_limited_by_its_role(shared: System, role: str, scopes: list[str]) -> None:
     reply = await shared.user("POST", "/v1/keys", json={"user": "x", "role": role, "scopes": scopes})
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_scope")
 
 
-async def test_a_key_hands_out_no_scope_that_it_does_not_have(shared: System) -> None:
+async def test_key_cannot_grant_a_scope_it_does_not_have(shared: System) -> None:
     narrow = await key(shared, role="admin", scopes=["admin", "jobs:read"])
     for request in (
         {"role": "admin"},
@@ -423,14 +423,14 @@ async def test_a_key_hands_out_no_scope_that_it_does_not_have(shared: System) ->
     assert reply.status_code == 400
 
 
-async def test_platform_is_handed_on_only_by_name(shared: System) -> None:
+async def test_platform_scope_is_granted_only_explicitly(shared: System) -> None:
     silent = await key(shared, role="admin")
     assert not await reached(shared, ("POST", "/v1/orgs"), silent)
     named = await key(shared, role="admin", scopes=["admin", "platform"])
     assert await reached(shared, ("POST", "/v1/orgs"), named)
 
 
-async def test_an_admin_makes_keys_for_its_own_org_only(shared: System, two: TwoOrgs) -> None:
+async def test_admin_creates_keys_only_for_its_own_org(shared: System, two: TwoOrgs) -> None:
     reply = await shared.user("POST", "/v1/keys", json={"user": "x", "org": "test"}, key=two.stranger)
     assert (reply.status_code, reply.json()["code"]) == (403, "forbidden")
     reply = await shared.user("POST", "/v1/keys", json={"user": "x", "org": "none-such"})
@@ -457,7 +457,7 @@ def malformed(good: str) -> list[str]:
     ]
 
 
-async def test_a_key_that_is_not_exactly_right_is_refused_in_the_same_words(shared: System) -> None:
+async def test_every_wrong_key_gets_the_same_refusal(shared: System) -> None:
     words = set()
     for wrong in malformed(shared.admin_key):
         headers = {b"Authorization": f"Bearer {wrong}".encode()}
@@ -468,13 +468,13 @@ async def test_a_key_that_is_not_exactly_right_is_refused_in_the_same_words(shar
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Basic {key}", "{key}", "Token {key}"])
-async def test_a_key_comes_as_a_bearer(shared: System, header: str | None) -> None:
+async def test_key_requires_the_bearer_scheme(shared: System, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header.format(key=shared.admin_key)}
     reply = await shared.http.get(shared.gateway_url + "/v1/jobs", headers=headers)
     assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated")
 
 
-async def test_a_key_expires(still: System, clock: ManualClock) -> None:
+async def test_api_key_expires(still: System, clock: ManualClock) -> None:
     short = await key(still, expires_in_days=1)
     clock.advance(86_399)
     assert (await still.user("GET", "/v1/jobs", key=short)).status_code == 200
@@ -482,7 +482,7 @@ async def test_a_key_expires(still: System, clock: ManualClock) -> None:
     assert (await still.user("GET", "/v1/jobs", key=short)).status_code == 401
 
 
-async def test_a_revoked_key_is_refused_at_once_and_stays_listed(still: System) -> None:
+async def test_revoked_key_is_refused_immediately_and_stays_listed(still: System) -> None:
     doomed = await key(still, user="doomed")
     key_id = doomed.split("_")[1]
     reply = await still.user("DELETE", f"/v1/keys/{key_id}")
@@ -493,9 +493,7 @@ async def test_a_revoked_key_is_refused_at_once_and_stays_listed(still: System) 
     assert [entry["key_id"] for entry in listed if entry["revoked_at"]] == [key_id]
 
 
-async def test_a_revoked_key_sends_no_more_commands_at_once_here_and_within_seconds_elsewhere(
-    still: System, clock: ManualClock
-) -> None:
+async def test_revoked_key_sends_no_commands_within_seconds_anywhere(still: System, clock: ManualClock) -> None:
     assert (await still.user("POST", "/v1/services", json={"name": "billing"})).status_code in {200, 201}
     here, elsewhere = [await key(still, role="writer", service="billing") for _ in range(2)]
 
@@ -575,7 +573,7 @@ async def test_a_claim_cannot_settle_a_message_of_a_queue_out_of_reach(still: Sy
 
 
 @pytest.mark.parametrize(("token_for", "job_in"), [("udf", "ecs_udf"), ("ecs_udf", "udf")])
-async def test_a_runtime_and_its_alias_are_the_same_to_a_worker(still: System, token_for: str, job_in: str) -> None:
+async def test_runtime_alias_is_accepted_for_worker_tokens(still: System, token_for: str, job_in: str) -> None:
     token = await worker_token(still, runtimes=[token_for])
     task_id = await still.one(runtime=job_in)
     body = {"queue": "udf", "worker_id": "w", "wait_seconds": 0}
@@ -585,7 +583,7 @@ async def test_a_runtime_and_its_alias_are_the_same_to_a_worker(still: System, t
     assert (await still.worker("POST", "/internal/task-claim", token=token, json=body)).json()["status"] == "Claimed"
 
 
-async def test_a_worker_token_is_refused_within_seconds_of_being_revoked(still: System, clock: ManualClock) -> None:
+async def test_revoked_worker_token_is_refused_within_seconds(still: System, clock: ManualClock) -> None:
     token = await worker_token(still)
     fetch = f"/internal/task-fetch?task_id={uuid4()}"
     assert (await still.worker("GET", fetch, token=token)).status_code == 404
@@ -602,12 +600,12 @@ async def test_a_worker_token_expires(still: System, clock: ManualClock) -> None
     assert (await still.worker("GET", f"/internal/task-fetch?task_id={uuid4()}", token=token)).status_code == 401
 
 
-async def test_a_worker_token_for_an_unknown_runtime_is_not_made(shared: System) -> None:
+async def test_worker_token_for_an_unknown_runtime_is_refused(shared: System) -> None:
     reply = await shared.user("POST", "/v1/worker-tokens", json={"name": "w", "runtimes": ["none-such"]})
     assert (reply.status_code, reply.json()["code"]) == (400, "unknown_runtime")
 
 
-async def test_one_kind_of_credential_is_no_other(shared: System) -> None:
+async def test_credentials_of_one_kind_are_refused_as_another(shared: System) -> None:
     claim = await shared.claim(await shared.one())
     token = claim["capability_token"]
     for wrong in (shared.worker_token, token):

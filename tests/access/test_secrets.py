@@ -28,10 +28,12 @@ from interlock.wire.jobs import Policy
 from interlock.wire.tasks import TaskView
 from interlock.workers import Worker
 from interlock.workers.redaction import MASK
-from tests.support.logging import logging_to
-from tests.support.strangers import answer, stranger
+from tests.support.log_file import logging_to
 from tests.support.system import System, until
+from tests.support.third_party_servers import answer, stranger
 
+LEAKING = "tests.support.leaking_operators"
+LEAK, SEEN = f"{LEAKING}:leak", f"{LEAKING}:seen"
 WAYS = ("message", "cut_message", "error_class", "cause", "result", "progress", "prints", "crash")
 CONFIG = {"key": "${secret:KEY}"}
 KEPT = Policy(backoff_seconds=0, jitter=0, max_attempts=2)
@@ -43,7 +45,7 @@ async def working(system: System, **more: Any) -> AsyncIterator[None]:
     settings = Settings(
         internal_url=system.internal_url, worker_token=system.worker_token, outbound_allow=["127.0.0.1"]
     )
-    worker = Worker(settings, concurrency=2, cancel_grace=5, operators=["tests.support.leaks"], **more)
+    worker = Worker(settings, concurrency=2, cancel_grace=5, operators=[LEAKING], **more)
     running = asyncio.create_task(worker.run())
     yield
     worker.request_drain()
@@ -57,7 +59,7 @@ async def working(system: System, **more: Any) -> AsyncIterator[None]:
 @asynccontextmanager
 async def admin(system: System, org: str | None = None) -> AsyncIterator[tuple[Client, UUID]]:
     """Yields a client of an admin and its org: the system's own org, or a new one."""
-    await system.declare("tests.support.leaks:leak", "tests.support.leaks:seen")
+    await system.declare(LEAK, SEEN)
     org_id, key = system.org_id, system.admin_key
     if org is not None:
         org_id = (await system.kernel.access.principals.create_org(org)).org_id
@@ -75,7 +77,7 @@ async def ended(client: Client, run_id: UUID) -> list[TaskView]:
     return sorted([task async for task in client.tasks(run=run_id)], key=lambda task: task.index or 0)
 
 
-async def submitted(client: Client, tasks: list[Any], operator: str = "tests.support.leaks:leak", **more: Any) -> UUID:
+async def submitted(client: Client, tasks: list[Any], operator: str = LEAK, **more: Any) -> UUID:
     given: dict[str, Any] = {"config": CONFIG, "policy": KEPT} | more
     accepted = await client.submit(tasks, operator=operator, **given)
     return accepted.run_id
@@ -108,7 +110,7 @@ async def everything_shown(system: System, client: Client, run_id: UUID) -> str:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_a_value_is_shown_nowhere_whatever_an_operator_does(
+async def test_secret_value_appears_nowhere_whatever_an_operator_does(
     system: System, seed: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     value, fifo = value_of(random.Random(seed)), tmp_path / "fifo"
@@ -142,22 +144,22 @@ async def _progress_text(client: Client, run_id: UUID) -> str | None:
     return next(filter(None, texts), None)
 
 
-async def test_a_task_gets_the_secret_of_its_own_org_and_of_no_other(system: System) -> None:
+async def test_task_gets_only_secrets_of_its_own_org(system: System) -> None:
     guesses = {"guesses": ["value-of-ours", "value-of-theirs"]}
     async with admin(system) as (ours, _), admin(system, "theirs") as (theirs, _), working(system):
         await ours.secrets.set("KEY", "value-of-ours")
         with pytest.raises(InterlockError) as unknown:
-            await submitted(theirs, [guesses], "tests.support.leaks:seen")
+            await submitted(theirs, [guesses], SEEN)
         assert unknown.value.code == "unknown_secret"
         assert (await theirs.secrets.page()).secrets == []
         await theirs.secrets.set("KEY", "value-of-theirs")
-        runs = [await submitted(client, [guesses], "tests.support.leaks:seen") for client in (ours, theirs)]
+        runs = [await submitted(client, [guesses], SEEN) for client in (ours, theirs)]
         (mine,), (other,) = [await ended(client, run) for client, run in zip((ours, theirs), runs, strict=True)]
         assert msgspec.json.decode(mine.result)["is"] == [True, False]
         assert msgspec.json.decode(other.result)["is"] == [False, True]
 
 
-async def test_a_row_that_is_copied_to_another_org_does_not_open(system: System) -> None:
+async def test_secret_row_copied_to_another_org_cannot_be_decrypted(system: System) -> None:
     async with admin(system) as (ours, org_id), admin(system, "theirs") as (_, other):
         await ours.secrets.set("KEY", "value-of-ours")
         await system.value(
@@ -173,16 +175,16 @@ async def test_a_row_that_is_copied_to_another_org_does_not_open(system: System)
         assert not copied.missing
 
 
-async def test_a_new_value_is_used_from_the_next_claim_on(system: System) -> None:
+async def test_new_secret_value_is_used_from_the_next_claim(system: System) -> None:
     guesses = {"guesses": ["the-old-value", "the-new-value"]}
     async with admin(system) as (client, _), working(system):
         for version, value in enumerate(("the-old-value", "the-new-value"), 1):
             assert (await client.secrets.set("KEY", value)).version == version
-            (task,) = await ended(client, await submitted(client, [guesses], "tests.support.leaks:seen"))
+            (task,) = await ended(client, await submitted(client, [guesses], SEEN))
             assert msgspec.json.decode(task.result)["is"] == [version == 1, version == 2]
 
 
-async def test_a_secret_that_was_removed_fails_its_tasks_for_good(system: System) -> None:
+async def test_removed_secret_fails_its_tasks_permanently(system: System) -> None:
     async with admin(system) as (client, _):
         await client.secrets.set("KEY", "soon-to-be-gone")
         run_id = await submitted(client, [{"way": "result"}])
@@ -195,7 +197,7 @@ async def test_a_secret_that_was_removed_fails_its_tasks_for_good(system: System
         assert "interlock secret set KEY" in (task.error_message or "")
 
 
-async def test_a_seal_that_does_not_fit_fails_tasks_and_loses_none(system: System, tmp_path: Path) -> None:
+async def test_wrong_seal_fails_tasks_and_loses_none(system: System, tmp_path: Path) -> None:
     async with admin(system) as (client, _):
         await client.secrets.set("KEY", "sealed-with-another")
         run_id = await submitted(client, [{"way": "result"}])
@@ -233,7 +235,7 @@ async def test_only_admins_of_the_org_see_or_change_secrets(system: System) -> N
         ("KEY", {"value": ["some-long-value"]}, "invalid_request"),
     ],
 )
-async def test_a_secret_that_cannot_be_is_refused_without_its_value(
+async def test_invalid_secret_is_refused_without_showing_its_value(
     system: System, name: str, body: dict[str, Any], code: str
 ) -> None:
     reply = await system.user("PUT", f"/v1/secrets/{name}", json=body)
@@ -251,7 +253,7 @@ async def test_a_secret_that_cannot_be_is_refused_without_its_value(
         (CONFIG, "dispatcher", "noop", "secret_not_for_runtime"),
     ],
 )
-async def test_a_config_that_names_a_secret_it_cannot_have_is_refused(
+async def test_config_with_an_inaccessible_secret_is_refused(
     system: System, config: dict[str, Any], runtime: str, operator: str, code: str
 ) -> None:
     job = {"operator": operator, "runtime": runtime, "config": config, "tasks": [1]}
@@ -259,7 +261,7 @@ async def test_a_config_that_names_a_secret_it_cannot_have_is_refused(
     assert (reply.status_code, reply.json()["code"]) == (400, code)
 
 
-async def test_a_dag_that_names_an_unknown_secret_is_not_deployed(system: System) -> None:
+async def test_dag_with_an_unknown_secret_is_not_deployed(system: System) -> None:
     dag = """
 name: secretive
 jobs:
@@ -281,7 +283,7 @@ jobs:
     assert {"SecretMissing", "AddressRefused", "HostNotBound"} <= set(final)
 
 
-async def test_a_worker_sends_a_bound_secret_to_its_host_alone(system: System) -> None:
+async def test_bound_secret_is_sent_only_to_its_host(system: System) -> None:
     async with admin(system) as (client, _), working(system), stranger() as there, stranger() as other:
         there.says("/", answer(b'{"ok": true}'))
         there.says("/echo", answer(b"you sent a-bound-secret-value"))
@@ -300,14 +302,14 @@ async def test_a_worker_sends_a_bound_secret_to_its_host_alone(system: System) -
         assert (task.error_class, task.attempt) == ("SecretBound", 1)
 
 
-async def test_a_variable_is_passed_on_to_tasks_of_its_org_alone(system: System) -> None:
+async def test_variable_is_passed_only_to_tasks_of_its_org(system: System) -> None:
     guesses: dict[str, Any] = {"guesses": []}
     async with admin(system) as (ours, org_id), admin(system, "theirs") as (theirs, _), stranger() as there:
         there.says("/", answer(b"{}"))
         async with working(system, variables={org_id: {"OLD_KEY": "passed-on-value"}}):
             for client in (ours, theirs):
                 await client.secrets.set("KEY", "any-long-value")
-            runs = [await submitted(client, [guesses], "tests.support.leaks:seen") for client in (ours, theirs)]
+            runs = [await submitted(client, [guesses], SEEN) for client in (ours, theirs)]
             (mine,), (other,) = [await ended(client, run) for client, run in zip((ours, theirs), runs, strict=True)]
             assert msgspec.json.decode(mine.result)["env"] == {"OLD_KEY": None}
             assert msgspec.json.decode(other.result)["env"] == {}

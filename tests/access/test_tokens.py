@@ -24,8 +24,8 @@ from interlock.access.jwt import MAX_TOKEN_BYTES
 from interlock.apps.app import open_app
 from interlock.clock import ManualClock
 from interlock.errors import Unauthenticated
-from tests.support.forging import b64, es256, part
 from tests.support.system import System, fence, running
+from tests.support.token_parts import b64, es256, part
 
 Claims = dict[str, Any]
 TASK_PATHS = ["/v1/task/heartbeat", "/v1/task/complete", "/v1/task/events", "/v1/task/buffer-publish"]
@@ -185,7 +185,7 @@ async def test_an_expired_token_says_that_it_has_expired(held: Held) -> None:
 
 
 @pytest.mark.parametrize("payload", [None, [], "text", 7])
-async def test_a_signed_payload_that_is_no_object_is_refused(held: Held, payload: Any) -> None:
+async def test_signed_payload_must_be_an_object(held: Held, payload: Any) -> None:
     await held.refused(held.signed(payload))
 
 
@@ -329,7 +329,7 @@ async def test_a_forged_token_is_refused(held: Held, forgery: str) -> None:
     await held.refused(FORGERIES[forgery](held))
 
 
-async def test_no_token_is_refused_on_every_task_endpoint(held: Held) -> None:
+async def test_missing_token_is_refused_on_every_task_endpoint(held: Held) -> None:
     for path in TASK_PATHS:
         url = held.system.internal_url + path
         for headers in ({}, {"X-Trace-Task-Capability": ""}, {"X-Trace-Worker-Token": held.system.worker_token}):
@@ -384,7 +384,7 @@ async def test_a_body_that_names_another_task_or_attempt_is_refused(held: Held, 
 
 
 @pytest.mark.parametrize("path", TASK_PATHS)
-async def test_a_stale_lease_is_fenced_off(held: Held, path: str) -> None:
+async def test_stale_lease_is_fenced(held: Held, path: str) -> None:
     reply = await held.system.attempt(path, held.token, held.body(path, lease_token=str(uuid4())))
     assert (reply.status_code, reply.json()["code"], reply.json()["stale"]) == (409, "fenced", "lease_token")
     assert (await held.system.task(held.claim["task_id"]))["status"] == "Running"
@@ -424,7 +424,7 @@ async def test_a_token_of_another_installation_is_refused(held: Held, state_url:
 # Renewal
 
 
-async def test_a_token_is_renewed_by_heartbeat_only_when_near_its_end(still: System, clock: ManualClock) -> None:
+async def test_heartbeat_renews_a_token_only_near_its_expiry(still: System, clock: ManualClock) -> None:
     claim = await still.claim(await still.one(policy={"lease_seconds": 250, "timeout_seconds": 3600}))
     old = claim["capability_token"]
     clock.advance(199)
@@ -454,7 +454,7 @@ async def test_a_token_is_not_renewed_once_the_lease_is_lost(still: System, cloc
     assert "capability_token" not in reply.json()
 
 
-async def test_a_token_can_be_asked_for_with_any_heartbeat(still: System, clock: ManualClock) -> None:
+async def test_any_heartbeat_may_request_a_token(still: System, clock: ManualClock) -> None:
     claim = await still.claim(await still.one())
     clock.advance(10)
     body = fence(claim) | {"token": True}
@@ -464,7 +464,7 @@ async def test_a_token_can_be_asked_for_with_any_heartbeat(still: System, clock:
     assert part(batch.json()["items"][0]["capability_token"], 1)["task_id"] == claim["task_id"]
 
 
-async def test_a_claim_without_tokens_signs_none(still: System) -> None:
+async def test_claim_without_tokens_signs_nothing(still: System) -> None:
     task_id = await still.one()
     reply = await still.worker(
         "POST", "/internal/task-claim", json={"task_id": task_id, "worker_id": "w", "tokens": False}
@@ -518,7 +518,7 @@ async def test_a_reference_to_another_tasks_grants_is_refused(held: Held) -> Non
     await held.refused(held.signed(part(held.token, 1) | {"capability_id": reference}))
 
 
-async def test_forged_key_ids_cost_few_looks_at_the_database(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forged_key_ids_cause_few_database_reads(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     keyring, looks = held.system.kernel.access.keyring, 0
     refresh = keyring.refresh
 

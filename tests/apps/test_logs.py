@@ -14,7 +14,7 @@ import pytest
 
 from interlock import failpoints
 from interlock.telemetry import LOG_LINES_LOST, redact
-from tests.support.logging import logging_to
+from tests.support.log_file import logging_to
 from tests.support.system import System, fence
 
 MARK = "correct-horse-battery-staple"

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from bench.access import program
-from bench.access.site import Stopwatch, dag
+from bench.access.deployment import Stopwatch, dag
 from bench.access.tokens import tokens
 from interlock.settings import Settings
 from tests.support.dags import valid
@@ -35,7 +35,7 @@ class Clerk:
         return self.write(line)
 
 
-async def test_a_stopwatch_times_calls_where_they_are_made_and_only_while_it_is_asked_to() -> None:
+async def test_stopwatch_times_calls_only_while_active() -> None:
     watch = Stopwatch()
     with watch.around({"writing": [(Clerk, "write")], "sending": [(Clerk, "send")]}):
         assert await Clerk().send("one") == "one"
@@ -46,7 +46,7 @@ async def test_a_stopwatch_times_calls_where_they_are_made_and_only_while_it_is_
     assert len(watch.seconds["sending"]) == 1
 
 
-def test_what_the_benchmark_deploys_is_a_valid_dag() -> None:
+def test_benchmark_deploys_a_valid_dag() -> None:
     checked = valid(dag(["one", "two"]))
 
     assert [job.name for job in checked.jobs] == ["probe", "feed", "ask", "one", "two"]

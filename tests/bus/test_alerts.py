@@ -17,8 +17,8 @@ from interlock.bus.telemetry.events import emit
 from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.clock import ManualClock
 from interlock.wire.bus_events import AbuseDetected, BusEvent, CommandInvalid, LegacyKeyUsed
-from tests.support.receivers import receiving
 from tests.support.system import System, running
+from tests.support.webhook_receiver import receiving
 
 INVALID = "snavio.command.invalid"
 

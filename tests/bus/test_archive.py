@@ -11,7 +11,7 @@ from interlock.bus.replay.archive import Archive, ArchiveRetention
 from interlock.clock import ManualClock
 from interlock.datasets.files import Sweeper
 from interlock.failpoints import arm, disarm
-from tests.bus.commands import archived_payloads, archived_rows, owe_commands
+from tests.support.accepted_commands import archived_payloads, archived_rows, owe_commands
 from tests.support.datasets import deploy
 from tests.support.system import System
 

@@ -19,9 +19,9 @@ from interlock.bus.path.verification import Notice, Shield
 from interlock.wire.bus_registry import DispatchMode
 from interlock.wire.commands import MESSAGE_LIMIT, BadMessage, Envelope, read
 from tests.bus.decision_model import World
-from tests.bus.producing import SECRET, SOURCE, signed
 from tests.bus.test_canonical import values
 from tests.bus.test_decisions import NOW, admitted, memory_of, message_of, resolved, worlds
+from tests.support.signed_commands import SECRET, SOURCE, signed
 
 _plain = st.builds(
     lambda payload, target, spaced: _written(signed(NOW, payload=payload, target=target), spaced=spaced),

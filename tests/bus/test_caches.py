@@ -14,7 +14,7 @@ from interlock.bus.path.verification import Shield
 from interlock.clock import ManualClock
 from interlock.errors import Unavailable
 from interlock.wire.bus_registry import Sensitivity
-from tests.bus.producing import SECRET, SOURCE, Shelf, signed
+from tests.support.signed_commands import SECRET, SOURCE, Shelf, signed
 
 ORG = UUID(int=9)
 LANE = ("mailer", "send-mail")

@@ -16,7 +16,7 @@ from interlock.bus.path.fast_stage import Fast, Memory
 from interlock.bus.path.verification import Shield
 from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement, Sensitivity
 from tests.bus.decision_model import World, refreshes_after, verdict
-from tests.bus.producing import SECRET, SOURCE, signed
+from tests.support.signed_commands import SECRET, SOURCE, signed
 
 NOW: Final = 1_800_000_000.0
 ORG: Final = UUID(int=7)

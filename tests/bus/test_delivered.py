@@ -18,7 +18,7 @@ from interlock.bus.path import delivery
 from interlock.bus.path.delivery import packed
 from interlock.bus.replay.archive import parquet
 from interlock.wire.commands import compose, read
-from tests.bus.producing import SECRET, signed, timestamp
+from tests.support.signed_commands import SECRET, signed, timestamp
 
 _payloads = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**50), 2**50) | st.text(max_size=20),

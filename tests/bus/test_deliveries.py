@@ -25,9 +25,9 @@ from interlock.client.bus import TelemetryConsumer
 from interlock.clock import ManualClock
 from interlock.wire.bus_events import CommandDelivered, decoded
 from interlock.wire.commands import Metadata, read
-from tests.bus.producing import signed
-from tests.bus.site import Bus, fresh, opened
 from tests.conftest import copied
+from tests.support.bus_services import Bus, fresh, opened
+from tests.support.signed_commands import signed
 from tests.support.system import System, running
 
 DELIVERED = "snavio.command.delivered"

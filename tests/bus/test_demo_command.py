@@ -8,9 +8,9 @@ from interlock.apps.ingest import ingest
 from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.cli.demos.bus_command import Office, Wanted
 from interlock.client import Client
-from tests.support.deployed import Deployed
-from tests.support.ingests import Intake
-from tests.support.patience import answered
+from tests.support.deployed_dags import DeployedDags
+from tests.support.polls import answered
+from tests.support.staged_lists import Intake
 from tests.support.system import System
 
 DAG = """
@@ -22,10 +22,10 @@ jobs:
 
 
 async def test_signed_command_recomputes_a_range(system: System) -> None:
-    chain = Deployed(system)
+    chain = DeployedDags(system)
     await chain.deploy(DAG)
-    await chain.report("feed", (0, 29), (30, 59))
-    assert await chain.work("activity") == 2
+    await chain.emit("chain", "feed", (0, 29), (30, 59))
+    assert await chain.work("chain", "activity") == 2
     async with (
         Client(system.gateway_url, system.admin_key) as client,
         ingest(system.kernel.settings, wait_seconds=0) as services,
@@ -36,7 +36,7 @@ async def test_signed_command_recomputes_a_range(system: System) -> None:
         async def done() -> bool:
             await system.settle()
             await Intake(system, services).drain()
-            await chain.work("activity")
+            await chain.work("chain", "activity")
             await telemetry.run_once()
             return asking.done()
 

@@ -12,7 +12,7 @@ import pytest
 from interlock.access.principals import Principal
 from interlock.bus.path.persistence import QueueNotifier
 from interlock.errors import Unauthenticated, Unavailable
-from tests.bus.site import Bus, fresh, opened
+from tests.support.bus_services import Bus, fresh, opened
 from tests.support.system import System
 
 SHORT, LONG = "/v1/commands", "/v1/commands/"

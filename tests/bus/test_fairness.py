@@ -18,9 +18,9 @@ from interlock.bus.path.fast_stage import Fast, Memory
 from interlock.clock import ManualClock
 from interlock.wire.bus_registry import Sensitivity
 from interlock.wire.commands import Envelope, read
-from tests.bus.producing import signed
-from tests.bus.site import PRODUCER, TARGET, Bus, fresh, opened
 from tests.conftest import copied
+from tests.support.bus_services import PRODUCER, TARGET, Bus, fresh, opened
+from tests.support.signed_commands import signed
 from tests.support.system import running
 
 NOW: Final = 1_800_000_000.0

@@ -14,8 +14,8 @@ from interlock.bus.telemetry.events import emit, telemetry_queue
 from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.client.bus import Consumer, DeliveredMessage, Delivery, TelemetryConsumer
 from interlock.wire.bus_events import CommandFailed, FailureReason, LegacyKeyUsed
-from tests.bus.targets import Target, target
-from tests.docs.pages import read
+from tests.support.bus_targets import Target, target
+from tests.support.documentation import read
 from tests.support.system import System, until
 
 

@@ -13,9 +13,9 @@ from interlock.bus.path import slow_stage
 from interlock.bus.replay.archive import Archive
 from interlock.clock import ManualClock
 from interlock.telemetry import SET_ASIDE
-from tests.bus.commands import archived_payloads, owe_commands
-from tests.bus.site import opened
 from tests.bus.test_alerts import mail_server
+from tests.support.accepted_commands import archived_payloads, owe_commands
+from tests.support.bus_services import opened
 from tests.support.system import System, running
 
 

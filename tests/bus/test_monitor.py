@@ -11,7 +11,7 @@ from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.clock import ManualClock
 from interlock.wire.access import KeyRequest, Role
 from interlock.wire.bus_events import CommandFailed, FailureReason
-from tests.bus.targets import Target, target
+from tests.support.bus_targets import Target, target
 from tests.support.system import System
 
 

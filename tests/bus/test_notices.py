@@ -15,7 +15,7 @@ from interlock.bus.path.verification import Shield
 from interlock.wire import commands
 from interlock.wire.bus_events import BusEvent, KeyExpiryImminent, LegacyKeyUsed, SkewNearLimit, SkewSample
 from interlock.wire.commands import read
-from tests.bus.producing import SECRET, SOURCE, signed
+from tests.support.signed_commands import SECRET, SOURCE, signed
 
 NOW: Final = 1_800_000_000.0
 DAY: Final = 86_400.0

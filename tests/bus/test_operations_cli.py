@@ -13,7 +13,7 @@ from interlock.bus.telemetry.events import emit
 from interlock.bus.telemetry.loops import TelemetryBatches
 from interlock.cli.app import execute
 from interlock.wire.bus_events import CommandInvalid
-from tests.bus.targets import target
+from tests.support.bus_targets import target
 from tests.support.system import System
 
 

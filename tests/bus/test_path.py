@@ -14,10 +14,10 @@ from interlock.bus.path.delivery import unpacked
 from interlock.clock import ManualClock
 from interlock.errors import Unavailable
 from interlock.failpoints import arm, disarm
-from tests.bus.producing import signed
-from tests.bus.site import NAME, PRODUCER, TARGET, Bus, fresh, opened
 from tests.conftest import copied
-from tests.support.sources import deploy
+from tests.support.bus_services import NAME, PRODUCER, TARGET, Bus, fresh, opened
+from tests.support.signed_commands import signed
+from tests.support.source_dags import deploy
 from tests.support.system import System, running
 
 

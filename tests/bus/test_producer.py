@@ -12,9 +12,9 @@ from msgspec import Raw
 from interlock.bus.path.delivery import target_queue
 from interlock.client.bus import Command, CommandVerdict, Producer
 from interlock.errors import BadRequest, CommandRefused
-from tests.bus.registering import Tenant, tenant
 from tests.client.test_client import Scripted, problem, reply
-from tests.docs.pages import read
+from tests.support.bus_tenants import Tenant, tenant
+from tests.support.documentation import read
 from tests.support.system import System
 
 

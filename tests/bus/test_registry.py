@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interlock.wire.access import KeyRequest, Role
-from tests.bus.registering import Tenant, tenant
+from tests.support.bus_tenants import Tenant, tenant
 from tests.support.system import System
 
 ROUTE = {"target": "bot", "name": "say", "queue": "says", "dlq": "says-dlq"}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from interlock.cli.app import execute
-from tests.bus.registering import Tenant, tenant
-from tests.docs.pages import read
+from tests.support.bus_tenants import Tenant, tenant
+from tests.support.documentation import read
 from tests.support.system import System
 
 

@@ -23,8 +23,8 @@ from interlock.bus.replay.requests import ArchiveSelection, selection
 from interlock.bus.replay.sender import ReplaySender, _Taken
 from interlock.clock import ManualClock
 from interlock.wire.bus_replays import ReplayFilters
-from tests.bus.site import NAME, PRODUCER, TARGET, Bus, fresh, opened
 from tests.conftest import copied
+from tests.support.bus_services import NAME, PRODUCER, TARGET, Bus, fresh, opened
 from tests.support.system import fence, running
 
 

@@ -16,7 +16,7 @@ from interlock.clock import ManualClock, SystemClock
 from interlock.errors import ConfigurationError
 from interlock.settings import Settings
 from interlock.stores.postgres import Database
-from tests.bus.registering import Tenant, tenant
+from tests.support.bus_tenants import Tenant, tenant
 from tests.support.system import System
 
 DAY, HOUR = 86_400.0, 3_600.0

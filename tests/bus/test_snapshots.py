@@ -21,7 +21,7 @@ from interlock.bus.registry.loader import RegistryReads
 from interlock.bus.registry.snapshot import LATEST, OrgEntries, SnapshotPublisher, Snapshots, document_uri
 from interlock.client.bus import Producer
 from interlock.clock import ManualClock
-from tests.bus.registering import Tenant, tenant
+from tests.support.bus_tenants import Tenant, tenant
 from tests.support.system import System
 
 KINDS = [Kind.SERVICES, Kind.KEYS, Kind.ROUTES, Kind.ACLS, Kind.LIMITS]

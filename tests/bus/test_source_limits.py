@@ -12,9 +12,9 @@ from interlock.bus.build import build_ingress
 from interlock.bus.path.ingress import Ingress
 from interlock.bus.path.slow_stage import SlowStage
 from interlock.clock import ManualClock
-from tests.bus.registering import Tenant, tenant
-from tests.bus.site import PRODUCER, TARGET, Bus, fresh, opened
 from tests.conftest import copied
+from tests.support.bus_services import PRODUCER, TARGET, Bus, fresh, opened
+from tests.support.bus_tenants import Tenant, tenant
 from tests.support.system import System, running
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.test_cli import Terminal
 from tests.dags.test_cutover import chain
-from tests.support.deployed import Deployed
+from tests.support.deployed_dags import DeployedDags
 from tests.support.system import System, until
 
 
@@ -47,13 +47,13 @@ async def test_a_file_is_planned_deployed_shown_and_drawn(terminal: Terminal, tm
 
 
 async def test_deploy_wait_shows_build_progress_and_ends_with_the_cutover(terminal: Terminal, tmp_path: Path) -> None:
-    deployed = Deployed(terminal.system)
+    deployed = DeployedDags(terminal.system)
     await deployed.deploy(chain())
-    await deployed.report("follow", (0, 9), (10, 19))
-    await deployed.work("derive", "roll")
+    await deployed.emit("chain", "follow", (0, 9), (10, 19))
+    await deployed.work("chain", "derive", "roll")
     waiting = asyncio.create_task(terminal("dag", "deploy", written(tmp_path, chain(2)), "--wait"))
     await until(lambda: terminal.system.value("select 1 from interlock.dag_versions where state = 'Building'"))
-    await deployed.work("derive", "roll")
+    await deployed.work("chain", "derive", "roll")
     assert await terminal.system.pass_of("cutover") == 1
     done = await waiting
     assert done.code == 0, done
@@ -70,9 +70,9 @@ async def test_deploy_wait_shows_build_progress_and_ends_with_the_cutover(termin
 
 
 async def test_deploy_wait_fails_when_its_version_is_abandoned(terminal: Terminal, tmp_path: Path) -> None:
-    deployed = Deployed(terminal.system)
+    deployed = DeployedDags(terminal.system)
     await deployed.deploy(chain())
-    await deployed.report("follow", (0, 9))
+    await deployed.emit("chain", "follow", (0, 9))
     waiting = asyncio.create_task(terminal("dag", "deploy", written(tmp_path, chain(2)), "--wait"))
     await until(lambda: terminal.system.value("select 1 from interlock.dag_versions where state = 'Building'"))
     await deployed.deploy(chain(3))

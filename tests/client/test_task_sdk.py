@@ -24,7 +24,7 @@ from interlock.settings import Settings
 from interlock.untrusted.runner.contract import Endpoints
 from interlock.untrusted.runner.forwarder import Forwarder, open_routes
 from tests.support.aws import Aws
-from tests.support.patience import eventually
+from tests.support.polls import eventually
 from tests.support.s3 import ROLE, S3
 
 T = TypeVar("T")

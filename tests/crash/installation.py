@@ -17,8 +17,8 @@ import psutil
 from valkey.asyncio import Valkey
 
 from interlock.client import Client
-from tests.crash.deployment import OPERATORS, clean_environment
-from tests.support.patience import PATIENCE
+from tests.support.deployment import OPERATORS, clean_environment
+from tests.support.polls import PATIENCE
 
 SETTINGS = {
     "worker_concurrency": "2",

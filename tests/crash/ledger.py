@@ -19,7 +19,7 @@ import asyncpg
 
 from interlock.wire.base import RunState
 from interlock.wire.jobs import RunView
-from tests.support.patience import PATIENCE, answered, eventually
+from tests.support.polls import PATIENCE, answered, eventually
 
 _ENDED: Final = (RunState.COMPLETED, RunState.CANCELED)
 

@@ -15,7 +15,7 @@ from interlock.client import Client
 from interlock.wire.jobs import DatasetRef, Policy, RunView, Scaling
 from tests.crash.ledger import Accepted, Ledger, audit
 from tests.crash.seed import random_for
-from tests.support.patience import PATIENCE
+from tests.support.polls import PATIENCE
 
 LEASE_SECONDS = 4.0
 """Heartbeats are sent three times as often, so that a busy machine does not lose a lease."""

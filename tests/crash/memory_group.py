@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from tests.support.patience import PATIENCE
+from tests.support.polls import PATIENCE
 
 ROOT = Path("/sys/fs/cgroup")
 

@@ -12,13 +12,13 @@ from interlock.bus.path.delivery import target_queue
 from interlock.bus.registry.snapshot import LATEST
 from interlock.bus.telemetry.events import emit, telemetry_queue
 from interlock.wire.bus_events import CommandInvalid, LegacyKeyUsed
-from tests.bus.commands import archived_payloads, owe_commands
-from tests.bus.registering import tenant
-from tests.bus.site import NAME, opened
-from tests.bus.targets import target
 from tests.bus.test_alerts import mail_server
-from tests.crash.deployment import Process
-from tests.support.patience import answered
+from tests.support.accepted_commands import archived_payloads, owe_commands
+from tests.support.bus_services import NAME, opened
+from tests.support.bus_targets import target
+from tests.support.bus_tenants import tenant
+from tests.support.deployment import Process
+from tests.support.polls import answered
 from tests.support.system import System
 
 CASES = {

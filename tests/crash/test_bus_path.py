@@ -11,9 +11,9 @@ import pytest
 from interlock.bus.model import Ban, BanKind
 from interlock.bus.path.fairness import report
 from interlock.http.listener import bind
-from tests.bus.site import NAME, PRODUCER, TARGET, Bus, fresh, opened
-from tests.crash.deployment import Process
-from tests.support.patience import answered
+from tests.support.bus_services import NAME, PRODUCER, TARGET, Bus, fresh, opened
+from tests.support.deployment import Process
+from tests.support.polls import answered
 from tests.support.system import System
 
 CASES = {

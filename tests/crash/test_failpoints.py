@@ -42,14 +42,14 @@ from interlock.wire.jobs import ExportRequest, ExportView, JobAccepted, RerunReq
 from interlock.wire.queries import QueryMode
 from interlock.wire.webhooks import WebhookRequest
 from tests.crash import test_bus, test_bus_path, test_ingest, test_pipeline, test_sink
-from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load
 from tests.crash.seed import ROUNDS, random_for
-from tests.support.bundles import zipped
-from tests.support.patience import PATIENCE
-from tests.support.receivers import receiving
-from tests.support.shards import into_shard
+from tests.support.code_bundles import zipped
+from tests.support.deployment import Deployment, Process, deployed
+from tests.support.polls import PATIENCE
+from tests.support.sharded_runs import into_shard
+from tests.support.webhook_receiver import receiving
 
 PLAIN, INLINE = KINDS["plain"], KINDS["inline"]
 UNTAKEN = Kind(4, {}, {"runtime": "udf"})

@@ -13,19 +13,21 @@ import asyncpg
 import pytest
 
 from tests.crash.seed import KILLS, random_for
-from tests.support.chains import Node, served
-from tests.support.followers import Attempt, Site, attempt, data_database, lease
+from tests.support.block_followers import Attempt, FollowedDatasets, attempt, data_database, lease
+from tests.support.dev_chain import Node, served
 
 
 @pytest.fixture
-async def site(postgres_url: str) -> AsyncIterator[Site]:
+async def site(postgres_url: str) -> AsyncIterator[FollowedDatasets]:
     async with data_database(postgres_url) as url:
         connection = await asyncpg.connect(url)
-        yield Site(url, connection)
+        yield FollowedDatasets(url, connection)
         await connection.close()
 
 
-async def test_rows_and_events_match_the_chain_after_random_kills_and_freezes(site: Site, tmp_path: Path) -> None:
+async def test_rows_and_events_match_the_chain_after_random_kills_and_freezes(
+    site: FollowedDatasets, tmp_path: Path
+) -> None:
     chance = random_for("a follower")
     everyone: list[Attempt] = []
     frozen: list[Attempt] = []

@@ -12,12 +12,12 @@ import pytest
 
 from interlock.tasks.completion import run_task_id
 from interlock.wire.base import Outcome, TaskStatus
-from tests.crash.deployment import Deployment, Process, deployed
-from tests.crash.gate import Gate
 from tests.crash.ledger import Accepted, Ledger
 from tests.crash.load import Kind, Load
+from tests.crash.named_pipe import Gate
 from tests.crash.seed import KILLS, random_for
-from tests.support.patience import PATIENCE, eventually
+from tests.support.deployment import Deployment, Process, deployed
+from tests.support.polls import PATIENCE, eventually
 
 DATABASE_TIMEOUT_SECONDS = "3"
 """After this time the database releases the locks of a frozen process."""
@@ -29,7 +29,7 @@ IN_THE_MIDDLE = {
 }
 
 
-class Site:
+class TwoDispatchers:
     """Two dispatchers with a worker each, on one database."""
 
     def __init__(self, deployment: Deployment) -> None:
@@ -44,16 +44,16 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-async def site() -> AsyncIterator[Site]:
+async def site() -> AsyncIterator[TwoDispatchers]:
     async with deployed(database_timeout_seconds=DATABASE_TIMEOUT_SECONDS, log_level="info") as deployment:
         deployment.add_listening("dispatcher", "dispatcher-2")
         deployment.add_worker("worker-2", "dispatcher-2")
         await deployment.start()
-        yield Site(deployment)
+        yield TwoDispatchers(deployment)
 
 
 @pytest.mark.parametrize("name", ["dispatcher", "worker"])
-async def test_frozen_process_blocks_no_other_and_changes_nothing_after_thaw(site: Site, name: str) -> None:
+async def test_frozen_process_blocks_no_other_and_changes_nothing_after_thaw(site: TwoDispatchers, name: str) -> None:
     load, chance = site.load(f"a frozen {name}"), random_for(f"where the {name} freezes")
     process = site.deployment[name]
     # The first holds a lock that every dispatcher needs; the others are random.
@@ -90,7 +90,7 @@ async def _ends_meanwhile(load: Load, one: Accepted, place: str) -> None:
         raise
 
 
-async def _frozen_with_a_finished_task(site: Site, load: Load, **policy: Any) -> UUID:
+async def _frozen_with_a_finished_task(site: TwoDispatchers, load: Load, **policy: Any) -> UUID:
     """Freezes the worker after its child has finished the task and before the worker has reported it."""
     await site.deployment["worker-2"].kill()
     gate = Gate(site.deployment.work / f"gate-{len(site.ledger.accepted)}")
@@ -106,7 +106,7 @@ async def _frozen_with_a_finished_task(site: Site, load: Load, **policy: Any) ->
     return task_id
 
 
-async def _becomes(site: Site, task_id: UUID, status: TaskStatus) -> list[tuple[int, Outcome | None]]:
+async def _becomes(site: TwoDispatchers, task_id: UUID, status: TaskStatus) -> list[tuple[int, Outcome | None]]:
     """Waits until the task has the status and returns its attempts."""
     await site.deployment.until(
         "select exists (select from interlock.tasks where task_id = $1 and status = $2::text::interlock.task_status)",
@@ -118,7 +118,7 @@ async def _becomes(site: Site, task_id: UUID, status: TaskStatus) -> list[tuple[
     return [(attempt.attempt, attempt.outcome) for attempt in page.attempts]
 
 
-async def _run_completes(site: Site, task_id: UUID) -> None:
+async def _run_completes(site: TwoDispatchers, task_id: UUID) -> None:
     """Waits for the task's run.
 
     It had ended with the dead letter; the counters include the late report a pass later.
@@ -130,7 +130,7 @@ async def _run_completes(site: Site, task_id: UUID) -> None:
     )
 
 
-async def test_late_report_of_thawed_worker_is_fenced_after_a_newer_attempt_has_run(site: Site) -> None:
+async def test_late_report_of_thawed_worker_is_fenced_after_a_newer_attempt_has_run(site: TwoDispatchers) -> None:
     load = site.load("a late report that is fenced off")
     task_id = await _frozen_with_a_finished_task(site, load)
     await site.deployment.start("worker-2")
@@ -150,7 +150,7 @@ async def test_late_report_of_thawed_worker_is_fenced_after_a_newer_attempt_has_
 
 @pytest.mark.parametrize("policy", [{"backoff_seconds": 600}, {"max_attempts": 1}], ids=["waiting", "dead letter"])
 async def test_late_report_of_thawed_worker_is_accepted_before_a_newer_attempt_starts(
-    site: Site, policy: dict[str, int]
+    site: TwoDispatchers, policy: dict[str, int]
 ) -> None:
     load = site.load(f"a late report that counts with {policy}")
     task_id = await _frozen_with_a_finished_task(site, load, **policy)
@@ -163,7 +163,9 @@ async def test_late_report_of_thawed_worker_is_accepted_before_a_newer_attempt_s
 
 
 @pytest.mark.parametrize("failpoint", ["complete.before_commit", "complete.committed"])
-async def test_a_late_report_of_a_dead_letter_survives_the_death_of_its_dispatcher(site: Site, failpoint: str) -> None:
+async def test_a_late_report_of_a_dead_letter_survives_the_death_of_its_dispatcher(
+    site: TwoDispatchers, failpoint: str
+) -> None:
     load = site.load(f"a late report whose dispatcher dies at {failpoint}")
     task_id = await _frozen_with_a_finished_task(site, load, max_attempts=1)
     assert await _becomes(site, task_id, TaskStatus.FAILED) == [(1, Outcome.LEASE_EXPIRED)]
@@ -180,7 +182,7 @@ async def test_a_late_report_of_a_dead_letter_survives_the_death_of_its_dispatch
     await site.settle(load)
 
 
-async def test_tasks_claimed_during_a_drain_are_released(site: Site) -> None:
+async def test_tasks_claimed_during_a_drain_are_released(site: TwoDispatchers) -> None:
     """The dispatcher freezes between the claim and its reply, and the worker is told to drain in the meantime."""
     load = site.load("a drain during a claim")
     dispatcher, worker = site.deployment["dispatcher"], site.deployment["worker"]

@@ -10,11 +10,11 @@ import pytest
 
 from interlock.stores.notifications import CHECK_SECONDS, LOST_SECONDS
 from interlock.wire.tasks import ReceiveRequest
-from tests.crash.deployment import Deployment, deployed
+from tests.crash.database_proxy import Line, Wire
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Kind, Load
-from tests.crash.proxy import Line, Wire
-from tests.support.patience import PATIENCE
+from tests.support.deployment import Deployment, deployed
+from tests.support.polls import PATIENCE
 
 SLOW_MACHINE_SECONDS = 10.0
 """Allowance for a busy machine."""

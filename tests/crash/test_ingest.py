@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import copied
-from tests.crash.deployment import Process
 from tests.crash.seed import ROUNDS, random_for
-from tests.support.ingests import Intake, intake
-from tests.support.patience import answered
-from tests.support.pipelines import Flow
+from tests.support.deployed_dags import DeployedDags
+from tests.support.deployment import Process
+from tests.support.polls import answered
+from tests.support.staged_lists import Intake, intake
 
 _OF_LARGE = (
     "ingest.received",
@@ -111,8 +111,8 @@ async def test_ingests_that_die_anywhere_make_each_scope_of_a_backfill_one_task(
     chance = random_for("backfills")
     points = sorted(_OF_BACKFILLS) * ROUNDS
     chance.shuffle(points)
-    flow = Flow(door.system)
-    await flow.deploy(DAG)
+    flow = DeployedDags(door.system)
+    await flow.start(DAG)
     await flow.report("chain", "feed", *((10 * n, 10 * n + 9) for n in range(SCOPES)))
     runs: dict[str, int] = {}
     victim, other = _process(door, "victim", tmp_path), _process(door, "other", tmp_path)

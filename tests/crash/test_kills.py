@@ -10,7 +10,7 @@ from tests.crash.installation import Installation, installation
 from tests.crash.ledger import Ledger
 from tests.crash.load import Load
 from tests.crash.seed import KILLS, random_for
-from tests.support.patience import eventually
+from tests.support.polls import eventually
 
 
 def _child(name: str) -> Callable[[Installation], Awaitable[None]]:

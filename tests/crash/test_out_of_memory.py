@@ -14,12 +14,12 @@ import pytest
 from interlock.tasks.completion import run_task_id
 from interlock.wire.base import Outcome
 from interlock.wire.tasks import Crash
-from tests.crash.deployment import Deployment, deployed
-from tests.crash.gate import Gate
 from tests.crash.ledger import Ledger
 from tests.crash.load import Kind, Load
 from tests.crash.memory_group import MemoryGroup, NoMemoryGroup, memory_group
-from tests.support.patience import eventually
+from tests.crash.named_pipe import Gate
+from tests.support.deployment import Deployment, deployed
+from tests.support.polls import eventually
 
 LIMIT_BYTES = 400 << 20
 """Enough for a worker and its children as long as they are idle."""

@@ -17,9 +17,9 @@ import pytest
 
 from interlock.client import Client
 from interlock.wire.dags import SourceEvent
-from tests.crash.deployment import Deployment, Process, deployed
 from tests.crash.seed import KILLS, random_for
-from tests.support.patience import answered
+from tests.support.deployment import Deployment, Process, deployed
+from tests.support.polls import answered
 
 WIDTH: Final = 10
 SCOPES: Final = 40

@@ -10,8 +10,8 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from tests.support.patience import eventually
-from tests.untrusted.sandboxes import CONFINEMENTS, heard, running, with_word, zipped
+from tests.support.polls import eventually
+from tests.support.sandboxes import CONFINEMENTS, heard, running, with_word, zipped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls need Linux")
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import copied
-from tests.crash.deployment import Process
 from tests.crash.seed import ROUNDS, random_for
-from tests.support.buffers import Dataset, Depot, depot, is_there, row
-from tests.support.patience import answered
+from tests.support.buffered_datasets import Dataset, Depot, depot, is_there, row
+from tests.support.deployment import Process
+from tests.support.polls import answered
 
 CASES = {
     ("sink", point)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.crash.deployment import deployed
 from tests.crash.ledger import Ledger
 from tests.crash.load import KINDS, Load
 from tests.crash.seed import KILLS, random_for
+from tests.support.deployment import deployed
 
 
 async def test_two_dispatchers_killed_alternately_lose_nothing_while_work_continues() -> None:

@@ -24,7 +24,7 @@ from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.processes.loop import Service
 from interlock.settings import Settings
 from interlock.wire.attempts import ClaimReply, ClaimRequest, Completion, Event, EventBatch, Output
-from tests.support.files import marked
+from tests.support.dataset_files import marked
 
 WIDTH: Final = 10
 """Number of cells in a partition that a source reports."""

@@ -10,8 +10,8 @@ import pytest
 from interlock.clock import ManualClock
 from interlock.dags.sources import LONGEST_WAIT_SECONDS, STEADY_SECONDS, AlwaysOn
 from interlock.wire.access import Role
-from tests.support.files import marked
-from tests.support.sources import active_job, deploy, hold_back, let_go, other_key, source_job
+from tests.support.dataset_files import marked
+from tests.support.source_dags import active_job, deploy, hold_back, let_go, other_key, source_job
 from tests.support.system import System, fence
 
 ALWAYS: dict[str, Any] = {"kind": "always_on"}
@@ -33,7 +33,7 @@ async def started(system: System) -> str:
     return str(task_id)
 
 
-async def test_a_source_gets_one_task_that_names_its_producer(still: System) -> None:
+async def test_always_on_source_gets_one_task_with_its_producer(still: System) -> None:
     await deploy(still, source_job(**ALWAYS))
     assert (await state(still))["state"] == "starting"
     assert await still.pass_of("sources") == 1
@@ -47,7 +47,7 @@ async def test_a_source_gets_one_task_that_names_its_producer(still: System) -> 
     assert (await state(still))["state"] == "running"
 
 
-async def test_its_job_says_that_it_has_no_hard_timeout(still: System) -> None:
+async def test_always_on_job_has_no_hard_timeout(still: System) -> None:
     await started(still)
     (job,) = (await still.user("GET", "/v1/jobs")).json()["jobs"]
     assert job["policy"]["timeout_seconds"] is None
@@ -56,7 +56,7 @@ async def test_its_job_says_that_it_has_no_hard_timeout(still: System) -> None:
 @pytest.mark.parametrize(
     ("status", "cause"), [("Completed", "returned"), ("Failed", "failed"), ("Canceled", "canceled")]
 )
-async def test_whatever_ends_it_it_runs_again_under_its_id(
+async def test_ended_source_restarts_under_the_same_task_id(
     still: System, clock: ManualClock, status: str, cause: str
 ) -> None:
     task_id = await started(still)
@@ -76,7 +76,7 @@ async def test_whatever_ends_it_it_runs_again_under_its_id(
     assert (await still.complete(claim, "Completed")).status_code == 409
 
 
-async def test_a_source_that_is_reaped_too_often_runs_again(still: System, clock: ManualClock) -> None:
+async def test_repeatedly_reaped_source_restarts(still: System, clock: ManualClock) -> None:
     task_id = await started(still)
     await still.claim(task_id)
     clock.advance(3_601)
@@ -86,7 +86,7 @@ async def test_a_source_that_is_reaped_too_often_runs_again(still: System, clock
     assert (await still.claim(task_id))["attempt"] == 2
 
 
-async def test_restarts_in_a_row_come_ever_later_and_one_that_lasted_at_once(still: System, clock: ManualClock) -> None:
+async def test_quick_restarts_back_off_and_a_long_run_restarts_immediately(still: System, clock: ManualClock) -> None:
     task_id = await started(still)
     for seconds in (1, 2, 4, 8, 16, 32, 64, 128, 256, LONGEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS):
         await still.complete(await still.claim(task_id), "Failed")
@@ -106,7 +106,7 @@ async def test_restarts_in_a_row_come_ever_later_and_one_that_lasted_at_once(sti
     assert (await state(still))["restarts"] == 1
 
 
-async def test_its_history_is_kept_for_its_newest_attempts_only(still: System, clock: ManualClock) -> None:
+async def test_only_the_newest_attempts_of_a_source_are_kept(still: System, clock: ManualClock) -> None:
     task_id = await started(still)
     await still.complete(await still.claim(task_id), "Failed")
     await still.value(
@@ -119,7 +119,7 @@ async def test_its_history_is_kept_for_its_newest_attempts_only(still: System, c
     assert await still.value("select count(*) from interlock.attempts where task_id = $1", task_id) <= 101
 
 
-async def test_two_dispatchers_at_once_start_and_restart_it_once(still: System, clock: ManualClock) -> None:
+async def test_concurrent_dispatchers_start_and_restart_a_source_once(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job(**ALWAYS))
     loops = [AlwaysOn(still.kernel.stores.database, still.kernel.settings) for _ in range(4)]
     assert sum(await asyncio.gather(*(loop.run_once() for loop in loops))) == 1
@@ -128,9 +128,7 @@ async def test_two_dispatchers_at_once_start_and_restart_it_once(still: System, 
     assert sum(await asyncio.gather(*(loop.run_once() for loop in loops))) == 1
 
 
-async def test_a_job_that_is_not_active_loses_its_task_and_gets_it_back_with_its_id(
-    still: System, clock: ManualClock
-) -> None:
+async def test_inactive_job_loses_its_task_and_regains_it_with_its_id(still: System, clock: ManualClock) -> None:
     task_id = await started(still)
     claim = await still.claim(task_id)
     job_id = await active_job(still)
@@ -148,7 +146,7 @@ async def test_a_job_that_is_not_active_loses_its_task_and_gets_it_back_with_its
     assert (await still.claim(task_id))["attempt"] == 2
 
 
-async def test_events_of_all_restarts_have_one_producer(still: System, clock: ManualClock) -> None:
+async def test_events_of_all_restarts_have_the_same_producer(still: System, clock: ManualClock) -> None:
     task_id = await started(still)
     for cursor in (5, 9):
         claim = await still.claim(task_id)
@@ -178,7 +176,7 @@ async def test_outputs_are_committed_with_every_return(still: System, clock: Man
     assert await still.value("select count(*) from interlock.partitions") == 2
 
 
-async def test_a_source_that_is_held_back_hears_of_it_and_is_not_started(still: System, clock: ManualClock) -> None:
+async def test_paused_source_is_notified_and_not_started(still: System, clock: ManualClock) -> None:
     task_id = await started(still)
     claim = await still.claim(task_id)
     job_id = await active_job(still)
@@ -202,7 +200,7 @@ async def test_a_source_that_is_held_back_hears_of_it_and_is_not_started(still: 
     assert await still.pass_of("sources") == 1
 
 
-async def test_a_task_of_no_source_hears_of_no_pause(still: System) -> None:
+async def test_task_without_a_source_gets_no_pause_notification(still: System) -> None:
     claim = await still.claim(await still.one())
     beat = await still.worker("POST", "/internal/task-heartbeat", json={"items": [fence(claim)]})
     assert "paused" not in beat.json()["items"][0]

@@ -11,7 +11,7 @@ from interlock import failpoints
 from interlock.clock import ManualClock
 from interlock.wire.access import KeyRequest, Role
 from interlock.wire.dags import PauseLevel
-from tests.support.pipelines import Flow
+from tests.support.deployed_dags import DeployedDags
 from tests.support.system import System, running
 
 UP = """
@@ -50,11 +50,11 @@ def ranges(count: int, first: int = 0) -> list[tuple[int, int]]:
 
 
 @pytest.fixture
-async def flow(still: System) -> Flow:
+async def flow(still: System) -> DeployedDags:
     """Deploys two DAGs, the second downstream of the first."""
-    found = Flow(still)
-    await found.deploy(UP)
-    await found.deploy(DOWN)
+    found = DeployedDags(still)
+    await found.start(UP)
+    await found.start(DOWN)
     return found
 
 
@@ -62,7 +62,7 @@ def shown(pauses: list[dict[str, Any]]) -> dict[str, str]:
     return {pause["job"]["name"]: pause["level"] for pause in pauses}
 
 
-async def test_a_queue_past_its_depth_holds_back_everyone_upstream_across_dags(flow: Flow) -> None:
+async def test_full_queue_pauses_all_upstream_jobs_across_dags(flow: DeployedDags) -> None:
     await flow.report("down", "rate", *ranges(5))
     await flow.run("pressure")
     assert await flow.pauses() == []
@@ -76,7 +76,7 @@ async def test_a_queue_past_its_depth_holds_back_everyone_upstream_across_dags(f
     assert feed["cause"] == {"dag_name": "down", "name": "sum"}
 
 
-async def test_a_held_back_job_gets_no_tasks_and_all_of_them_after_the_release(flow: Flow) -> None:
+async def test_paused_job_gets_its_tasks_after_the_release(flow: DeployedDags) -> None:
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
     await flow.report("up", "feed", *ranges(3))
@@ -89,7 +89,7 @@ async def test_a_held_back_job_gets_no_tasks_and_all_of_them_after_the_release(f
     assert await flow.finish_all("down", "rate") == ranges(3)
 
 
-async def test_a_stream_that_was_held_back_goes_on_where_it_stood(flow: Flow) -> None:
+async def test_paused_stream_resumes_at_its_cursor(flow: DeployedDags) -> None:
     await flow.report("up", "feed", 9)
     await flow.report("down", "rate", *ranges(6))
     (first,) = await flow.waiting("up", "clean")
@@ -102,7 +102,7 @@ async def test_a_stream_that_was_held_back_goes_on_where_it_stood(flow: Flow) ->
     assert await flow.finish_all("up", "clean") == [(10, 29)]
 
 
-async def test_a_release_waits_until_the_queue_is_well_below_its_limit(flow: Flow) -> None:
+async def test_release_waits_until_the_queue_is_well_below_its_limit(flow: DeployedDags) -> None:
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
     for left in (5, 4):
@@ -116,12 +116,10 @@ async def test_a_release_waits_until_the_queue_is_well_below_its_limit(flow: Flo
     assert await flow.pauses() == []
 
 
-async def test_bulk_work_is_shed_first_and_the_rest_only_when_that_is_not_enough(
-    still: System, clock: ManualClock
-) -> None:
-    flow = Flow(still)
-    await flow.deploy(UP.replace("  - name: clean\n", "  - name: clean\n    priority: bulk\n"))
-    await flow.deploy(DOWN)
+async def test_bulk_work_is_paused_before_normal_work(still: System, clock: ManualClock) -> None:
+    flow = DeployedDags(still)
+    await flow.start(UP.replace("  - name: clean\n", "  - name: clean\n    priority: bulk\n"))
+    await flow.start(DOWN)
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
     assert shown(await flow.pauses()) == {"rate": "bulk", "clean": "bulk", "feed": "bulk"}
@@ -140,10 +138,10 @@ async def test_bulk_work_is_shed_first_and_the_rest_only_when_that_is_not_enough
     assert await still.kernel.dags.pauses.levels() == {PauseLevel.BULK: 0, PauseLevel.ALL: 3}
 
 
-async def test_a_queue_that_came_down_to_its_limit_is_not_escalated(still: System, clock: ManualClock) -> None:
-    flow = Flow(still)
-    await flow.deploy(UP.replace("  - name: clean\n", "  - name: clean\n    priority: bulk\n"))
-    await flow.deploy(DOWN)
+async def test_queue_back_at_its_limit_is_not_escalated(still: System, clock: ManualClock) -> None:
+    flow = DeployedDags(still)
+    await flow.start(UP.replace("  - name: clean\n", "  - name: clean\n    priority: bulk\n"))
+    await flow.start(DOWN)
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
     await flow.finish((await flow.waiting("down", "sum"))[0])
@@ -152,10 +150,10 @@ async def test_a_queue_that_came_down_to_its_limit_is_not_escalated(still: Syste
     assert set(shown(await flow.pauses()).values()) == {"bulk"}
 
 
-async def test_a_task_that_waits_too_long_holds_back_those_upstream(still: System, clock: ManualClock) -> None:
-    flow = Flow(still)
-    await flow.deploy(UP)
-    await flow.deploy(DOWN.replace("max_queue_depth: 5", "max_queue_age: 60s"))
+async def test_task_that_waits_too_long_pauses_upstream_jobs(still: System, clock: ManualClock) -> None:
+    flow = DeployedDags(still)
+    await flow.start(UP)
+    await flow.start(DOWN.replace("max_queue_depth: 5", "max_queue_age: 60s"))
     await flow.report("down", "rate", (0, 9))
     clock.advance(61)
     await flow.run("pressure")
@@ -166,10 +164,10 @@ async def test_a_task_that_waits_too_long_holds_back_those_upstream(still: Syste
     assert await flow.pauses() == []
 
 
-async def test_tasks_that_wait_for_their_next_attempt_count(still: System) -> None:
-    flow = Flow(still)
-    await flow.deploy(UP)
-    await flow.deploy(DOWN)
+async def test_tasks_waiting_for_a_retry_count_as_queued(still: System) -> None:
+    flow = DeployedDags(still)
+    await flow.start(UP)
+    await flow.start(DOWN)
     await flow.report("down", "rate", *ranges(6))
     for task_id in await flow.waiting("down", "sum"):
         await still.complete(await still.claim(task_id), "Failed")
@@ -177,10 +175,10 @@ async def test_tasks_that_wait_for_their_next_attempt_count(still: System) -> No
     assert len(await flow.pauses()) == 3
 
 
-async def test_a_job_stays_held_back_until_every_cause_is_gone(still: System) -> None:
-    flow = Flow(still)
-    await flow.deploy(UP.replace("    outputs: [clean]\n", "    outputs: [clean]\n    max_queue_depth: 5\n"))
-    await flow.deploy(DOWN)
+async def test_job_stays_paused_until_every_cause_is_gone(still: System) -> None:
+    flow = DeployedDags(still)
+    await flow.start(UP.replace("    outputs: [clean]\n", "    outputs: [clean]\n    max_queue_depth: 5\n"))
+    await flow.start(DOWN)
     await flow.report("up", "feed", *ranges(6))
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
@@ -191,7 +189,7 @@ async def test_a_job_stays_held_back_until_every_cause_is_gone(still: System) ->
     assert {(p["job"]["name"], p["cause"]["name"]) for p in await flow.pauses()} == {("feed", "clean")}
 
 
-async def test_a_limit_that_is_taken_away_releases(flow: Flow) -> None:
+async def test_removed_limit_releases_paused_jobs(flow: DeployedDags) -> None:
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
     await flow.system.value("update interlock.jobs set max_queue_depth = null")
@@ -199,10 +197,10 @@ async def test_a_limit_that_is_taken_away_releases(flow: Flow) -> None:
     assert await flow.pauses() == []
 
 
-async def test_after_a_release_a_queue_is_filled_no_further_than_its_limit(still: System) -> None:
-    flow = Flow(still)
-    await flow.deploy(UP.replace("    outputs: [clean]\n", "    outputs: [clean]\n    max_queue_depth: 10\n"))
-    await flow.deploy(DOWN)
+async def test_queue_is_filled_only_up_to_its_limit_after_a_release(still: System) -> None:
+    flow = DeployedDags(still)
+    await flow.start(UP.replace("    outputs: [clean]\n", "    outputs: [clean]\n    max_queue_depth: 10\n"))
+    await flow.start(DOWN)
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
     for scope in ranges(60):
@@ -218,13 +216,13 @@ async def test_after_a_release_a_queue_is_filled_no_further_than_its_limit(still
     assert await flow.partitions("up", "clean") == ranges(60)
 
 
-async def test_changes_that_have_their_tasks_do_not_use_up_the_room(still: System) -> None:
-    flow = Flow(still)
-    await flow.deploy(UP.replace("    outputs: [clean]\n", "    outputs: [clean]\n    max_queue_depth: 2\n"))
+async def test_changes_with_existing_tasks_do_not_count_against_the_limit(still: System) -> None:
+    flow = DeployedDags(still)
+    await flow.start(UP.replace("    outputs: [clean]\n", "    outputs: [clean]\n    max_queue_depth: 2\n"))
     for scope in ranges(30):
         await flow.report("up", "feed", scope)
         await flow.finish_all("up", "clean")
-    claim = await flow.producing("up", "feed")
+    claim = await flow.producer(await flow.job_id("up", "feed"))
     assert claim
     await still.value("delete from interlock.outbox where kind = 'route'")
     await flow.report("up", "feed", (300, 309))
@@ -234,7 +232,7 @@ async def test_changes_that_have_their_tasks_do_not_use_up_the_room(still: Syste
     assert await flow.finish_all("up", "clean") == [(300, 309)]
 
 
-async def test_a_pass_that_dies_changes_nothing_and_the_next_one_does_it(flow: Flow) -> None:
+async def test_failed_pass_changes_nothing_and_the_next_one_succeeds(flow: DeployedDags) -> None:
     async def break_() -> None:
         failpoints.disarm("pressure.before_commit")
         raise failpoints.FailpointError("pressure.before_commit")
@@ -248,7 +246,7 @@ async def test_a_pass_that_dies_changes_nothing_and_the_next_one_does_it(flow: F
     assert len(await flow.pauses()) == 3
 
 
-async def test_dags_that_read_from_each_other_do_not_hold_the_cause_back_itself(flow: Flow) -> None:
+async def test_mutually_reading_dags_do_not_pause_the_cause(flow: DeployedDags) -> None:
     edge = await flow.system.value(
         "insert into interlock.edges (job_id, input_index, org_id, dataset_uuid, dataset_version, floating)"
         " select $1, 1, v.org_id, v.dataset_uuid, v.dataset_version, true from interlock.dataset_versions v"
@@ -262,7 +260,7 @@ async def test_dags_that_read_from_each_other_do_not_hold_the_cause_back_itself(
     assert shown(await flow.pauses()) == {"rate": "all", "clean": "all", "feed": "all"}
 
 
-async def test_pauses_come_in_pages_and_only_to_their_own_org(flow: Flow) -> None:
+async def test_pauses_are_paginated_and_visible_only_to_their_org(flow: DeployedDags) -> None:
     await flow.report("down", "rate", *ranges(6))
     await flow.run("pressure")
     system, found, cursor = flow.system, list[str](), ""
@@ -281,13 +279,13 @@ async def test_pauses_come_in_pages_and_only_to_their_own_org(flow: Flow) -> Non
     assert (await system.user("GET", "/v1/pauses", key=key.key)).json()["pauses"] == []
 
 
-async def test_everything_is_held_back_at_once_when_there_is_no_patience(
+async def test_without_patience_all_work_is_paused_immediately(
     state_url: str, tmp_path: Path, clock: ManualClock
 ) -> None:
     async with running(state_url, tmp_path, clock, backpressure_escalate_seconds=0) as system:
-        flow = Flow(system)
-        await flow.deploy(UP.replace("  - name: clean\n", "  - name: clean\n    priority: bulk\n"))
-        await flow.deploy(DOWN)
+        flow = DeployedDags(system)
+        await flow.start(UP.replace("  - name: clean\n", "  - name: clean\n    priority: bulk\n"))
+        await flow.start(DOWN)
         await flow.report("down", "rate", *ranges(6))
         await flow.run("pressure", "pressure")
         assert set(shown(await flow.pauses()).values()) == {"all"}

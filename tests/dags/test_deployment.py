@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from interlock.wire.access import KeyRequest, Role
-from tests.support.bundles import upload, zipped
+from tests.support.code_bundles import upload, zipped
 from tests.support.dags import deploy
 from tests.support.system import System
 
@@ -34,7 +34,7 @@ def refused(reply: httpx.Response, status: int, code: str) -> dict[str, Any]:
     return problem
 
 
-async def test_a_first_deploy_is_current_at_once(system: System) -> None:
+async def test_first_deploy_is_current_immediately(system: System) -> None:
     deployed = await deploy(system, CHAIN)
     assert deployed["state"] == "Current"
     assert [(job["name"], job["change"]) for job in deployed["plan"]] == [("derive", "added"), ("follow", "added")]
@@ -68,19 +68,19 @@ async def test_the_same_content_in_another_layout_changes_nothing(shared: System
 
 
 @pytest.mark.parametrize("media_type", ["application/yaml", "text/plain; charset=utf-8", "application/x-yaml", None])
-async def test_a_file_may_come_as_yaml(shared: System, media_type: str | None) -> None:
+async def test_file_may_be_sent_as_yaml(shared: System, media_type: str | None) -> None:
     text = CHAIN.replace("name: chain", "name: typed").replace("facts:", "f3:")
     assert (await post(shared, text.encode(), media_type)).status_code == 200
 
 
-async def test_a_file_may_come_within_json_and_in_nothing_else(shared: System) -> None:
+async def test_file_may_be_sent_within_json_and_in_no_other_type(shared: System) -> None:
     text = CHAIN.replace("name: chain", "name: typed").replace("facts:", "f3:")
     assert (await shared.user("POST", "/v1/dags", json={"yaml": text})).status_code == 200
     refused(await shared.user("POST", "/v1/dags", json={"yaml": text, "more": 1}), 400, "invalid_request")
     refused(await post(shared, text, "application/xml"), 415, "unsupported_media_type")
 
 
-async def test_a_dry_run_tells_the_plan_and_writes_nothing(system: System) -> None:
+async def test_dry_run_returns_the_plan_and_writes_nothing(system: System) -> None:
     planned = await deploy(system, CHAIN, dry_run="true")
     assert (planned["dry_run"], planned["dag_version"], planned["state"]) == (True, None, None)
     assert [job["new_versions"] for job in planned["plan"]] == [["facts"], ["blocks"]]
@@ -108,7 +108,7 @@ async def test_a_file_with_problems_is_refused_with_all_of_them(shared: System) 
     assert "no DAG publishes 'nothing'" in problem["detail"]
 
 
-async def test_an_operator_of_ones_own_is_made_known(shared: System) -> None:
+async def test_own_operator_can_be_declared(shared: System) -> None:
     text = (
         CHAIN.replace("name: chain", "name: own").replace("facts:", "f4:").replace("operator: echo", "operator: mine")
     )
@@ -120,7 +120,7 @@ async def test_an_operator_of_ones_own_is_made_known(shared: System) -> None:
     refused(await post(shared, odd, params={"operator": "not a name"}), 400, "invalid_dag")
 
 
-async def test_a_runtime_that_nobody_runs_is_refused(shared: System) -> None:
+async def test_runtime_without_a_runner_is_refused(shared: System) -> None:
     bundle = await upload(shared, zipped())
     code = f"config: {{bundle: 'sha256:{bundle['sha256']}', entrypoint: main.handler}}"
     text = CHAIN.replace("operator: echo, inputs", f"operator: udf, runtime: lambda, {code}, inputs")
@@ -133,7 +133,7 @@ async def test_a_file_that_is_too_large_is_refused(shared: System) -> None:
     refused(await post(shared, CHAIN + "#" * 1_000_000), 413, "dag_too_large")
 
 
-async def test_readers_may_look_and_not_deploy(shared: System) -> None:
+async def test_reader_may_not_deploy(shared: System) -> None:
     await deploy(shared, CHAIN)
     reader = (
         await shared.kernel.access.principals.create_key(
@@ -147,7 +147,7 @@ async def test_readers_may_look_and_not_deploy(shared: System) -> None:
         refused(await shared.user("POST", f"/v1/dags/chain/{action}", key=reader, json={}), 403, "forbidden")
 
 
-async def test_another_org_sees_nothing_and_has_names_of_its_own(shared: System) -> None:
+async def test_another_org_sees_nothing_and_may_reuse_names(shared: System) -> None:
     await deploy(shared, CHAIN)
     org = await shared.kernel.access.principals.create_org("others")
     key = (
@@ -208,7 +208,7 @@ async def test_the_canonical_document_deploys_the_same(shared: System) -> None:
     assert reply.json()["dag_version"] == deployed["dag_version"]
 
 
-async def test_versions_and_dags_come_in_pages(system: System) -> None:
+async def test_versions_and_dags_are_paginated(system: System) -> None:
     for number in range(3):
         await deploy(system, CHAIN.replace("outputs: [facts]", f"outputs: [facts], config: {{n: {number}}}"))
         await deploy(system, CHAIN.replace("name: chain", f"name: dag{number}").replace("facts: {", f"f{number}: {{"))
@@ -220,7 +220,7 @@ async def test_versions_and_dags_come_in_pages(system: System) -> None:
     refused(await system.user("GET", "/v1/dags/chain/versions?cursor=x"), 400, "bad_cursor")
 
 
-async def test_a_prefix_that_fits_several_versions_is_refused(system: System) -> None:
+async def test_ambiguous_version_prefix_is_refused(system: System) -> None:
     hashes = [
         (await deploy(system, CHAIN.replace("outputs: [facts]", f"outputs: [facts], config: {{n: {n}}}")))[
             "content_hash"
@@ -237,7 +237,7 @@ async def test_a_prefix_that_fits_several_versions_is_refused(system: System) ->
     assert again.json()["dag_version"] == back.json()["dag_version"]
 
 
-async def test_deploys_of_different_files_at_once_end_in_one_of_them(system: System) -> None:
+async def test_concurrent_deploys_end_with_one_current_version(system: System) -> None:
     texts = [CHAIN.replace("outputs: [facts]", f"outputs: [facts], config: {{n: {n}}}") for n in range(8)]
     replies = await asyncio.gather(*(post(system, text) for text in texts for _ in range(2)))
     assert {reply.status_code for reply in replies} == {200}

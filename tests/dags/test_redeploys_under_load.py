@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.dags.test_cutover import chain
-from tests.support.deployed import Deployed
+from tests.support.deployed_dags import DeployedDags
 from tests.support.system import System
 
 LOOPS = ("router", "scopes", "cutover", "retirement")
@@ -53,28 +53,28 @@ async def going(*works: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
         over.set()
 
 
-async def _work(chained: Deployed, dice: random.Random) -> None:
+async def _work(chained: DeployedDags, dice: random.Random) -> None:
     """Claims and completes a task of any generation, as a worker does. A task canceled since then is refused."""
-    job_ids = [job_id for name in JOBS for job_id in await chained.generations(name)]
-    tasks = await chained.waiting(*job_ids)
+    job_ids = [job_id for name in JOBS for job_id in await chained.generations("chain", name)]
+    tasks = await chained.waiting_of(*job_ids)
     if not tasks:
         return
     request = {"task_id": str(dice.choice(tasks)), "worker_id": "test"}
     reply = await chained.system.worker("POST", "/internal/task-claim", json=request)
     if reply.status_code == 200 and reply.json()["status"] == "Claimed":
-        assert (await chained.finish(reply.json())).status_code in (200, 409)
+        assert (await chained.complete(reply.json())).status_code in (200, 409)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_deploys_and_rollbacks_under_load_lose_nothing(system: System, seed: int) -> None:
     dice = random.Random(seed)
-    chained = Deployed(system)
+    chained = DeployedDags(system)
     await chained.deploy(chain())
 
     async def report() -> None:
         start = dice.randrange(12) * 10
-        await chained.report("follow", (start, start + 9))
+        await chained.emit("chain", "follow", (start, start + 9))
 
     async def change() -> None:
         action = dice.choice(["deploy", "deploy", "rollback", "cutover"])
@@ -91,14 +91,14 @@ async def test_deploys_and_rollbacks_under_load_lose_nothing(system: System, see
             await report()
             if dice.random() < 0.4:
                 await change()
-    while await chained.work(*JOBS) + await system.pass_of("retirement") + await system.pass_of("cutover"):
+    while await chained.work("chain", *JOBS) + await system.pass_of("retirement") + await system.pass_of("cutover"):
         continue
     assert await system.value(UNMADE) == 0
     assert await system.value(MISPLACED) == 0
     assert await system.value(AT_ODDS) == 0
-    view = await chained.view()
+    view = await chained.view("chain")
     assert view["building"] is None
-    reported = await chained.partitions(await chained.version_of(await chained.current("follow")))
+    reported = await chained.locations(await chained.version("chain", "follow"))
     for name in JOBS:
-        made = await chained.partitions(await chained.version_of(await chained.current(name)))
+        made = await chained.locations(await chained.version("chain", name))
         assert set(made) == set(reported)

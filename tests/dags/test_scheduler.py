@@ -20,8 +20,8 @@ from interlock.apps.scheduler import scheduler
 from interlock.clock import ManualClock
 from interlock.dags.scheduler import Scheduler
 from interlock.settings import Settings
-from tests.crash.deployment import clean_environment
-from tests.support.sources import active_job, deploy, hold_back, let_go, make_tasks, payloads, source_job
+from tests.support.deployment import clean_environment
+from tests.support.source_dags import active_job, deploy, hold_back, let_go, make_tasks, payloads, source_job
 from tests.support.system import System, running, until
 
 NOON = datetime(2025, 6, 1, 12, 0, 30, tzinfo=UTC)
@@ -50,7 +50,7 @@ async def walk(system: System, clock: ManualClock, minutes: int) -> None:
         await cron(system).run_once()
 
 
-async def test_a_schedule_is_followed_from_its_deployment_on(still: System, clock: ManualClock) -> None:
+async def test_schedule_starts_with_its_deployment(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job(**EVERY_TEN))
     await walk(still, clock, 25)
     assert await starts(still) == ["12:10", "12:20"]
@@ -58,7 +58,7 @@ async def test_a_schedule_is_followed_from_its_deployment_on(still: System, cloc
     assert source["next_at"] == "2025-06-01T12:30:00Z"
 
 
-async def test_it_is_followed_in_its_time_zone(still: System, clock: ManualClock) -> None:
+async def test_schedule_uses_its_time_zone(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job(kind="cron", schedule="15 14 * * *", timezone="Europe/Paris"))
     await walk(still, clock, 20)
     assert await starts(still) == ["12:15"]
@@ -73,7 +73,7 @@ async def test_it_is_followed_in_its_time_zone(still: System, clock: ManualClock
         ({"catch_up": "all", "max_catch_up": 3}, ["13:10", "13:20", "13:30"]),
     ],
 )
-async def test_starts_that_were_missed_are_made_up_for_as_told(
+async def test_missed_starts_follow_the_catch_up_policy(
     still: System, clock: ManualClock, catch_up: dict[str, Any], made: list[str]
 ) -> None:
     await deploy(still, source_job(**EVERY_TEN, **catch_up))
@@ -83,7 +83,7 @@ async def test_starts_that_were_missed_are_made_up_for_as_told(
     assert await starts(still) == made
 
 
-async def test_a_clock_that_goes_back_starts_nothing_twice(still: System, clock: ManualClock) -> None:
+async def test_clock_set_back_starts_nothing_twice(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job(**EVERY_TEN, catch_up="all"))
     await walk(still, clock, 30)
     clock.advance(-25 * 60)
@@ -91,7 +91,7 @@ async def test_a_clock_that_goes_back_starts_nothing_twice(still: System, clock:
     assert await starts(still) == ["12:10", "12:20", "12:30", "12:40"]
 
 
-async def test_a_schedule_that_was_forgotten_starts_no_time_twice(still: System, clock: ManualClock) -> None:
+async def test_lost_schedule_state_repeats_no_start(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job(**EVERY_TEN))
     await walk(still, clock, 10)
     assert await starts(still) == ["12:10"]
@@ -100,7 +100,7 @@ async def test_a_schedule_that_was_forgotten_starts_no_time_twice(still: System,
     assert await starts(still) == ["12:10"]
 
 
-async def test_a_changed_schedule_begins_anew_from_now(still: System, clock: ManualClock) -> None:
+async def test_changed_schedule_starts_from_now(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job(**EVERY_TEN))
     await walk(still, clock, 12)
     await deploy(still, source_job(**EVERY_TEN | {"schedule": "*/7 * * * *", "catch_up": "all"}))
@@ -108,7 +108,7 @@ async def test_a_changed_schedule_begins_anew_from_now(still: System, clock: Man
     assert await starts(still) == ["12:10", "12:14", "12:21"]
 
 
-async def test_a_job_that_comes_back_makes_up_for_nothing(still: System, clock: ManualClock) -> None:
+async def test_reactivated_job_does_not_catch_up(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job(**EVERY_TEN, catch_up="all"))
     job_id = await active_job(still)
     await walk(still, clock, 1)
@@ -119,7 +119,7 @@ async def test_a_job_that_comes_back_makes_up_for_nothing(still: System, clock: 
     assert await starts(still, job_id) == ["13:10"]
 
 
-async def test_starts_of_a_job_that_is_held_back_wait(still: System, clock: ManualClock) -> None:
+async def test_starts_of_a_paused_job_wait(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job(**EVERY_TEN))
     job_id = await active_job(still)
     await hold_back(still, job_id)
@@ -129,7 +129,7 @@ async def test_starts_of_a_job_that_is_held_back_wait(still: System, clock: Manu
     assert await starts(still) == ["12:10", "12:20"]
 
 
-async def test_many_schedulers_make_each_start_once(still: System, clock: ManualClock) -> None:
+async def test_concurrent_schedulers_create_each_start_once(still: System, clock: ManualClock) -> None:
     jobs = [source_job(f"s{n}", **EVERY_TEN) for n in range(20)]
     await deploy(still, *jobs)
     many = [cron(still) for _ in range(5)]
@@ -140,7 +140,7 @@ async def test_many_schedulers_make_each_start_once(still: System, clock: Manual
         assert await starts(still, await active_job(still, job["name"])) == ["12:10"]
 
 
-async def test_a_schedule_that_cannot_be_read_is_told_and_stops_no_other(still: System, clock: ManualClock) -> None:
+async def test_invalid_schedule_is_reported_and_blocks_no_other(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job("good", **EVERY_TEN), source_job("bad", **EVERY_TEN))
     await still.value(
         "update interlock.jobs set source = source || '{\"timezone\": \"Mars/Olympus\"}' where name = 'bad'"
@@ -181,7 +181,7 @@ async def _let_time_pass(system: System, minutes: int) -> Any:
 
 
 @pytest.mark.slow
-async def test_a_scheduler_that_was_killed_goes_on_where_it_was(state_url: str, tmp_path: Path) -> None:
+async def test_killed_scheduler_resumes_without_loss_or_duplicates(state_url: str, tmp_path: Path) -> None:
     async with running(state_url, tmp_path) as system:
         schedule: dict[str, Any] = {"kind": "cron", "schedule": "* * * * *", "misfire_grace": "1s", "catch_up": "all"}
         await deploy(system, source_job(**schedule))
@@ -215,7 +215,7 @@ async def test_a_scheduler_that_was_killed_goes_on_where_it_was(state_url: str, 
         assert len(set(times)) == len(times)
 
 
-async def test_the_process_has_nothing_but_the_database(state_url: str, tmp_path: Path) -> None:
+async def test_scheduler_process_needs_only_the_database(state_url: str, tmp_path: Path) -> None:
     folder = tmp_path / "nothing"
     async with scheduler(Settings(state_url=state_url, dir=folder)) as service:
         assert await service.run_once() == 0

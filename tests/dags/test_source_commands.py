@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interlock.cli.app import execute
-from tests.support.sources import active_job, deploy, make_tasks, payloads, source_job
+from tests.support.source_dags import active_job, deploy, make_tasks, payloads, source_job
 from tests.support.system import System
 
 
@@ -51,7 +51,7 @@ async def test_all_kinds_of_sources_are_listed(terminal: Terminal, system: Syste
     assert (await terminal("list", "nothing"))[0] == 1
 
 
-async def test_events_are_sent_once_whatever_is_sent(terminal: Terminal, system: System) -> None:
+async def test_events_of_any_form_are_sent_once(terminal: Terminal, system: System) -> None:
     await deploy(system, source_job(outputs=("blocks", "days"), kind="manual"))
     where = ("trigger", "feeds", "src")
     assert await terminal.json(*where, "--payload", '{"n": 1}') == {"events": 0, "triggers": 1}
@@ -69,11 +69,11 @@ async def test_events_are_sent_once_whatever_is_sent(terminal: Terminal, system:
     "options",
     [(), ("--cursor", "1", "--payload", "1"), ("--range", "9"), ("--payload", "{"), ("--cursor", "-1")],
 )
-async def test_an_event_that_cannot_be_meant_is_an_error_of_usage(terminal: Terminal, options: tuple[str, ...]) -> None:
+async def test_invalid_event_is_a_usage_error(terminal: Terminal, options: tuple[str, ...]) -> None:
     assert (await terminal("trigger", "feeds", "src", *options))[0] == 2
 
 
-async def test_a_secret_is_shown_once_and_replaced_when_asked_to(terminal: Terminal, system: System) -> None:
+async def test_secret_is_shown_once_and_replaced_on_request(terminal: Terminal, system: System) -> None:
     await deploy(system, source_job(kind="webhook", auth="token"))
     code, out, _ = await terminal("secret", "feeds", "src")
     assert code == 0

@@ -10,7 +10,7 @@ import pytest
 
 from interlock.dags.triggers import Triggers
 from interlock.wire.access import Role
-from tests.support.sources import active_job, deploy, hold_back, let_go, make_tasks, other_key, payloads, source_job
+from tests.support.source_dags import active_job, deploy, hold_back, let_go, make_tasks, other_key, payloads, source_job
 from tests.support.system import System
 
 MANUAL: dict[str, Any] = {"kind": "manual"}
@@ -49,7 +49,7 @@ async def test_scopes_become_events_of_the_named_output(still: System) -> None:
     ]
 
 
-async def test_a_scope_reaches_the_jobs_that_read_it_and_correcting_it_again_does_so_again(still: System) -> None:
+async def test_scope_and_each_correction_of_it_reach_its_readers(still: System) -> None:
     reader = {"name": "reader", "operator": "echo", "inputs": [{"from": {"job": "src", "output": "out"}}]}
     await deploy(still, source_job(**MANUAL), reader)
     job_id = await active_job(still, "reader")
@@ -80,7 +80,7 @@ async def test_a_scope_reaches_the_jobs_that_read_it_and_correcting_it_again_doe
         ([{"payload": "x" * 300_000}], 413, "payload_too_large"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_as_a_whole(
+async def test_batch_with_an_invalid_event_is_refused_completely(
     still: System, events: list[Any], status: int, code: str
 ) -> None:
     await deploy(still, source_job(**MANUAL))
@@ -90,14 +90,14 @@ async def test_what_makes_no_sense_is_refused_as_a_whole(
     assert await still.value("select count(*) from interlock.dataset_events") == 0
 
 
-async def test_a_payload_that_the_database_has_no_form_for_is_refused(still: System) -> None:
+async def test_payload_that_the_database_cannot_store_is_refused(still: System) -> None:
     await deploy(still, source_job(**MANUAL))
     body = b'{"events": [{"payload": 1e999999}]}'
     reply = await still.user("POST", "/v1/dags/feeds/jobs/src/events", content=body)
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_payload")
 
 
-async def test_the_same_idempotency_key_does_it_once(still: System) -> None:
+async def test_same_idempotency_key_sends_events_once(still: System) -> None:
     await deploy(still, source_job(**MANUAL))
     headers = {"Idempotency-Key": "k"}
     replies = await asyncio.gather(*(send(still, {"payload": 1}, headers=headers) for _ in range(5)))
@@ -108,14 +108,14 @@ async def test_the_same_idempotency_key_does_it_once(still: System) -> None:
 
 
 @pytest.mark.parametrize("kind", ["always_on", "webhook", "command"])
-async def test_other_sources_take_no_events_by_hand_and_say_what_to_do(still: System, kind: str) -> None:
+async def test_other_kinds_of_sources_refuse_events_with_advice(still: System, kind: str) -> None:
     await deploy(still, source_job(kind=kind))
     reply = await send(still, {"payload": 1})
     assert (reply.status_code, reply.json()["code"]) == (409, "not_manual")
     assert "manual" in reply.json()["detail"]
 
 
-async def test_a_reactive_job_and_one_that_is_not_there_take_none_either(still: System) -> None:
+async def test_reactive_or_unknown_job_refuses_events(still: System) -> None:
     reader = {"name": "reader", "operator": "echo", "inputs": [{"from": {"job": "src", "output": "out"}}]}
     await deploy(still, source_job(**MANUAL), reader)
     assert (await send(still, {"payload": 1}, job="reader")).json()["code"] == "not_manual"
@@ -135,7 +135,7 @@ async def test_readers_and_other_orgs_send_nothing(still: System) -> None:
 # Triggers while a job is paused by backpressure
 
 
-async def test_triggers_of_a_job_that_is_held_back_wait_and_come_in_parts(still: System) -> None:
+async def test_triggers_of_a_paused_job_wait_and_arrive_in_parts(still: System) -> None:
     await deploy(still, source_job(**MANUAL), source_job("free", **MANUAL))
     job_id, free = await active_job(still), await active_job(still, "free")
     await hold_back(still, job_id)
@@ -157,7 +157,7 @@ async def test_triggers_of_a_job_that_is_held_back_wait_and_come_in_parts(still:
 
 
 @pytest.mark.parametrize(("priority", "made"), [("normal", 1), ("bulk", 0)])
-async def test_while_bulk_work_is_held_back_other_work_goes_on(still: System, priority: str, made: int) -> None:
+async def test_bulk_pause_does_not_stop_normal_work(still: System, priority: str, made: int) -> None:
     await deploy(still, source_job(**MANUAL) | {"priority": priority})
     job_id = await active_job(still)
     await hold_back(still, job_id, bulk=True)
@@ -166,7 +166,7 @@ async def test_while_bulk_work_is_held_back_other_work_goes_on(still: System, pr
     assert len(await payloads(still, job_id)) == made
 
 
-async def test_many_dispatchers_make_one_task_of_each_trigger_in_order(still: System) -> None:
+async def test_concurrent_dispatchers_create_one_task_per_trigger_in_order(still: System) -> None:
     await deploy(still, source_job(**MANUAL))
     await send(still, *({"payload": n} for n in range(300)))
     kernel = still.kernel
@@ -176,7 +176,7 @@ async def test_many_dispatchers_make_one_task_of_each_trigger_in_order(still: Sy
     assert await payloads(still, await active_job(still)) == [str(n) for n in range(300)]
 
 
-async def test_what_was_not_begun_goes_to_the_next_generation_of_the_job(still: System) -> None:
+async def test_unstarted_triggers_go_to_the_next_generation_of_the_job(still: System) -> None:
     await deploy(still, source_job(**MANUAL))
     old = await active_job(still)
     await hold_back(still, old)

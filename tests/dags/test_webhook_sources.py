@@ -11,7 +11,7 @@ import pytest
 from interlock.clock import ManualClock
 from interlock.dags.webhook_sources import OVERLAP_SECONDS, WINDOW_SECONDS, signature
 from interlock.wire.access import Role
-from tests.support.sources import active_job, deploy, hold_back, make_tasks, other_key, payloads, source_job
+from tests.support.source_dags import active_job, deploy, hold_back, make_tasks, other_key, payloads, source_job
 from tests.support.system import System
 
 SECRET = "/v1/dags/feeds/jobs/src/secret"
@@ -51,7 +51,7 @@ async def test_a_signed_call_becomes_a_task(still: System) -> None:
     assert (await still.claim(message["body"]["task_id"]))["task"]["payload"] == {"order": 7}
 
 
-async def test_a_call_with_its_token_becomes_a_task_and_a_dump_does_not_have_the_token(still: System) -> None:
+async def test_call_with_its_token_becomes_a_task_without_storing_the_token(still: System) -> None:
     await deploy(still, source_job(**TOKEN))
     made = await secret_of(still)
     assert (await call(still, made["path"], X_Interlock_Token=made["secret"])).status_code == 200
@@ -70,7 +70,7 @@ def told(reply: httpx.Response) -> tuple[int, str, str]:
     return reply.status_code, reply.json()["code"], reply.json()["detail"]
 
 
-async def test_an_unknown_hook_and_a_bad_signature_get_the_same_answer(still: System, clock: ManualClock) -> None:
+async def test_unknown_hook_and_bad_signature_get_the_same_reply(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job(**HMAC))
     made = await secret_of(still)
     now = int(clock.now().timestamp())
@@ -100,7 +100,7 @@ async def test_an_unknown_hook_and_a_bad_signature_get_the_same_answer(still: Sy
     assert (await call(still, made["path"], X_Interlock_Signature=both)).status_code == 200
 
 
-async def test_a_token_is_compared_whole_and_a_signature_does_not_stand_for_it(still: System) -> None:
+async def test_token_must_match_completely_and_no_signature_replaces_it(still: System) -> None:
     await deploy(still, source_job(**TOKEN))
     made = await secret_of(still)
     assert told(await call(still, made["path"], X_Interlock_Token=made["secret"][:-1])) == REFUSED
@@ -111,7 +111,7 @@ async def test_a_token_is_compared_whole_and_a_signature_does_not_stand_for_it(s
     assert reply.status_code == 401
 
 
-async def test_clocks_may_differ_by_the_window(still: System) -> None:
+async def test_clock_skew_within_the_window_is_accepted(still: System) -> None:
     await deploy(still, source_job(**HMAC))
     made = await secret_of(still)
     assert (await signed(still, made, ago=WINDOW_SECONDS - 1)).status_code == 200
@@ -119,7 +119,7 @@ async def test_clocks_may_differ_by_the_window(still: System) -> None:
 
 
 @pytest.mark.parametrize("header", ["Idempotency_Key", "X_Request_Id"])
-async def test_the_same_call_again_is_one_task_before_and_after_it_was_made(still: System, header: str) -> None:
+async def test_repeated_call_creates_one_task(still: System, header: str) -> None:
     await deploy(still, source_job(**HMAC))
     made = await secret_of(still)
     body = b'{"n": 1}'
@@ -134,7 +134,7 @@ async def test_the_same_call_again_is_one_task_before_and_after_it_was_made(stil
     assert len(await payloads(still, await active_job(still))) == 2
 
 
-async def test_a_call_that_was_overheard_and_is_repeated_makes_no_second_task(still: System) -> None:
+async def test_replayed_call_creates_no_second_task(still: System) -> None:
     await deploy(still, source_job(**HMAC))
     made = await secret_of(still)
     assert not (await signed(still, made)).json()["duplicate"]
@@ -148,15 +148,13 @@ async def test_a_call_that_was_overheard_and_is_repeated_makes_no_second_task(st
      (b'"' + b"x" * 300_000 + b'"', 413, "payload_too_large"), (b'"\\u0000"', 400, "bad_payload"),
      (b"[" * 5_000 + b"]" * 5_000, 400, "bad_payload")],
 )  # fmt: skip
-async def test_a_body_that_is_no_payload_is_refused_once_the_call_is_believed(
-    still: System, body: bytes, status: int, code: str
-) -> None:
+async def test_invalid_body_is_refused_after_authentication(still: System, body: bytes, status: int, code: str) -> None:
     await deploy(still, source_job(**HMAC))
     reply = await signed(still, await secret_of(still), body)
     assert (reply.status_code, reply.json()["code"]) == (status, code), reply.text
 
 
-async def test_after_a_rotation_both_secrets_are_good_for_an_hour(still: System, clock: ManualClock) -> None:
+async def test_both_secrets_are_valid_for_an_hour_after_a_rotation(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job(**HMAC))
     old = await secret_of(still)
     again = await still.user("POST", SECRET, json={})
@@ -172,7 +170,7 @@ async def test_after_a_rotation_both_secrets_are_good_for_an_hour(still: System,
     assert (await signed(still, new)).status_code == 200
 
 
-async def test_hook_and_secret_stay_when_the_dag_is_deployed_again(still: System) -> None:
+async def test_redeploy_keeps_hook_and_secret(still: System) -> None:
     await deploy(still, source_job(**HMAC))
     made = await secret_of(still)
     await deploy(still, source_job(**HMAC) | {"config": {"changed": True}})
@@ -181,7 +179,7 @@ async def test_hook_and_secret_stay_when_the_dag_is_deployed_again(still: System
     assert source["hook"] == made["path"]
 
 
-async def test_another_way_to_prove_needs_another_secret(still: System) -> None:
+async def test_another_authentication_method_needs_another_secret(still: System) -> None:
     await deploy(still, source_job(**TOKEN))
     old = await secret_of(still)
     await deploy(still, source_job(**HMAC))
@@ -191,7 +189,7 @@ async def test_another_way_to_prove_needs_another_secret(still: System) -> None:
     assert (await signed(still, new)).status_code == 200
 
 
-async def test_a_source_that_is_held_back_takes_calls_and_works_them_off_later(still: System) -> None:
+async def test_paused_source_accepts_calls_and_processes_them_later(still: System) -> None:
     await deploy(still, source_job(**HMAC))
     made = await secret_of(still)
     await hold_back(still, await active_job(still))
@@ -200,14 +198,14 @@ async def test_a_source_that_is_held_back_takes_calls_and_works_them_off_later(s
     assert await payloads(still, await active_job(still)) == []
 
 
-async def test_a_job_that_is_not_there_any_more_is_called_by_nobody(still: System) -> None:
+async def test_removed_job_accepts_no_calls(still: System) -> None:
     await deploy(still, source_job(**HMAC))
     made = await secret_of(still)
     await still.value("update interlock.jobs set active = false")
     assert told(await signed(still, made)) == REFUSED
 
 
-async def test_only_an_admin_of_the_org_makes_secrets_and_only_of_webhooks(still: System) -> None:
+async def test_only_org_admins_create_secrets_and_only_for_webhooks(still: System) -> None:
     await deploy(still, source_job(**HMAC), source_job("hand", kind="manual"))
     for key, status in (
         (await other_key(still, Role.WRITER), 403),

@@ -83,7 +83,7 @@ async def server(postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 @given(made=st.lists(columns, min_size=1, max_size=5), chunks=st.integers(1, 3), skipped=st.integers(0, 2))
 @example(made=[(written, [*edges, None, *edges]) for written, edges in EDGES.items()], chunks=1, skipped=1)
 @example(made=list(EDGES.items()), chunks=2, skipped=0)
-def test_what_is_copied_is_what_is_read(
+def test_copied_rows_equal_read_rows(
     server: asyncpg.Connection[Any],
     loop_of_tests: asyncio.AbstractEventLoop,
     made: list[tuple[str, list[Any]]],

@@ -10,8 +10,8 @@ import pytest
 
 from interlock.clock import ManualClock
 from interlock.schemas import MARKER, MAX_MARKER_BYTES, Column, DatasetSchema
-from tests.support.files import PLAIN, marked, path_of
-from tests.support.pipelines import Flow
+from tests.support.dataset_files import PLAIN, marked, path_of
+from tests.support.deployed_dags import DeployedDags
 from tests.support.system import System, fence, until
 
 RANGES = """
@@ -47,13 +47,13 @@ async def data(system: System, *claims: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def flow(still: System) -> Flow:
-    flow = Flow(still)
-    await flow.deploy(RANGES)
+async def flow(still: System) -> DeployedDags:
+    flow = DeployedDags(still)
+    await flow.start(RANGES)
     return flow
 
 
-async def feed(flow: Flow, *scopes: tuple[int, int]) -> None:
+async def feed(flow: DeployedDags, *scopes: tuple[int, int]) -> None:
     """Commits one file per scope as the source."""
     for start, end in scopes:
         claim = await task_of(flow, "feed", {"start": start, "end": end})
@@ -61,7 +61,7 @@ async def feed(flow: Flow, *scopes: tuple[int, int]) -> None:
         await flow.system.settle()
 
 
-async def task_of(flow: Flow, job: str, payload: Any) -> dict[str, Any]:
+async def task_of(flow: DeployedDags, job: str, payload: Any) -> dict[str, Any]:
     task_id = uuid4()
     await flow.system.value(
         "insert into interlock.tasks (task_id, org_id, job_id, max_attempts, priority, payload)"
@@ -83,7 +83,7 @@ async def commit(system: System, claim: dict[str, Any], start: int, end: int, **
     return reply["refused"][0]["code"] if "refused" in reply else None
 
 
-async def waiting(flow: Flow, job: str, tasks: int = 1) -> list[dict[str, Any]]:
+async def waiting(flow: DeployedDags, job: str, tasks: int = 1) -> list[dict[str, Any]]:
     """Claims the job's tasks once there are this many: the dispatcher cuts ranges in the background."""
 
     async def look() -> list[str]:
@@ -97,7 +97,7 @@ async def waiting(flow: Flow, job: str, tasks: int = 1) -> list[dict[str, Any]]:
 # Inputs
 
 
-async def test_range_resolves_to_the_files_it_was_cut_from(flow: Flow) -> None:
+async def test_range_resolves_to_the_files_it_was_cut_from(flow: DeployedDags) -> None:
     await feed(flow, (0, 3), (14, 19), (4, 13), (20, 29))
     first, second, third = await waiting(flow, "transfers", 3)
     scopes = sorted((claim["task"]["payload"]["start"], claim["task"]["task_id"]) for claim in (first, second, third))
@@ -114,7 +114,7 @@ async def test_range_resolves_to_the_files_it_was_cut_from(flow: Flow) -> None:
     assert output["write_prefix"].endswith(f"/_attempts/{scopes[1][1]}/1/")
 
 
-async def test_rewrite_is_visible_to_later_attempts_and_keeps_files_of_earlier_ones(flow: Flow) -> None:
+async def test_rewrite_is_visible_to_later_attempts_and_keeps_files_of_earlier_ones(flow: DeployedDags) -> None:
     await feed(flow, (0, 9))
     (claim,) = await waiting(flow, "transfers")
     (before,) = (await data(flow.system, claim))["items"][0]["inputs"][0]["files"]
@@ -126,7 +126,7 @@ async def test_rewrite_is_visible_to_later_attempts_and_keeps_files_of_earlier_o
     assert path_of(before["location"]).is_file()
 
 
-async def test_only_the_holder_of_a_task_gets_its_data(flow: Flow, clock: ManualClock) -> None:
+async def test_only_the_holder_of_a_task_gets_its_data(flow: DeployedDags, clock: ManualClock) -> None:
     claim = await task_of(flow, "feed", {"start": 0, "end": 9})
     other = claim | {"lease_token": str(uuid4())}
     answer = await data(flow.system, other)
@@ -137,7 +137,7 @@ async def test_only_the_holder_of_a_task_gets_its_data(flow: Flow, clock: Manual
 # Conditions for a file to count
 
 
-async def test_a_file_counts_only_under_its_attempt_and_with_its_marker(flow: Flow) -> None:
+async def test_a_file_counts_only_under_its_attempt_and_with_its_marker(flow: DeployedDags) -> None:
     claim = await task_of(flow, "feed", {"start": 0, "end": 9})
     grant = claim["task"]["outputs"][0]
     prefix = grant["write_prefix"]
@@ -170,7 +170,7 @@ async def test_a_file_counts_only_under_its_attempt_and_with_its_marker(flow: Fl
     assert await flow.partitions("chain", "feed") == [(0, 9)]
 
 
-async def test_nullable_columns_may_be_added_and_nothing_else_may_change(flow: Flow) -> None:
+async def test_nullable_columns_may_be_added_and_nothing_else_may_change(flow: DeployedDags) -> None:
     await feed(flow, (0, 9))
     wrong = {
         "another type": [Column("block_number", "int", nullable=False)],
@@ -191,7 +191,7 @@ async def test_nullable_columns_may_be_added_and_nothing_else_may_change(flow: F
     assert msgspec.json.decode(await flow.system.value(stored, version), type=DatasetSchema) == WIDER
 
 
-async def test_schema_of_a_stale_attempt_changes_nothing(flow: Flow, clock: ManualClock) -> None:
+async def test_schema_of_a_stale_attempt_changes_nothing(flow: DeployedDags, clock: ManualClock) -> None:
     await feed(flow, (0, 9))
     late = await task_of(flow, "feed", {"start": 10, "end": 19})
     newer = "update interlock.tasks set attempt = 2, lease_token = $1 where task_id = $2"
@@ -202,7 +202,7 @@ async def test_schema_of_a_stale_attempt_changes_nothing(flow: Flow, clock: Manu
     assert await flow.partitions("chain", "feed") == [(0, 9)]
 
 
-async def test_rows_are_added_only_to_the_current_partition(flow: Flow) -> None:
+async def test_rows_are_added_only_to_the_current_partition(flow: DeployedDags) -> None:
     await feed(flow, (0, 9))
     (transfers,) = await waiting(flow, "transfers")
     assert await commit(flow.system, transfers, 0, 9) is None
@@ -220,7 +220,9 @@ async def test_rows_are_added_only_to_the_current_partition(flow: Flow) -> None:
 # Sweep
 
 
-async def test_files_of_a_reaped_attempt_are_swept_and_its_late_commit_refused(flow: Flow, clock: ManualClock) -> None:
+async def test_files_of_a_reaped_attempt_are_swept_and_its_late_commit_refused(
+    flow: DeployedDags, clock: ManualClock
+) -> None:
     claim = await task_of(flow, "feed", {"start": 0, "end": 9})
     await data(flow.system, claim)
     place = marked(claim["task"]["outputs"][0]["write_prefix"])["location"]
@@ -236,7 +238,7 @@ async def test_files_of_a_reaped_attempt_are_swept_and_its_late_commit_refused(f
     assert await flow.partitions("chain", "feed") == []
 
 
-async def test_files_of_running_and_committed_attempts_stay(flow: Flow, clock: ManualClock) -> None:
+async def test_files_of_running_and_committed_attempts_stay(flow: DeployedDags, clock: ManualClock) -> None:
     claim = await task_of(flow, "feed", {"start": 0, "end": 9})
     await data(flow.system, claim)
     place = marked(claim["task"]["outputs"][0]["write_prefix"])["location"]
@@ -255,7 +257,9 @@ async def test_files_of_running_and_committed_attempts_stay(flow: Flow, clock: M
 
 
 @pytest.mark.parametrize("marker", ["as it was", "{", " " * (MAX_MARKER_BYTES + 1)], ids=["own", "garbage", "huge"])
-async def test_replaced_file_is_swept_once_no_attempt_can_read_it(flow: Flow, clock: ManualClock, marker: str) -> None:
+async def test_replaced_file_is_swept_once_no_attempt_can_read_it(
+    flow: DeployedDags, clock: ManualClock, marker: str
+) -> None:
     await feed(flow, (0, 9))
     version = await flow.version("chain", "feed")
     location = "select location from interlock.partitions where dataset_version = $1"
@@ -272,7 +276,7 @@ async def test_replaced_file_is_swept_once_no_attempt_can_read_it(flow: Flow, cl
     assert path_of(await flow.system.value(location, version)).exists()
 
 
-async def test_files_that_a_sweep_failed_to_delete_are_deleted_later(flow: Flow, clock: ManualClock) -> None:
+async def test_files_that_a_sweep_failed_to_delete_are_deleted_later(flow: DeployedDags, clock: ManualClock) -> None:
     claim = await task_of(flow, "feed", {"start": 0, "end": 9})
     await data(flow.system, claim)
     place = path_of(marked(claim["task"]["outputs"][0]["write_prefix"])["location"])

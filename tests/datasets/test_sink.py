@@ -23,7 +23,7 @@ from interlock.clock import ManualClock
 from interlock.settings import BUFFER_QUEUE
 from tests.cli.test_cli import Terminal
 from tests.conftest import copied
-from tests.support.buffers import Dataset, Depot, depot, lines, row, write
+from tests.support.buffered_datasets import Dataset, Depot, depot, lines, row, write
 from tests.support.datasets import claim_of, stranger
 from tests.support.system import fence
 

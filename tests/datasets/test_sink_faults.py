@@ -20,7 +20,7 @@ from interlock.apps.sink import sink
 from interlock.settings import BUFFER_QUEUE
 from interlock.stores.embedded import EmbeddedPostgres
 from tests.conftest import copied
-from tests.support.buffers import Dataset, Depot, depot, row
+from tests.support.buffered_datasets import Dataset, Depot, depot, row
 
 POINTS = ["sink.received", "sink.before_data_commit", "sink.data_committed", "sink.before_state_commit",
           "sink.state_committed"]  # fmt: skip

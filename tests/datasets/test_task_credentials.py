@@ -17,10 +17,10 @@ from interlock.apps.app import open_app
 from interlock.client import Fence, TaskClient
 from interlock.clock import ManualClock
 from interlock.errors import Forbidden
-from tests.support.files import marked, path_of
-from tests.support.forging import part
-from tests.support.pipelines import Flow
+from tests.support.dataset_files import marked, path_of
+from tests.support.deployed_dags import DeployedDags
 from tests.support.system import System, fence, running
+from tests.support.token_parts import part
 
 DAG = """
 name: chain
@@ -119,13 +119,13 @@ async def holder(system: System, claim: dict[str, Any]) -> Holder:
 
 
 @pytest.fixture
-async def flow(still: System) -> Flow:
-    flow = Flow(still)
-    await flow.deploy(DAG)
+async def flow(still: System) -> DeployedDags:
+    flow = DeployedDags(still)
+    await flow.start(DAG)
     return flow
 
 
-async def started(flow: Flow, job: str, dag: str = "chain") -> dict[str, Any]:
+async def started(flow: DeployedDags, job: str, dag: str = "chain") -> dict[str, Any]:
     """Starts an attempt of the job that has written a file and has not reported it."""
     task_id = uuid4()
     await flow.system.value(
@@ -144,7 +144,7 @@ def file_of(claim: dict[str, Any]) -> str:
     return f"{claim['task']['outputs'][0]['write_prefix']}0_9.parquet"
 
 
-async def committed(flow: Flow, claim: dict[str, Any]) -> str:
+async def committed(flow: DeployedDags, claim: dict[str, Any]) -> str:
     """Completes the attempt with its file, which counts from now on. Returns the file."""
     grant = claim["task"]["outputs"][0]
     scope = {name: grant[name] for name in ("dataset_uuid", "dataset_version")} | {"start": 0, "end": 9}
@@ -155,14 +155,14 @@ async def committed(flow: Flow, claim: dict[str, Any]) -> str:
     return file_of(claim)
 
 
-async def derive(flow: Flow) -> dict[str, Any]:
+async def derive(flow: DeployedDags) -> dict[str, Any]:
     return await flow.system.claim((await flow.waiting("chain", "derive"))[0])
 
 
 # Granted prefixes
 
 
-async def test_an_attempt_is_given_its_prefixes_until_its_lease_ends(flow: Flow) -> None:
+async def test_credentials_cover_the_prefixes_until_the_lease_ends(flow: DeployedDags) -> None:
     await committed(flow, await started(flow, "feed"))
     claim = await derive(flow)
     reply = await asked(flow.system, claim)
@@ -183,7 +183,7 @@ async def header_alone(system: System, claim: dict[str, Any]) -> httpx.Response:
     return await system.http.post(f"{system.internal_url}/v1/task/credentials", headers=headers)
 
 
-async def test_the_header_alone_gives_the_attempt_its_credentials(flow: Flow, clock: ManualClock) -> None:
+async def test_credentials_need_only_the_authorization_header(flow: DeployedDags, clock: ManualClock) -> None:
     claim = await started(flow, "feed")
     reply = await header_alone(flow.system, claim)
     assert reply.status_code == 200, reply.text
@@ -200,7 +200,7 @@ async def test_the_header_alone_gives_the_attempt_its_credentials(flow: Flow, cl
     assert (await header_alone(flow.system, again)).status_code == 200
 
 
-async def test_the_client_of_an_attempt_asks_for_them(flow: Flow) -> None:
+async def test_client_of_an_attempt_fetches_credentials(flow: DeployedDags) -> None:
     claim = await started(flow, "feed")
     held = Fence(UUID(claim["task_id"]), claim["attempt"], UUID(claim["lease_token"]))
     async with TaskClient(flow.system.internal_url, claim["capability_token"], held) as attempt:
@@ -210,7 +210,7 @@ async def test_the_client_of_an_attempt_asks_for_them(flow: Flow) -> None:
     assert (await flow.system.kernel.access.object_tokens.verify(given.object_token or "")).task_id == held.task_id
 
 
-async def test_an_attempt_reads_what_is_committed_and_writes_where_it_may(flow: Flow) -> None:
+async def test_attempt_reads_committed_files_and_writes_its_prefix(flow: DeployedDags) -> None:
     file = await committed(flow, await started(flow, "feed"))
     claim = await derive(flow)
     holder_ = await holder(flow.system, claim)
@@ -228,7 +228,7 @@ async def test_an_attempt_reads_what_is_committed_and_writes_where_it_may(flow: 
     assert file in await holder_.listed(claim["task"]["inputs"][0]["read_prefix"])
 
 
-async def test_an_attempt_reaches_nothing_outside_its_prefixes(flow: Flow) -> None:
+async def test_attempt_has_no_access_outside_its_prefixes(flow: DeployedDags) -> None:
     await committed(flow, await started(flow, "feed"))
     claim, stranger = await derive(flow), await started(flow, "other")
     foreign = await committed(flow, stranger)
@@ -249,7 +249,7 @@ async def test_an_attempt_reaches_nothing_outside_its_prefixes(flow: Flow) -> No
         assert (await holder_.list(prefix)).status_code == 403, prefix
 
 
-async def test_files_of_others_are_seen_once_they_are_committed(flow: Flow) -> None:
+async def test_files_of_other_attempts_are_visible_once_committed(flow: DeployedDags) -> None:
     seen = await committed(flow, await started(flow, "feed"))
     claim, running = await derive(flow), await started(flow, "feed")
     holder_ = await holder(flow.system, claim)
@@ -265,7 +265,7 @@ async def test_files_of_others_are_seen_once_they_are_committed(flow: Flow) -> N
     assert {seen, now_seen} <= await holder_.listed(read)
 
 
-async def test_a_file_whose_task_was_deleted_long_ago_is_still_read(flow: Flow) -> None:
+async def test_a_file_whose_task_was_deleted_long_ago_is_still_read(flow: DeployedDags) -> None:
     producer = await started(flow, "feed")
     await minted(flow.system, producer)
     file = await committed(flow, producer)
@@ -278,7 +278,7 @@ async def test_a_file_whose_task_was_deleted_long_ago_is_still_read(flow: Flow) 
     assert (await holder_.ask("GET", file)).status_code == 200
 
 
-async def test_what_an_attempt_leaves_behind_is_swept(flow: Flow, clock: ManualClock) -> None:
+async def test_uncommitted_files_of_an_attempt_are_swept(flow: DeployedDags, clock: ManualClock) -> None:
     failed, done = await started(flow, "feed"), await started(flow, "feed")
     batches = [f"{claim['task']['outputs'][0]['buffer_prefix']}junk" for claim in (failed, done)]
     for claim, batch in zip((failed, done), batches, strict=True):
@@ -291,12 +291,12 @@ async def test_what_an_attempt_leaves_behind_is_swept(flow: Flow, clock: ManualC
     assert path_of(file_of(done)).exists()
 
 
-async def test_a_task_without_files_is_told_that_there_is_nothing_to_give(still: System) -> None:
+async def test_task_without_files_gets_no_credentials_and_a_reason(still: System) -> None:
     reply = await asked(still, await still.claim(await still.one()))
     assert (reply.status_code, reply.json()["code"]) == (403, "nothing_granted")
 
 
-async def test_an_installation_on_s3_without_a_role_says_what_to_set(state_url: str, tmp_path: Path) -> None:
+async def test_s3_without_a_role_names_the_missing_setting(state_url: str, tmp_path: Path) -> None:
     outputs = [{"dataset_uuid": str(uuid4()), "dataset_version": str(uuid4())}]
     async with running(state_url, tmp_path, objects_url="s3://some-bucket/root") as system:
         claim = await system.claim(await system.one(outputs=outputs))
@@ -305,7 +305,7 @@ async def test_an_installation_on_s3_without_a_role_says_what_to_set(state_url: 
         assert "credentials_role_arn" in reply.json()["detail"]
 
 
-async def test_a_prefix_of_another_root_of_objects_is_not_granted(state_url: str, tmp_path: Path) -> None:
+async def test_prefix_outside_the_object_root_is_not_granted(state_url: str, tmp_path: Path) -> None:
     """Simulates a restart with another objects_url: the token still names the old one."""
     outputs = [{"dataset_uuid": str(uuid4()), "dataset_version": str(uuid4())}]
     async with running(state_url, tmp_path) as system:
@@ -319,7 +319,7 @@ async def test_a_prefix_of_another_root_of_objects_is_not_granted(state_url: str
     assert refusal.value.code == "bad_prefix"
 
 
-async def test_grants_that_do_not_fit_into_a_token_are_given_all_the_same(still: System) -> None:
+async def test_grants_too_large_for_a_token_are_still_given(still: System) -> None:
     outputs = [{"dataset_uuid": str(uuid4()), "dataset_version": str(uuid4())} for _ in range(60)]
     claim = await still.claim(await still.one(outputs=outputs))
     assert "capability_id" in part(claim["capability_token"], 1)
@@ -338,7 +338,7 @@ async def test_grants_that_do_not_fit_into_a_token_are_given_all_the_same(still:
 # Attempts that get credentials
 
 
-async def test_credentials_are_for_the_attempt_of_the_token(flow: Flow) -> None:
+async def test_credentials_are_for_the_attempt_of_the_token(flow: DeployedDags) -> None:
     claim, other = await started(flow, "feed"), await started(flow, "feed")
     for wrong in ({"task_id": other["task_id"]}, {"attempt": 2}):
         reply = await asked(flow.system, claim, **wrong)
@@ -349,7 +349,9 @@ async def test_credentials_are_for_the_attempt_of_the_token(flow: Flow) -> None:
     assert reply.status_code == 401
 
 
-async def test_nothing_is_given_after_the_end_and_what_was_given_ends(flow: Flow, clock: ManualClock) -> None:
+async def test_ended_attempt_gets_no_credentials_and_loses_existing_ones(
+    flow: DeployedDags, clock: ManualClock
+) -> None:
     claim = await started(flow, "feed")
     holder_ = await holder(flow.system, claim)
     assert (await holder_.ask("GET", file_of(claim))).status_code == 200
@@ -361,7 +363,7 @@ async def test_nothing_is_given_after_the_end_and_what_was_given_ends(flow: Flow
     assert (reply.status_code, reply.json()["code"]) == (409, "fenced")
 
 
-async def test_a_cancel_ends_credentials_although_the_attempt_still_runs(flow: Flow, clock: ManualClock) -> None:
+async def test_cancel_ends_credentials_of_a_running_attempt(flow: DeployedDags, clock: ManualClock) -> None:
     claim = await started(flow, "feed")
     holder_ = await holder(flow.system, claim)
     assert (await flow.system.user("POST", f"/v1/tasks/{claim['task_id']}/cancel")).json()["status"] == "Running"
@@ -371,7 +373,7 @@ async def test_a_cancel_ends_credentials_although_the_attempt_still_runs(flow: F
     assert (await holder_.ask("PUT", file_of(claim), content=b"x")).status_code == 401
 
 
-async def test_a_lease_that_ran_out_gives_nothing_reaped_or_not(flow: Flow, clock: ManualClock) -> None:
+async def test_expired_lease_gets_no_credentials_reaped_or_not(flow: DeployedDags, clock: ManualClock) -> None:
     claim = await started(flow, "feed")
     holder_ = await holder(flow.system, claim)
     clock.advance(61)
@@ -383,7 +385,7 @@ async def test_a_lease_that_ran_out_gives_nothing_reaped_or_not(flow: Flow, cloc
     assert (reply.status_code, reply.json()["stale"]) == (409, "status")
 
 
-async def test_a_heartbeat_keeps_a_lease_and_the_next_credentials_live_as_long(flow: Flow, clock: ManualClock) -> None:
+async def test_heartbeat_extends_the_next_credentials_with_the_lease(flow: DeployedDags, clock: ManualClock) -> None:
     claim = await started(flow, "feed")
     first = await minted(flow.system, claim)
     clock.advance(40)
@@ -395,7 +397,7 @@ async def test_a_heartbeat_keeps_a_lease_and_the_next_credentials_live_as_long(f
     assert (await Holder(flow.system, second).ask("GET", file_of(claim))).status_code == 200
 
 
-async def test_the_same_attempt_under_another_lease_is_somebody_else(flow: Flow, clock: ManualClock) -> None:
+async def test_credentials_of_another_lease_are_refused(flow: DeployedDags, clock: ManualClock) -> None:
     claim = await started(flow, "feed")
     holder_ = await holder(flow.system, claim)
     await flow.system.worker("POST", "/internal/task-release", json={"items": [fence(claim)]})
@@ -407,7 +409,7 @@ async def test_the_same_attempt_under_another_lease_is_somebody_else(flow: Flow,
     assert (await asked(flow.system, claim)).status_code == 409
 
 
-async def test_a_cancel_that_comes_while_credentials_are_made_waits_for_them(flow: Flow) -> None:
+async def test_cancel_waits_for_credentials_being_issued(flow: DeployedDags) -> None:
     """The next request for credentials sees the cancel; no granted prefix is left unrecorded."""
     claim = await started(flow, "feed")
     reached, go_on = asyncio.Event(), asyncio.Event()
@@ -432,14 +434,14 @@ async def test_a_cancel_that_comes_while_credentials_are_made_waits_for_them(flo
 # Ranges
 
 
-async def worked(flow: Flow) -> None:
+async def worked(flow: DeployedDags) -> None:
     while await flow.run("router", "relay", "retries"):
         await flow.system.kernel.tasks.inline.drain(20)
 
 
-async def test_behind_ranges_stands_the_dataset_that_they_were_cut_from(still: System) -> None:
-    flow = Flow(still)
-    await flow.deploy(RANGES)
+async def test_ranges_grant_access_to_the_dataset_they_were_cut_from(still: System) -> None:
+    flow = DeployedDags(still)
+    await flow.start(RANGES)
     file = await committed(flow, await started(flow, "feed", "ranges"))
     await worked(flow)
     claim = await still.claim((await flow.waiting("ranges", "sum"))[0])
@@ -461,14 +463,14 @@ async def test_behind_ranges_stands_the_dataset_that_they_were_cut_from(still: S
 
 async def test_readers_of_ranges_follow_a_dataset_to_its_next_version(still: System) -> None:
     """Nothing about the reader itself has changed, but the dispatchers' cached data about it must not be stale."""
-    flow = Flow(still)
-    await flow.deploy(PUBLISHER.replace("NUMBER", "1"))
-    await flow.deploy(READER)
+    flow = DeployedDags(still)
+    await flow.start(PUBLISHER.replace("NUMBER", "1"))
+    await flow.start(READER)
     await committed(flow, await started(flow, "feed", "publisher"))
     await worked(flow)
     before = await still.claim((await flow.waiting("reader", "sum"))[0])
     await still.complete(before, "Canceled")
-    await flow.deploy(PUBLISHER.replace("NUMBER", "2"))
+    await flow.start(PUBLISHER.replace("NUMBER", "2"))
     new = str(await flow.version("publisher", "feed"))
     assert new != before["task"]["inputs"][0]["dataset_version"]
     await committed(flow, await started(flow, "feed", "publisher"))

@@ -66,7 +66,7 @@ def node(*options: str, ended_by: signal.Signals = signal.SIGTERM) -> Iterator[N
             running.process.communicate()
 
 
-def test_it_says_when_it_is_ready_and_ends_cleanly_on_a_signal() -> None:
+def test_devchain_reports_ready_and_stops_cleanly_on_a_signal() -> None:
     with node("--blocks", "20", "--manual", "--chain-id", "99") as running:
         head = running.call("eth_getBlockByNumber", "latest")
         expected = f"{running.url}  chain 99  head 20 ({head['hash'][:10]}…)  blocks on dev_mine\n"
@@ -82,7 +82,7 @@ def test_it_says_when_it_is_ready_and_ends_cleanly_on_a_signal() -> None:
         }
 
 
-def test_two_processes_with_one_seed_serve_the_same_bytes_and_another_seed_does_not() -> None:
+def test_same_seed_serves_the_same_bytes_and_another_does_not() -> None:
     def history(seed: str) -> list[Any]:
         with node("--seed", seed, "--blocks", "60", "--manual", "--reorg-every", "6") as running:
             running.call("dev_mine", 20)
@@ -106,7 +106,7 @@ def follow(running: Node, seen: list[Any]) -> int:
     return taken_back
 
 
-def test_a_follower_that_goes_by_parent_hashes_sees_every_reorg_and_ends_with_the_canonical_chain() -> None:
+def test_follower_by_parent_hashes_sees_every_reorg() -> None:
     with node("--blocks", "50", "--manual", "--reorg-every", "5", "--max-depth", "4", "--transactions", "5") as running:
         seen: list[Any] = []
         follow(running, seen)
@@ -123,7 +123,7 @@ def test_a_follower_that_goes_by_parent_hashes_sees_every_reorg_and_ends_with_th
         assert seen[int(final["number"], 16)]["hash"] == final["hash"]
 
 
-async def test_blocks_come_by_themselves_at_the_pace_that_was_set() -> None:
+async def test_blocks_are_mined_at_the_configured_interval() -> None:
     with node("--blocks", "5", "--block-seconds", "0.01") as running:
 
         async def grown(past: int = 15) -> bool:
@@ -170,7 +170,7 @@ def test_wrong_options_are_one_sentence_and_exit_code_2(
     assert said.err.count("\n") == 1
 
 
-def test_a_port_that_is_taken_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_taken_port_is_reported_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert execute(["devchain", "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]) == 1
     assert "Choose another address with --listen host:port" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from interlock.settings import BUILT_IN_RUNTIMES, Runtime, RuntimeKind, Settings
-from tests.docs.house import drawing
+from tests.docs.package_graph import drawing
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMAND = ".venv/bin/python -m tests.docs.generate"

@@ -7,8 +7,8 @@ from importlib import import_module
 import pytest
 
 from tests.docs.generate import architecture
-from tests.docs.house import CAPABILITIES, imports, package
-from tests.docs.pages import ROOT
+from tests.docs.package_graph import CAPABILITIES, imports, package
+from tests.support.documentation import ROOT
 
 _BELOW = {"tasks", "access"}
 """Every capability may import these; they are listed as well."""

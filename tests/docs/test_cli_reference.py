@@ -11,7 +11,7 @@ import typer
 
 from interlock.cli.app import app
 from tests.docs.generate import COMMAND, cli_commands, cli_page
-from tests.docs.pages import PAGES, ROOT, read, shell_commands, spans, title
+from tests.support.documentation import PAGES, ROOT, read, shell_commands, spans, title
 
 _ROOT_COMMAND: Any = typer.main.get_command(app)
 _TARGET = re.compile(r"make ([a-z]+)")

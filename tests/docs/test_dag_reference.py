@@ -13,7 +13,7 @@ from interlock.dags.fields import EXAMPLES
 from interlock.dags.parser import DAG_FIELDS
 from interlock.dags.where import columns, parse
 from interlock.wire.jobs import Scaling
-from tests.docs.pages import read, rows, spans
+from tests.support.documentation import read, rows, spans
 
 PAGE = "docs/dags.md"
 PARTS: dict[str, Mapping[str, object]] = {

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import ROOT, read, spans
+from tests.support.documentation import ROOT, read, spans
 
 
 def _tests() -> set[str]:

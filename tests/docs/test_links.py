@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, anchors, links, spans, title
+from tests.support.documentation import PAGES, ROOT, anchors, links, spans, title
 
 # Folders to which a path in the text may be relative.
 _PLACES = [ROOT, ROOT / "src" / "interlock", *(ROOT / "src" / "interlock").glob("*/queries")]

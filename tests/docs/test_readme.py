@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.docs.pages import ROOT, blocks, read
-from tests.support.patience import eventually
+from tests.support.documentation import ROOT, blocks, read
+from tests.support.polls import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -38,7 +38,7 @@ from interlock.wire.queries import TaskQuery, UserQuery
 from interlock.wire.tasks import CancelRequest, ReceiveRequest, RedriveRequest
 from interlock.wire.webhooks import DeliveryRedrive, RotateRequest, WebhookRequest
 from tests.docs.generate import COMMAND, settings_page
-from tests.docs.pages import ROOT, read, rows, spans
+from tests.support.documentation import ROOT, read, rows, spans
 
 SOURCE = ROOT / "src" / "interlock"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.support.documentation import ROOT
 
 _REGISTRIES = [
     ("pypi", "org"),

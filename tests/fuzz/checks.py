@@ -8,7 +8,7 @@ from typing import Any
 import schemathesis
 from schemathesis import Case, CheckContext, Response
 
-from tests.docs.pages import read, rows
+from tests.support.documentation import read, rows
 
 PROBLEM = "application/problem+json"
 DOCUMENTED = {(int(row[0]), row[1].strip("`")) for row in rows(read("docs/http-api.md")) if row[0].isdigit()}

@@ -9,21 +9,21 @@ import pytest
 
 from interlock.stores.embedded import EmbeddedValkey
 from tests.conftest import copied
-from tests.fuzz.site import Site, running_site
-from tests.fuzz.state import State
+from tests.fuzz.listeners import FuzzedListeners, running_listeners
+from tests.fuzz.seeded_state import State
 
 
 @pytest.fixture(scope="session")
 async def site(
     postgres_url: str, template: str, valkey: EmbeddedValkey, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[FuzzedListeners]:
     folder, valkey_url = tmp_path_factory.mktemp("site"), await valkey.start()
-    async with copied(postgres_url, template) as url, running_site(url, valkey_url, folder) as started:
+    async with copied(postgres_url, template) as url, running_listeners(url, valkey_url, folder) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def state(site: Site) -> State:
+def state(site: FuzzedListeners) -> State:
     return State(site)
 
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from hypothesis import strategies as st
 
-from tests.support.forging import ORDER, b64, es256, part
+from tests.support.token_parts import ORDER, b64, es256, part
 
 Strategy = st.SearchStrategy[str]
 MISSING = object()

@@ -16,13 +16,13 @@ from interlock.apps.app import open_app
 from interlock.clock import ManualClock
 from interlock.errors import Unauthenticated
 from interlock.wire.access import KeyRequest, Role
-from tests.fuzz.answers import exchanged, require_orderly
-from tests.fuzz.driver import EXAMPLES
 from tests.fuzz.forgeries import Genuine
-from tests.fuzz.state import DATASET, VERSION
+from tests.fuzz.responses import exchanged, require_orderly
+from tests.fuzz.schemathesis_driver import EXAMPLES
+from tests.fuzz.seeded_state import DATASET, VERSION
 from tests.fuzz.test_token_forgeries import TASK_PATHS, Victim, said
-from tests.support.forging import b64, es256, part
 from tests.support.system import System, fence
+from tests.support.token_parts import b64, es256, part
 
 Claim = dict[str, Any]
 OUTPUTS = [{"dataset_uuid": DATASET, "dataset_version": VERSION}]

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fuzz.answers import require_orderly
-from tests.fuzz.bodies import DISPATCHER, GATEWAY, PUT, Body
-from tests.fuzz.driver import EXAMPLES
-from tests.fuzz.site import Site
-from tests.fuzz.state import CAPABILITY, HOOK, HOOK_TOKEN, RUNNING, State, names_of
+from tests.fuzz.listeners import FuzzedListeners
+from tests.fuzz.request_bodies import DISPATCHER, GATEWAY, PUT, Body
+from tests.fuzz.responses import require_orderly
+from tests.fuzz.schemathesis_driver import EXAMPLES
+from tests.fuzz.seeded_state import CAPABILITY, HOOK, HOOK_TOKEN, RUNNING, State, names_of
 from tests.support.system import System, fence
 
 Place = tuple[Any, ...]
@@ -84,7 +84,7 @@ def with_odd(body: Any, place: Place, odd: bytes) -> bytes:
     return json.dumps(put(body, place)).encode().replace(json.dumps(mark).encode(), odd)
 
 
-def prepared(site: Site, state: State, body: Body) -> tuple[Body, dict[str, str]]:
+def prepared(site: FuzzedListeners, state: State, body: Body) -> tuple[Body, dict[str, str]]:
     """Returns the body with existing objects, and all credentials that the request may need."""
     claim = state.take(RUNNING)
     real: Body = state.exchange(body, names_of(claim) if body.get("task_id") == RUNNING else None)
@@ -97,13 +97,13 @@ def prepared(site: Site, state: State, body: Body) -> tuple[Body, dict[str, str]
     }
 
 
-def url_of(site: Site, state: State, path: str) -> str:
+def url_of(site: FuzzedListeners, state: State, path: str) -> str:
     return (site.gateway_url if path in GATEWAY else site.internal_url) + path.replace("{hook_id}", state.take(HOOK))
 
 
 @pytest.mark.parametrize(("path", "body"), REQUESTS, ids=[path for path, _ in REQUESTS])
 async def test_odd_value_gets_an_orderly_response(
-    site: Site, state: State, http: httpx.AsyncClient, path: str, body: Body
+    site: FuzzedListeners, state: State, http: httpx.AsyncClient, path: str, body: Body
 ) -> None:
     async def ask(place: Place, name: str) -> int:
         real, headers = prepared(site, state, body)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.answers import exchanged, require_orderly
-from tests.fuzz.driver import EXAMPLES
-from tests.fuzz.site import Site
-from tests.fuzz.state import FOREIGN, RUN, RUNNING, State
+from tests.fuzz.listeners import FuzzedListeners
+from tests.fuzz.responses import exchanged, require_orderly
+from tests.fuzz.schemathesis_driver import EXAMPLES
+from tests.fuzz.seeded_state import FOREIGN, RUN, RUNNING, State
 
 ODD_TEXTS = [
     *(
@@ -106,7 +106,7 @@ PATHS = [
 INTERNAL = [("GET", "/internal/task-fetch?task_id={}"), ("GET", "/internal/{}"), ("POST", "/v1/task/{}")]
 
 
-def request(site: Site, method: str, target: bytes, *headers: bytes, body: bytes = b"") -> bytes:
+def request(site: FuzzedListeners, method: str, target: bytes, *headers: bytes, body: bytes = b"") -> bytes:
     lines = [
         method.encode() + b" " + target + b" HTTP/1.1",
         b"Host: localhost",
@@ -122,7 +122,9 @@ def request(site: Site, method: str, target: bytes, *headers: bytes, body: bytes
 
 
 @pytest.mark.parametrize(("method", "path"), [*PATHS, *INTERNAL])
-async def test_odd_address_gets_an_orderly_response(site: Site, state: State, method: str, path: str) -> None:
+async def test_odd_address_gets_an_orderly_response(
+    site: FuzzedListeners, state: State, method: str, path: str
+) -> None:
     url = site.internal_url if (method, path) in INTERNAL else site.gateway_url
     targets = [path.format(odd).encode() for odd in ODD_TEXTS]
     targets += [
@@ -138,7 +140,7 @@ async def test_odd_address_gets_an_orderly_response(site: Site, state: State, me
 @settings(max_examples=5 * EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 async def test_forged_cursor_shows_no_tasks_of_other_orgs(
-    site: Site, state: State, http: httpx.AsyncClient, data: st.DataObject
+    site: FuzzedListeners, state: State, http: httpx.AsyncClient, data: st.DataObject
 ) -> None:
     """A cursor is opaque but not secret: a client may decode one and change it."""
     foreign = site.user("GET", f"/v1/tasks/{state.take(FOREIGN)}", key=site.rival_key)
@@ -210,7 +212,7 @@ FRAMES: dict[str, tuple[list[bytes], bytes, set[int]]] = {
 
 
 @pytest.mark.parametrize("frame", FRAMES)
-async def test_odd_framing_gets_an_orderly_response(site: Site, frame: str) -> None:
+async def test_odd_framing_gets_an_orderly_response(site: FuzzedListeners, frame: str) -> None:
     headers, body, expected = FRAMES[frame]
     for url, path in ((site.gateway_url, b"/v1/jobs"), (site.internal_url, b"/internal/task-claim")):
         answers = await exchanged(url, request(site, "POST", path, *headers, body=body))
@@ -239,7 +241,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
-async def test_odd_request_line_gets_an_orderly_response(site: Site, line: str) -> None:
+async def test_odd_request_line_gets_an_orderly_response(site: FuzzedListeners, line: str) -> None:
     raw, status = LINES[line]
     for url in (site.gateway_url, site.internal_url):
         answers = await exchanged(url, raw + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -247,7 +249,7 @@ async def test_odd_request_line_gets_an_orderly_response(site: Site, line: str) 
         require_orderly(answers[0], line)
 
 
-async def test_endless_request_head_is_cut_off(site: Site) -> None:
+async def test_endless_request_head_is_cut_off(site: FuzzedListeners) -> None:
     """An unauthenticated request without end: the server must not store what it cannot use."""
     host, port = site.gateway_url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -270,7 +272,7 @@ TRAILERS = {"many trailers": (b"0\r\n", b"X-Late: 1\r\n" * 6000), "one trailer":
 
 @pytest.mark.parametrize("listener", ["gateway", "dispatcher", "query"])
 @pytest.mark.parametrize("form", TRAILERS)
-async def test_endless_trailers_use_no_memory(site: Site, listener: str, form: str) -> None:
+async def test_endless_trailers_use_no_memory(site: FuzzedListeners, listener: str, form: str) -> None:
     """Unauthenticated: the response is a 401 or a 404, and the trailers continue after it."""
     opening, piece = TRAILERS[form]
     host, port = site.urls[listener].removeprefix("http://").split(":")
@@ -292,7 +294,7 @@ async def test_endless_trailers_use_no_memory(site: Site, listener: str, form: s
     assert (await exchanged(site.urls[listener], request(site, "GET", b"/healthz")))[0].status_code == 200
 
 
-async def test_requests_are_served_beside_a_thousand_half_open_ones(site: Site) -> None:
+async def test_requests_are_served_beside_a_thousand_half_open_ones(site: FuzzedListeners) -> None:
     host, port = site.gateway_url.removeprefix("http://").split(":")
     held = []
     try:
@@ -324,7 +326,9 @@ def noise(valid: bytes) -> st.SearchStrategy[bytes]:
 
 @settings(max_examples=2 * EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-async def test_random_bytes_on_the_socket_break_nothing(site: Site, state: State, data: st.DataObject) -> None:
+async def test_random_bytes_on_the_socket_break_nothing(
+    site: FuzzedListeners, state: State, data: st.DataObject
+) -> None:
     claim = json.dumps({"worker_id": "noise", "task_id": state.take(RUNNING)["task_id"]}).encode()
     framed = request(site, "POST", b"/internal/task-claim", JSON, b"Content-Length: %d" % len(claim), body=claim)
     plain = request(site, "GET", b"/v1/tasks?limit=1&status=Queued")

@@ -10,23 +10,23 @@ from collections.abc import Collection
 import asyncpg
 import pytest
 
-from tests.fuzz.driver import Found, fuzz
-from tests.fuzz.site import Site
-from tests.fuzz.soundness import broken
-from tests.fuzz.state import CAPABILITY, State
+from tests.fuzz.invariants import broken
+from tests.fuzz.listeners import FuzzedListeners
+from tests.fuzz.schemathesis_driver import Found, fuzz
+from tests.fuzz.seeded_state import CAPABILITY, State
 from tests.support.system import until
 
 pytestmark = pytest.mark.timeout(3600)
 
 
-async def test_gateway_responses_match_its_openapi_document(site: Site, state: State) -> None:
+async def test_gateway_responses_match_its_openapi_document(site: FuzzedListeners, state: State) -> None:
     found = fuzz(site, state, site.gateway_url, {"Authorization": f"Bearer {site.admin_key}"})
     require_reach(found)
     assert not found.failures, found.told()
     await require_whole(site)
 
 
-async def test_dispatcher_responses_match_its_openapi_document(site: Site, state: State) -> None:
+async def test_dispatcher_responses_match_its_openapi_document(site: FuzzedListeners, state: State) -> None:
     headers = {"X-Trace-Worker-Token": site.worker_token, CAPABILITY: state.held["capability_token"]}
     headers["Authorization"] = f"Bearer {site.admin_key}"  # for the metrics
     found = fuzz(site, state, site.internal_url, headers)
@@ -35,7 +35,7 @@ async def test_dispatcher_responses_match_its_openapi_document(site: Site, state
     await require_whole(site)
 
 
-async def test_query_service_responses_match_its_openapi_document(site: Site, state: State) -> None:
+async def test_query_service_responses_match_its_openapi_document(site: FuzzedListeners, state: State) -> None:
     headers = {"Authorization": f"Bearer {site.admin_key}", CAPABILITY: state.held["capability_token"]}
     found = fuzz(site, state, site.query_url, headers)
     # None of its operations links to another.
@@ -48,7 +48,7 @@ OPEN = {"GET /healthz", "GET /internal/jwks/task"}
 """Operations of the dispatcher without credentials."""
 
 
-def test_only_listed_operations_need_no_credential(site: Site) -> None:
+def test_only_listed_operations_need_no_credential(site: FuzzedListeners) -> None:
     """The guard of an operation determines its documented credential, so a lost guard shows up here."""
     for url, known in (
         (site.gateway_url, {"GET /healthz", "POST /v1/hooks/{hook_id}"}),
@@ -73,7 +73,7 @@ def require_reach(found: Found, phases: Collection[str] = ("examples", "coverage
     assert {operation.split()[1] for operation, status in found.statuses if status == 405} == paths
 
 
-async def require_whole(site: Site) -> None:
+async def require_whole(site: FuzzedListeners) -> None:
     """Checks that the state is consistent once the loops have caught up, and that no process logged an error."""
     connection = await asyncpg.connect(site.state_url)
 

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from interlock.access import keyring
 from interlock.access.jwt import MAX_PRESENTED_BYTES
 from interlock.errors import Unauthenticated
-from tests.fuzz.answers import require_orderly
-from tests.fuzz.bodies import DISPATCHER
-from tests.fuzz.driver import EXAMPLES
 from tests.fuzz.forgeries import Genuine, drawn, listed
-from tests.fuzz.state import DATASET, VERSION
-from tests.support.forging import part
+from tests.fuzz.request_bodies import DISPATCHER
+from tests.fuzz.responses import require_orderly
+from tests.fuzz.schemathesis_driver import EXAMPLES
+from tests.fuzz.seeded_state import DATASET, VERSION
 from tests.support.system import System, fence
+from tests.support.token_parts import part
 
 TASK_PATHS = [path for path in DISPATCHER if path.startswith("/v1/task/")]
 TABLES = ["tasks", "attempts", "slots", "outbox", "queue_messages", "output_commits", "dataset_events"]

@@ -17,7 +17,7 @@ from interlock.http.limits import ConnectionLimits
 from interlock.http.listener import bind
 from interlock.http.server import Server, config_of
 from interlock.telemetry import REGISTRY
-from tests.support.patience import PATIENCE
+from tests.support.polls import PATIENCE
 
 Message = MutableMapping[str, Any]
 QUICK = ConnectionLimits(head_seconds=0.4, body_bytes_per_second=1000, body_window_seconds=0.4, reply_stall_seconds=0.4)
@@ -242,7 +242,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("form", SLOW)
-async def test_a_request_that_does_not_arrive_is_given_up(form: str) -> None:
+async def test_request_that_does_not_arrive_times_out(form: str) -> None:
     sent, expected = SLOW[form]
     async with serving(QUICK) as served:
         client = await served.connect()
@@ -252,7 +252,7 @@ async def test_a_request_that_does_not_arrive_is_given_up(form: str) -> None:
         assert b"request_timeout" in reply or expected != b"HTTP/1.1 408"
 
 
-async def test_a_body_that_trickles_in_is_given_up() -> None:
+async def test_slow_request_body_times_out() -> None:
     async with serving(QUICK) as served:
         client = await served.connect()
         await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
@@ -267,7 +267,7 @@ async def _trickle(client: Client) -> None:
         await asyncio.sleep(0.02)  # noqa: TID251 - the rate is what is tested
 
 
-async def test_a_reply_that_nobody_reads_is_given_up() -> None:
+async def test_unread_reply_times_out() -> None:
     before = refused("reply_stall")
     async with serving(QUICK) as served:
         with socket.create_connection(("127.0.0.1", served.port)) as client:
@@ -277,7 +277,7 @@ async def test_a_reply_that_nobody_reads_is_given_up() -> None:
                     await served.status()
 
 
-async def test_time_spent_on_our_side_is_not_the_clients() -> None:
+async def test_server_time_does_not_count_against_the_client() -> None:
     """A long poll, backpressure on a body and a withheld 100 Continue all last longer than any deadline here."""
     async with serving(QUICK) as served:
         polls, slow, asks = [await served.connect() for _ in range(3)]
@@ -346,6 +346,6 @@ async def test_requests_pass_while_a_thousand_are_half_open() -> None:
         assert [await served.status() for _ in range(20)] == [200] * 20
 
 
-def test_addresses_that_one_client_has_at_will_are_one_peer() -> None:
+def test_addresses_of_one_ipv6_network_are_one_peer() -> None:
     assert peer_of("2001:db8::1") == peer_of("2001:db8::ffff:1") != peer_of("2001:db8:0:1::1")
     assert peer_of("::ffff:192.0.2.1") == peer_of("192.0.2.1") != peer_of("192.0.2.2")

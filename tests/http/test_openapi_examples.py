@@ -25,7 +25,7 @@ from interlock.http import openapi
 from interlock.http.openapi import model
 from interlock.stores.embedded import EmbeddedPostgres, EmbeddedValkey
 from interlock.stores.postgres import migrate
-from tests.support.ingests import Intake, intake
+from tests.support.staged_lists import Intake, intake
 
 FILE = Path(openapi.__file__).with_name("openapi_examples.json")
 CALLS = {

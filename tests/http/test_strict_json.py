@@ -57,7 +57,7 @@ TAKEN: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_later_reader_refuses_is_refused_with_its_reason(name: str) -> None:
+def test_json_that_a_later_reader_refuses_is_refused_with_a_reason(name: str) -> None:
     text, reason = REFUSED[name]
     with pytest.raises(NotStrict, match=reason):
         require_strict(text)
@@ -68,7 +68,7 @@ def test_what_a_later_reader_refuses_is_refused_with_its_reason(name: str) -> No
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_odd_json_that_all_readers_take_is_taken(name: str) -> None:
+def test_odd_json_that_all_readers_accept_is_accepted(name: str) -> None:
     require_strict(TAKEN[name])
     assert first_not_strict([b"1", msgspec.Raw(TAKEN[name])]) is None
 
@@ -80,7 +80,7 @@ def test_odd_json_that_all_readers_take_is_taken(name: str) -> None:
     ),
     st.booleans(),
 )
-def test_whatever_python_writes_is_strict_unless_it_has_a_nul_or_half_a_pair(value: Any, escaped: bool) -> None:
+def test_python_json_is_strict_unless_it_has_a_nul_or_lone_surrogate(value: Any, escaped: bool) -> None:
     text = json.dumps(value, ensure_ascii=escaped)
     unfit = "\\u0000" in json.dumps(value).replace("\\\\", "")
     try:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from tests.interleavings.arena import Arena, opened
+from tests.interleavings.race_arena import Arena, opened
 
 
 @pytest.fixture(scope="module")

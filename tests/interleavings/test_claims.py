@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from interlock.tasks.completion import run_task_id
-from tests.interleavings.arena import PAST_THE_BACKOFF, Arena
 from tests.interleavings.operations import (
     End,
     cancel,
@@ -18,6 +17,7 @@ from tests.interleavings.operations import (
     one_pass,
     release,
 )
+from tests.interleavings.race_arena import PAST_THE_BACKOFF, Arena
 from tests.interleavings.scheduler import OWN_GATE, Order, in_every_order, while_one_breaks
 
 CLAIMED = ("Claimed", None)

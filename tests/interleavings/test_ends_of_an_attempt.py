@@ -10,8 +10,8 @@ import pytest
 from interlock.access.tokens import write_prefix
 from interlock.tasks import reaper
 from interlock.wire.attempts import Event, Output
-from tests.interleavings.arena import PAST_THE_LEASE, Arena
 from tests.interleavings.operations import End, Lease, cancel, complete, emit, heartbeat, one_pass, release, retry
+from tests.interleavings.race_arena import PAST_THE_LEASE, Arena
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
 
 STALE_STATUS = ("fenced", "status")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from tests.interleavings.arena import PAST_THE_LEASE, Arena
 from tests.interleavings.operations import cancel, complete, complete_group, heartbeat, one_pass, release
+from tests.interleavings.race_arena import PAST_THE_LEASE, Arena
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
 
 TASKS = 3

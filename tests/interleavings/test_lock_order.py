@@ -14,7 +14,6 @@ import pytest
 
 from interlock.tasks.completion import run_task_id
 from interlock.tasks.queue import Outgoing
-from tests.interleavings.arena import PAST_THE_BACKOFF, PAST_THE_LEASE, Arena
 from tests.interleavings.operations import (
     QUEUE,
     Operation,
@@ -32,6 +31,7 @@ from tests.interleavings.operations import (
     redrive_run,
     submit,
 )
+from tests.interleavings.race_arena import PAST_THE_BACKOFF, PAST_THE_LEASE, Arena
 from tests.interleavings.scheduler import OWN_GATE, Order
 
 TASKS = 6

@@ -7,7 +7,6 @@ from uuid import UUID
 from interlock.apps.app import App
 from interlock.tasks.completion import run_task_id
 from interlock.tasks.queue import Received
-from tests.interleavings.arena import PAST_THE_BACKOFF, Arena
 from tests.interleavings.operations import (
     VISIBILITY_SECONDS,
     Operation,
@@ -22,6 +21,7 @@ from tests.interleavings.operations import (
     receive,
     submit,
 )
+from tests.interleavings.race_arena import PAST_THE_BACKOFF, Arena
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
 from tests.support.system import until
 

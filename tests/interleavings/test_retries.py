@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from interlock.tasks import reaper
-from tests.interleavings.arena import PAST_THE_BACKOFF, Arena
 from tests.interleavings.operations import cancel, claim, complete, one_pass, retry
+from tests.interleavings.race_arena import PAST_THE_BACKOFF, Arena
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
 
 NOT_FAILED = ("not_failed", None)

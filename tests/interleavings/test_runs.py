@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from interlock.tasks import runs
-from tests.interleavings.arena import Arena
 from tests.interleavings.operations import cancel_run, complete, one_pass, retry
+from tests.interleavings.race_arena import Arena
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
 
 ONE_ATTEMPT = {"policy": {"max_attempts": 1}}

@@ -11,8 +11,8 @@ from interlock import failpoints
 from interlock.apps.app import App
 from interlock.errors import NotFound
 from tests.interleavings import invariants
-from tests.interleavings.arena import Arena
 from tests.interleavings.operations import ORG, Operation, cancel, claim_range, complete, hold, one_pass
+from tests.interleavings.race_arena import Arena
 from tests.interleavings.scheduler import OWN_GATE, Order, orders, stand_at
 
 PAIR = {"one": (OWN_GATE,), "other": (OWN_GATE,)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from interlock.apps.app import App
 from interlock.tasks.completion import run_task_id
-from tests.interleavings.arena import Arena
 from tests.interleavings.operations import claim
+from tests.interleavings.race_arena import Arena
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
-from tests.support.forging import part
+from tests.support.token_parts import part
 
 
 async def rotate(kernel: App) -> str:

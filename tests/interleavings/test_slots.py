@@ -10,7 +10,6 @@ import pytest
 
 from interlock.tasks.completion import run_task_id
 from interlock.tasks.queue import Received
-from tests.interleavings.arena import PAST_THE_BACKOFF, PAST_THE_LEASE, Arena
 from tests.interleavings.operations import (
     Lease,
     cancel,
@@ -22,6 +21,7 @@ from tests.interleavings.operations import (
     one_pass,
     release,
 )
+from tests.interleavings.race_arena import PAST_THE_BACKOFF, PAST_THE_LEASE, Arena
 from tests.interleavings.scheduler import OWN_GATE, Order, in_every_order, while_one_breaks
 
 ONE_AT_A_TIME = {"max_concurrency": 1}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.interleavings.arena import Arena
 from tests.interleavings.operations import submit
+from tests.interleavings.race_arena import Arena
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks
 
 DEDUPED = {"name": "deduped", "dedupe_by": "/id"}

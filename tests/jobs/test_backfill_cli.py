@@ -6,8 +6,8 @@ import pytest
 
 from interlock.apps.ingest import ingest
 from tests.cli.test_cli import Terminal
-from tests.support.ingests import Intake
-from tests.support.pipelines import Flow
+from tests.support.deployed_dags import DeployedDags
+from tests.support.staged_lists import Intake
 from tests.support.system import System
 
 DAG = """
@@ -27,20 +27,20 @@ def terminal(system: System, capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 
 @pytest.fixture
-async def flow(system: System) -> Flow:
-    found = Flow(system)
-    await found.deploy(DAG)
+async def flow(system: System) -> DeployedDags:
+    found = DeployedDags(system)
+    await found.start(DAG)
     await found.report("chain", "feed", *((10 * n, 10 * n + 9) for n in range(3)))
     await found.finish_all("chain", "clean")
     return found
 
 
-async def ingested(flow: Flow) -> None:
+async def ingested(flow: DeployedDags) -> None:
     async with ingest(flow.system.kernel.settings, wait_seconds=0) as services:
         await Intake(flow.system, services).drain()
 
 
-async def test_backfill_from_dry_run_to_its_last_task(terminal: Terminal, flow: Flow) -> None:
+async def test_backfill_from_dry_run_to_its_last_task(terminal: Terminal, flow: DeployedDags) -> None:
     counted = await terminal("backfill", "start", "chain", "clean", "0", "19", "--dry-run")
     assert "0-9, 10-19" in counted.out
     answer = await terminal.json("backfill", "start", "chain", "clean", "0", "19", "--yes", "--reason", "a test")
@@ -57,7 +57,7 @@ async def test_backfill_from_dry_run_to_its_last_task(terminal: Terminal, flow: 
     assert (refused.code, "Done" in refused.err) == (1, True)
 
 
-async def test_watching_a_canceled_backfill_fails(terminal: Terminal, flow: Flow) -> None:
+async def test_watching_a_canceled_backfill_fails(terminal: Terminal, flow: DeployedDags) -> None:
     answer = await terminal.json("backfill", "start", "chain", "clean", "0", "29", "--yes")
     run_id = answer["backfill"]["run_id"]
     await ingested(flow)
@@ -67,7 +67,7 @@ async def test_watching_a_canceled_backfill_fails(terminal: Terminal, flow: Flow
     assert (watched.code, '"run_state": "Canceled"' in watched.out) == (1, True)
 
 
-async def test_queue_status_draws_paused_jobs_and_their_cause(terminal: Terminal, flow: Flow) -> None:
+async def test_queue_status_draws_paused_jobs_and_their_cause(terminal: Terminal, flow: DeployedDags) -> None:
     assert "paused job" not in (await terminal("queue", "status")).out
     await flow.run("pressure")
     printed = (await terminal("queue", "status")).out

@@ -20,9 +20,9 @@ from interlock.jobs.backfills import Scopes
 from interlock.jobs.ingest_records import Overtaken, Records
 from interlock.jobs.run_sources import Place, ScopesSource
 from interlock.settings import INGEST_QUEUE
-from tests.support.files import marked
-from tests.support.ingests import Intake, intake
-from tests.support.pipelines import Flow
+from tests.support.dataset_files import marked
+from tests.support.deployed_dags import DeployedDags
+from tests.support.staged_lists import Intake, intake
 
 DAG = """
 name: chain
@@ -67,10 +67,10 @@ async def site(state_url: str, tmp_path: Path) -> AsyncIterator[Intake]:
 
 
 @pytest.fixture
-async def flow(site: Intake) -> Flow:
+async def flow(site: Intake) -> DeployedDags:
     """A flow whose jobs have nothing to do: their inputs exist as if they had read them long ago."""
-    found = Flow(site.system)
-    await found.deploy(DAG)
+    found = DeployedDags(site.system)
+    await found.start(DAG)
     await found.report("chain", "feed", (10_000, 10_009))
     for job in ("clean", "sum", "few"):
         await found.finish_all("chain", job)
@@ -78,7 +78,7 @@ async def flow(site: Intake) -> Flow:
     return found
 
 
-async def partitions(flow: Flow, first: int, end: int, step: int) -> None:
+async def partitions(flow: DeployedDags, first: int, end: int, step: int) -> None:
     """Inserts partitions of the feed without an event."""
     await flow.system.value(
         """insert into interlock.partitions (dataset_version, range_start, range_end, commit_id, input_commit, task_id,
@@ -91,7 +91,7 @@ async def partitions(flow: Flow, first: int, end: int, step: int) -> None:
     )
 
 
-async def started(flow: Flow, first: int = 0, last: int = 9_999, job: str = "clean", **more: Any) -> str:
+async def started(flow: DeployedDags, first: int = 0, last: int = 9_999, job: str = "clean", **more: Any) -> str:
     body = {"start": first, "end": last} | more
     reply = await flow.system.user("POST", f"/v1/dags/chain/jobs/{job}/backfills", json=body)
     assert reply.status_code == 200, reply.text
@@ -99,7 +99,7 @@ async def started(flow: Flow, first: int = 0, last: int = 9_999, job: str = "cle
     return run_id
 
 
-async def shown(flow: Flow, run_id: str) -> dict[str, Any]:
+async def shown(flow: DeployedDags, run_id: str) -> dict[str, Any]:
     found: dict[str, Any] = (await flow.system.user("GET", f"/v1/backfills/{run_id}")).json()
     return found
 
@@ -111,14 +111,14 @@ async def starts(site: Intake, run_id: str) -> list[int]:
     return [payload["start"] for _, payload in sorted(payloads.items())]
 
 
-async def tables(flow: Flow) -> int:
+async def tables(flow: DeployedDags) -> int:
     found: int = await flow.system.value(
         "select count(*) from pg_class where relname ~ '^tasks_[1-9][0-9]*$' and relkind = 'r'"
     )
     return found
 
 
-async def test_backfill_has_its_own_shard_from_the_threshold_on(site: Intake, flow: Flow) -> None:
+async def test_backfill_has_its_own_shard_from_the_threshold_on(site: Intake, flow: DeployedDags) -> None:
     small, large = await started(flow, 0, 489), await started(flow, 0, 499)
     await site.drain()
     assert (await site.shard(small), await site.shard(large) > 0) == (0, True)
@@ -129,7 +129,7 @@ async def test_backfill_has_its_own_shard_from_the_threshold_on(site: Intake, fl
         assert (found["state"], found["made"], found["total"], found["run_state"]) == ("Done", count, count, "Running")
 
 
-async def test_run_of_a_backfill_behaves_like_any_other(site: Intake, flow: Flow) -> None:
+async def test_run_of_a_backfill_behaves_like_any_other(site: Intake, flow: DeployedDags) -> None:
     run_id = await started(flow, 0, 599)
     await site.drain()
     job = await flow.job_id("chain", "clean")
@@ -144,7 +144,7 @@ async def test_run_of_a_backfill_behaves_like_any_other(site: Intake, flow: Flow
     assert len(await flow.waiting("chain", "sum")) == 60
 
 
-async def test_two_processes_with_different_scopes_make_each_task_once(site: Intake, flow: Flow) -> None:
+async def test_two_processes_with_different_scopes_make_each_task_once(site: Intake, flow: DeployedDags) -> None:
     """The second process starts when the first has loaded a batch, finds scopes in between, and finishes."""
     await partitions(flow, 100_000, 101_000, 20)
     run_id = await started(flow, 0, 200_000)
@@ -165,7 +165,7 @@ async def test_two_processes_with_different_scopes_make_each_task_once(site: Int
     assert await flow.system.value(chunks, run_id) == len(found)
 
 
-async def test_two_processes_that_disagree_on_size_use_one_shard(site: Intake, flow: Flow) -> None:
+async def test_two_processes_that_disagree_on_size_use_one_shard(site: Intake, flow: DeployedDags) -> None:
     """The first reads few enough scopes for the shared shard; the second finds more, so the run gets its own shard."""
     run_id = await started(flow, 1520, 30_000)
     records = Records(site.system.kernel.stores.database, site.system.kernel.settings)
@@ -187,7 +187,7 @@ async def test_two_processes_that_disagree_on_size_use_one_shard(site: Intake, f
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_interrupted_ingest_continues_where_it_stopped(site: Intake, flow: Flow, point: str) -> None:
+async def test_interrupted_ingest_continues_where_it_stopped(site: Intake, flow: DeployedDags, point: str) -> None:
     run_id = await started(flow)
 
     async def lost() -> None:
@@ -206,7 +206,7 @@ async def test_interrupted_ingest_continues_where_it_stopped(site: Intake, flow:
 
 
 @pytest.mark.parametrize("point", POINTS[1:5])
-async def test_backfill_can_be_canceled_during_its_ingest(site: Intake, flow: Flow, point: str) -> None:
+async def test_backfill_can_be_canceled_during_its_ingest(site: Intake, flow: DeployedDags, point: str) -> None:
     run_id = await started(flow)
 
     async def cancel() -> None:
@@ -224,7 +224,7 @@ async def test_backfill_can_be_canceled_during_its_ingest(site: Intake, flow: Fl
 
 
 @pytest.mark.parametrize("point", POINTS[1:4])
-async def test_backfill_deleted_during_its_ingest_leaves_nothing(site: Intake, flow: Flow, point: str) -> None:
+async def test_backfill_deleted_during_its_ingest_leaves_nothing(site: Intake, flow: DeployedDags, point: str) -> None:
     run_id = await started(flow)
 
     async def delete() -> None:
@@ -242,7 +242,7 @@ async def test_backfill_deleted_during_its_ingest_leaves_nothing(site: Intake, f
     assert await tables(flow) == 0
 
 
-async def test_backfill_that_cannot_be_read_fails_with_a_reason(site: Intake, flow: Flow) -> None:
+async def test_backfill_that_cannot_be_read_fails_with_a_reason(site: Intake, flow: DeployedDags) -> None:
     run_id = await started(flow)
 
     async def away() -> None:
@@ -261,7 +261,7 @@ async def test_backfill_that_cannot_be_read_fails_with_a_reason(site: Intake, fl
 
 
 async def test_held_tasks_are_neither_lost_nor_sent_and_are_explained(
-    site: Intake, flow: Flow, monkeypatch: pytest.MonkeyPatch
+    site: Intake, flow: DeployedDags, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_tasks, "_MAX_WAITING", 80)
     run_id = await started(flow)
@@ -278,14 +278,16 @@ async def test_held_tasks_are_neither_lost_nor_sent_and_are_explained(
 
 
 @pytest.mark.parametrize("first", ["event", "backfill"])
-async def test_event_during_recomputation_is_neither_lost_nor_done_twice(site: Intake, flow: Flow, first: str) -> None:
+async def test_event_during_recomputation_is_neither_lost_nor_done_twice(
+    site: Intake, flow: DeployedDags, first: str
+) -> None:
     """The output is that of the newer change, whichever task ends last."""
     run_id = await started(flow, 0, 599)
     await site.drain()
     forced = (await flow.waiting("chain", "clean"))[0]
     running = await flow.system.claim(forced)
     assert shard_of(UUID(running["lease_token"])) == await site.shard(run_id)
-    await flow.report("chain", "feed", (0, 9), sequence=1)
+    await flow.report("chain", "feed", (0, 9))
     own = (await flow.waiting("chain", "clean"))[0]
     assert own != forced
 
@@ -309,9 +311,9 @@ async def test_event_during_recomputation_is_neither_lost_nor_done_twice(site: I
     assert await flow.system.value(UNDONE, await flow.job_id("chain", "sum")) == 0
 
 
-async def test_scope_taken_over_by_one_backfill_stays_with_it(site: Intake, flow: Flow) -> None:
+async def test_scope_taken_over_by_one_backfill_stays_with_it(site: Intake, flow: DeployedDags) -> None:
     """The scope is taken over only once its task, in its own shard, can never complete it."""
-    await flow.report("chain", "feed", (0, 9), sequence=1)
+    await flow.report("chain", "feed", (0, 9))
     (own,) = [task for task in await flow.waiting("chain", "clean") if (await start_of(flow, task)) == 0]
     await flow.system.user("POST", f"/v1/tasks/{own}/cancel")
     job = await flow.job_id("chain", "clean")
@@ -329,12 +331,12 @@ async def test_scope_taken_over_by_one_backfill_stays_with_it(site: Intake, flow
     assert await flow.system.value(owner, job) in await flow.system.task_ids(runs[2])
 
 
-async def start_of(flow: Flow, task_id: str) -> int:
+async def start_of(flow: DeployedDags, task_id: str) -> int:
     start: int = (await flow.system.task(task_id))["payload"]["start"]
     return start
 
 
-async def test_backfill_respects_the_concurrency_limit_of_its_job(site: Intake, flow: Flow) -> None:
+async def test_backfill_respects_the_concurrency_limit_of_its_job(site: Intake, flow: DeployedDags) -> None:
     run_id = await started(flow, 0, 599, job="few")
     await site.drain()
     claims = (await flow.system.claim_many(run_id=run_id, start=0, end=59))["claims"]
@@ -352,13 +354,13 @@ async def test_backfill_respects_the_concurrency_limit_of_its_job(site: Intake, 
     assert (await flow.system.run(run_id))["state"] == "Completed"
 
 
-async def end(flow: Flow, claim: dict[str, Any]) -> int:
+async def end(flow: DeployedDags, claim: dict[str, Any]) -> int:
     assert (await flow.system.complete(claim)).status_code == 200
     start: int = claim["task"]["payload"]["start"]
     return start
 
 
-async def test_a_runtime_without_a_queue_is_invoked_for_each_task(site: Intake, flow: Flow) -> None:
+async def test_a_runtime_without_a_queue_is_invoked_for_each_task(site: Intake, flow: DeployedDags) -> None:
     run_id = await started(flow, 0, 599, job="pieces")
     await site.drain()
     assert await site.shard(run_id) > 0
@@ -370,7 +372,7 @@ async def test_a_runtime_without_a_queue_is_invoked_for_each_task(site: Intake, 
     assert [scope for scope in await flow.partitions("chain", "pieces") if scope[0] < 600] == halves
 
 
-async def test_shard_is_deleted_with_the_run_and_traces_of_its_tasks(site: Intake, flow: Flow) -> None:
+async def test_shard_is_deleted_with_the_run_and_traces_of_its_tasks(site: Intake, flow: DeployedDags) -> None:
     run_id = await started(flow, 0, 599)
     await site.drain()
     await flow.finish_all("chain", "clean")
@@ -390,7 +392,7 @@ async def test_shard_is_deleted_with_the_run_and_traces_of_its_tasks(site: Intak
 
 
 @pytest.mark.slow
-async def test_hundred_thousand_partitions_take_seconds(site: Intake, flow: Flow) -> None:
+async def test_hundred_thousand_partitions_take_seconds(site: Intake, flow: DeployedDags) -> None:
     await partitions(flow, 1_000_000, 2_000_000, 10)
     run_id = await started(flow, 1_000_000, 2_000_000)
     at = perf_counter()

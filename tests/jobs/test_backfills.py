@@ -15,8 +15,8 @@ from interlock import failpoints
 from interlock.clock import ManualClock
 from interlock.jobs import held_tasks
 from interlock.wire.access import KeyRequest, Role
-from tests.support.ingests import Intake, intake
-from tests.support.pipelines import Flow
+from tests.support.deployed_dags import DeployedDags
+from tests.support.staged_lists import Intake, intake
 
 DAG = """
 name: chain
@@ -74,17 +74,17 @@ async def site(
 
 
 @pytest.fixture
-async def flow(site: Intake) -> Flow:
+async def flow(site: Intake) -> DeployedDags:
     """A flow with twenty-five partitions, all of them done."""
-    found = Flow(site.system)
-    await found.deploy(DAG)
+    found = DeployedDags(site.system)
+    await found.start(DAG)
     await found.report("chain", "feed", *ranges(25))
     await found.finish_all("chain", "clean")
     await found.finish_all("chain", "sum")
     return found
 
 
-async def start(flow: Flow, first: int, last: int, job: str = "clean", **more: Any) -> dict[str, Any]:
+async def start(flow: DeployedDags, first: int, last: int, job: str = "clean", **more: Any) -> dict[str, Any]:
     reply = await flow.system.user(
         "POST", f"/v1/dags/chain/jobs/{job}/backfills", json={"start": first, "end": last} | more
     )
@@ -93,19 +93,19 @@ async def start(flow: Flow, first: int, last: int, job: str = "clean", **more: A
     return answer
 
 
-async def started(flow: Flow, first: int, last: int, job: str = "clean", **more: Any) -> str:
+async def started(flow: DeployedDags, first: int, last: int, job: str = "clean", **more: Any) -> str:
     run_id: str = (await start(flow, first, last, job, **more))["backfill"]["run_id"]
     return run_id
 
 
-async def shown(flow: Flow, run_id: str) -> dict[str, Any]:
+async def shown(flow: DeployedDags, run_id: str) -> dict[str, Any]:
     reply = await flow.system.user("GET", f"/v1/backfills/{run_id}")
     assert reply.status_code == 200, reply.text
     found: dict[str, Any] = reply.json()
     return found
 
 
-async def act(flow: Flow, run_id: str, action: str) -> Any:
+async def act(flow: DeployedDags, run_id: str, action: str) -> Any:
     return await flow.system.user("POST", f"/v1/backfills/{run_id}/{action}")
 
 
@@ -116,14 +116,14 @@ async def made(site: Intake) -> None:
         continue
 
 
-async def test_dry_run_counts_and_shows_scopes_and_starts_nothing(site: Intake, flow: Flow) -> None:
+async def test_dry_run_counts_and_shows_scopes_and_starts_nothing(site: Intake, flow: DeployedDags) -> None:
     answer = await start(flow, 35, 204, dry_run=True)
     assert (answer["scopes"], answer["more"], answer["backfill"]) == (18, False, None)
     assert [(scope["start"], scope["end"]) for scope in answer["first"]] == ranges(10, first=3)
     assert (await flow.system.user("GET", "/v1/backfills")).json()["backfills"] == []
 
 
-async def test_done_scopes_and_everything_downstream_are_recomputed(site: Intake, flow: Flow) -> None:
+async def test_done_scopes_and_everything_downstream_are_recomputed(site: Intake, flow: DeployedDags) -> None:
     run_id = await started(flow, 35, 64, reason="wrong decimals")
     await made(site)
     assert await flow.finish_all("chain", "clean") == ranges(4, first=3)
@@ -138,7 +138,9 @@ async def test_done_scopes_and_everything_downstream_are_recomputed(site: Intake
 
 
 @pytest.mark.parametrize(("priority", "lane"), [("bulk", 1), ("normal", 0)])
-async def test_backfill_tasks_have_its_run_and_its_priority(site: Intake, flow: Flow, priority: str, lane: int) -> None:
+async def test_backfill_tasks_have_its_run_and_its_priority(
+    site: Intake, flow: DeployedDags, priority: str, lane: int
+) -> None:
     run_id = await started(flow, 0, 49, priority=priority)
     await made(site)
     page = (await flow.system.user("GET", f"/v1/tasks?run={run_id}")).json()["tasks"]
@@ -149,7 +151,7 @@ async def test_backfill_tasks_have_its_run_and_its_priority(site: Intake, flow: 
     assert await flow.system.value(lanes, run_id) == [lane]
 
 
-async def test_tasks_are_handed_out_in_ranges_and_each_scope_once(site: Intake, flow: Flow, tens: None) -> None:
+async def test_tasks_are_handed_out_in_ranges_and_each_scope_once(site: Intake, flow: DeployedDags, tens: None) -> None:
     run_id = await started(flow, 0, 249)
     await site.drain()
     for expected in (10, 20, 25):
@@ -159,7 +161,9 @@ async def test_tasks_are_handed_out_in_ranges_and_each_scope_once(site: Intake, 
     assert await flow.finish_all("chain", "clean") == ranges(25)
 
 
-async def test_a_crash_between_ranges_neither_repeats_nor_skips_a_scope(site: Intake, flow: Flow, tens: None) -> None:
+async def test_a_crash_between_ranges_neither_repeats_nor_skips_a_scope(
+    site: Intake, flow: DeployedDags, tens: None
+) -> None:
     passes = 0
 
     async def break_() -> None:
@@ -183,7 +187,7 @@ async def test_a_crash_between_ranges_neither_repeats_nor_skips_a_scope(site: In
     assert (await shown(flow, run_id))["run_state"] == "Completed"
 
 
-async def test_paused_backfill_hands_out_no_tasks_until_resumed(site: Intake, flow: Flow, tens: None) -> None:
+async def test_paused_backfill_hands_out_no_tasks_until_resumed(site: Intake, flow: DeployedDags, tens: None) -> None:
     run_id = await started(flow, 0, 249)
     await site.drain()
     paused = (await act(flow, run_id, "pause")).json()
@@ -202,7 +206,7 @@ async def test_paused_backfill_hands_out_no_tasks_until_resumed(site: Intake, fl
     assert (refused.status_code, refused.json()["code"]) == (409, "backfill_ended")
 
 
-async def test_backfill_paused_before_its_ingest_stays_paused(site: Intake, flow: Flow) -> None:
+async def test_backfill_paused_before_its_ingest_stays_paused(site: Intake, flow: DeployedDags) -> None:
     run_id = await started(flow, 0, 249)
     assert (await shown(flow, run_id))["run_state"] == "Ingesting"
     await act(flow, run_id, "pause")
@@ -221,7 +225,9 @@ async def test_backfill_paused_before_its_ingest_stays_paused(site: Intake, flow
 
 
 @pytest.mark.parametrize("path", ["/v1/backfills/{}/cancel", "/v1/runs/{}/cancel"])
-async def test_canceled_backfill_ends_with_its_existing_tasks(site: Intake, flow: Flow, tens: None, path: str) -> None:
+async def test_canceled_backfill_ends_with_its_existing_tasks(
+    site: Intake, flow: DeployedDags, tens: None, path: str
+) -> None:
     run_id = await started(flow, 0, 249)
     await site.drain()
     done = await flow.finish((await flow.waiting("chain", "clean"))[0])
@@ -234,7 +240,7 @@ async def test_canceled_backfill_ends_with_its_existing_tasks(site: Intake, flow
     assert await flow.finish_all("chain", "sum") == [done]
 
 
-async def test_backfill_canceled_before_its_ingest_has_no_task(site: Intake, flow: Flow) -> None:
+async def test_backfill_canceled_before_its_ingest_has_no_task(site: Intake, flow: DeployedDags) -> None:
     run_id = await started(flow, 0, 249)
     await act(flow, run_id, "cancel")
     await made(site)
@@ -244,7 +250,7 @@ async def test_backfill_canceled_before_its_ingest_has_no_task(site: Intake, flo
     assert await flow.waiting("chain", "clean") == []
 
 
-async def test_empty_backfill_ends_immediately(site: Intake, flow: Flow) -> None:
+async def test_empty_backfill_ends_immediately(site: Intake, flow: DeployedDags) -> None:
     run_id = await started(flow, 10_000, 20_000)
     await made(site)
     await flow.system.settle()
@@ -252,8 +258,8 @@ async def test_empty_backfill_ends_immediately(site: Intake, flow: Flow) -> None
     assert (found["state"], found["run_state"], found["made"]) == ("Done", "Completed", 0)
 
 
-async def test_canceled_backfill_leaves_a_change_to_its_own_task(site: Intake, flow: Flow) -> None:
-    await flow.report("chain", "feed", (0, 9), sequence=1)
+async def test_canceled_backfill_leaves_a_change_to_its_own_task(site: Intake, flow: DeployedDags) -> None:
+    await flow.report("chain", "feed", (0, 9))
     (own,) = await flow.waiting("chain", "clean")
     run_id = await started(flow, 0, 9)
     await made(site)
@@ -264,8 +270,8 @@ async def test_canceled_backfill_leaves_a_change_to_its_own_task(site: Intake, f
     assert await flow.system.value(undone, await flow.job_id("chain", "clean")) == 0
 
 
-async def test_scope_of_a_dead_task_is_completed_by_the_backfill(site: Intake, flow: Flow) -> None:
-    await flow.report("chain", "feed", (0, 9), sequence=1)
+async def test_scope_of_a_dead_task_is_completed_by_the_backfill(site: Intake, flow: DeployedDags) -> None:
+    await flow.report("chain", "feed", (0, 9))
     (own,) = await flow.waiting("chain", "clean")
     await flow.system.user("POST", f"/v1/tasks/{own}/cancel")
     undone = "select count(*) from interlock.materialisations where job_id = $1 and done_commit < input_commit"
@@ -276,21 +282,21 @@ async def test_scope_of_a_dead_task_is_completed_by_the_backfill(site: Intake, f
     assert await flow.system.value(undone, await flow.job_id("chain", "clean")) == 0
 
 
-async def test_newer_change_gets_its_own_task_during_a_backfill(site: Intake, flow: Flow) -> None:
-    await flow.report("chain", "feed", (0, 9), sequence=1)
+async def test_newer_change_gets_its_own_task_during_a_backfill(site: Intake, flow: DeployedDags) -> None:
+    await flow.report("chain", "feed", (0, 9))
     (own,) = await flow.waiting("chain", "clean")
     await flow.system.user("POST", f"/v1/tasks/{own}/cancel")
     run_id = await started(flow, 0, 9)
     await made(site)
-    await flow.report("chain", "feed", (0, 9), sequence=2)
+    await flow.report("chain", "feed", (0, 9))
     assert len(await flow.waiting("chain", "clean")) == 2
     await act(flow, run_id, "cancel")
     assert await flow.finish_all("chain", "clean") == [(0, 9)]
 
 
 async def test_only_scopes_that_every_input_has_are_computed(site: Intake) -> None:
-    flow = Flow(site.system)
-    await flow.deploy(BOTH)
+    flow = DeployedDags(site.system)
+    await flow.start(BOTH)
     await flow.report("chain", "left", *ranges(6))
     await flow.report("chain", "right", *ranges(3), (30, 34))
     await flow.finish_all("chain", "clean")
@@ -301,8 +307,8 @@ async def test_only_scopes_that_every_input_has_are_computed(site: Intake) -> No
 
 
 async def test_each_input_has_its_own_scopes_with_wait_for_any(site: Intake, tens: None) -> None:
-    flow = Flow(site.system)
-    await flow.deploy(BOTH.replace("    outputs: [clean]", "    wait_for: any\n    outputs: [clean]"))
+    flow = DeployedDags(site.system)
+    await flow.start(BOTH.replace("    outputs: [clean]", "    wait_for: any\n    outputs: [clean]"))
     await flow.report("chain", "left", *ranges(12))
     await flow.report("chain", "right", *ranges(12))
     await flow.finish_all("chain", "clean")
@@ -314,8 +320,8 @@ async def test_each_input_has_its_own_scopes_with_wait_for_any(site: Intake, ten
 
 
 async def test_stream_ranges_that_were_read_are_read_again(site: Intake) -> None:
-    flow = Flow(site.system)
-    await flow.deploy(DAG)
+    flow = DeployedDags(site.system)
+    await flow.start(DAG)
     for cursor in (9, 14, 39):
         await flow.report("chain", "feed", cursor)
         await flow.finish_all("chain", "clean")
@@ -331,8 +337,8 @@ async def test_stream_ranges_that_were_read_are_read_again(site: Intake) -> None
 
 
 async def test_backfill_leaves_half_of_the_queue_to_current_work(site: Intake) -> None:
-    flow = Flow(site.system)
-    await flow.deploy(DAG.replace("    outputs: [clean]\n", "    outputs: [clean]\n    max_queue_depth: 8\n"))
+    flow = DeployedDags(site.system)
+    await flow.start(DAG.replace("    outputs: [clean]\n", "    outputs: [clean]\n    max_queue_depth: 8\n"))
     for scope in ranges(12):
         await flow.report("chain", "feed", scope)
         await flow.finish_all("chain", "clean")
@@ -350,8 +356,8 @@ async def test_backfill_leaves_half_of_the_queue_to_current_work(site: Intake) -
 
 @pytest.mark.parametrize(("priority", "makes"), [("bulk", 0), ("normal", 25)])
 async def test_backpressure_pauses_a_bulk_backfill_first(site: Intake, priority: str, makes: int) -> None:
-    flow = Flow(site.system)
-    await flow.deploy(DAG.replace("    outputs: [sums]\n", "    outputs: [sums]\n    max_queue_depth: 20\n"))
+    flow = DeployedDags(site.system)
+    await flow.start(DAG.replace("    outputs: [sums]\n", "    outputs: [sums]\n    max_queue_depth: 20\n"))
     await flow.report("chain", "feed", *ranges(25))
     await flow.finish_all("chain", "clean")
     run_id = await started(flow, 0, 249, priority=priority)
@@ -367,7 +373,7 @@ async def test_backpressure_pauses_a_bulk_backfill_first(site: Intake, priority:
     assert (await shown(flow, run_id))["made"] == 25
 
 
-async def test_backfill_of_a_replaced_generation_ends(site: Intake, flow: Flow, tens: None) -> None:
+async def test_backfill_of_a_replaced_generation_ends(site: Intake, flow: DeployedDags, tens: None) -> None:
     run_id = await started(flow, 0, 249)
     await site.drain()
     await flow.system.value("update interlock.jobs set active = false where dag_name = 'chain' and name = 'clean'")
@@ -378,7 +384,7 @@ async def test_backfill_of_a_replaced_generation_ends(site: Intake, flow: Flow, 
     assert (found["state"], found["run_state"], found["made"]) == ("Canceled", "Canceled", 10)
 
 
-async def test_impossible_backfill_is_refused_with_a_reason(site: Intake, flow: Flow) -> None:
+async def test_impossible_backfill_is_refused_with_a_reason(site: Intake, flow: DeployedDags) -> None:
     system = flow.system
 
     async def refused(path: str, body: dict[str, Any], **more: Any) -> tuple[int, str]:
@@ -401,7 +407,7 @@ async def test_impossible_backfill_is_refused_with_a_reason(site: Intake, flow: 
     assert (await system.user("GET", "/v1/backfills", key=key.key)).json()["backfills"] == []
 
 
-async def test_backfills_are_listed_newest_first_in_pages(site: Intake, flow: Flow) -> None:
+async def test_backfills_are_listed_newest_first_in_pages(site: Intake, flow: DeployedDags) -> None:
     runs = [await started(flow, 0, 9) for _ in range(3)]
     first = (await flow.system.user("GET", "/v1/backfills?limit=2")).json()
     rest = (await flow.system.user("GET", f"/v1/backfills?limit=2&cursor={first['next_cursor']}")).json()

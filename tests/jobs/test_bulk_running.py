@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interlock.stores.embedded import EmbeddedValkey
-from tests.support.ingests import Intake, intake
+from tests.support.staged_lists import Intake, intake
 from tests.support.system import System
 
 LINES = [b'{"n":%d}' % n for n in range(2000)]

@@ -18,7 +18,7 @@ from interlock.jobs.receipt_verification import digests
 from interlock.settings import INGEST_QUEUE
 from interlock.stores.embedded import EmbeddedValkey
 from interlock.stores.signers import public_key
-from tests.support.ingests import Intake, intake
+from tests.support.staged_lists import Intake, intake
 from tests.support.system import valkey_is_back
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 
 from interlock.wire.access import KeyRequest, Role
 from tests.conftest import copied
-from tests.support.ingests import Intake, intake
+from tests.support.staged_lists import Intake, intake
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from interlock.errors import Unavailable
 from interlock.failpoints import arm, disarm
 from interlock.settings import INGEST_QUEUE
 from tests.conftest import copied
-from tests.support.ingests import Intake, intake
+from tests.support.staged_lists import Intake, intake
 
 LINES = b"".join(b'{"n": %d, "text": "%b"}\n' % (n, b"." * 190) for n in range(90_000))
 """A list of three chunks."""

@@ -12,7 +12,7 @@ import pytest
 from interlock.jobs.receipt_verification import digests
 from tests.conftest import copied
 from tests.jobs.test_results import LONG, packs_of, report
-from tests.support.ingests import Intake, intake
+from tests.support.staged_lists import Intake, intake
 from tests.support.system import fence
 
 TASKS = 60
@@ -59,7 +59,7 @@ async def test_long_results_are_packed_and_read_by_index_and_url(made: Intake) -
         assert (await system.task(task["task_id"]))["result"] == run["results"][index]
 
 
-async def test_its_receipt_tells_every_task_and_its_failed_ones_run_again(made: Intake) -> None:
+async def test_receipt_covers_every_task_and_failed_ones_are_rerun(made: Intake) -> None:
     run = await ended(made)
     reply = (await made.system.user("GET", f"/v1/jobs/{run['job_id']}/receipt")).json()
     receipt = reply["receipt"]
@@ -71,7 +71,7 @@ async def test_its_receipt_tells_every_task_and_its_failed_ones_run_again(made: 
     assert list((await made.payloads(again.json()["run_id"])).values()) == [{"n": n} for n in range(0, TASKS, 10)]
 
 
-async def test_it_goes_with_its_results_and_its_receipt(made: Intake) -> None:
+async def test_deleted_run_takes_its_results_and_receipt_with_it(made: Intake) -> None:
     run = await ended(made)
     await made.system.user("GET", f"/v1/jobs/{run['job_id']}/receipt")
     assert (await made.system.user("DELETE", f"/v1/jobs/{run['job_id']}")).status_code == 200

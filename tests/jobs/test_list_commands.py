@@ -14,8 +14,8 @@ from interlock.cli.app import execute
 from interlock.client import Client
 from interlock.wire.jobs import ListFormat
 from tests.conftest import copied
-from tests.support.ingests import Intake, intake
 from tests.support.s3 import S3
+from tests.support.staged_lists import Intake, intake
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ async def test_an_open_run_is_added_to_and_closed(connected: Intake, capsys: pyt
     assert (code, "accepts no more tasks" in said) == (1, True), said
 
 
-async def test_what_does_not_go_together_is_a_mistake_of_usage(
+async def test_conflicting_options_are_a_usage_error(
     connected: Intake, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "list"
@@ -81,7 +81,7 @@ async def test_what_does_not_go_together_is_a_mistake_of_usage(
         assert (code, "--file cannot be combined with" in said) == (2, True), said
 
 
-async def test_a_long_file_is_put_in_parts_and_its_progress_told(connected: Intake, tmp_path: Path) -> None:
+async def test_long_file_is_uploaded_in_parts_with_progress(connected: Intake, tmp_path: Path) -> None:
     file = tmp_path / "list"
     file.write_bytes(b"".join(b"%d\n" % n for n in range(1000)))
     told: list[tuple[int, int]] = []

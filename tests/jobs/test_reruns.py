@@ -17,7 +17,7 @@ from interlock.jobs.submission import RunSettings
 from interlock.wire.access import KeyRequest, Role
 from tests.conftest import copied
 from tests.jobs.test_receipts import mixed
-from tests.support.ingests import Intake, intake
+from tests.support.staged_lists import Intake, intake
 from tests.support.system import System, fence
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from interlock.clock import ManualClock
-from tests.support.shards import submit_sharded
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System, fence
 
 TASKS = [{"n": n} for n in range(250)]
@@ -48,7 +48,7 @@ async def messages(system: System) -> int:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shard 0", "own shard"])
-async def test_a_paused_run_begins_nothing_and_its_messages_do_not_go_round(still: System, own: bool) -> None:
+async def test_paused_run_starts_nothing_and_redelivers_no_messages(still: System, own: bool) -> None:
     run = await submitted(still, own, TASKS)
     begun = await still.claim_many(run_id=run["run_id"], start=0, end=9)
     assert (await control(still, run, "pause"))["state"] == "Paused"
@@ -80,7 +80,7 @@ async def test_a_single_task_of_a_paused_run_is_not_due(still: System) -> None:
     assert (await still.claim(task_id))["status"] == "Claimed"
 
 
-async def test_a_run_of_a_runtime_without_a_queue_goes_on_when_it_is_resumed(still: System) -> None:
+async def test_resumed_run_of_a_runtime_without_a_queue_continues(still: System) -> None:
     run = await still.submit([{"n": 1}, {"n": 2}], runtime="dispatcher")
     await control(still, run, "pause")
     await still.settle()
@@ -130,7 +130,7 @@ async def test_a_job_is_deleted_in_every_state_and_leaves_nothing(still: System,
         assert (await still.complete(others[0])).status_code == 409
 
 
-async def test_a_deletion_goes_on_where_it_was_interrupted(still: System) -> None:
+async def test_interrupted_deletion_resumes(still: System) -> None:
     """The shard is deleted but the run is not: the next pass finishes the deletion."""
     run = await submit_sharded(still, TASKS[:5])
     shard = await still.value("select shard from interlock.runs where run_id = $1", UUID(run["run_id"]))
@@ -141,7 +141,7 @@ async def test_a_deletion_goes_on_where_it_was_interrupted(still: System) -> Non
     assert await still.value("select count(*) from interlock.runs") == 0
 
 
-async def test_what_has_expired_in_a_shard_of_its_own_goes_with_the_shard(still: System, clock: ManualClock) -> None:
+async def test_expired_run_is_deleted_with_its_shard(still: System, clock: ManualClock) -> None:
     run = await submit_sharded(still, TASKS[:5])
     for claim in (await still.claim_many(run_id=run["run_id"], start=0, end=4))["claims"]:
         await still.complete(claim)
@@ -155,7 +155,7 @@ async def test_what_has_expired_in_a_shard_of_its_own_goes_with_the_shard(still:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shard 0", "own shard"])
-async def test_a_run_past_its_deadline_is_stopped_and_says_so(still: System, clock: ManualClock, own: bool) -> None:
+async def test_run_past_its_deadline_is_stopped_with_a_reason(still: System, clock: ManualClock, own: bool) -> None:
     run = await submitted(still, own, TASKS, limits={"deadline_seconds": 60})
     (claim,) = (await still.claim_many(run_id=run["run_id"], start=0, end=0))["claims"]
     await still.complete(claim)
@@ -192,7 +192,7 @@ async def test_a_run_with_more_failures_than_it_tolerates_is_stopped(still: Syst
     assert seen["reason"] == "2 of 10 tasks have failed for good; the run tolerates a share of 0.1"
 
 
-async def test_a_job_of_a_dag_is_not_deleted_by_itself(still: System) -> None:
+async def test_job_of_a_dag_cannot_be_deleted_alone(still: System) -> None:
     run = await still.submit([{"n": 1}], name="part")
     await still.value("update interlock.jobs set dag_name = 'whole' where job_id = $1", UUID(run["job_id"]))
     refused = await still.user("DELETE", f"/v1/jobs/{run['job_id']}")

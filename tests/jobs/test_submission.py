@@ -44,7 +44,7 @@ def _disarmed() -> Iterator[None]:
     failpoints.disarm("submit.before_commit")
 
 
-async def test_a_submission_answers_to_the_letter(still: System) -> None:
+async def test_submission_reply_is_exact(still: System) -> None:
     reply = await post(still, tasks=[{"url": "a"}, {"url": "b"}], name="crawl")
     assert reply.status_code == 201
     body = reply.json()
@@ -122,20 +122,20 @@ async def test_a_key_belongs_to_its_org(still: System) -> None:
     assert (await rows(still))["jobs"] == 2
 
 
-async def test_twenty_requests_with_one_key_at_once_make_one_job(still: System) -> None:
+async def test_concurrent_requests_with_one_key_create_one_job(still: System) -> None:
     replies = await asyncio.gather(*(post(still, "burst", tasks=[1, 2, 3]) for _ in range(20)))
     assert {reply.status_code for reply in replies} == {201}
     assert len({reply.content for reply in replies}) == 1
     assert (await rows(still))["tasks"] == 3
 
 
-async def test_requests_at_once_with_one_key_and_two_bodies_have_one_winner(still: System) -> None:
+async def test_concurrent_bodies_with_one_key_have_one_winner(still: System) -> None:
     replies = await asyncio.gather(*(post(still, "burst", tasks=[n % 2]) for n in range(20)))
     assert Counter(reply.status_code for reply in replies) == {201: 10, 409: 10}
     assert (await rows(still))["jobs"] == 1
 
 
-async def test_a_key_is_forgotten_after_its_time(still: System, clock: ManualClock) -> None:
+async def test_idempotency_key_expires(still: System, clock: ManualClock) -> None:
     first = await post(still, "k1")
     clock.advance(24 * 3600 - 1)
     assert (await post(still, "k1")).content == first.content
@@ -151,7 +151,7 @@ async def test_a_refused_request_does_not_use_up_its_key(still: System) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])
-async def test_a_key_of_no_sensible_length_is_refused(shared: System, key: str) -> None:
+async def test_idempotency_key_of_invalid_length_is_refused(shared: System, key: str) -> None:
     assert (await post(shared, key)).status_code == 400
 
 
@@ -169,7 +169,7 @@ async def test_a_named_job_is_posted_to_again(still: System) -> None:
     assert len((await still.user("GET", "/v1/tasks?job=crawl")).json()["tasks"]) == 3
 
 
-async def test_another_definition_under_the_same_name_must_be_asked_for(still: System) -> None:
+async def test_changed_definition_of_a_named_job_must_be_requested(still: System) -> None:
     first = (await post(still, name="crawl", policy={"max_attempts": 3})).json()
     reply = await post(still, name="crawl", policy={"max_attempts": 4})
     assert (reply.status_code, reply.json()["code"]) == (409, "job_differs")
@@ -180,7 +180,7 @@ async def test_another_definition_under_the_same_name_must_be_asked_for(still: S
     assert (await still.user("GET", "/v1/jobs/crawl")).json()["policy"]["max_attempts"] == 4
 
 
-async def test_a_claim_runs_the_definition_of_its_moment(still: System) -> None:
+async def test_claim_uses_the_current_definition(still: System) -> None:
     old = (await post(still, name="crawl", config={"v": 1}, tasks=[1, 2])).json()
     ids = await still.task_ids(old["run_id"])
     assert (await still.claim(ids[0]))["task"]["config"] == {"v": 1}
@@ -203,7 +203,7 @@ async def test_first_posts_to_one_name_at_once_make_one_job(still: System) -> No
     assert (await rows(still))["tasks"] == 12
 
 
-async def test_an_unknown_name_without_an_operator_says_what_is_missing(shared: System) -> None:
+async def test_unknown_name_without_an_operator_reports_what_is_missing(shared: System) -> None:
     reply = await post(shared, name="never-posted", operator=...)
     assert reply.status_code == 404
     assert "operator" in reply.json()["detail"]
@@ -214,7 +214,7 @@ async def test_an_unknown_name_without_an_operator_says_what_is_missing(shared: 
 # Dedupe
 
 
-async def test_dedupe_by_leaves_out_what_the_job_has_seen(still: System) -> None:
+async def test_dedupe_by_skips_known_items(still: System) -> None:
     tasks = [{"url": "a"}, {"url": "b"}, {"url": "a"}]
     first = (await post(still, name="crawl", tasks=tasks, dedupe_by="/url")).json()
     assert (first["total"], first["deduplicated"]) == (2, 1)
@@ -295,7 +295,7 @@ async def test_a_pointer_follows_rfc_6901(still: System, payload: Any, pointer: 
 
 
 @pytest.mark.parametrize("limits", [{"sync_threshold": 3, "batch_limit": 3, "payload_limit_bytes": 1024}])
-async def test_too_many_or_too_large_is_413_and_says_the_limit(
+async def test_oversized_submission_gets_413_with_the_limit(
     state_url: str, tmp_path: Path, limits: dict[str, Any]
 ) -> None:
     async with running(state_url, tmp_path, **limits) as system:
@@ -371,7 +371,7 @@ async def test_a_payload_that_is_not_utf_8_is_refused_by_its_place(shared: Syste
         ({"config": {"a": ["\x00"]}}, "bad_config"),
     ],
 )
-async def test_a_definition_that_cannot_run_is_refused(shared: System, body: dict[str, Any], code: str) -> None:
+async def test_invalid_definition_is_refused(shared: System, body: dict[str, Any], code: str) -> None:
     reply = await post(shared, **body)
     assert (reply.status_code, reply.json()["code"]) == (400, code), reply.text
 

@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
-_RULES = ("doors", "loops", "machine", "messages", "rows", "users", "workers")
+_RULES = (
+    "submission_rules",
+    "loop_rules",
+    "state_machine",
+    "queue_rules",
+    "table_checks",
+    "user_rules",
+    "worker_rules",
+)
 pytest.register_assert_rewrite(*(f"tests.model.{name}" for name in _RULES))
 
-from tests.model.world import World, opened  # noqa: E402 - what is imported before that call is not rewritten
+from tests.model.dispatchers import World, opened  # noqa: E402 - what is imported before that call is not rewritten
 
 
 @pytest.fixture

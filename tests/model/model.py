@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from interlock.clock import ManualClock
-from tests.model.parts import Definition, Hold, Job, Past, Report, Run, Task, Verdict
+from tests.model.model_types import Definition, Hold, Job, Past, Report, Run, Task, Verdict
 
 
 @dataclass

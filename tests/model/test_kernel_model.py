@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.model.faults import FAULTS, Fault
-from tests.model.machine import KernelMachine
-from tests.model.world import World
+from tests.model.dispatchers import World
+from tests.model.planted_faults import FAULTS, Fault
+from tests.model.state_machine import KernelMachine
 
 _EXAMPLES = os.environ.get("INTERLOCK_MODEL_EXAMPLES")
 """If unset: the same examples every time, for CI. If set: this many examples, different each time."""

@@ -34,7 +34,7 @@ from interlock.outbound.failures import (
     Unreachable,
 )
 from interlock.settings import load
-from tests.support.strangers import NAME, SILENCE, Stranger, answer, chunked, identity, stranger
+from tests.support.third_party_servers import NAME, SILENCE, Stranger, answer, chunked, identity, stranger
 
 HERE = Exceptions.read(["127.0.0.1"])
 PUBLIC = "93.184.215.14"
@@ -85,24 +85,24 @@ async def ask(url: str, bounds: Bounds = FOLLOW, *, guard: Guard | None = None, 
         *("fe80::1%eth0", "fec0::1", "ff02::1", "100::1", "3fff::1", "5f00::1", "4000::1"),
     ],
 )
-def test_an_address_that_is_not_public_is_refused(address: str) -> None:
+def test_non_public_address_is_refused(address: str) -> None:
     assert why_refused(ip_address(address)) is not None
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", PUBLIC, "172.15.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450::1"])
-def test_a_public_address_is_not(address: str) -> None:
+def test_public_address_is_allowed(address: str) -> None:
     assert why_refused(ip_address(address)) is None
 
 
 @given(st.ip_addresses(v=4))
-def test_no_ipv4_address_gets_through_in_disguise(address: IPv4Address) -> None:
+def test_ipv4_address_embedded_in_ipv6_is_refused(address: IPv4Address) -> None:
     for disguise in (0xFFFF << 32, 0, 0x64FF9B << 96, 0x64FF9B0001 << 80):
         assert why_refused(IPv6Address(disguise | int(address))) is not None
     assert why_refused(IPv6Address((0x2002 << 112) | (int(address) << 80))) is not None
 
 
 @given(st.ip_addresses())
-def test_whatever_is_not_global_is_refused(address: IPv4Address | IPv6Address) -> None:
+def test_any_non_global_address_is_refused(address: IPv4Address | IPv6Address) -> None:
     assert address.is_global or why_refused(address) is not None
 
 
@@ -120,20 +120,20 @@ def test_whatever_is_not_global_is_refused(address: IPv4Address | IPv6Address) -
         "LocalHost.",
     ],
 )
-async def test_however_loopback_is_written_nothing_is_connected_to(host: str, there: Stranger) -> None:
+async def test_loopback_is_refused_in_every_spelling(host: str, there: Stranger) -> None:
     with pytest.raises((AddressRefused, NameUnknown, BadUrl)):
         await ask(there.url("/", host), guard=Guard())
     assert there.asked == []
 
 
 @pytest.mark.parametrize("addresses", [["10.0.0.1"], [PUBLIC, "10.0.0.1"], ["10.0.0.1", PUBLIC], ["fd00::1", PUBLIC]])
-async def test_a_name_with_one_address_that_is_refused_is_refused(addresses: list[str]) -> None:
+async def test_name_with_one_refused_address_is_refused(addresses: list[str]) -> None:
     guard = Guard(resolve=Names(some_test=[addresses]))
     with pytest.raises(AddressRefused, match=r"some\.test resolves to an address that is private.*outbound_allow"):
         await guard.addresses("some.test", 80)
 
 
-async def test_exceptions_are_networks_names_and_all_names_under_one() -> None:
+async def test_exceptions_may_be_networks_names_or_domains() -> None:
     names = Names(a_test=[["10.1.2.3"]], b_hooks_test=[["10.9.9.9"]], hooks_test=[["10.9.9.9"]], c_test=[["10.2.2.3"]])
     guard = Guard(Exceptions.read(["10.1.0.0/16", "*.hooks.test"]), resolve=names)
     assert await guard.addresses("a.test", 80) == [ip_address("10.1.2.3")]
@@ -154,17 +154,17 @@ async def test_exceptions_are_networks_names_and_all_names_under_one() -> None:
         ({"outbound_proxy": "https://proxy:3128"}, "http://host:port"),
     ],
 )
-def test_a_setting_that_says_nothing_stops_the_start_with_what_to_write(given: dict[str, Any], told: str) -> None:
+def test_invalid_exception_setting_stops_the_start_with_advice(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         load(**given)
 
 
-async def test_a_port_that_is_not_listed_is_refused(there: Stranger) -> None:
+async def test_unlisted_port_is_refused(there: Stranger) -> None:
     with pytest.raises(AddressRefused, match="443"):
         await ask(there.url("/"), guard=Guard(HERE, ports=[443]))
 
 
-async def test_a_name_that_leads_elsewhere_a_moment_later_gains_nothing(there: Stranger) -> None:
+async def test_dns_rebinding_does_not_change_the_checked_address(there: Stranger) -> None:
     names = Names(moves_test=[["127.0.0.1"], ["127.0.0.2"]])
     guard = Guard(HERE, resolve=names)
     there.says("/", answer(b"hello"))
@@ -176,7 +176,7 @@ async def test_a_name_that_leads_elsewhere_a_moment_later_gains_nothing(there: S
     assert len(there.asked) == 1
 
 
-async def test_a_client_that_asks_for_another_name_or_socket_than_was_checked_gets_none() -> None:
+async def test_only_the_checked_name_and_address_can_be_connected_to() -> None:
     """Holds for anything that the client library does between the check and the connection."""
 
     async def found() -> list[Address]:
@@ -193,7 +193,7 @@ async def test_a_client_that_asks_for_another_name_or_socket_than_was_checked_ge
     route.open((socket.AF_INET, socket.SOCK_STREAM, 0, "", (PUBLIC, 443))).close()
 
 
-async def test_every_hop_of_a_redirect_is_checked_again(there: Stranger) -> None:
+async def test_every_redirect_hop_is_checked(there: Stranger) -> None:
     names = Names(moves_test=[["127.0.0.1"], ["127.0.0.2"]])
     there.says("/", answer(status=302, location="/there"))
     with pytest.raises(AddressRefused):
@@ -201,7 +201,7 @@ async def test_every_hop_of_a_redirect_is_checked_again(there: Stranger) -> None
     assert there.targets() == ["/"]
 
 
-async def test_a_kept_sender_checks_the_name_again_for_each_connection(there: Stranger) -> None:
+async def test_reused_sender_checks_the_name_for_each_connection(there: Stranger) -> None:
     """The server of this test closes each connection, so that the second exchange needs a new one."""
     names = Names(moves_test=[["127.0.0.1"], ["127.0.0.1"], ["127.0.0.2"]])
     there.says("/", answer(b"first"))
@@ -215,7 +215,7 @@ async def test_a_kept_sender_checks_the_name_again_for_each_connection(there: St
     assert there.targets() == ["/"]
 
 
-async def test_an_exception_with_a_port_allows_that_port_alone() -> None:
+async def test_exception_with_a_port_allows_only_that_port() -> None:
     guard = Guard(
         Exceptions.read(["10.0.0.1:8545", "[fd00::1]:8545", "node.test:8545"]), resolve=Names(node_test=[["10.9.9.9"]])
     )
@@ -226,7 +226,7 @@ async def test_an_exception_with_a_port_allows_that_port_alone() -> None:
 
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:{port}/secret", "http://169.254.169.254/latest", "//10.0.0.1/"])
-async def test_a_redirect_to_an_address_that_is_refused_is_not_followed(where: str, there: Stranger) -> None:
+async def test_redirect_to_a_refused_address_is_not_followed(where: str, there: Stranger) -> None:
     guard = Guard(Exceptions.read(["open.test"]), resolve=Names(open_test=[["127.0.0.1"]]))
     there.says("/", answer(status=302, location=where.format(port=there.port)))
     with pytest.raises(AddressRefused):
@@ -235,7 +235,7 @@ async def test_a_redirect_to_an_address_that_is_refused_is_not_followed(where: s
 
 
 @pytest.mark.parametrize("where", ["file:///etc/passwd", "gopher://127.0.0.1/", "http://u:p@127.0.0.1/", "http://["])
-async def test_a_redirect_to_what_is_no_web_address_is_a_bad_reply(where: str, there: Stranger) -> None:
+async def test_redirect_to_an_invalid_url_is_a_bad_reply(where: str, there: Stranger) -> None:
     there.says("/", answer(status=301, location=where))
     with pytest.raises(BadReply, match="redirects to an invalid URL"):
         await ask(there.url("/"))
@@ -256,7 +256,7 @@ async def test_a_redirect_to_what_is_no_web_address_is_a_bad_reply(where: str, t
         *("http://a.test/\r\nX: y", "http://a.test:99999/", "http://a\\@b/", "http://a.test/" + "x" * 8000),
     ],
 )
-async def test_what_is_no_web_address_is_refused_unasked(url: str) -> None:
+async def test_invalid_url_is_refused_without_a_request(url: str) -> None:
     with pytest.raises(BadUrl):
         await ask(url)
 
@@ -264,7 +264,7 @@ async def test_what_is_no_web_address_is_refused_unasked(url: str) -> None:
 # Redirects
 
 
-async def test_redirects_are_followed_only_where_wanted(there: Stranger) -> None:
+async def test_redirects_are_followed_only_on_request(there: Stranger) -> None:
     there.says("/", answer(status=307, location="next?x=1#part"))
     there.says("/next", answer(b"arrived"))
     reply = await ask(there.url("/"))
@@ -272,7 +272,7 @@ async def test_redirects_are_followed_only_where_wanted(there: Stranger) -> None
     assert (await ask(there.url("/"), Bounds())).status == 307
 
 
-async def test_a_loop_of_redirects_ends(there: Stranger) -> None:
+async def test_redirect_loop_is_limited(there: Stranger) -> None:
     there.says("/", answer(status=302, location="/"))
     with pytest.raises(TooManyRedirects):
         await ask(there.url("/"))
@@ -280,9 +280,7 @@ async def test_a_loop_of_redirects_ends(there: Stranger) -> None:
 
 
 @pytest.mark.parametrize(("status", "method", "body"), [(303, "GET", b""), (302, "GET", b""), (307, "POST", b"data")])
-async def test_what_was_posted_is_posted_again_only_by_307_and_308(
-    status: int, method: str, body: bytes, there: Stranger
-) -> None:
+async def test_post_is_repeated_only_by_307_and_308(status: int, method: str, body: bytes, there: Stranger) -> None:
     there.says("/", answer(status=status, location="/next"))
     await ask(there.url("/"), method="POST", body=b"data", headers={"Content-Type": "text/plain"})
     last = there.asked[-1]
@@ -290,7 +288,7 @@ async def test_what_was_posted_is_posted_again_only_by_307_and_308(
     assert ("text/plain" in last.headers.get("content-type", "")) == bool(body)
 
 
-async def test_credentials_stay_with_the_origin_they_were_meant_for(there: Stranger) -> None:
+async def test_credentials_are_not_sent_to_another_origin(there: Stranger) -> None:
     async with stranger() as other:
         there.says("/", answer(status=302, location="/here"))
         there.says("/here", answer(status=302, location=other.url("/")))
@@ -303,7 +301,7 @@ async def test_credentials_stay_with_the_origin_they_were_meant_for(there: Stran
 # Hostile servers
 
 
-async def test_silence_ends_in_time(there: Stranger) -> None:
+async def test_silent_server_times_out(there: Stranger) -> None:
     there.says("/", SILENCE)
     with pytest.raises(TooSlow, match=r"0\.05 s"):
         await ask(there.url("/"), Bounds(seconds=0.05))
@@ -318,7 +316,7 @@ async def test_silence_ends_in_time(there: Stranger) -> None:
         answer(zlib.compress(b"x" * 5_000), content_encoding="deflate"),
     ],
 )
-async def test_more_than_was_wanted_is_refused_or_cut(said: bytes, there: Stranger) -> None:
+async def test_oversized_reply_is_refused_or_truncated(said: bytes, there: Stranger) -> None:
     there.says("/", said)
     with pytest.raises(ReplyTooLarge, match="more than 4999 bytes"):
         await ask(there.url("/"), Bounds(reply_bytes=4_999))
@@ -326,7 +324,7 @@ async def test_more_than_was_wanted_is_refused_or_cut(said: bytes, there: Strang
     assert (await ask(there.url("/"), Bounds(reply_bytes=100, cut=True))).body == b"x" * 100
 
 
-async def test_a_gzip_bomb_costs_no_more_than_its_bound(there: Stranger) -> None:
+async def test_gzip_bomb_is_decompressed_only_up_to_the_limit(there: Stranger) -> None:
     bomb = gzip.compress(bytes(64 << 20), compresslevel=1)
     assert len(bomb) < 1 << 20
     there.says("/", answer(bomb, content_encoding="gzip"))
@@ -346,7 +344,7 @@ PACKED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 @pytest.mark.parametrize("packing", PACKED)
-async def test_a_packed_reply_is_unpacked(packing: str, there: Stranger) -> None:
+async def test_compressed_reply_is_decompressed(packing: str, there: Stranger) -> None:
     name, pack = PACKED[packing]
     said = b"what was said, " * 9_000
     packed = pack(said)
@@ -369,25 +367,25 @@ async def test_a_packed_reply_is_unpacked(packing: str, there: Stranger) -> None
         b"HTTP/1.1 200 Said\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
-async def test_a_reply_that_ends_early_or_is_none_is_told_apart(said: bytes, there: Stranger) -> None:
+async def test_truncated_and_invalid_replies_are_distinguished(said: bytes, there: Stranger) -> None:
     there.says("/", said)
     with pytest.raises(BadReply):
         await ask(there.url("/"))
 
 
-async def test_a_server_that_is_away_or_hangs_up_is_unreachable(there: Stranger) -> None:
+async def test_closed_port_or_connection_is_unreachable(there: Stranger) -> None:
     there.says("/", b"\r\n")
     for url in (there.url("/"), "http://127.0.0.1:1/"):
         with pytest.raises(Unreachable):
             await ask(url)
 
 
-async def test_a_name_that_nobody_knows_is_told_apart() -> None:
+async def test_unknown_name_has_its_own_error() -> None:
     with pytest.raises(NameUnknown, match=r"nobody\.test cannot be resolved \(Name or service not known\)"):
         await ask("http://nobody.test/", guard=Guard(resolve=Names()))
 
 
-async def test_what_an_error_says_never_holds_the_path(there: Stranger) -> None:
+async def test_error_message_never_contains_the_path(there: Stranger) -> None:
     there.says("/key-123", answer(b"x" * 100), SILENCE, b"bad")
     for bounds in (Bounds(reply_bytes=1), Bounds(seconds=0.05), Bounds()):
         with pytest.raises(OutboundFailed) as failed:
@@ -399,7 +397,7 @@ async def test_what_an_error_says_never_holds_the_path(there: Stranger) -> None:
 # TLS
 
 
-async def test_the_certificate_is_that_of_the_name_while_the_connection_is_to_the_checked_address(pem: Path) -> None:
+async def test_certificate_is_checked_by_name_on_the_checked_address(pem: Path) -> None:
     guard = Guard(HERE, resolve=Names(stranger_test=[["127.0.0.1"]], other_test=[["127.0.0.1"]]))
     trust = ssl.create_default_context(cafile=str(pem))
     async with stranger(pem) as secure:
@@ -412,7 +410,7 @@ async def test_the_certificate_is_that_of_the_name_while_the_connection_is_to_th
             await Sender(guard).send(Request(secure.url("/", NAME)), FOLLOW)
 
 
-async def test_a_server_that_speaks_no_tls_is_told_apart() -> None:
+async def test_server_without_tls_has_its_own_error() -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail.test ESMTP\r\n")
         writer.close()
@@ -431,7 +429,7 @@ def through(proxy: Stranger, *, trusted: bool = True, guard: Guard | None = None
     )
 
 
-async def test_a_proxy_is_asked_for_plain_http_by_the_whole_url(there: Stranger) -> None:
+async def test_proxy_gets_the_full_url_for_plain_http(there: Stranger) -> None:
     there.says("http://inside.test/page", answer(b"from afar"))
     reply = await through(there).send(Request("http://inside.test/page?q=1", headers={"X-A": "b"}), FOLLOW)
     (asked,) = there.asked
@@ -440,7 +438,7 @@ async def test_a_proxy_is_asked_for_plain_http_by_the_whole_url(there: Stranger)
     assert asked.headers["proxy-authorization"] == "Basic bWU6c2VjcmV0"
 
 
-async def test_a_proxy_connects_through_for_https_and_sees_nothing(there: Stranger, pem: Path) -> None:
+async def test_proxy_tunnels_https_without_seeing_its_content(there: Stranger, pem: Path) -> None:
     async with stranger(pem) as secure:
         secure.says("/key", answer(b"secret"))
         there.tunnels[f"{NAME}:443"] = secure.port
@@ -451,7 +449,7 @@ async def test_a_proxy_connects_through_for_https_and_sees_nothing(there: Strang
     assert "proxy-authorization" not in secure.asked[0].headers
 
 
-async def test_a_proxy_is_no_way_around_the_check(there: Stranger) -> None:
+async def test_proxy_does_not_bypass_the_address_check(there: Stranger) -> None:
     names = Names(inside_test=[["10.0.0.1"]])
     for url in ("http://127.0.0.1/", "http://169.254.169.254/latest", "https://inside.test/"):
         with pytest.raises(AddressRefused):
@@ -461,7 +459,7 @@ async def test_a_proxy_is_no_way_around_the_check(there: Stranger) -> None:
     assert there.asked == []
 
 
-async def test_a_proxy_that_refuses_or_is_away_is_told_apart(there: Stranger) -> None:
+async def test_refusing_and_unreachable_proxies_are_distinguished(there: Stranger) -> None:
     with pytest.raises(ProxyFailed, match="403"):
         await through(there).send(Request("https://closed.test/"), FOLLOW)
     with pytest.raises(ProxyFailed, match="Cannot connect to the proxy"):

@@ -31,7 +31,7 @@ from tests.plans import (
     webhooks,
 )
 from tests.plans.expectations import Bounded, Exempt, Live
-from tests.plans.measuring import Touched, prepare, statements, touched
+from tests.plans.measurement import Touched, prepare, statements, touched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

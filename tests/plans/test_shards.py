@@ -12,7 +12,7 @@ import pytest
 from interlock.stores.postgres import SHARD, Database, in_shard, queries
 from tests.conftest import copied
 from tests.plans.expectations import Bounded
-from tests.plans.measuring import Statement, Touched, prepare, touched
+from tests.plans.measurement import Statement, Touched, prepare, touched
 from tests.plans.test_plans import CASES, HERE, LITTLE, STATEMENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -33,12 +33,21 @@ from interlock.wire.access import KeyRequest, Role
 from interlock.wire.queries import QueryMode
 from tests.cli.test_cli import Terminal
 from tests.conftest import copied
+from tests.support.block_followers import data_database
+from tests.support.dataset_files import path_of
 from tests.support.datasets import deploy, stranger
-from tests.support.files import path_of
-from tests.support.followers import data_database
-from tests.support.issuer import Publisher, publishing
-from tests.support.patience import eventually
-from tests.support.queries import DAG, Site, bring, fill_hot_table, listening, querying, reader_of, version_of
+from tests.support.identity_provider import Publisher, publishing
+from tests.support.polls import eventually
+from tests.support.query_service import (
+    DAG,
+    QuerySystem,
+    bring,
+    fill_hot_table,
+    listening,
+    querying,
+    reader_of,
+    version_of,
+)
 from tests.support.system import System, fence, running, until
 
 KEYS = "/internal/jwks/task"
@@ -56,7 +65,9 @@ LIMITS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-async def site(postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+async def site(
+    postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[QuerySystem]:
     """Blocks 0-29 in three files, and ten rows of a hot table."""
     async with copied(postgres_url, template) as url, data_database(postgres_url) as data_url:
         readable = as_role(data_url, await make_query_role(data_url))
@@ -72,13 +83,13 @@ async def site(postgres_url: str, template: str, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="module")
-async def hurried(site: Site) -> AsyncIterator[Site]:
+async def hurried(site: QuerySystem) -> AsyncIterator[QuerySystem]:
     """A second service, with a query timeout of one second."""
     async with querying(site.system, site.data_url, query_timeout_seconds=1.0) as hurried:
         yield hurried
 
 
-async def test_a_published_name_is_a_relation_and_columns_come_with_their_types(site: Site) -> None:
+async def test_published_name_is_a_relation_with_typed_columns(site: QuerySystem) -> None:
     reply = await site.ask("select block_number, reward from blocks where block_number between 8 and 11 order by 1")
     assert reply.status_code == 200, reply.text
     answer = reply.json()
@@ -93,12 +104,12 @@ async def test_a_published_name_is_a_relation_and_columns_come_with_their_types(
 
 
 @pytest.mark.parametrize("relation", ['"chain:feed:blocks"', '"chain/feed/blocks"', "Blocks", "{uuid}"])
-async def test_a_dataset_has_several_names(site: Site, relation: str) -> None:
+async def test_a_dataset_has_several_names(site: QuerySystem, relation: str) -> None:
     uuid = await site.system.value("select dataset_uuid from interlock.datasets where job_name = 'feed'")
     assert await site.rows(f"select count(*) from {relation}".replace("{uuid}", f'"{uuid}"')) == [[30]]
 
 
-async def test_listed_datasets_are_all_there_is_and_outputs_have_their_short_names(site: Site) -> None:
+async def test_only_listed_datasets_are_visible_under_short_names(site: QuerySystem) -> None:
     listed = ["chain:feed:blocks"]
     assert await site.rows("select max(block_number) from blocks", datasets=listed) == [[29]]
     refused = await site.ask("select * from hot_logs", datasets=listed)
@@ -108,7 +119,7 @@ async def test_listed_datasets_are_all_there_is_and_outputs_have_their_short_nam
     assert "dag:job:output" in unknown.json()["detail"]
 
 
-async def test_files_and_tables_are_joined_in_one_statement(site: Site) -> None:
+async def test_files_and_tables_are_joined_in_one_statement(site: QuerySystem) -> None:
     sql = "select b.miner, count(*), max(l.topic) from blocks b join hot_logs l using (block_number) group by 1"
     assert await site.rows(f"{sql} order by 1") == [
         ["miner 0", 3, "topic 1"],
@@ -119,12 +130,12 @@ async def test_files_and_tables_are_joined_in_one_statement(site: Site) -> None:
     assert exact == [[str(7 * 10**30)]]
 
 
-async def test_what_is_not_committed_is_not_there(site: Site) -> None:
+async def test_uncommitted_rows_are_not_visible(site: QuerySystem) -> None:
     await bring(site.system, 900, 909, commit=False)
     assert await site.rows("select count(*), max(block_number) from blocks") == [[30, 29]]
 
 
-async def test_a_stream_of_csv_has_all_rows_and_a_header(site: Site) -> None:
+async def test_csv_stream_has_a_header_and_all_rows(site: QuerySystem) -> None:
     sql = "select a.block_number, null as nothing, a.miner from blocks a, blocks b order by 1"
     reply = await site.ask(sql, format="csv")
     assert reply.headers["content-type"] == "text/csv; charset=utf-8"
@@ -135,7 +146,7 @@ async def test_a_stream_of_csv_has_all_rows_and_a_header(site: Site) -> None:
     assert (record["outcome"], record["row_count"], record["truncated"]) == ("Completed", 900, False)
 
 
-async def test_a_stream_of_arrow_is_read_by_arrow(site: Site) -> None:
+async def test_arrow_stream_is_readable_by_pyarrow(site: QuerySystem) -> None:
     reply = await site.ask("select block_number, reward from blocks order by 1", format="arrow")
     assert reply.headers["content-type"] == "application/vnd.apache.arrow.stream"
     table = pa.ipc.open_stream(reply.content).read_all()
@@ -144,7 +155,7 @@ async def test_a_stream_of_arrow_is_read_by_arrow(site: Site) -> None:
     assert pa.ipc.open_stream(limited.content).read_all().num_rows == 3
 
 
-async def test_rows_and_bytes_past_the_limits_are_left_out_and_said_so(site: Site) -> None:
+async def test_result_over_row_or_byte_limit_is_marked_truncated(site: QuerySystem) -> None:
     many = (await site.ask("select 1 from blocks a, blocks b")).json()
     assert (many["row_count"], len(many["rows"]), many["truncated"]) == (50, 50, True)
     long = (await site.ask("select repeat(miner, 100) from blocks")).json()
@@ -170,7 +181,7 @@ async def test_rows_and_bytes_past_the_limits_are_left_out_and_said_so(site: Sit
         "this is no SQL",
     ],
 )
-async def test_the_gate_refuses_and_the_record_says_so_without_the_statement(site: Site, sql: str) -> None:
+async def test_refusal_is_recorded_without_the_statement(site: QuerySystem, sql: str) -> None:
     reply = await site.ask(sql)
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_query")
     record = await site.newest()
@@ -181,7 +192,7 @@ async def test_the_gate_refuses_and_the_record_says_so_without_the_statement(sit
     assert sql not in kept
 
 
-async def test_another_orgs_datasets_do_not_exist(site: Site) -> None:
+async def test_datasets_of_another_org_are_not_found(site: QuerySystem) -> None:
     key = await stranger(site.system)
     for relation in ("blocks", '"chain:feed:blocks"', f'"{await version_of(site.system, "feed")}"'):
         reply = await site.ask(f"select * from {relation}", key=key)
@@ -193,21 +204,21 @@ async def test_another_orgs_datasets_do_not_exist(site: Site) -> None:
     assert mine not in {query["query_id"] for query in theirs}
 
 
-async def test_a_dataset_published_for_others_is_no_relation_for_this_role(site: Site) -> None:
+async def test_dataset_with_other_read_roles_is_not_a_relation(site: QuerySystem) -> None:
     reader = await reader_of(site.system)
     assert await site.rows("select count(*) from blocks", key=reader) == [[30]]
     assert (await site.ask("select * from secrets", key=reader)).status_code == 400
     assert (await site.ask("select 1", key=reader, datasets=["secrets"])).json()["code"] == "dataset_not_readable"
 
 
-async def test_a_key_without_the_scope_and_no_key_are_refused(site: Site) -> None:
+async def test_a_key_without_the_scope_and_no_key_are_refused(site: QuerySystem) -> None:
     body = {"user": "robot", "role": "reader", "scopes": ["jobs:read"]}
     key = (await site.system.user("POST", "/v1/keys", json=body)).json()["key"]
     assert (await site.ask("select 1", key=key)).status_code == 403
     assert (await site.ask("select 1", key="nonsense")).status_code == 401
 
 
-async def test_the_role_of_the_data_database_reads_tables_of_datasets_and_nothing_else(site: Site) -> None:
+async def test_database_role_reads_only_dataset_tables(site: QuerySystem) -> None:
     url = site.system.kernel.settings.query_data_url
     assert url is not None
     connection = await asyncpg.connect(url.get_secret_value())
@@ -229,12 +240,12 @@ async def test_the_role_of_the_data_database_reads_tables_of_datasets_and_nothin
 
 
 @pytest.fixture
-async def claim(site: Site) -> dict[str, Any]:
+async def claim(site: QuerySystem) -> dict[str, Any]:
     """A running attempt of a job that reads blocks."""
     return await attempt_of(site.system)
 
 
-async def test_an_attempt_queries_its_inputs_by_their_names_and_nothing_else(site: Site, claim: dict[str, Any]) -> None:
+async def test_attempt_queries_only_its_inputs_by_name(site: QuerySystem, claim: dict[str, Any]) -> None:
     reply = await site.ask_as(claim, "select count(*) from blocks")
     assert reply.json()["rows"] == [[30]]
     record = await site.record(reply.json()["query_id"])
@@ -244,7 +255,7 @@ async def test_an_attempt_queries_its_inputs_by_their_names_and_nothing_else(sit
         assert (await site.ask_as(claim, sql)).json()["code"] == "invalid_query"
 
 
-async def test_body_and_token_must_name_the_same_attempt(site: Site, claim: dict[str, Any]) -> None:
+async def test_body_and_token_must_name_the_same_attempt(site: QuerySystem, claim: dict[str, Any]) -> None:
     for other in ({"attempt": 2}, {"task_id": str(uuid4())}):
         reply = await site.ask_as(claim | other, "select 1")
         assert (reply.status_code, reply.json()["code"]) == (403, "token_mismatch")
@@ -253,7 +264,7 @@ async def test_body_and_token_must_name_the_same_attempt(site: Site, claim: dict
     assert (stale.status_code, stale.json()["stale"]) == (409, "lease_token")
 
 
-async def test_an_attempt_that_has_lost_its_lease_reads_nothing(site: Site, claim: dict[str, Any]) -> None:
+async def test_attempt_without_its_lease_reads_nothing(site: QuerySystem, claim: dict[str, Any]) -> None:
     await site.system.value(
         "update interlock.tasks set lease_expires_at = now() - interval '1 second' where task_id = $1",
         UUID(claim["task_id"]),
@@ -277,7 +288,7 @@ async def attempt_of(system: System) -> dict[str, Any]:
 class Apart:
     """The site's service behind a listener whose keys come from a publisher that relays the dispatcher's keys."""
 
-    site: Site
+    site: QuerySystem
     publisher: Publisher
     clock: ManualClock
 
@@ -294,7 +305,7 @@ class Apart:
 
 
 @pytest.fixture
-async def apart(site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Apart]:
+async def apart(site: QuerySystem, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Apart]:
     monkeypatch.setattr(jwks, "PAUSE_SECONDS", 0.05)
     clock = ManualClock()
     async with publishing() as publisher:
@@ -306,9 +317,7 @@ async def apart(site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ap
             yield apart
 
 
-async def test_a_key_that_is_rotated_mid_task_costs_one_look_at_the_published_keys(
-    apart: Apart, claim: dict[str, Any]
-) -> None:
+async def test_key_rotation_during_a_task_causes_one_jwks_fetch(apart: Apart, claim: dict[str, Any]) -> None:
     assert await apart.status(claim) == (200, "")
     await apart.rotate()
     await apart.publish()
@@ -320,9 +329,7 @@ async def test_a_key_that_is_rotated_mid_task_costs_one_look_at_the_published_ke
     assert (await apart.status(claim | {"capability_token": forged}))[0] == 401
 
 
-async def test_without_the_published_keys_known_ones_are_good_for_a_while_and_nobody_is_called_a_forger(
-    apart: Apart, claim: dict[str, Any]
-) -> None:
+async def test_known_keys_outlive_a_jwks_outage_without_false_refusals(apart: Apart, claim: dict[str, Any]) -> None:
     assert await apart.status(claim) == (200, "")
     apart.publisher.away = True
     await apart.rotate()
@@ -338,13 +345,13 @@ async def test_without_the_published_keys_known_ones_are_good_for_a_while_and_no
     assert await apart.status(claim) == (401, "token_expired")
 
 
-async def test_a_task_may_not_start_batch_queries(site: Site, claim: dict[str, Any]) -> None:
+async def test_a_task_may_not_start_batch_queries(site: QuerySystem, claim: dict[str, Any]) -> None:
     for mode in ("batch", "auto"):
         reply = await site.ask_as(claim, "select 1", mode=mode)
         assert (reply.status_code, reply.json()["code"]) == (403, "batch_of_a_task")
 
 
-async def test_an_attempt_exports_under_its_own_prefix(site: Site, claim: dict[str, Any]) -> None:
+async def test_an_attempt_exports_under_its_own_prefix(site: QuerySystem, claim: dict[str, Any]) -> None:
     reply = (await site.ask_as(claim, "select * from blocks order by block_number", export=True)).json()
     prefix = claim["task"]["outputs"][0]["write_prefix"]
     (file,) = reply["export"]["files"]
@@ -355,7 +362,7 @@ async def test_an_attempt_exports_under_its_own_prefix(site: Site, claim: dict[s
 # Exports and batch queries of users
 
 
-async def test_an_export_is_fetched_by_its_signed_address_and_deleted_in_time(site: Site) -> None:
+async def test_export_is_downloaded_by_signed_url_and_expires(site: QuerySystem) -> None:
     reply = (await site.ask("select * from blocks", export=True)).json()
     assert (reply["row_count"], reply["rows"]) == (30, [])
     root = site.system.kernel.access.objects.root
@@ -374,7 +381,9 @@ async def test_an_export_is_fetched_by_its_signed_address_and_deleted_in_time(si
     assert refused.json()["code"] == "export_limit"
 
 
-async def test_a_batch_query_is_a_task_with_pinned_inputs_and_its_result_is_found_by_the_query(site: Site) -> None:
+async def test_batch_query_is_a_task_with_pinned_inputs_and_a_result(
+    site: QuerySystem,
+) -> None:
     system = site.system
     reply = await site.ask("select * from blocks join hot_logs using (block_number)", mode="batch")
     assert reply.status_code == 202, reply.text
@@ -397,7 +406,7 @@ async def test_a_batch_query_is_a_task_with_pinned_inputs_and_its_result_is_foun
     assert (await system.http.get(view["export"]["files"][0]["url"])).content == b"rows"
 
 
-async def test_what_a_task_says_of_files_elsewhere_is_not_signed(site: Site) -> None:
+async def test_reported_files_outside_the_prefix_are_not_signed(site: QuerySystem) -> None:
     reply = (await site.ask("select * from blocks", mode="batch")).json()
     claim = await site.system.claim(reply["task_id"])
     elsewhere = f"{site.system.kernel.access.objects.root}/dataset/of/another"
@@ -406,7 +415,7 @@ async def test_what_a_task_says_of_files_elsewhere_is_not_signed(site: Site) -> 
     assert (await site.system.user("GET", f"/v1/queries/{reply['query_id']}")).status_code == 404
 
 
-async def test_a_query_past_its_limits_becomes_a_batch_task_when_it_may(site: Site, hurried: Site) -> None:
+async def test_query_over_its_limits_becomes_a_batch_task_if_allowed(site: QuerySystem, hurried: QuerySystem) -> None:
     for where, sql in ((hurried, ENDLESS), (site, "select * from blocks a, blocks b")):
         reply = await where.ask(sql, mode="auto")
         assert (reply.status_code, reply.json()["outcome"]) == (202, "Batched")
@@ -415,7 +424,7 @@ async def test_a_query_past_its_limits_becomes_a_batch_task_when_it_may(site: Si
     assert refused.json()["code"] == "invalid_query"
 
 
-async def test_a_job_of_a_batch_query_goes_with_its_run(site: Site) -> None:
+async def test_job_of_a_batch_query_is_deleted_with_its_run(site: QuerySystem) -> None:
     task_id = (await site.ask("select * from blocks", mode="batch")).json()["task_id"]
     claim = await site.system.claim(task_id)
     await site.system.complete(claim, result={"prefix": "", "files": [], "row_count": 0})
@@ -438,7 +447,7 @@ GREEDY = """
 LONG = "select a.* from blocks a, blocks b, blocks c, blocks d, blocks e, blocks f"
 
 
-async def over_limit(site: Site, sql: str) -> str:
+async def over_limit(site: QuerySystem, sql: str) -> str:
     reply = await site.ask(sql)
     assert reply.status_code == 413, reply.text
     assert "batch" in reply.json()["detail"]
@@ -448,15 +457,15 @@ async def over_limit(site: Site, sql: str) -> str:
     return str(record["code"])
 
 
-async def test_a_query_that_runs_for_ever_is_ended_and_its_place_free(hurried: Site) -> None:
+async def test_endless_query_is_ended_and_frees_its_slot(hurried: QuerySystem) -> None:
     assert await over_limit(hurried, ENDLESS) == "query_timeout"
 
 
-async def test_a_query_that_takes_all_memory_is_ended_and_its_place_free(site: Site) -> None:
+async def test_query_over_its_memory_is_ended_and_frees_its_slot(site: QuerySystem) -> None:
     assert await over_limit(site, GREEDY) == "query_memory"
 
 
-async def test_a_reader_that_leaves_mid_stream_frees_its_place(site: Site) -> None:
+async def test_reader_that_disconnects_mid_stream_frees_its_slot(site: QuerySystem) -> None:
     headers = {"Authorization": f"Bearer {site.system.admin_key}"}
     body = {"sql": LONG, "format": "arrow"}
     async with site.system.http.stream("POST", f"{site.url}/v1/query", headers=headers, json=body) as reply:
@@ -467,7 +476,7 @@ async def test_a_reader_that_leaves_mid_stream_frees_its_place(site: Site) -> No
     assert (await site.record(query_id))["outcome"] == "Canceled"
 
 
-async def test_a_caller_that_leaves_while_it_waits_frees_its_place(site: Site) -> None:
+async def test_waiting_caller_that_disconnects_frees_its_slot(site: QuerySystem) -> None:
     (asking,) = await holding(site, 1)
     await leave(asking)
     await site.idle()
@@ -478,7 +487,7 @@ async def test_a_caller_that_leaves_while_it_waits_frees_its_place(site: Site) -
     await until(canceled)
 
 
-async def holding(site: Site, places: int) -> list[asyncio.Task[httpx.Response]]:
+async def holding(site: QuerySystem, places: int) -> list[asyncio.Task[httpx.Response]]:
     """Starts endless queries, and waits until each has a slot."""
     asking = [asyncio.create_task(site.ask(ENDLESS)) for _ in range(places)]
     await eventually(lambda: site.service.places.running == places)
@@ -491,14 +500,14 @@ async def leave(*asking: asyncio.Task[httpx.Response]) -> None:
     await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def test_a_stream_that_goes_past_its_time_breaks_off_instead_of_ending(site: Site, hurried: Site) -> None:
+async def test_stream_past_its_timeout_is_cut_off_and_not_ended(site: QuerySystem, hurried: QuerySystem) -> None:
     if not await broken_off(hurried):
         # This machine is so busy that not even the first row arrived in time.
         async with querying(site.system, site.data_url, query_timeout_seconds=20.0) as patient:
             assert await broken_off(patient)
 
 
-async def broken_off(site: Site) -> bool:
+async def broken_off(site: QuerySystem) -> bool:
     try:
         reply = await site.ask(LONG, format="csv")
     except httpx.RemoteProtocolError:
@@ -509,7 +518,7 @@ async def broken_off(site: Site) -> bool:
     return False
 
 
-async def test_a_killed_statement_is_an_error_and_its_place_free(site: Site) -> None:
+async def test_killed_statement_is_an_error_and_frees_its_slot(site: QuerySystem) -> None:
     asking = asyncio.create_task(site.ask(ENDLESS))
 
     def statement() -> int | None:
@@ -530,7 +539,7 @@ async def test_a_killed_statement_is_an_error_and_its_place_free(site: Site) -> 
     assert await site.rows("select 1") == [[1]]
 
 
-async def test_more_than_there_are_places_get_429_with_a_time_to_come_back(site: Site) -> None:
+async def test_queries_beyond_the_slots_get_429_with_retry_after(site: QuerySystem) -> None:
     asking = await holding(site, LIMITS["query_concurrency"])
     replies = await asyncio.gather(*(site.ask("select 1") for _ in range(4)))
     assert [reply.status_code for reply in replies] == [429] * 4
@@ -544,7 +553,7 @@ async def test_more_than_there_are_places_get_429_with_a_time_to_come_back(site:
     await site.idle()
 
 
-async def test_a_missing_file_is_503(site: Site) -> None:
+async def test_a_missing_file_is_503(site: QuerySystem) -> None:
     await bring(site.system, 100, 109)
     location = await site.system.value("select location from interlock.partitions where range_start = 100")
     path_of(location).rename(path_of(location).with_suffix(".away"))
@@ -556,8 +565,8 @@ async def test_a_missing_file_is_503(site: Site) -> None:
         await site.system.value("delete from interlock.partitions where range_start = 100 returning 1")
 
 
-async def test_without_the_state_database_queries_get_503_and_no_place_is_lost(
-    site: Site, claim: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+async def test_state_database_outage_gives_503_and_leaks_no_slot(
+    site: QuerySystem, claim: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = await asyncpg.create_pool(site.data_url, min_size=0)
     await gone.close()
@@ -570,7 +579,7 @@ async def test_without_the_state_database_queries_get_503_and_no_place_is_lost(
     assert await site.rows("select 1") == [[1]]
 
 
-async def test_an_answer_that_cannot_be_recorded_is_not_given(site: Site) -> None:
+async def test_result_is_withheld_if_it_cannot_be_recorded(site: QuerySystem) -> None:
     async def lose() -> None:
         disarm("query.before_commit")
         raise ConnectionResetError("the state database is gone")
@@ -587,7 +596,7 @@ async def test_an_answer_that_cannot_be_recorded_is_not_given(site: Site) -> Non
 # History
 
 
-async def test_history_is_paged_newest_first(site: Site) -> None:
+async def test_history_is_paged_newest_first(site: QuerySystem) -> None:
     asked = [(await site.ask(f"select {n}")).json()["query_id"] for n in range(5)]
     found: list[str] = []
     cursor = ""
@@ -599,7 +608,7 @@ async def test_history_is_paged_newest_first(site: Site) -> None:
     assert (await site.system.user("GET", "/v1/queries?cursor=x")).json()["code"] == "bad_cursor"
 
 
-async def test_records_of_a_killed_service_are_given_up_and_old_ones_deleted(site: Site) -> None:
+async def test_records_of_a_killed_service_end_and_old_ones_are_deleted(site: QuerySystem) -> None:
     system = site.system
     record = await system.kernel.query.records.open(
         Asker(system.org_id, user="ghost"), QueryMode.INTERACTIVE, "select 1"
@@ -618,7 +627,7 @@ async def test_records_of_a_killed_service_are_given_up_and_old_ones_deleted(sit
     assert (await system.user("GET", f"/v1/queries/{record.query_id}")).status_code == 404
 
 
-async def test_metrics_count_queries_by_outcome(site: Site) -> None:
+async def test_metrics_count_queries_by_outcome(site: QuerySystem) -> None:
     await site.rows("select 1")
     headers = {"Authorization": f"Bearer {site.system.admin_key}"}
     text = (await site.system.http.get(f"{site.url}/metrics", headers=headers)).text
@@ -637,14 +646,14 @@ async def test_metrics_count_queries_by_outcome(site: Site) -> None:
 
 
 @pytest.fixture
-def terminal(site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(site: QuerySystem, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setenv("INTERLOCK_GATEWAY_URL", site.system.gateway_url)
     monkeypatch.setenv("INTERLOCK_QUERY_URL", site.url)
     monkeypatch.setenv("INTERLOCK_API_KEY", site.system.admin_key)
     return Terminal(site.system, capsys)
 
 
-async def test_a_query_is_asked_on_the_command_line(terminal: Terminal, tmp_path: Path) -> None:
+async def test_query_runs_from_the_command_line(terminal: Terminal, tmp_path: Path) -> None:
     said = await terminal("sql", "select block_number, miner from blocks where block_number < 2 order by 1")
     assert said.code == 0, said.err
     assert said.out.splitlines()[0].split() == ["block_number", "miner"]
@@ -677,7 +686,7 @@ async def test_exports_batch_queries_and_history_are_shown(terminal: Terminal) -
         assert (await terminal("sql", *words)).code == 2
 
 
-async def test_an_attempt_asks_through_its_client(site: Site, claim: dict[str, Any]) -> None:
+async def test_attempt_queries_through_its_client(site: QuerySystem, claim: dict[str, Any]) -> None:
     fenced = Fence(UUID(claim["task_id"]), claim["attempt"], UUID(claim["lease_token"]))
     async with TaskClient(site.system.internal_url, claim["capability_token"], fenced, query_url=site.url) as task:
         reply = await task.query("select max(block_number) from blocks")

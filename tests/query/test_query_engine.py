@@ -43,7 +43,7 @@ from interlock.query.engine.tables import UnknownType, duckdb_type
 from interlock.query.statement.protocol import HEADER, MAX_FRAME, Kind
 from interlock.schemas import Column
 from tests.query.corpus import HONEST
-from tests.support.patience import answered, eventually
+from tests.support.polls import answered, eventually
 from tests.support.s3 import S3
 
 ENDLESS = "with recursive r(n) as (select 1 union all select n + 1 from r) select max(n) from r"

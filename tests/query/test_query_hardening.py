@@ -26,7 +26,7 @@ from interlock.query.engine import DataFile, Engine, Files, Limits, QueryJob, Re
 from interlock.query.sql_gate import Scan
 from interlock.settings.query import QUERY_OVERHEAD_MB
 from tests.query.corpus import ATTACKS, Attack
-from tests.support.patience import eventually
+from tests.support.polls import eventually
 
 SECRET = "a-secret-that-no-statement-contains"
 UNNAMED = "a-file-that-no-statement-names"
@@ -323,7 +323,7 @@ print(json.dumps({
 
 
 @pytest.mark.skipif(not seccomp.supported(), reason="no filter for this machine")
-async def test_a_process_of_a_statement_is_refused_system_calls_it_has_no_use_for(tmp_path: Path) -> None:
+async def test_statement_process_is_refused_unneeded_system_calls(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", REFUSED_CALLS, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
     )
@@ -338,7 +338,7 @@ async def test_a_process_of_a_statement_is_refused_system_calls_it_has_no_use_fo
 
 
 @pytest.mark.skipif(not seccomp.supported(), reason="no filter for this machine")
-async def test_a_statement_runs_under_a_filter_of_its_own(engine: Engine, place: Place) -> None:
+async def test_statement_runs_under_its_own_system_call_filter(engine: Engine, place: Place) -> None:
     endless = "with recursive r(n) as (select 1 union all select n + 1 from r) select max(n) from r"
     running = asyncio.create_task(outcome(engine, place, endless, Limits(seconds=5.0)))
     warm = psutil.Process(engine.warm_pid)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from interlock.errors import InvalidQuery
 from interlock.query import sql_gate
-from tests.support.statements import ASKED, Dialect, Writer, examples
+from tests.support.random_statements import ASKED, Dialect, Writer, examples
 
 pytestmark = pytest.mark.timeout(120 + ASKED)
 

@@ -33,7 +33,7 @@ from interlock.workers.failures import (
     WrongOutputs,
 )
 from tests.spark import sample_operators
-from tests.spark.attempts import (
+from tests.spark.local_attempts import (
     Store,
     attempt,
     context,

@@ -23,8 +23,8 @@ from interlock.spark.operators import BUILT_IN, resolve
 from interlock.wire.attempts import ExportGrant, InputData, TaskData
 from interlock.wire.bus_replays import ReplayFilters
 from interlock.workers.failures import BadConfig
-from tests.spark.attempts import Store, context, parquet_input, schema
-from tests.support.files import path_of
+from tests.spark.local_attempts import Store, context, parquet_input, schema
+from tests.support.dataset_files import path_of
 
 BLOCKS = schema("block_number bigint not null, miner string")
 EVERYTHING = (-(2**62), 2**62)

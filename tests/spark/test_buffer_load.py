@@ -19,8 +19,8 @@ from interlock.workers.failures import BadConfig
 from interlock.workers.protocol import Assignment, Work
 from tests.conftest import copied
 from tests.datasets.test_sink import STORED, WHOLE, parquet
-from tests.spark.attempts import Link, task
-from tests.support.buffers import Depot, depot, row
+from tests.spark.local_attempts import Link, task
+from tests.support.buffered_datasets import Depot, depot, row
 from tests.support.system import fence
 
 

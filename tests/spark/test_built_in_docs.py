@@ -18,8 +18,8 @@ from interlock.spark.built_in.rollup import RollupConfig
 from interlock.spark.built_in.sql import SqlConfig
 from interlock.spark.built_in.sql_gate import checked
 from interlock.spark.operators import BUILT_IN, resolve
-from tests.docs.pages import blocks, read, rows
 from tests.support.dags import valid
+from tests.support.documentation import blocks, read, rows
 
 CONFIGS: dict[str, type[msgspec.Struct]] = {
     "block_ingest": IngestConfig,

@@ -18,9 +18,9 @@ from interlock.wire.access import TaskSecret
 from interlock.wire.attempts import InputData
 from interlock.workers.context import TaskFailed
 from interlock.workers.protocol import Outbound
-from tests.spark.attempts import Store, attempt, output, parquet_input, rows_of
-from tests.support.chains import Answer, Node, expected_rows, served
-from tests.support.followers import KEYS, KINDS
+from tests.spark.local_attempts import Store, attempt, output, parquet_input, rows_of
+from tests.support.block_followers import KEYS, KINDS
+from tests.support.dev_chain import Answer, Node, expected_rows, served
 
 QUICK = {"rpc_patience_seconds": 0, "batch_size": 7, "requests": 3}
 

@@ -20,7 +20,7 @@ from interlock.spark.built_in.sql_gate import UnsafeQuery
 from interlock.spark.operators import declared
 from interlock.spark.testing import run
 from interlock.workers.failures import BadConfig
-from tests.spark.attempts import Store, context, parquet_input, schema, task
+from tests.spark.local_attempts import Store, context, parquet_input, schema, task
 
 pytestmark = pytest.mark.usefixtures("spark")
 

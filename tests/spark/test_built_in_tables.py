@@ -20,7 +20,7 @@ from interlock.spark.built_in.parquet_compact import parquet_compact
 from interlock.spark.built_in.rollup import rollup
 from interlock.spark.testing import run, session
 from interlock.workers.failures import BadConfig, WrongInputs
-from tests.spark.attempts import Store, attempt, output, parquet_input, path_of, schema
+from tests.spark.local_attempts import Store, attempt, output, parquet_input, path_of, schema
 
 pytestmark = pytest.mark.usefixtures("spark")
 

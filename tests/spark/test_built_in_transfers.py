@@ -14,7 +14,7 @@ from interlock.dev.chain.chain import Chain, Shape
 from interlock.spark.built_in.erc20_transfers import TRANSFER, erc20_transfers
 from interlock.spark.testing import run
 from interlock.workers.failures import BadConfig
-from tests.support.chains import expected_rows
+from tests.support.dev_chain import expected_rows
 
 pytestmark = pytest.mark.usefixtures("spark")
 

@@ -29,9 +29,9 @@ from interlock.wire.datasets import PartitionView
 from interlock.wire.jobs import Policy
 from interlock.wire.tasks import TaskView
 from interlock.workers import Worker
-from tests.spark.cluster import SMALL_JAVA, connect_server, lose_machine, standalone
-from tests.support.files import path_of
-from tests.support.gates import Gate, Visitor
+from tests.spark.spark_servers import SMALL_JAVA, connect_server, lose_machine, standalone
+from tests.support.dataset_files import path_of
+from tests.support.operator_gate import Gate, Visitor
 from tests.support.system import System
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from interlock.wire.attempts import DataReply, TaskData
 from interlock.workers.context import TaskFailed
 from interlock.workers.protocol import Assignment, Work
 from tests.conftest import copied
-from tests.spark.attempts import Link
-from tests.support.ingests import Intake, intake
+from tests.spark.local_attempts import Link
+from tests.support.staged_lists import Intake, intake
 from tests.support.system import fence
 
 

@@ -14,7 +14,7 @@ from interlock.spark.context import Scope
 from interlock.spark.partition_file import PartitionFile
 from interlock.spark.reader import inferred
 from interlock.workers.failures import FileMissing, ObjectStoreAway
-from tests.spark.bucket import Bucket, bucket
+from tests.spark.s3_bucket import Bucket, bucket
 
 SCHEMA = pa.schema([("block_number", pa.int64()), ("data", pa.string())])
 

@@ -27,7 +27,7 @@ from interlock.workers.failures import (
     RowOutsideScope,
     SchemaMismatch,
 )
-from tests.spark.attempts import path_of, rows_of
+from tests.spark.local_attempts import path_of, rows_of
 
 SCHEMA = pa.schema(
     [pa.field("block_number", pa.int64(), nullable=False), pa.field("log", pa.int64()), pa.field("data", pa.string())]

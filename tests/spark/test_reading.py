@@ -29,8 +29,8 @@ from interlock.spark.errors import explained
 from interlock.spark.reader import Reader
 from interlock.wire.attempts import InputData
 from interlock.workers.failures import CorruptFile, DataDatabaseAway, FileMissing, SchemaMismatch
-from tests.spark.attempts import Store, parquet_input, path_of, schema, task
-from tests.spark.conditions import FLAG, ODD, conditions, holds, numbers, texts
+from tests.spark.local_attempts import Store, parquet_input, path_of, schema, task
+from tests.spark.random_conditions import FLAG, ODD, conditions, holds, numbers, texts
 
 CRYO = Path(__file__).parent / "data"
 

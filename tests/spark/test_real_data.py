@@ -15,7 +15,7 @@ from interlock.spark.built_in.integrity_check import IntegrityFindings, integrit
 from interlock.spark.built_in.parquet_compact import parquet_compact
 from interlock.spark.built_in.sql import sql
 from interlock.wire.attempts import InputData, TaskFile
-from tests.spark.attempts import Store, attempt, output, parquet_input, path_of, rows_of
+from tests.spark.local_attempts import Store, attempt, output, parquet_input, path_of, rows_of
 
 pytestmark = pytest.mark.usefixtures("spark")
 

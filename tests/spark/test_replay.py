@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from interlock.cli.app import execute
-from tests.bus.site import PRODUCER, TARGET, Bus, fresh
-from tests.bus.site import opened as bus_of
-from tests.crash.deployment import Process
-from tests.spark.benches import LITTLE_JAVA, Bench, opened, working
+from tests.spark.spark_workers import LITTLE_JAVA, Bench, opened, working
+from tests.support.bus_services import PRODUCER, TARGET, Bus, fresh
+from tests.support.bus_services import opened as bus_of
+from tests.support.deployment import Process
 from tests.support.system import System, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]

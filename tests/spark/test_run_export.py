@@ -27,7 +27,7 @@ from interlock.wire.attempts import DataReply, TaskData
 from interlock.workers.failures import BadConfig, FileMissing
 from interlock.workers.protocol import Assignment, Work
 from tests.jobs.test_results import packs_of
-from tests.spark.attempts import Link, task
+from tests.spark.local_attempts import Link, task
 from tests.support.system import System, fence, until
 
 TASKS = 7

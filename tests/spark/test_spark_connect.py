@@ -19,7 +19,7 @@ from interlock.wire.base import Outcome, TaskStatus
 from interlock.wire.jobs import Policy
 from interlock.wire.tasks import Crash
 from interlock.workers import Worker, driver_pool
-from tests.spark.benches import LITTLE_JAVA, Bench, opened, result, working
+from tests.spark.spark_workers import LITTLE_JAVA, Bench, opened, result, working
 from tests.support.system import System
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]

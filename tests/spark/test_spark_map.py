@@ -12,7 +12,7 @@ import pytest
 
 from interlock.wire.base import TaskStatus
 from interlock.wire.jobs import Policy
-from tests.spark.benches import LITTLE_JAVA, QUICK, Bench, opened, result, working
+from tests.spark.spark_workers import LITTLE_JAVA, QUICK, Bench, opened, result, working
 from tests.support.system import System, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]

@@ -18,9 +18,9 @@ from interlock.wire.base import Outcome, RunState, TaskStatus
 from interlock.wire.jobs import Policy
 from interlock.wire.tasks import Crash
 from interlock.workers import Worker
-from tests.spark.benches import LITTLE_JAVA, Bench, drivers, opened, result, working
+from tests.spark.spark_workers import LITTLE_JAVA, Bench, drivers, opened, result, working
 from tests.support.datasets import deploy
-from tests.support.queries import DAG, bring, querying, rows_of
+from tests.support.query_service import DAG, bring, querying, rows_of
 from tests.support.system import System, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark-worker")]

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from interlock.spark.built_in.sql import _frame
 from interlock.spark.built_in.sql_gate import MAX_COLUMNS, UnsafeQuery, checked
 from interlock.workers.failures import BadConfig
-from tests.support.statements import ASKED, Dialect, Writer, examples
+from tests.support.random_statements import ASKED, Dialect, Writer, examples
 
 pytestmark = pytest.mark.timeout(300 + ASKED)
 

@@ -33,7 +33,7 @@ from interlock.stores.embedded import (
 from interlock.stores.embedded.account import Account, AccountError
 from interlock.stores.embedded.files import trim_log
 from interlock.stores.embedded.server import is_alive
-from tests.support.patience import answered
+from tests.support.polls import answered
 
 STARTER = """
 import asyncio, json, sys
@@ -150,7 +150,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-async def test_first_start_makes_the_database_and_an_owner_that_is_no_superuser(farm: Farm) -> None:
+async def test_first_start_creates_a_database_with_an_unprivileged_owner(farm: Farm) -> None:
     url = await farm.postgres().start()
     assert urlsplit(url).path == "/interlock"
     assert await run_sql(url, "SELECT current_user::text") == "interlock"
@@ -158,7 +158,7 @@ async def test_first_start_makes_the_database_and_an_owner_that_is_no_superuser(
     assert await run_sql(url, "CREATE TABLE word (word text)", "SELECT upper('é')") == "É"
 
 
-async def test_our_settings_reach_the_server(farm: Farm) -> None:
+async def test_server_runs_with_our_settings(farm: Farm) -> None:
     url = await farm.postgres().start()
     wanted = {
         "fsync": "on",
@@ -173,7 +173,7 @@ async def test_our_settings_reach_the_server(farm: Farm) -> None:
     assert found == wanted
 
 
-async def test_a_stop_and_a_start_keep_the_data_and_the_url(farm: Farm) -> None:
+async def test_restart_keeps_the_data_and_the_url(farm: Farm) -> None:
     server = farm.postgres()
     url = await server.start()
     await run_sql(url, "CREATE TABLE before_stop AS SELECT 7 AS n", "SELECT 1")
@@ -183,7 +183,7 @@ async def test_a_stop_and_a_start_keep_the_data_and_the_url(farm: Farm) -> None:
     assert await run_sql(url, "SELECT n FROM before_stop") == 7
 
 
-async def test_state_data_and_valkey_start_at_once(farm: Farm) -> None:
+async def test_all_servers_start_concurrently(farm: Farm) -> None:
     places = "postgres-state", "postgres-data"
     servers = [*(farm.postgres(place) for place in places), farm.valkey()]
     urls = await asyncio.gather(*(server.start() for server in servers))
@@ -220,7 +220,7 @@ async def test_two_starts_on_one_folder_share_one_server(farm: Farm, kind: str) 
     assert first.pid == second.pid
 
 
-async def test_a_killed_postgres_comes_back_with_its_data_past_a_busy_orphan(farm: Farm) -> None:
+async def test_killed_postgres_restarts_with_its_data_despite_an_orphan(farm: Farm) -> None:
     server = farm.postgres()
     url = await server.start()
     await run_sql(url, "CREATE TABLE before_kill AS SELECT 7 AS n", "SELECT 1")
@@ -241,7 +241,7 @@ async def test_a_killed_postgres_comes_back_with_its_data_past_a_busy_orphan(far
         await endless
 
 
-async def test_a_killed_valkey_comes_back_under_its_url(farm: Farm) -> None:
+async def test_killed_valkey_restarts_under_its_url(farm: Farm) -> None:
     server = farm.valkey()
     url = await server.start()
     await kill(server)
@@ -251,9 +251,7 @@ async def test_a_killed_valkey_comes_back_under_its_url(farm: Farm) -> None:
 
 
 @pytest.mark.parametrize(("kind", "pid_file"), [("postgres", "postmaster.pid"), ("valkey", "valkey.pid")])
-async def test_a_stale_pid_file_whose_pid_a_stranger_bears_is_seen_through(
-    farm: Farm, kind: str, pid_file: str
-) -> None:
+async def test_stale_pid_file_with_a_reused_pid_is_detected(farm: Farm, kind: str, pid_file: str) -> None:
     server = farm.either(kind)
     await server.start()
     path = server.data / pid_file
@@ -270,7 +268,7 @@ async def test_a_stale_pid_file_whose_pid_a_stranger_bears_is_seen_through(
 
 
 @pytest.mark.parametrize("kind", ["postgres", "valkey"])
-async def test_a_folder_deleted_under_its_server_starts_afresh(farm: Farm, kind: str) -> None:
+async def test_server_whose_folder_was_deleted_starts_with_a_new_one(farm: Farm, kind: str) -> None:
     server = farm.either(kind)
     await server.start()
     assert server.pid is not None
@@ -283,7 +281,7 @@ async def test_a_folder_deleted_under_its_server_starts_afresh(farm: Farm, kind:
     assert not is_alive(old)
 
 
-async def test_the_draft_of_a_start_that_was_killed_is_cleared_away(farm: Farm) -> None:
+async def test_leftovers_of_a_killed_start_are_removed(farm: Farm) -> None:
     server = farm.postgres()
     draft = server.directory / "draft-old" / "base"
     draft.mkdir(parents=True)
@@ -291,7 +289,7 @@ async def test_the_draft_of_a_start_that_was_killed_is_cleared_away(farm: Farm) 
     assert not draft.parent.exists()
 
 
-async def test_a_path_longer_than_any_socket_name_works(farm: Farm) -> None:
+async def test_path_longer_than_a_socket_name_works(farm: Farm) -> None:
     deep = "/".join(["a folder's name"] * 12)
     servers = farm.postgres(f"{deep}/postgres"), farm.valkey(f"{deep}/valkey")
     for server in servers:
@@ -307,7 +305,7 @@ async def restarted(server: EmbeddedServer) -> bool:
     return server.pid != before
 
 
-async def test_postgres_lets_nobody_in_without_the_password(farm: Farm) -> None:
+async def test_postgres_requires_the_password(farm: Farm) -> None:
     parts = urlsplit(await farm.postgres().start())
     address = f"{parts.hostname}:{parts.port}/interlock"
     for login in ("interlock:wrong", "interlock", "postgres", f"postgres:{parts.password}"):
@@ -315,14 +313,14 @@ async def test_postgres_lets_nobody_in_without_the_password(farm: Farm) -> None:
             await asyncpg.connect(f"postgresql://{login}@{address}", passfile=str(farm.root / "none"))
 
 
-async def test_valkey_lets_nobody_in_without_the_password(farm: Farm) -> None:
+async def test_valkey_requires_the_password(farm: Farm) -> None:
     parts = urlsplit(await farm.valkey().start())
     for login in (":wrong@", ""):
         with pytest.raises(valkey.AuthenticationError):
             await ping(f"valkey://{login}{parts.hostname}:{parts.port}/0")
 
 
-async def test_files_are_for_their_owner_alone_and_no_command_line_shows_the_password(
+async def test_files_are_private_and_no_command_line_has_the_password(
     farm: Farm,
 ) -> None:
     servers = farm.postgres(), farm.valkey()
@@ -337,7 +335,7 @@ async def test_files_are_for_their_owner_alone_and_no_command_line_shows_the_pas
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs its servers as another user")
-async def test_as_root_the_way_to_the_folder_is_opened_for_passage_only(farm: Farm) -> None:
+async def test_root_grants_only_traversal_of_the_parent_folders(farm: Farm) -> None:
     closed = farm.root / "closed"
     closed.mkdir(mode=0o700)
     server = farm.valkey("closed/valkey")
@@ -362,9 +360,7 @@ def passes(folder: Path, user: int) -> bool:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs its servers as another user")
-def test_a_file_system_without_access_lists_lets_the_group_of_the_servers_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_acls_the_group_of_the_servers_gets_traversal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "let_pass", lambda *_: False)
     guest = Account(12_345, 12_345, "guest", switched=True)
     (tmp_path / "closed").mkdir(mode=0o700)
@@ -377,9 +373,7 @@ def test_a_file_system_without_access_lists_lets_the_group_of_the_servers_pass(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs its servers as another user")
-async def test_without_a_program_that_makes_users_the_servers_run_as_nobody(
-    farm: Farm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_useradd_the_servers_run_as_nobody(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account, "SYSTEM_USER", "no-such-user")
     monkeypatch.setattr(account, "_USUAL_PLACES", ())
     monkeypatch.setenv("PATH", str(farm.root / "nothing"))
@@ -389,7 +383,7 @@ async def test_without_a_program_that_makes_users_the_servers_run_as_nobody(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs its servers as another user")
-def test_useradd_is_found_where_path_does_not_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_useradd_is_found_outside_of_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "useradd"
     program.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('called with ' + sys.argv[-1])\n")
     program.chmod(0o755)
@@ -400,7 +394,7 @@ def test_useradd_is_found_where_path_does_not_lead(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", ["postgres", "valkey"])
-async def test_a_taken_port_is_given_up_for_another(farm: Farm, kind: str) -> None:
+async def test_taken_port_is_replaced_by_a_free_one(farm: Farm, kind: str) -> None:
     server = farm.either(kind)
     url = await server.start()
     await server.stop()
@@ -411,7 +405,7 @@ async def test_a_taken_port_is_given_up_for_another(farm: Farm, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["postgres", "valkey"])
-async def test_a_server_that_hangs_is_reported_and_adopted_once_it_goes_on(farm: Farm, kind: str) -> None:
+async def test_hanging_server_is_reported_and_adopted_once_it_resumes(farm: Farm, kind: str) -> None:
     server = farm.either(kind)
     url = await server.start()
     assert server.pid is not None
@@ -425,7 +419,7 @@ async def test_a_server_that_hangs_is_reported_and_adopted_once_it_goes_on(farm:
 
 
 @pytest.mark.parametrize("kind", ["postgres", "valkey"])
-async def test_a_server_that_hangs_is_stopped_by_force(farm: Farm, kind: str) -> None:
+async def test_hanging_server_is_killed_on_stop(farm: Farm, kind: str) -> None:
     server = farm.either(kind, patience=0.2)
     patient = farm.either(kind)
     await patient.start()
@@ -436,7 +430,7 @@ async def test_a_server_that_hangs_is_stopped_by_force(farm: Farm, kind: str) ->
     assert await answers(patient, await patient.start())
 
 
-async def test_a_server_that_cannot_start_says_how_its_log_ends(farm: Farm) -> None:
+async def test_failed_start_shows_the_end_of_the_log(farm: Farm) -> None:
     server = farm.postgres()
     await server.start()
     await server.stop()
@@ -449,7 +443,7 @@ async def test_a_server_that_cannot_start_says_how_its_log_ends(farm: Farm) -> N
     assert not server.running()
 
 
-async def test_a_lost_password_file_is_replaced_at_the_next_start(farm: Farm) -> None:
+async def test_lost_password_file_is_replaced_at_the_next_start(farm: Farm) -> None:
     server = farm.postgres()
     first = await server.start()
     (server.directory / "password").unlink()
@@ -463,7 +457,7 @@ async def test_a_lost_password_file_is_replaced_at_the_next_start(farm: Farm) ->
         await asyncpg.connect(first)
 
 
-async def test_a_refused_password_is_reported_at_once(farm: Farm) -> None:
+async def test_refused_password_is_reported_immediately(farm: Farm) -> None:
     server = farm.postgres()
     await server.start()
     with (
@@ -473,7 +467,7 @@ async def test_a_refused_password_is_reported_at_once(farm: Farm) -> None:
         await server.start()
 
 
-async def test_a_folder_of_another_version_is_left_alone(farm: Farm) -> None:
+async def test_folder_of_another_version_is_not_changed(farm: Farm) -> None:
     server = farm.postgres()
     await server.start()
     await server.stop()
@@ -484,7 +478,7 @@ async def test_a_folder_of_another_version_is_left_alone(farm: Farm) -> None:
         await server.start()
 
 
-async def test_a_failing_statement_leaves_neither_its_text_nor_its_values_in_the_log(
+async def test_failed_statement_and_its_values_are_not_logged(
     farm: Farm,
 ) -> None:
     url = await farm.postgres().start()
@@ -496,7 +490,7 @@ async def test_a_failing_statement_leaves_neither_its_text_nor_its_values_in_the
     assert "hush-hush" not in log
 
 
-def test_a_long_log_moves_aside_under_the_feet_of_its_writer(tmp_path: Path) -> None:
+def test_long_log_is_rotated_while_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     with path.open("a") as writer:
         writer.write("early\n" * 10)

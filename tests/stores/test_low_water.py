@@ -34,36 +34,36 @@ def scans() -> Scans:
     return Scans()
 
 
-def test_while_it_costs_little_every_scan_begins_at_the_beginning(scans: Scans) -> None:
+def test_cheap_scans_start_at_the_beginning(scans: Scans) -> None:
     assert [scans.scan(place) for place in (10, 20, 30, 40, 50)] == [0, 0, 0, 0, 0]
 
 
-def test_when_it_costs_much_a_scan_begins_a_little_below_the_mark(scans: Scans) -> None:
+def test_expensive_scan_starts_just_below_the_mark(scans: Scans) -> None:
     scans.slow_down()
     assert [scans.scan(place) for place in (20, 30, 25)] == [8, 18, 28]
     assert scans.scan(None) == 23
 
 
-def test_a_scan_that_found_nothing_out_leaves_the_mark_where_it_is(scans: Scans) -> None:
+def test_scan_without_findings_does_not_move_the_mark(scans: Scans) -> None:
     scans.slow_down()
     assert [scans.scan(None), scans.scan(None)] == [8, 8]
 
 
-def test_a_scan_that_breaks_leaves_the_mark_where_it_is(scans: Scans) -> None:
+def test_failed_scan_does_not_move_the_mark(scans: Scans) -> None:
     scans.slow_down()
     with pytest.raises(ZeroDivisionError), scans.water.look() as look:
         look.reached = 1 // 0
     assert scans.scan(None) == 8
 
 
-def test_one_slow_moment_changes_nothing(scans: Scans) -> None:
+def test_single_slow_scan_changes_nothing(scans: Scans) -> None:
     for seconds in (0.001, 5.0, 5.0):
         scans.whole_seconds = seconds
         assert scans.scan(10) == 0
     assert scans.scan(10) == 0
 
 
-def test_a_pass_that_did_not_scan_says_nothing_about_the_cost(scans: Scans) -> None:
+def test_pass_without_a_scan_does_not_count_as_cheap(scans: Scans) -> None:
     for _ in range(3):
         scans.whole_seconds = 0.0
         scans.scan(None, skipped=True)
@@ -72,7 +72,7 @@ def test_a_pass_that_did_not_scan_says_nothing_about_the_cost(scans: Scans) -> N
     assert scans.scan(10) == 8
 
 
-def test_scans_from_the_beginning_take_a_fiftieth_of_the_time(scans: Scans) -> None:
+def test_full_scans_take_a_fiftieth_of_the_time(scans: Scans) -> None:
     scans.slow_down()
     begun = scans.now
     wholes = 0
@@ -82,7 +82,7 @@ def test_scans_from_the_beginning_take_a_fiftieth_of_the_time(scans: Scans) -> N
     assert 15 <= wholes <= 20
 
 
-def test_when_the_dead_are_gone_scans_begin_at_the_beginning_again(scans: Scans) -> None:
+def test_scans_start_at_the_beginning_again_once_they_are_cheap(scans: Scans) -> None:
     scans.slow_down()
     scans.now += 60
     scans.whole_seconds = 0.001

@@ -82,13 +82,13 @@ def future() -> Migration:
     return Migration(newest + 1, f"{newest + 1:04}_future", "create table interlock.future (id int primary key)")
 
 
-async def test_the_replayed_migrations_make_the_schema(empty_url: str) -> None:
+async def test_replayed_migrations_produce_the_schema(empty_url: str) -> None:
     applied = await migrate(empty_url)
     assert applied == [step.name for step in migrations()]
     assert dumped(empty_url) == SNAPSHOT.read_text(), f"see {__name__}: the snapshot is written again by hand"
 
 
-async def test_a_database_that_is_up_to_date_is_left_alone(state_url: str) -> None:
+async def test_up_to_date_database_is_not_changed(state_url: str) -> None:
     assert await migrate(state_url) == []
     await require_schema(state_url)
 
@@ -99,19 +99,19 @@ def test_migrations_are_numbered_without_gaps() -> None:
         assert re.fullmatch(r"\d{4}_[a-z0-9_]+", step.name)
 
 
-async def test_five_processes_that_migrate_at_once_apply_each_step_once(empty_url: str) -> None:
+async def test_concurrent_migrations_apply_each_step_once(empty_url: str) -> None:
     results = await asyncio.gather(*(migrate(empty_url) for _ in range(5)))
     assert sorted(results) == [[]] * 4 + [[step.name for step in migrations()]]
     await require_schema(empty_url)
 
 
-async def test_a_later_version_applies_only_what_is_new(state_url: str) -> None:
+async def test_newer_version_applies_only_new_steps(state_url: str) -> None:
     steps = [*migrations(), future()]
     assert await migrate(state_url, steps=steps) == [future().name]
     assert await migrate(state_url, steps=steps) == []
 
 
-async def test_a_step_that_fails_leaves_no_part_of_it(state_url: str) -> None:
+async def test_failed_step_is_rolled_back(state_url: str) -> None:
     broken = replace(future(), sql="create table interlock.half (id int); select 1 / 0;")
     with pytest.raises(asyncpg.DivisionByZeroError):
         await migrate(state_url, steps=[*migrations(), broken])
@@ -121,7 +121,7 @@ async def test_a_step_that_fails_leaves_no_part_of_it(state_url: str) -> None:
     await connection.close()
 
 
-async def test_a_newer_schema_is_refused_before_anything_is_touched(state_url: str, tmp_path: Path) -> None:
+async def test_newer_schema_is_refused_before_any_change(state_url: str, tmp_path: Path) -> None:
     await migrate(state_url, steps=[*migrations(), future()])
     newest = migrations()[-1].version
     sentence = f"schema version {newest + 1}, but this Interlock supports only versions up to {newest}"
@@ -134,7 +134,7 @@ async def test_a_newer_schema_is_refused_before_anything_is_touched(state_url: s
     assert not (tmp_path / "keys").exists()
 
 
-async def test_a_migration_that_was_changed_after_it_had_been_applied_is_refused(state_url: str) -> None:
+async def test_migration_edited_after_it_was_applied_is_refused(state_url: str) -> None:
     await record(state_url, "update public.interlock_migrations set checksum = 'other' where version = 1")
     for way in (migrate, require_schema):
         with pytest.raises(ConfigurationError, match="was changed after it was applied"):
@@ -142,7 +142,7 @@ async def test_a_migration_that_was_changed_after_it_had_been_applied_is_refused
 
 
 @pytest.mark.parametrize("state", ["empty", "behind"])
-async def test_a_process_refuses_a_schema_that_is_behind(empty_url: str, tmp_path: Path, state: str) -> None:
+async def test_process_refuses_an_outdated_schema(empty_url: str, tmp_path: Path, state: str) -> None:
     if state == "behind":
         await migrate(empty_url)
         await record(empty_url, "delete from public.interlock_migrations")
@@ -151,7 +151,7 @@ async def test_a_process_refuses_a_schema_that_is_behind(empty_url: str, tmp_pat
             pytest.fail("it started")
 
 
-def test_a_gap_in_what_was_applied_is_no_newer_schema() -> None:
+def test_gap_in_applied_migrations_is_not_a_newer_schema() -> None:
     check_applied({}, migrations())
     check_applied({1: migrations()[0].checksum}, migrations())
 
@@ -176,7 +176,7 @@ _UNFINISHED = """
 """
 
 
-async def test_a_backfill_that_was_being_made_is_ingested_from_there_on(empty_url: str) -> None:
+async def test_migrated_backfill_continues_as_an_ingest(empty_url: str) -> None:
     await migrate(empty_url, steps=[step for step in migrations() if step.version < 25])
     await record(empty_url, _UNFINISHED)
     await migrate(empty_url)
@@ -213,7 +213,7 @@ _OWED = """
 """
 
 
-async def test_commands_that_were_owed_to_the_archive_still_are(empty_url: str) -> None:
+async def test_migration_keeps_commands_that_wait_for_the_archive(empty_url: str) -> None:
     await migrate(empty_url, steps=[step for step in migrations() if step.version < 28])
     await record(empty_url, _OWED)
     await migrate(empty_url)
@@ -236,7 +236,7 @@ WAYS_IN: list[Callable[[str], Awaitable[object]]] = [migrate, require_schema, Da
 
 
 @pytest.mark.parametrize("way", WAYS_IN, ids=lambda way: way.__name__)
-async def test_a_database_that_does_not_answer_is_said_so_without_its_password(
+async def test_unreachable_database_error_has_no_password(
     way: Callable[[str], Awaitable[object]],
 ) -> None:
     with pytest.raises(Unavailable, match="does not respond") as refused:
@@ -246,7 +246,7 @@ async def test_a_database_that_does_not_answer_is_said_so_without_its_password(
 
 @pytest.mark.parametrize("way", WAYS_IN, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("what", ["password", "database", "user", "scheme", "port"])
-async def test_a_url_that_cannot_be_right_is_a_setting_to_mend(
+async def test_invalid_database_url_is_a_settings_error(
     postgres_url: str, way: Callable[[str], Awaitable[object]], what: str
 ) -> None:
     parts = urlsplit(postgres_url)

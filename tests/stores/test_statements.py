@@ -29,7 +29,7 @@ class Recorded:
         return ("fetchrow", *asked)
 
 
-def test_a_statement_gets_its_parameters_in_order_and_asks_as_its_name_says() -> None:
+def test_statement_passes_parameters_in_order_and_fetches_by_name() -> None:
     statements = Statements(TEXT)
     assert statements.one(Recorded(), a=7) == ("fetchrow", "select $1::int as a, ':b' as b;", 7)
     how, sql, *arguments = statements.another(Recorded(), y=2, x=1)
@@ -37,7 +37,7 @@ def test_a_statement_gets_its_parameters_in_order_and_asks_as_its_name_says() ->
     assert "x = $1 and y = $2 and z = $1" in sql
 
 
-def test_only_what_was_asked_for_is_read_and_it_is_read_once() -> None:
+def test_statement_files_are_read_on_demand_and_once() -> None:
     statements = Statements(TEXT)
     assert statements.available_queries == ["one", "another"]
     assert vars(statements).keys().isdisjoint(statements.available_queries)
@@ -46,11 +46,11 @@ def test_only_what_was_asked_for_is_read_and_it_is_read_once() -> None:
     assert "another" not in vars(statements)
 
 
-def test_a_statement_that_is_not_there_is_named() -> None:
+def test_missing_statement_is_named() -> None:
     with pytest.raises(AttributeError, match="'nobody'"):
         _ = Statements(TEXT).nobody
 
 
-def test_two_statements_of_one_name_are_refused() -> None:
+def test_duplicate_statement_name_is_refused() -> None:
     with pytest.raises(ValueError, match="same name"):
         Statements(TEXT + TEXT)

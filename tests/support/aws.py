@@ -15,7 +15,7 @@ from typing import Any
 import aioboto3
 import httpx
 
-from tests.support.patience import answered
+from tests.support.polls import answered
 
 REGION = "us-east-1"
 

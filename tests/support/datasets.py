@@ -7,7 +7,7 @@ from uuid import UUID
 
 from interlock.wire.access import KeyRequest, Role
 from tests.support.dags import valid
-from tests.support.files import marked
+from tests.support.dataset_files import marked
 from tests.support.system import System
 
 CHAIN = """

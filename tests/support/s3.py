@@ -20,7 +20,7 @@ import httpx
 import obstore
 from obstore.store import S3Store
 
-from tests.support.patience import answered
+from tests.support.polls import answered
 
 BUCKET = "objects"
 REGION = "us-east-1"

@@ -30,7 +30,7 @@ from interlock.wire.access import KeyRequest, Role, WorkerTokenRequest
 from interlock.wire.jobs import JobRequest
 from interlock.workers.catalogue import sources
 from interlock.workers.operators import catalogue_of
-from tests.support.patience import PATIENCE, answered
+from tests.support.polls import PATIENCE, answered
 
 _TRUST = ssl.create_default_context()
 """Shared by all clients: creating one takes longer than most requests."""

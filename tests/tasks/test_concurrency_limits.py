@@ -12,7 +12,7 @@ from valkey.asyncio import Valkey
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.clock import ManualClock
 from interlock.stores.embedded import EmbeddedValkey
-from tests.support.shards import submit_sharded
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System, fence, running, valkey_is_back
 
 TASKS = [{"n": n} for n in range(250)]
@@ -47,7 +47,7 @@ async def running_now(system: System) -> int:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shard 0", "own shard"])
-async def test_never_more_than_the_limit_run_and_what_ends_wakes_what_waits(limited: System, own: bool) -> None:
+async def test_limit_is_never_exceeded_and_ended_tasks_wake_waiting_ones(limited: System, own: bool) -> None:
     run = await (submit_sharded if own else System.submit)(limited, TASKS, **LIMITED)
     held = await taken(limited)
     assert (len(held), await running_now(limited)) == (30, 30)
@@ -63,9 +63,7 @@ async def test_never_more_than_the_limit_run_and_what_ends_wakes_what_waits(limi
     assert (await limited.run(run["run_id"]))["state"] == "Completed"
 
 
-async def test_completions_of_groups_releases_and_failures_give_their_places_back(
-    limited: System, clock: ManualClock
-) -> None:
+async def test_grouped_completions_releases_and_failures_free_their_slots(limited: System, clock: ManualClock) -> None:
     run = await limited.submit(TASKS[:100], policy={"backoff_seconds": 5, "jitter": 0, "lease_seconds": 60}, **LIMITED)
     first = await taken(limited)
     groups = [
@@ -85,7 +83,7 @@ async def test_completions_of_groups_releases_and_failures_give_their_places_bac
     assert len(await taken(limited)) == 30
 
 
-async def test_places_that_a_crash_has_kept_are_given_back(limited: System, valkey: EmbeddedValkey) -> None:
+async def test_slots_held_by_a_crash_are_freed(limited: System, valkey: EmbeddedValkey) -> None:
     run = await limited.submit(TASKS, **LIMITED)
     assert len(await taken(limited)) == 30
     async with Valkey.from_url(await valkey.start()) as client:
@@ -111,7 +109,7 @@ async def work_off(system: System, clock: ManualClock, held: list[dict[str, Any]
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shard 0", "own shard"])
-async def test_ranges_that_a_flushed_valkey_has_lost_go_on_with_the_next_freed_place(
+async def test_ranges_lost_by_valkey_resume_with_the_next_freed_slot(
     limited: System, clock: ManualClock, valkey: EmbeddedValkey, own: bool
 ) -> None:
     run = await (submit_sharded if own else System.submit)(limited, TASKS, **LIMITED)
@@ -122,9 +120,7 @@ async def test_ranges_that_a_flushed_valkey_has_lost_go_on_with_the_next_freed_p
     assert (await limited.run(run["run_id"]))["state"] == "Completed"
 
 
-async def test_the_counting_loop_has_ranges_of_a_lost_list_sent_again_once(
-    limited: System, valkey: EmbeddedValkey
-) -> None:
+async def test_counting_loop_resends_ranges_of_a_lost_list_once(limited: System, valkey: EmbeddedValkey) -> None:
     """The loop works although no permit is released or requested."""
     await limited.submit(TASKS, **LIMITED)
     await taken(limited)
@@ -136,7 +132,7 @@ async def test_the_counting_loop_has_ranges_of_a_lost_list_sent_again_once(
     assert await limited.value("select count(*) from interlock.queue_messages") > 0
 
 
-async def test_a_list_without_a_counter_is_worked_off(limited: System, valkey: EmbeddedValkey) -> None:
+async def test_list_without_a_counter_is_processed(limited: System, valkey: EmbeddedValkey) -> None:
     """Simulates a flush of Valkey between the refusal of a permit and the range's entry in the waiting list."""
     run = await limited.submit(TASKS, **LIMITED)
     await taken(limited)
@@ -148,9 +144,7 @@ async def test_a_list_without_a_counter_is_worked_off(limited: System, valkey: E
     assert await limited.value("select count(*) from interlock.queue_messages") == 1
 
 
-async def test_ranges_that_wait_when_valkey_dies_go_on_when_it_is_back(
-    state_url: str, tmp_path: Path, clock: ManualClock
-) -> None:
+async def test_waiting_ranges_resume_when_valkey_is_back(state_url: str, tmp_path: Path, clock: ManualClock) -> None:
     server = EmbeddedValkey(tmp_path / "valkey", name="mortal", log=tmp_path / "valkey.log")
     async with running(state_url, tmp_path, clock, valkey_url=await server.start()) as system:
         run = await system.submit(TASKS, **LIMITED)
@@ -165,7 +159,7 @@ async def test_ranges_that_wait_when_valkey_dies_go_on_when_it_is_back(
         assert (await system.run(run["run_id"]))["state"] == "Completed"
 
 
-async def test_an_inline_task_that_its_rate_holds_back_keeps_its_wake_up(limited: System, clock: ManualClock) -> None:
+async def test_rate_limited_inline_task_keeps_its_wake_up(limited: System, clock: ManualClock) -> None:
     rate = {"rate": {"key": "/h", "per_second": 1}}
     run = await limited.submit([{"h": 1}] * 3, operator="echo", runtime="dispatcher", limits=rate)
     owed = "select count(*) from interlock.outbox where kind = 'invoke'"

@@ -12,7 +12,7 @@ import pytest
 
 from interlock import failpoints
 from interlock.clock import ManualClock
-from tests.support.files import marked
+from tests.support.dataset_files import marked
 from tests.support.system import System, fence, running
 
 

@@ -33,7 +33,7 @@ async def seen(system: System, run: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def test_the_rate_is_that_of_late_and_the_eta_follows(watched: System, clock: ManualClock) -> None:
+async def test_status_shows_the_recent_rate_and_its_eta(watched: System, clock: ManualClock) -> None:
     run = await watched.submit([0] * 100)
     assert "rate" not in await seen(watched, run) or (await seen(watched, run))["rate"] is None
     clock.advance(1000)
@@ -46,7 +46,7 @@ async def test_the_rate_is_that_of_late_and_the_eta_follows(watched: System, clo
     assert view["eta_seconds"] == pytest.approx(5)
 
 
-async def test_without_valkey_the_rate_is_that_of_the_whole_run(
+async def test_without_valkey_the_rate_is_the_average_of_the_run(
     watched: System, clock: ManualClock, valkey: EmbeddedValkey
 ) -> None:
     run = await watched.submit([0] * 100)
@@ -58,7 +58,7 @@ async def test_without_valkey_the_rate_is_that_of_the_whole_run(
     assert (view["rate"], view["eta_seconds"]) == (pytest.approx(5), pytest.approx(10))
 
 
-async def test_a_large_runs_status_is_kept_for_a_moment_and_changed_with_the_run(
+async def test_status_of_a_large_run_is_cached_briefly(
     watched: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "_LARGE", 1)
@@ -76,7 +76,7 @@ async def test_a_large_runs_status_is_kept_for_a_moment_and_changed_with_the_run
     assert watched.org_id != other.org_id
 
 
-async def test_a_status_that_is_no_longer_fresh_is_told_while_one_who_asked_makes_a_new_one(
+async def test_stale_status_is_served_while_one_caller_refreshes_it(
     watched: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "_LARGE", 1)

@@ -49,9 +49,7 @@ async def test_a_late_completion_of_the_last_attempt_withdraws_the_dead_letter(
     assert (await still.complete(claim, result={"late": True})).json()["duplicate"] is True
 
 
-async def test_a_late_failure_of_the_last_attempt_gives_its_reason_and_leaves_the_run_ended(
-    still: System, clock: ManualClock
-) -> None:
+async def test_late_failure_of_the_last_attempt_keeps_the_run_ended(still: System, clock: ManualClock) -> None:
     claim = await dead_letter(still, clock)
     _, counts = await run_of(still, claim)
     ended = (await still.run(claim["task"]["run_id"]))["ended_at"]
@@ -119,9 +117,7 @@ async def test_a_late_completion_of_many_last_attempts_withdraws_each(still: Sys
     assert await run_of(still, claims[0]) == ("Running", {"Completed": 4, "Queued": 1})
 
 
-async def test_a_late_completion_that_breaks_before_its_commit_leaves_the_dead_letter(
-    still: System, clock: ManualClock
-) -> None:
+async def test_late_completion_that_fails_to_commit_keeps_the_dead_letter(still: System, clock: ManualClock) -> None:
     claim = await dead_letter(still, clock)
 
     async def broken() -> None:
@@ -137,9 +133,7 @@ async def test_a_late_completion_that_breaks_before_its_commit_leaves_the_dead_l
     assert await run_of(still, claim) == ("Completed", {"Completed": 1})
 
 
-async def test_a_late_completion_tells_webhooks_of_the_new_end_and_gets_a_new_receipt(
-    still: System, clock: ManualClock
-) -> None:
+async def test_late_completion_notifies_webhooks_and_gets_a_new_receipt(still: System, clock: ManualClock) -> None:
     hook = {"name": "ends", "url": "https://example.com/hook", "events": ["run.failed", "run.completed"]}
     assert (await still.user("POST", "/v1/webhooks", json=hook)).status_code == 201
     claim = await dead_letter(still, clock, name="told")
@@ -170,7 +164,7 @@ async def test_a_receipt_is_not_signed_between_a_late_completion_and_the_new_end
 
 
 @pytest.mark.parametrize("renew", [False, True])
-async def test_a_heartbeat_of_an_attempt_says_that_its_source_is_paused(still: System, renew: bool) -> None:
+async def test_heartbeat_reports_a_paused_source(still: System, renew: bool) -> None:
     task_id = await still.one()
     claim = await still.claim(task_id)
     job = claim["task"]["job_id"]

@@ -71,7 +71,7 @@ async def both(system: System, other: App, name: str) -> list[int]:
 # Relay
 
 
-async def test_without_direct_sends_a_task_lives_through_the_outbox(relayed: System, clock: ManualClock) -> None:
+async def test_without_direct_sends_tasks_are_sent_by_the_outbox(relayed: System, clock: ManualClock) -> None:
     accepted = await relayed.submit([0, 1], policy={"backoff_seconds": 0, "jitter": 0})
     assert await relayed.receive() == []
     assert await relayed.pass_of("relay") == 1
@@ -114,7 +114,7 @@ async def test_two_relays_at_once_send_every_message_once(relayed: System) -> No
     assert Counter(received) == dict.fromkeys(runs, 1)
 
 
-async def test_outbox_rows_that_cannot_be_carried_out_hold_up_no_other(still: System, clock: ManualClock) -> None:
+async def test_invalid_outbox_rows_block_no_others(still: System, clock: ManualClock) -> None:
     """The rows: a message whose key fits the outbox index but not the queue index, and an invocation without a task."""
     before = SET_ASIDE.labels(loop="relay")._value.get()
     owe = "insert into interlock.outbox (kind, target, body, dedupe_key) values ($1, $2, $3, $4) returning 1"
@@ -163,7 +163,7 @@ async def test_an_inline_operator_that_fails_is_a_failed_attempt(
     assert task["error_message"]
 
 
-async def test_an_inline_payload_that_no_parser_takes_is_refused(still: System) -> None:
+async def test_unparsable_inline_payload_is_refused(still: System) -> None:
     body = b'{"operator": "echo", "runtime": "dispatcher", "policy": {"max_attempts": 1}, "tasks": [1e999]}'
     reply = await still.user("POST", "/v1/jobs", content=body)
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_payload")
@@ -240,7 +240,7 @@ async def test_an_inline_task_outlives_a_heartbeat_that_the_database_missed(syst
 
 
 @pytest.mark.parametrize("operator", ["sleep", "python", "http_fetch", "none_such", "module:function"])
-async def test_what_may_take_long_is_refused_for_the_dispatcher_runtime(still: System, operator: str) -> None:
+async def test_long_running_operator_is_refused_in_the_dispatcher_runtime(still: System, operator: str) -> None:
     body = {"operator": operator, "runtime": "dispatcher", "tasks": [{"seconds": 60}]}
     reply = await still.user("POST", "/v1/jobs", json=body)
     assert (reply.status_code, reply.json()["code"]) == (400, "operator_not_inline"), reply.text
@@ -261,7 +261,7 @@ async def test_a_task_of_an_operator_that_is_not_inline_never_runs_there(still: 
     assert (task["status"], task["error_class"]) == ("Failed", "OperatorNotFound")
 
 
-async def test_one_org_cannot_take_all_inline_places(system: System) -> None:
+async def test_one_org_cannot_use_all_inline_slots(system: System) -> None:
     other = await system.kernel.access.principals.create_org("other")
     request = KeyRequest(user="root", role=Role.ADMIN)
     key = (await system.kernel.access.principals.create_key(request, other.org_id, granted_by=None)).key
@@ -276,7 +276,7 @@ async def test_one_org_cannot_take_all_inline_places(system: System) -> None:
     await running.runner.drain(20)
 
 
-async def test_a_freed_inline_place_is_used_at_once(system: System) -> None:
+async def test_freed_inline_slot_is_used_immediately(system: System) -> None:
     """Tasks without a slot would wait for a day here, unless a freed slot wakes them."""
     other = await system.kernel.access.principals.create_org("other")
     request = KeyRequest(user="root", role=Role.ADMIN)
@@ -299,11 +299,11 @@ async def test_a_freed_inline_place_is_used_at_once(system: System) -> None:
     await running.runner.drain(20)
 
 
-async def test_the_names_of_inline_operators_are_those_that_are_wired(shared: System) -> None:
+async def test_listed_inline_operators_match_the_wired_ones(shared: System) -> None:
     assert set(OPERATORS) | RANGES == INLINE_OPERATORS
 
 
-async def test_an_inline_task_that_is_drained_is_given_back(system: System) -> None:
+async def test_drained_inline_task_is_released(system: System) -> None:
     running = held(system)
     task_id = await running.begin(system)
     assert task_id
@@ -340,9 +340,7 @@ async def test_a_retry_whose_message_was_lost_gets_another(still: System, clock:
     assert (await still.receive())[0]["body"]["task_id"] == task_id
 
 
-async def test_the_rest_of_a_range_whose_start_was_given_back_is_not_taken_for_lost(
-    still: System, clock: ManualClock
-) -> None:
+async def test_rest_of_a_partly_released_range_is_not_treated_as_lost(still: System, clock: ManualClock) -> None:
     accepted = await still.submit([0, 1, 2])
     (message,) = await still.receive()
     receipt = {"queue": "platform", "message_id": message["message_id"], "receipt": message["receipt"]}
@@ -379,7 +377,7 @@ async def test_a_parked_task_whose_wake_up_was_lost_is_woken(still: System) -> N
     assert (await still.receive())[0]["body"]["task_id"] == ids[1]
 
 
-async def test_the_reconciler_goes_round_everything_in_steps(
+async def test_reconciler_visits_all_tasks_in_steps(
     still: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconciler, "_WALKED", 2)
@@ -450,7 +448,7 @@ async def sweep(system: System) -> None:
         continue
 
 
-async def test_an_ended_run_goes_with_all_its_traces_after_its_time(still: System, clock: ManualClock) -> None:
+async def test_expired_run_is_deleted_with_all_its_rows(still: System, clock: ManualClock) -> None:
     accepted = await ended(still)
     clock.advance(14 * 86_400)
     await sweep(still)
@@ -461,7 +459,7 @@ async def test_an_ended_run_goes_with_all_its_traces_after_its_time(still: Syste
     assert (await still.user("GET", f"/v1/runs/{accepted['run_id']}")).status_code == 404
 
 
-async def test_a_named_job_and_what_has_not_ended_stay(still: System, clock: ManualClock) -> None:
+async def test_named_jobs_and_unfinished_runs_are_kept(still: System, clock: ManualClock) -> None:
     await ended(still, name="kept")
     live = await still.submit([0])
     clock.advance(15 * 86_400)
@@ -494,7 +492,7 @@ async def test_two_retentions_at_once_delete_everything_once(still: System, cloc
     assert await left(still, *TRACES) == dict.fromkeys(TRACES, 0)
 
 
-async def test_records_of_requests_and_workers_do_not_pile_up(still: System, clock: ManualClock) -> None:
+async def test_old_request_and_worker_records_are_deleted(still: System, clock: ManualClock) -> None:
     body = {"operator": "echo", "tasks": [1]}
     await still.user("POST", "/v1/jobs", json=body, headers={"Idempotency-Key": "k"})
     await still.receive()
@@ -582,7 +580,7 @@ async def explained(system: System, task_id: str) -> tuple[str, str]:
     return body["reason"], body["detail"]
 
 
-async def test_explain_tells_what_a_queued_task_waits_for(still: System, clock: ManualClock) -> None:
+async def test_explain_shows_what_a_queued_task_waits_for(still: System, clock: ManualClock) -> None:
     task_id = await still.one()
     reason, detail = await explained(still, task_id)
     assert (reason, "interlock serve worker --runtime platform" in detail) == ("no_worker", True)
@@ -615,7 +613,7 @@ async def test_explain_names_the_limit_that_a_task_waits_for(still: System, scal
     assert (reason, said in detail, "1 in flight" in detail) == ("limit_reached", True, True)
 
 
-async def test_explain_tells_who_holds_a_running_task_and_until_when(still: System, clock: ManualClock) -> None:
+async def test_explain_shows_holder_and_lease_of_a_running_task(still: System, clock: ManualClock) -> None:
     task_id = await still.one(policy={"lease_seconds": 30, "timeout_seconds": 300})
     await still.claim(task_id, "worker-7")
     reason, detail = await explained(still, task_id)
@@ -626,7 +624,7 @@ async def test_explain_tells_who_holds_a_running_task_and_until_when(still: Syst
     assert (await explained(still, task_id))[0] == "cancel_requested"
 
 
-async def test_explain_tells_why_a_task_failed_and_when_it_runs_again(still: System, clock: ManualClock) -> None:
+async def test_explain_shows_the_failure_and_the_next_retry(still: System, clock: ManualClock) -> None:
     policy = {"max_attempts": 2, "backoff_seconds": 60, "jitter": 0, "non_retryable": ["Fatal"]}
     task_id, fatal = await still.one(policy=policy), await still.one(policy=policy)
     await still.complete(await still.claim(task_id), "Failed", error_class="Boom", error_message="first")
@@ -645,7 +643,7 @@ async def test_explain_tells_why_a_task_failed_and_when_it_runs_again(still: Sys
     assert (reason, "not retryable" in detail) == ("dead_letter", True)
 
 
-async def test_explain_tells_how_an_ended_task_ended(still: System) -> None:
+async def test_explain_shows_the_outcome_of_an_ended_task(still: System) -> None:
     done, gone = await still.one(), await still.one()
     await still.complete(await still.claim(done, "worker-7"))
     await still.user("POST", f"/v1/tasks/{gone}/cancel")
@@ -654,12 +652,12 @@ async def test_explain_tells_how_an_ended_task_ended(still: System) -> None:
     assert (await explained(still, gone))[0] == "canceled"
 
 
-async def test_explain_waits_for_nobody_in_the_dispatcher_runtime(still: System) -> None:
+async def test_explain_expects_no_worker_in_the_dispatcher_runtime(still: System) -> None:
     task_id = await still.one(runtime="dispatcher")
     assert (await explained(still, task_id))[0] == "waiting_for_worker"
 
 
-async def test_a_worker_that_asked_lately_is_listed(still: System, clock: ManualClock) -> None:
+async def test_recently_active_worker_is_listed(still: System, clock: ManualClock) -> None:
     await still.receive("platform", worker_id="worker-7")
 
     async def listed() -> list[Any]:

@@ -18,8 +18,8 @@ from interlock.stores.valkey import Coordination
 from interlock.tasks.limits import Rates
 from interlock.tasks.shards import Rate
 from interlock.telemetry import SET_ASIDE
-from tests.support.ingests import Intake, intake
-from tests.support.sources import active_job, deploy, make_tasks, source_job
+from tests.support.source_dags import active_job, deploy, make_tasks, source_job
+from tests.support.staged_lists import Intake, intake
 from tests.support.system import System, fence, running
 
 RATE = {"rate": {"key": "/h", "per_second": 5}}

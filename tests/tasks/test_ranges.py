@@ -13,7 +13,7 @@ from interlock.dags import range_operators
 from interlock.dags.checks import AGGREGATOR
 from interlock.tasks.inline_runtime import Call, InlineOperator, InlineRunner, Reaction
 from interlock.tasks.outbox_relay import TaskRef
-from tests.support.pipelines import Flow
+from tests.support.deployed_dags import DeployedDags
 from tests.support.system import System
 
 DAG = """
@@ -51,19 +51,19 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         failpoints.disarm(name)
 
 
-async def deployed(system: System, operator: str) -> Flow:
-    flow = Flow(system)
-    await flow.deploy(DAG.replace("OPERATOR", operator))
+async def deployed(system: System, operator: str) -> DeployedDags:
+    flow = DeployedDags(system)
+    await flow.start(DAG.replace("OPERATOR", operator))
     return flow
 
 
-async def worked(flow: Flow) -> None:
+async def worked(flow: DeployedDags) -> None:
     """Runs the loops until the dispatcher has no work left."""
     while await flow.run("router", "relay", "retries"):
         await flow.system.kernel.tasks.inline.drain(20)
 
 
-async def events_of(flow: Flow, start: int) -> int:
+async def events_of(flow: DeployedDags, start: int) -> int:
     return int(
         await flow.system.value(
             "select count(*) from interlock.dataset_events where dataset_version = $1 and range_start = $2",
@@ -73,7 +73,7 @@ async def events_of(flow: Flow, start: int) -> int:
     )
 
 
-async def kept(flow: Flow) -> str:
+async def kept(flow: DeployedDags) -> str:
     return str(await flow.system.value("select state from interlock.operator_state"))
 
 
@@ -101,7 +101,7 @@ async def test_a_stream_becomes_ranges_as_they_are_completed(still: System) -> N
     assert [await events_of(flow, start) for start, _ in tens(10)] == [1] * 10
 
 
-async def test_a_rewritten_part_of_the_stream_tells_its_ranges_again(still: System) -> None:
+async def test_rewritten_part_of_a_stream_emits_its_ranges_again(still: System) -> None:
     flow = await deployed(still, "range_aggregator")
     await flow.report("chain", "feed", 95)
     await worked(flow)
@@ -115,7 +115,7 @@ async def test_a_rewritten_part_of_the_stream_tells_its_ranges_again(still: Syst
     assert await kept(flow) == '{"next":90}'
 
 
-async def test_rewrites_that_wait_together_are_all_told(still: System) -> None:
+async def test_rewrites_that_wait_together_are_all_emitted(still: System) -> None:
     flow = await deployed(still, "range_aggregator")
     await flow.report("chain", "feed", 95)
     await worked(flow)
@@ -128,7 +128,7 @@ async def test_rewrites_that_wait_together_are_all_told(still: System) -> None:
 
 
 @pytest.mark.parametrize("name", ["complete.before_commit", "events.before_commit"])
-async def test_a_dispatcher_that_dies_on_the_way_tells_nothing_twice_and_skips_nothing(
+async def test_crashed_dispatcher_emits_nothing_twice_and_skips_nothing(
     still: System, clock: ManualClock, name: str
 ) -> None:
     flow = await deployed(still, "range_aggregator")
@@ -152,7 +152,7 @@ async def test_a_dispatcher_that_dies_on_the_way_tells_nothing_twice_and_skips_n
     assert await kept(flow) == '{"next":90}'
 
 
-async def test_a_state_that_somebody_else_has_moved_costs_no_attempt(still: System) -> None:
+async def test_concurrently_changed_state_uses_up_no_attempt(still: System) -> None:
     flow = await deployed(still, "range_aggregator")
     await flow.report("chain", "feed", 15)
     await worked(flow)
@@ -181,7 +181,7 @@ async def test_a_state_that_somebody_else_has_moved_costs_no_attempt(still: Syst
     assert await kept(flow) == '{"next":30}'
 
 
-async def test_partitions_that_come_all_at_once_become_ranges_without_a_failed_attempt(still: System) -> None:
+async def test_simultaneous_partitions_become_ranges_without_a_failure(still: System) -> None:
     flow = await deployed(still, "range_aggregator")
     fives = [(5 * n, 5 * n + 4) for n in range(40)]
     await flow.report("chain", "feed", *fives)
@@ -189,12 +189,12 @@ async def test_partitions_that_come_all_at_once_become_ranges_without_a_failed_a
     assert await flow.partitions("chain", "hours") == tens(20)
     assert await kept(flow) == '{"next":0,"there":[[0,199]]}'
     assert await still.value("select count(*) from interlock.attempts") == 0
-    await flow.report("chain", "feed", (15, 19), sequence=1)
+    await flow.report("chain", "feed", (15, 19))
     await worked(flow)
     assert [await events_of(flow, start) for start in (0, 10, 20)] == [1, 2, 1]
 
 
-async def test_what_an_operator_says_that_does_not_fit_is_a_failed_attempt(still: System) -> None:
+async def test_invalid_operator_output_is_a_failed_attempt(still: System) -> None:
     flow = await deployed(still, "range_splitter")
     await still.value(
         "update interlock.dataset_versions set progress = 'cursor', cursor = 3 where dataset_version = $1",

@@ -12,7 +12,7 @@ from valkey.asyncio import Valkey
 
 from interlock.clock import ManualClock
 from interlock.stores.embedded import EmbeddedValkey
-from tests.support.shards import submit_sharded
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System, running
 
 URLS = [{"url": f"https://{host}.example/{n}"} for n in range(60) for host in ("busy", "quiet")]
@@ -40,7 +40,7 @@ async def begun(system: System) -> Counter[str]:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shard 0", "own shard"])
-async def test_tasks_of_a_key_begin_no_more_often_than_its_rate(paced: System, clock: ManualClock, own: bool) -> None:
+async def test_tasks_of_a_key_start_at_most_at_its_rate(paced: System, clock: ManualClock, own: bool) -> None:
     limits = {"rate": {"key": "host", "per_second": 5}}
     await (submit_sharded if own else System.submit)(paced, URLS, limits=limits)
     total = await begun(paced)
@@ -56,7 +56,7 @@ async def test_tasks_of_a_key_begin_no_more_often_than_its_rate(paced: System, c
     assert await paced.value(dead) == 0
 
 
-async def test_what_has_no_key_is_not_held_back(paced: System) -> None:
+async def test_task_without_a_key_is_not_rate_limited(paced: System) -> None:
     payloads: list[Any] = [{"tenant": "a"}, {"tenant": "a"}, {"tenant": None}, {}, 5, "text"]
     run = await paced.submit(payloads, limits={"rate": {"key": "/tenant", "per_second": 1}})
     (message,) = await paced.receive(max_messages=10)
@@ -65,7 +65,7 @@ async def test_what_has_no_key_is_not_held_back(paced: System) -> None:
     assert (await paced.run(run["run_id"]))["state"] == "Running"
 
 
-async def test_both_limits_of_a_run_hold_at_once(paced: System, clock: ManualClock) -> None:
+async def test_both_limits_of_a_run_apply_together(paced: System, clock: ManualClock) -> None:
     limits = {"rate": {"key": "host", "per_second": 5}, "max_concurrency": 8}
     await paced.submit(URLS, limits=limits)
     assert (await begun(paced)).total() == 8

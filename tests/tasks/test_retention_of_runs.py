@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interlock.clock import ManualClock
-from tests.support.shards import submit_sharded
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System, running
 
 DAY = 86_400

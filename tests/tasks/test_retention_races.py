@@ -34,9 +34,7 @@ async def deleted_beside(system: System, renew: Callable[[Connection], Awaitable
     return await deleting
 
 
-async def test_a_request_that_comes_again_just_as_its_record_expires_is_remembered(
-    still: System, clock: ManualClock
-) -> None:
+async def test_request_repeated_as_its_record_expires_is_recognised(still: System, clock: ManualClock) -> None:
     record = {"org_id": still.org_id, "endpoint": "POST /v1/jobs", "key": "again", "request_hash": b"hash"}
 
     async def remember(connection: Connection) -> Any:
@@ -49,7 +47,7 @@ async def test_a_request_that_comes_again_just_as_its_record_expires_is_remember
     assert await still.value("select count(*) from interlock.idempotency_keys where expires_at > $1", clock.now()) == 1
 
 
-async def test_a_capability_that_is_renewed_just_as_it_expires_stays_good(still: System, clock: ManualClock) -> None:
+async def test_capability_renewed_as_it_expires_stays_valid(still: System, clock: ManualClock) -> None:
     sql = queries("access", "principals")
     async with still.kernel.stores.database.connection() as connection:
         capability: UUID = await sql.insert_capability(

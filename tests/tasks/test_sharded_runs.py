@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from interlock.tasks.shards import shard_of
-from tests.support.shards import submit_sharded
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System, fence
 
 TASKS = [{"n": n} for n in range(10)]
@@ -28,7 +28,7 @@ async def statuses(system: System, run: dict[str, Any]) -> list[str]:
     return [task["status"] for task in reply.json()["tasks"]]
 
 
-async def test_tasks_are_claimed_by_range_and_completed_through_tokens_that_tell_the_shard(still: System) -> None:
+async def test_tasks_are_claimed_by_range_and_completed_by_shard_tokens(still: System) -> None:
     run = await submit_sharded(still, TASKS)
     claims = await claimed(still, run)
     assert len(claims) == 10
@@ -99,7 +99,7 @@ async def test_an_attempt_without_heartbeats_is_reaped_and_its_late_report_still
     )["counts"]
 
 
-async def test_a_run_is_canceled_and_what_is_given_back_ends(still: System) -> None:
+async def test_canceled_run_ends_its_released_tasks(still: System) -> None:
     run = await submit_sharded(still, TASKS)
     held = await claimed(still, run, 0, 1)
     assert (await still.user("POST", f"/v1/runs/{run['run_id']}/cancel")).status_code == 200

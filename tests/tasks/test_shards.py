@@ -10,8 +10,8 @@ import pytest
 from interlock.stores.postgres import Database
 from interlock.tasks import shards
 from interlock.tasks.shards import shard_of
-from tests.support.patience import answered
-from tests.support.shards import submit_sharded
+from tests.support.polls import answered
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System
 
 
@@ -30,7 +30,7 @@ async def attached(system: System) -> set[str]:
 
 
 @pytest.mark.parametrize("shard", [0, 1, 17, 2**31 - 1])
-async def test_a_lease_token_tells_its_shard_in_python_as_in_sql(shared: System, shard: int) -> None:
+async def test_shard_of_a_lease_token_is_equal_in_python_and_sql(shared: System, shard: int) -> None:
     tokens = {await shared.value("select interlock.lease_token($1)", shard) for _ in range(20)}
     assert len(tokens) == 20
     for token in tokens:
@@ -38,12 +38,12 @@ async def test_a_lease_token_tells_its_shard_in_python_as_in_sql(shared: System,
         assert await shared.value("select interlock.shard_of($1)", token) == shard
 
 
-def test_tokens_of_other_makers_are_of_shard_0() -> None:
+def test_other_tokens_belong_to_shard_0() -> None:
     assert shard_of(uuid4()) == 0
     assert shard_of(UUID("ffffffff-0000-8000-8000-000000000000")) == 0
 
 
-async def test_a_shard_is_made_finished_and_dropped_as_often_as_one_likes(shared: System) -> None:
+async def test_shard_operations_are_idempotent(shared: System) -> None:
     run_id = (await submit_sharded(shared, [{"n": n} for n in range(5)]))["run_id"]
     shard = await shard_of_run(shared, run_id)
     assert f"tasks_{shard}" in await attached(shared)
@@ -58,7 +58,7 @@ async def test_a_shard_is_made_finished_and_dropped_as_often_as_one_likes(shared
     assert not await shared.value("select interlock.finish_shard($1)", shard)
 
 
-async def test_a_run_that_is_to_be_deleted_gets_no_shard(shared: System) -> None:
+async def test_run_marked_for_deletion_gets_no_shard(shared: System) -> None:
     accepted = await shared.submit([{"n": 1}])
     made = "select interlock.create_shard($1, $2, $3, $4, 3, 0)"
     run, job = UUID(accepted["run_id"]), UUID(accepted["job_id"])
@@ -84,7 +84,7 @@ async def test_a_shard_has_the_keys_that_tasks_of_runs_have_in_shard_0(shared: S
     assert sorted(await shared.value(options, f"tasks_{shard}")) == sorted(await shared.value(options, "tasks_0"))
 
 
-async def test_claims_go_on_while_a_drop_waits_for_somebody(shared: System) -> None:
+async def test_claims_continue_while_a_drop_waits_for_a_lock(shared: System) -> None:
     """The drop of a shard that a reader has locked gives up, and blocks no other work while it waits."""
     held = (await submit_sharded(shared, [{"n": 1}]))["run_id"]
     shard = await shard_of_run(shared, held)

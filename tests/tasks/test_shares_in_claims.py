@@ -12,7 +12,7 @@ import pytest
 
 from interlock.tasks import postgres_queue
 from interlock.tasks.queue import Outgoing
-from tests.support.shards import submit_sharded
+from tests.support.sharded_runs import submit_sharded
 from tests.support.system import System, running
 
 SIZE = 100
@@ -94,7 +94,7 @@ async def rounds(system: System, count: int, limit: int = 10) -> Counter[str]:
 
 
 @pytest.mark.slow
-async def test_of_two_large_runs_the_second_goes_as_fast_as_the_first_from_its_beginning(system: System) -> None:
+async def test_second_large_run_gets_an_equal_share_from_its_start(system: System) -> None:
     first = await large(system, 100_000)
     assert (await rounds(system, 5))[first] == 5_000
     second = await large(system, 100_000)
@@ -107,7 +107,7 @@ async def test_of_two_large_runs_the_second_goes_as_fast_as_the_first_from_its_b
 
 
 @pytest.mark.slow
-async def test_a_run_of_ten_tasks_beside_one_of_a_million_ends_within_a_few_rounds(system: System) -> None:
+async def test_small_run_beside_a_huge_one_ends_within_a_few_rounds(system: System) -> None:
     await large(system, 1_000_000)
     await rounds(system, 3)
     small = await system.submit([{"n": n} for n in range(10)])
@@ -116,7 +116,7 @@ async def test_a_run_of_ten_tasks_beside_one_of_a_million_ends_within_a_few_roun
     assert (await system.run(small["run_id"]))["state"] == "Completed"
 
 
-async def test_a_small_run_is_not_kept_by_a_thousand_messages_of_its_own_lane(system: System) -> None:
+async def test_small_run_does_not_wait_behind_a_thousand_messages(system: System) -> None:
     for _ in range(20):
         await system.submit([{"n": n} for n in range(900)])
     await rounds(system, 1)
@@ -127,7 +127,7 @@ async def test_a_small_run_is_not_kept_by_a_thousand_messages_of_its_own_lane(sy
     assert done[small["run_id"]] == 10
 
 
-async def test_tasks_that_take_long_leave_half_of_the_places_to_those_that_do_not(
+async def test_long_tasks_leave_half_of_the_slots_to_short_ones(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slow tasks run until the end; quick tasks end immediately, long before the queue reads the shares again."""
@@ -155,7 +155,7 @@ async def test_an_org_with_many_runs_gets_no_more_than_one_with_one(system: Syst
     assert 200 <= bodies['{"alone": true}'] <= 330
 
 
-async def test_who_is_new_in_the_normal_lane_does_not_wait_until_somebody_looks(
+async def test_new_share_in_the_normal_lane_does_not_wait_for_a_reload(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_queue, "_LOOK_SECONDS", 3600.0)
@@ -167,7 +167,7 @@ async def test_who_is_new_in_the_normal_lane_does_not_wait_until_somebody_looks(
     assert (await rounds(system, 1))[small["run_id"]] == 10
 
 
-async def test_messages_of_nobody_are_received_beside_the_shares(system: System) -> None:
+async def test_messages_without_a_share_are_received_too(system: System) -> None:
     """Messages from before the introduction of shares have no org and no share."""
     queue = system.kernel.tasks.queue
     for n in range(4):
@@ -179,7 +179,7 @@ async def test_messages_of_nobody_are_received_beside_the_shares(system: System)
     assert seen == {'"0"': 50, '"1"': 50, '"2"': 50, '"3"': 50, '"nobody"': 50}
 
 
-async def test_a_task_that_waits_for_its_turn_says_so(system: System) -> None:
+async def test_explain_shows_a_task_waiting_for_its_share(system: System) -> None:
     first, second = await large(system, 1_000), await system.submit([{"n": 1}], priority="bulk")
     task_id = (await system.task_ids(second["run_id"]))[0]
     await system.receive(max=1)

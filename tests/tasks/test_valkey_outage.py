@@ -59,7 +59,7 @@ def frozen(server: EmbeddedValkey) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-async def test_a_limited_run_waits_while_valkey_is_killed_and_goes_on_when_it_is_back(
+async def test_limited_run_waits_during_a_valkey_outage_and_resumes(
     limited: System, clock: ManualClock, valkey: EmbeddedValkey, limit: str
 ) -> None:
     await valkey.stop()
@@ -88,16 +88,14 @@ async def test_a_limited_run_waits_while_valkey_is_killed_and_goes_on_when_it_is
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-async def test_a_valkey_that_hangs_lets_no_limited_task_begin(
-    limited: System, valkey: EmbeddedValkey, limit: str
-) -> None:
+async def test_hanging_valkey_starts_no_limited_task(limited: System, valkey: EmbeddedValkey, limit: str) -> None:
     await limited.submit(TASKS, limits=LIMITS[limit])
     with frozen(valkey):
         assert await taken(limited) == []
     assert await running_now(limited) == 0
 
 
-async def test_what_runs_when_valkey_dies_completes_and_its_places_are_free_afterwards(
+async def test_running_tasks_complete_in_a_valkey_outage_and_free_slots(
     limited: System, clock: ManualClock, valkey: EmbeddedValkey
 ) -> None:
     run = await limited.submit(TASKS[:5], limits=LIMITS["max_concurrency"])
@@ -110,14 +108,14 @@ async def test_what_runs_when_valkey_dies_completes_and_its_places_are_free_afte
     assert (await limited.run(run["run_id"]))["state"] == "Completed"
 
 
-async def test_a_task_without_a_key_of_its_rate_begins_without_valkey(limited: System, valkey: EmbeddedValkey) -> None:
+async def test_task_without_a_rate_key_starts_without_valkey(limited: System, valkey: EmbeddedValkey) -> None:
     await valkey.stop()
     await limited.submit([{"tenant": "a"}, {}], limits={"rate": {"key": "/tenant", "per_second": 1}})
     assert [claim["task"]["payload"] for claim in await taken(limited)] == [{}]
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-async def test_without_a_valkey_url_no_limited_task_begins(
+async def test_without_a_valkey_url_no_limited_task_starts(
     state_url: str, tmp_path: Path, clock: ManualClock, limit: str
 ) -> None:
     async with running(state_url, tmp_path, clock) as system:

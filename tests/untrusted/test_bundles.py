@@ -13,7 +13,7 @@ import pytest
 from interlock.clock import ManualClock
 from interlock.failpoints import arm, disarm
 from tests.conftest import copied
-from tests.support.bundles import HANDLER, sha256, upload, zipped
+from tests.support.code_bundles import HANDLER, sha256, upload, zipped
 from tests.support.system import System, running
 
 RUNNER = "http://127.0.0.1:9"
@@ -63,7 +63,7 @@ async def config_of(system: System, dag: str) -> dict[str, Any]:
     return found
 
 
-async def test_an_upload_is_kept_by_its_digest_and_says_what_is_in_it(shared: System) -> None:
+async def test_upload_is_stored_by_digest_and_lists_its_content(shared: System) -> None:
     data = content("kept")
     view = await upload(shared, data, "kept")
     assert view["sha256"] == sha256(data)
@@ -73,7 +73,7 @@ async def test_an_upload_is_kept_by_its_digest_and_says_what_is_in_it(shared: Sy
     assert stored(shared, sha256(data)).read_bytes() == data
 
 
-async def test_the_same_content_again_is_the_same_bundle_with_one_more_name(shared: System) -> None:
+async def test_same_content_is_one_bundle_with_another_name(shared: System) -> None:
     data = content("again")
     first = await upload(shared, data, "first-name")
     second = await upload(shared, data, "second-name")
@@ -108,7 +108,7 @@ async def test_bundles_are_listed_by_pages(shared: System) -> None:
         (zipped({"noise": b"\0" * 200_000}), 413, "bundle_too_large"),
     ],
 )
-async def test_what_is_no_bundle_is_refused_and_leaves_nothing(
+async def test_invalid_bundle_is_refused_and_leaves_nothing(
     shared: System, body: bytes, status: int, code: str
 ) -> None:
     reply = await shared.user("POST", "/v1/bundles", content=body, headers={"Content-Type": "application/zip"})
@@ -116,7 +116,7 @@ async def test_what_is_no_bundle_is_refused_and_leaves_nothing(
     assert not stored(shared, sha256(body)).exists()
 
 
-async def test_an_upload_says_that_it_is_a_zip_and_has_a_sane_name(shared: System) -> None:
+async def test_upload_requires_the_zip_type_and_a_valid_name(shared: System) -> None:
     reply = await shared.user("POST", "/v1/bundles", content=b"{}", headers={"Content-Type": "application/json"})
     assert reply.status_code == 415
     reply = await shared.user("POST", "/v1/bundles?name=sha256:abc", content=zipped())
@@ -139,7 +139,7 @@ async def test_another_org_sees_nothing_of_a_bundle(shared: System) -> None:
     assert "there is no bundle 'secret'" in reply.text
 
 
-async def test_a_reader_may_look_and_not_upload(shared: System) -> None:
+async def test_reader_may_not_upload(shared: System) -> None:
     made = await shared.user("POST", "/v1/keys", json={"user": "r", "role": "reader"})
     reader = made.json()["key"]
     assert (await shared.user("GET", "/v1/bundles", key=reader)).status_code == 200
@@ -149,7 +149,7 @@ async def test_a_reader_may_look_and_not_upload(shared: System) -> None:
 # Jobs
 
 
-async def test_a_deployed_job_is_pinned_to_what_the_name_stood_for(shared: System) -> None:
+async def test_deployed_job_is_pinned_to_the_digest_of_its_bundle(shared: System) -> None:
     old = await upload(shared, content("pinned 1"), "pinned")
     first = await deploy(shared, udf("pinned", name="pinning"))
     assert first.status_code == 200, first.text
@@ -181,7 +181,7 @@ async def test_a_deployed_job_is_pinned_to_what_the_name_stood_for(shared: Syste
         (udf("checked").replace("operator: udf", "operator: echo"), "runs only bundles"),
     ],
 )
-async def test_a_dag_with_a_wrong_bundle_is_told_in_which_line(shared: System, yaml: str, what: str) -> None:
+async def test_invalid_bundle_in_a_dag_is_reported_with_its_line(shared: System, yaml: str, what: str) -> None:
     await upload(shared, content("checked"), "checked")
     reply = await deploy(shared, yaml)
     assert reply.status_code == 400
@@ -219,9 +219,7 @@ async def test_a_bundle_that_a_job_uses_is_not_deleted(shared: System) -> None:
 # Deletion, and cleanup after crashes
 
 
-async def test_a_deleted_bundle_is_gone_at_once_and_its_zip_with_the_next_sweep(
-    still: System, clock: ManualClock
-) -> None:
+async def test_deleted_bundle_is_gone_and_its_zip_is_swept(still: System, clock: ManualClock) -> None:
     view = await upload(still, content("doomed"), "doomed")
     assert (await still.user("DELETE", "/v1/bundles/doomed")).json()["sha256"] == view["sha256"]
     assert (await still.user("GET", f"/v1/bundles/{view['sha256']}")).status_code == 404
@@ -241,7 +239,7 @@ async def test_a_bundle_that_comes_back_before_the_sweep_stays(still: System, cl
     assert stored(still, view["sha256"]).exists()
 
 
-async def test_the_zip_of_an_upload_that_died_is_swept(still: System, clock: ManualClock) -> None:
+async def test_zip_of_a_failed_upload_is_swept(still: System, clock: ManualClock) -> None:
     async def die() -> None:
         raise RuntimeError("died")
 
@@ -261,7 +259,7 @@ async def test_the_zip_of_an_upload_that_died_is_swept(still: System, clock: Man
     assert not stored(still, digest).exists()
 
 
-async def test_a_job_and_a_delete_at_the_same_moment_do_not_both_succeed(shared: System) -> None:
+async def test_concurrent_job_and_delete_do_not_both_succeed(shared: System) -> None:
     view = await upload(shared, content("raced"), "raced")
     held, go = asyncio.Event(), asyncio.Event()
 
@@ -285,7 +283,7 @@ async def test_a_job_and_a_delete_at_the_same_moment_do_not_both_succeed(shared:
 
 
 async def _blocked(system: System) -> None:
-    from tests.support.patience import answered
+    from tests.support.polls import answered
 
     waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
     await answered(lambda: system.value(waiting))

@@ -17,8 +17,8 @@ from interlock.clock import ManualClock
 from interlock.processes.loop import forever
 from interlock.stores.embedded import EmbeddedValkey
 from tests.conftest import copied
-from tests.support.bundles import sha256, upload, zipped
-from tests.support.runners import TOKEN, Invocation, ScriptedRunner, exited, scripted_runner
+from tests.support.code_bundles import sha256, upload, zipped
+from tests.support.scripted_runner import TOKEN, Invocation, ScriptedRunner, exited, scripted_runner
 from tests.support.system import System, running, until
 
 LOOPS = ("relay", "retries", "reaper")
@@ -101,9 +101,7 @@ def completing(system: System) -> Any:
     return behave
 
 
-async def test_an_invocation_has_all_that_the_code_needs_and_ends_by_its_own_report(
-    site: System, runner: ScriptedRunner
-) -> None:
+async def test_invocation_has_all_inputs_and_ends_by_its_own_report(site: System, runner: ScriptedRunner) -> None:
     runner.behaviour = completing(site)
     (task_id,) = await submit(site)
     task = await ended(site, task_id)
@@ -122,7 +120,7 @@ async def test_an_invocation_has_all_that_the_code_needs_and_ends_by_its_own_rep
     assert {"job", "inputs", "outputs", "lease_expires_at"} <= told.keys()
 
 
-async def test_the_bundle_url_reads_that_one_object_and_does_nothing_else(site: System, runner: ScriptedRunner) -> None:
+async def test_bundle_url_only_reads_its_object(site: System, runner: ScriptedRunner) -> None:
     runner.behaviour = completing(site)
     (task_id,) = await submit(site)
     await ended(site, task_id)
@@ -200,7 +198,7 @@ async def _broken(_: Invocation) -> web.StreamResponse:
         (_broken, "RunnerLost"),
     ],
 )
-async def test_a_runner_that_lies_is_a_failed_attempt(
+async def test_false_report_of_a_runner_is_a_failed_attempt(
     site: System, runner: ScriptedRunner, behaviour: Any, error_class: str
 ) -> None:
     runner.behaviour = behaviour
@@ -209,7 +207,7 @@ async def test_a_runner_that_lies_is_a_failed_attempt(
     assert (task["status"], task["error_class"]) == ("Failed", error_class)
 
 
-async def test_a_runner_that_dies_costs_one_attempt(site: System, runner: ScriptedRunner) -> None:
+async def test_killed_runner_uses_up_one_attempt(site: System, runner: ScriptedRunner) -> None:
     finish = completing(site)
 
     async def behave(invocation: Invocation) -> Any:
@@ -224,7 +222,7 @@ async def test_a_runner_that_dies_costs_one_attempt(site: System, runner: Script
     assert (await attempts(site, task_id))[0]["error_class"] == "RunnerLost"
 
 
-async def test_a_full_runner_costs_no_attempt_and_is_asked_again_soon(site: System, runner: ScriptedRunner) -> None:
+async def test_full_runner_uses_up_no_attempt_and_is_retried_soon(site: System, runner: ScriptedRunner) -> None:
     refusals = 2
     finish = completing(site)
 
@@ -244,9 +242,7 @@ async def test_a_full_runner_costs_no_attempt_and_is_asked_again_soon(site: Syst
     assert [each["outcome"] for each in await attempts(site, task_id)][:2] == ["Released", "Released"]
 
 
-async def test_no_more_invocations_than_places_are_open_and_a_freed_one_is_used_at_once(
-    site: System, runner: ScriptedRunner
-) -> None:
+async def test_open_invocations_never_exceed_the_slots(site: System, runner: ScriptedRunner) -> None:
     finish, gate = completing(site), asyncio.Semaphore(0)
 
     async def behave(invocation: Invocation) -> Any:
@@ -316,7 +312,7 @@ async def test_code_that_lingers_after_its_report_is_killed(site: System, runner
     await until(lambda: _is(runner.killed == 1))
 
 
-async def test_a_drain_kills_what_is_open_and_gives_it_back(
+async def test_drain_kills_open_invocations_and_releases_their_tasks(
     state_url: str, tmp_path_factory: pytest.TempPathFactory, runner: ScriptedRunner
 ) -> None:
     folder = tmp_path_factory.mktemp("drained")
@@ -332,9 +328,7 @@ async def test_a_drain_kills_what_is_open_and_gives_it_back(
         assert (task["status"], task["attempt"]) == ("Queued", 1)
 
 
-async def test_a_runner_that_is_away_costs_no_attempt_and_is_found_when_it_is_back(
-    state_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+async def test_unreachable_runner_uses_up_no_attempt(state_url: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     async with scripted_runner() as first:
         url = first.url
     settings: dict[str, Any] = {"runner_url": url, "runner_token": TOKEN, "relay_seconds": 0.05}
@@ -353,7 +347,7 @@ async def test_a_runner_that_is_away_costs_no_attempt_and_is_found_when_it_is_ba
         assert [each["outcome"] for each in await attempts(system, task_id)].count("Released") == 1, "asked, not tried"
 
 
-async def test_a_runner_that_refuses_the_token_gets_no_task_twice_in_a_row(
+async def test_runner_that_refuses_the_token_is_backed_off(
     state_url: str, tmp_path_factory: pytest.TempPathFactory, runner: ScriptedRunner
 ) -> None:
     folder = tmp_path_factory.mktemp("refused")
@@ -372,7 +366,7 @@ async def test_a_runner_that_refuses_the_token_gets_no_task_twice_in_a_row(
         assert len(await attempts(system, task_id)) == 1
 
 
-async def test_a_task_that_its_rate_holds_back_keeps_its_wake_up(
+async def test_rate_limited_task_keeps_its_wake_up(
     state_url: str, tmp_path: Path, clock: ManualClock, valkey: EmbeddedValkey, runner: ScriptedRunner
 ) -> None:
     at = {"runner_url": runner.url, "runner_token": TOKEN, "valkey_url": await valkey.start()}

@@ -17,9 +17,9 @@ from interlock.untrusted.runner.lambda_package import HANDLER, write
 from interlock.untrusted.runners import LambdaRunner, RunnerAway
 from tests.conftest import copied
 from tests.support.aws import Aws
-from tests.support.bundles import upload, zipped
+from tests.support.code_bundles import upload, zipped
+from tests.support.sandboxes import served
 from tests.support.system import System, running, until
-from tests.untrusted.sandboxes import served
 
 FUNCTION = "interlock-runner"
 
@@ -124,14 +124,14 @@ async def test_code_that_fails_in_the_function_is_a_failed_attempt_with_its_caus
     assert words in task["error_message"]
 
 
-async def test_a_process_that_detaches_itself_is_gone_before_the_next_invocation(site: System) -> None:
+async def test_detached_process_is_gone_before_the_next_invocation(site: System) -> None:
     task = await run(site, "lingering")
     assert task["status"] == "Completed", task["error_message"]
     await run(site, "plain")
     assert not psutil.pid_exists(task["result"])
 
 
-async def test_a_bundle_that_is_another_than_its_digest_says_is_not_run(site: System) -> None:
+async def test_bundle_with_a_wrong_digest_is_not_run(site: System) -> None:
     view = (await site.user("GET", "/v1/bundles/handlers")).json()
     root = Path(site.kernel.access.objects.root.removeprefix("file://"))
     stored = root / "bundles" / str(site.org_id) / f"{view['sha256']}.zip"
@@ -145,7 +145,7 @@ async def test_a_bundle_that_is_another_than_its_digest_says_is_not_run(site: Sy
     assert "does not match the SHA-256" in task["error_message"]
 
 
-async def test_a_function_that_is_not_there_is_a_runner_that_is_away(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_function_counts_as_an_unreachable_runner(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
     for endpoint in (aws.endpoint, "http://127.0.0.1:9"):
@@ -181,7 +181,7 @@ async def test_code_whose_objects_are_in_a_bucket_runs_in_the_function(
     assert (report.outcome, report.exit_code) == ("exited", 9), report
 
 
-def test_the_code_of_the_function_is_the_same_each_time_it_is_written(tmp_path: Path) -> None:
+def test_function_code_is_reproducible(tmp_path: Path) -> None:
     write(tmp_path / "1.zip")
     write(tmp_path / "2.zip")
     assert (tmp_path / "1.zip").read_bytes() == (tmp_path / "2.zip").read_bytes()

@@ -19,8 +19,8 @@ from interlock.http.listener import require_loopback
 from interlock.untrusted.runner.confinement import Interpreter
 from interlock.untrusted.runner.invocation import find_machine
 from interlock.untrusted.runner.server import Application, Rules, require_token
-from tests.support.patience import eventually
-from tests.untrusted.sandboxes import LIMITS, TOKEN, Runner, heard, packed, running, with_word, zipped
+from tests.support.polls import eventually
+from tests.support.sandboxes import LIMITS, TOKEN, Runner, heard, packed, running, with_word, zipped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are Linux's")
 

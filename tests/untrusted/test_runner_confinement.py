@@ -19,10 +19,8 @@ import pytest
 
 from interlock.untrusted.runner.cgroups import Parents
 from interlock.untrusted.runner.confinement import Walls
-from tests.support.patience import eventually
-from tests.support.strangers import answer, identity, stranger, terminating
-from tests.support.system import System
-from tests.untrusted.sandboxes import (
+from tests.support.polls import eventually
+from tests.support.sandboxes import (
     CANARY,
     CONFINEMENTS,
     ORDINARY,
@@ -34,6 +32,8 @@ from tests.untrusted.sandboxes import (
     with_word,
     zipped,
 )
+from tests.support.system import System
+from tests.support.third_party_servers import answer, identity, stranger, terminating
 from tests.untrusted.test_runner_forward import SMUGGLED
 
 pytestmark = [

@@ -14,9 +14,9 @@ import pytest
 
 from interlock.untrusted.runner.contract import Endpoints
 from interlock.untrusted.runner.forwarder import Forwarder, open_routes
-from tests.support.patience import PATIENCE
-from tests.support.strangers import answer, identity, stranger, terminating
+from tests.support.polls import PATIENCE
 from tests.support.system import System, fence
+from tests.support.third_party_servers import answer, identity, stranger, terminating
 
 HERE = b"User code may request only"
 TASK = b"/v1/task/heartbeat"
@@ -72,7 +72,7 @@ async def code(request: pytest.FixtureRequest, shared: System, localhost: Path) 
         yield addresses
 
 
-async def test_no_route_but_those_of_tasks_and_objects_is_reached(shared: System, code: Inside) -> None:
+async def test_only_task_and_object_routes_are_reachable(shared: System, code: Inside) -> None:
     reached = {}
     for url, port in ((shared.internal_url, code.dispatcher), (shared.gateway_url, code.gateway)):
         paths = (await shared.http.get(f"{url}/openapi.json")).json()["paths"]
@@ -117,7 +117,7 @@ SMUGGLED = {
 
 
 @pytest.mark.parametrize("form", SMUGGLED)
-async def test_no_form_of_a_request_gets_another_path_through(code: Inside, form: str) -> None:
+async def test_no_request_form_smuggles_another_path(code: Inside, form: str) -> None:
     got = await code.raw(SMUGGLED[form])
     assert b'"checks"' not in got, got  # part of the response of /healthz
     assert b"HTTP/1.1 200" not in got, got
@@ -149,7 +149,7 @@ async def test_the_platform_sees_its_own_host_name_and_a_verified_connection(loc
 
 
 @pytest.mark.parametrize("reply", [b"no HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Le"])
-async def test_a_reply_that_cannot_be_read_is_the_platforms_fault(reply: bytes) -> None:
+async def test_unreadable_reply_is_reported_as_a_platform_error(reply: bytes) -> None:
     async with stranger() as there, inside(there.url(""), "http://x") as code:
         there.says("/v1/task/heartbeat", reply)
         assert (await code.raw(HEAD + b"Content-Length: 0\r\n\r\n")).startswith(b"HTTP/1.1 502 ")
@@ -168,7 +168,7 @@ async def test_no_request_is_sent_to_a_server_whose_certificate_is_wrong(
     assert there.asked == []
 
 
-def test_each_url_has_an_address_of_its_own_and_a_bucket_keeps_its_own_in_a_network_of_its_own() -> None:
+def test_each_url_gets_its_own_address_and_a_bucket_keeps_its_name() -> None:
     endpoints = Endpoints("https://a/base/", "https://a", "https://b:17070", objects_in_bucket=True)
     with open_routes(endpoints, own_network=True) as routes:
         assert routes.urls == {

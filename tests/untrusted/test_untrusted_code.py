@@ -27,11 +27,11 @@ from interlock.processes.loop import forever
 from interlock.schemas import Column, DatasetSchema
 from interlock.settings import Settings
 from tests.conftest import copied
-from tests.support.buffers import Depot, depot
-from tests.support.bundles import upload, zipped
+from tests.support.buffered_datasets import Depot, depot
+from tests.support.code_bundles import upload, zipped
 from tests.support.dags import deploy
+from tests.support.dataset_files import marked, path_of
 from tests.support.datasets import claim_of
-from tests.support.files import marked, path_of
 from tests.support.system import System, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -88,7 +88,7 @@ def emitting(event, task):
 
 
 @dataclass
-class Site:
+class RunnerSystem:
     system: System
     depot: Depot
 
@@ -153,7 +153,7 @@ def runner_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 async def site(
     postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory, runner_url: str
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[RunnerSystem]:
     """A system with a query service and a sink, whose loops run like those of the dispatcher."""
     listener = bind("127.0.0.1:0", setting="query")
     settings: dict[str, Any] = {
@@ -173,38 +173,38 @@ async def site(
         services = [each for each in dispatcher_services(system.kernel) if each.name in ("relay", "router")]
         loops = [asyncio.create_task(forever(each)) for each in services]
         await upload(system, zipped({"handlers.py": CODE, "blocks.parquet": parquet()}), "code")
-        yield Site(system, both)
+        yield RunnerSystem(system, both)
         for loop in loops:
             loop.cancel()
         stop.set()
         await serving
 
 
-async def test_what_a_handler_returns_is_the_result(site: Site) -> None:
+async def test_return_value_of_a_handler_is_the_result(site: RunnerSystem) -> None:
     task = await site.run("plain")
     assert task["status"] == "Completed", task["error_message"]
     assert task["result"] == {"n": 5, "attempt": 1, "cwd": "/tmp"}
     assert (task["progress"], task["progress_text"]) == (0.5, "half")
 
 
-async def test_what_a_handler_raises_makes_the_attempt_fail(site: Site) -> None:
+async def test_exception_of_a_handler_fails_the_attempt(site: RunnerSystem) -> None:
     task = await site.run("broken")
     assert (task["error_class"], task["error_message"]) == ("LookupError", "there is no such thing")
 
 
-async def test_a_handler_that_leaves_without_a_word_is_a_failed_attempt(site: Site) -> None:
+async def test_handler_that_exits_silently_fails_the_attempt(site: RunnerSystem) -> None:
     task = await site.run("leaving")
     assert task["error_class"] == "RunnerExited"
     assert "exit code 7" in task["error_message"]
 
 
-async def test_a_handler_may_report_by_itself(site: Site) -> None:
+async def test_a_handler_may_report_by_itself(site: RunnerSystem) -> None:
     assert (await site.run("by_itself"))["result"] == {"said": "by itself"}
     task = await site.run("giving_up")
     assert (task["error_class"], task["error_message"]) == ("NotToday", "ask again tomorrow")
 
 
-async def test_published_rows_lie_under_the_attempts_own_prefix(site: Site) -> None:
+async def test_published_rows_lie_under_the_attempts_own_prefix(site: RunnerSystem) -> None:
     task = await site.run("publishing", output=True)
     assert task["status"] == "Completed", task["error_message"]
     assert task["result"] == {"same": True, "other": True, "first": task["result"]["first"]}
@@ -217,12 +217,12 @@ async def test_published_rows_lie_under_the_attempts_own_prefix(site: Site) -> N
     assert batch.decode().splitlines()[0] == '{"id":0,"amount":"1000000000000000000000000000000"}'
 
 
-async def test_publishing_outside_of_it_is_refused(site: Site) -> None:
+async def test_publishing_outside_the_prefix_is_refused(site: RunnerSystem) -> None:
     task = await site.run("elsewhere", output=True)
     assert (task["status"], task["error_class"]) == ("Failed", "TaskError")
 
 
-async def test_events_count_now_or_with_the_completion(site: Site) -> None:
+async def test_events_count_now_or_with_the_completion(site: RunnerSystem) -> None:
     task = await site.run("emitting", output=True)
     assert task["status"] == "Completed", task["error_message"]
     sql = "select count(*) from interlock.dataset_events where task_id = $1::uuid"
@@ -281,7 +281,7 @@ async def bring_transfers(system: System, start: int, end: int) -> None:
     assert reply.status_code == 200, reply.text
 
 
-async def test_the_example_queries_its_range_and_its_alerts_become_rows(site: Site, tmp_path: Path) -> None:
+async def test_the_example_queries_its_range_and_its_alerts_become_rows(site: RunnerSystem, tmp_path: Path) -> None:
     pack(EXAMPLES / "bundles" / "alerts", tmp_path / "alerts.zip")
     await upload(site.system, (tmp_path / "alerts.zip").read_bytes(), "alerts")
     await deploy(site.system, FEED)
@@ -323,7 +323,7 @@ jobs:
 """
 
 
-async def test_a_file_that_a_handler_writes_is_a_partition_once_it_has_completed(site: Site) -> None:
+async def test_file_of_a_handler_is_a_partition_after_its_completion(site: RunnerSystem) -> None:
     await deploy(site.system, WRITING)
     told = {"events": [{"start": 0, "end": 9}]}
     assert (await site.system.user("POST", "/v1/dags/writing/jobs/feed/events", json=told)).is_success

@@ -24,9 +24,9 @@ from interlock.webhooks.delivery import WebhookDeliveries
 from interlock.wire.webhooks import SIGNATURE, DeliveryStatus, RunEnd, WebhookRequest, signed
 from tests.cli.test_cli import Terminal
 from tests.conftest import copied
-from tests.support.patience import eventually
-from tests.support.receivers import Answer, Receiver, receiving
+from tests.support.polls import eventually
 from tests.support.system import System, fence, running, until
+from tests.support.webhook_receiver import Answer, Receiver, receiving
 
 HOUR = 3600.0
 
@@ -55,7 +55,7 @@ async def shared(
         yield started
 
 
-class Site:
+class JobWithWebhook:
     """A job, and a webhook that receives only events of its runs."""
 
     def __init__(self, system: System, receiver: Receiver, clock: ManualClock) -> None:
@@ -64,7 +64,7 @@ class Site:
         self.path = f"/{self.name}"
         self.secret = ""
 
-    async def made(self, **request: Any) -> Site:
+    async def made(self, **request: Any) -> JobWithWebhook:
         body = {"name": self.name, "job": self.name, "url": self.receiver.url + self.path} | request
         reply = await self.system.user("POST", "/v1/webhooks", json=body)
         assert reply.status_code == 201, reply.text
@@ -122,8 +122,8 @@ class Site:
 
 
 @pytest.fixture
-async def site(shared: System, receiver: Receiver, clock: ManualClock) -> AsyncIterator[Site]:
-    one = Site(shared, receiver, clock)
+async def site(shared: System, receiver: Receiver, clock: ManualClock) -> AsyncIterator[JobWithWebhook]:
+    one = JobWithWebhook(shared, receiver, clock)
     yield one
     await shared.user("DELETE", f"/v1/webhooks/{one.name}")
 
@@ -140,8 +140,8 @@ async def site(shared: System, receiver: Receiver, clock: ManualClock) -> AsyncI
         (["Canceled"], "run.canceled", "Canceled"),
     ],
 )
-async def test_the_end_of_a_run_is_told_with_the_run_as_it_was(
-    site: Site, statuses: list[str], event: str, state: str
+async def test_run_end_event_contains_the_run_at_that_moment(
+    site: JobWithWebhook, statuses: list[str], event: str, state: str
 ) -> None:
     await site.made()
     run_id = await site.ended(*statuses)
@@ -157,7 +157,7 @@ async def test_the_end_of_a_run_is_told_with_the_run_as_it_was(
     assert call.delivery == str(told.id) == found["delivery_id"] == call.headers["idempotency-key"]
 
 
-async def test_only_what_was_asked_for_is_told(site: Site) -> None:
+async def test_webhook_receives_only_subscribed_events(site: JobWithWebhook) -> None:
     await site.made(events=["run.failed"])
     await site.ended("Completed")
     await site.ended("Failed")
@@ -165,13 +165,13 @@ async def test_only_what_was_asked_for_is_told(site: Site) -> None:
     assert site.told == ["run.failed"]
 
 
-async def test_other_jobs_and_dags_are_not_told(site: Site) -> None:
+async def test_webhook_of_a_job_ignores_other_jobs_and_dags(site: JobWithWebhook) -> None:
     await site.made(job=site.name, dag="no-such-dag")
     await site.ended("Completed")
     assert await site.deliveries() == []
 
 
-async def test_a_run_of_another_org_is_not_told(site: Site) -> None:
+async def test_webhook_ignores_runs_of_other_orgs(site: JobWithWebhook) -> None:
     await site.made(job=None)
     name = f"rival-{uuid4().hex[:8]}"
     await site.system.user("POST", "/v1/orgs", json={"name": name})
@@ -182,14 +182,14 @@ async def test_a_run_of_another_org_is_not_told(site: Site) -> None:
     assert await site.deliveries() == []
 
 
-async def test_a_run_without_tasks_is_told_as_soon_as_it_is_there(site: Site) -> None:
+async def test_run_without_tasks_is_delivered_immediately(site: JobWithWebhook) -> None:
     await site.made()
     await site.begun(0)
     await site.deliver()
     assert site.told == ["run.completed"]
 
 
-async def test_a_run_that_ends_again_is_told_again(site: Site) -> None:
+async def test_run_that_ends_again_is_delivered_again(site: JobWithWebhook) -> None:
     await site.made()
     run_id = await site.ended("Failed")
     await site.system.user("POST", "/v1/tasks/redrive", json={"run": run_id})
@@ -198,7 +198,7 @@ async def test_a_run_that_ends_again_is_told_again(site: Site) -> None:
     assert site.told == ["run.failed", "run.completed"]
 
 
-async def test_a_share_is_told_once_when_a_run_passes_it(site: Site) -> None:
+async def test_progress_share_is_delivered_once_per_run(site: JobWithWebhook) -> None:
     await site.made(events=[], failed_share=0.5, done_share=0.75)
     run_id = await site.begun(4)
     seen = []
@@ -211,14 +211,14 @@ async def test_a_share_is_told_once_when_a_run_passes_it(site: Site) -> None:
     assert site.calls[0].event["run"]["counts"]["dead"] == 2
 
 
-async def test_a_task_that_is_tried_again_has_not_failed_yet(site: Site) -> None:
+async def test_task_with_a_pending_retry_is_not_delivered_as_failed(site: JobWithWebhook) -> None:
     await site.made(events=[], failed_share=0.1)
     run_id = await site.begun(1, policy={"max_attempts": 2, "backoff_seconds": 3600})
     await site.end(run_id, "Failed")
     assert await site.deliveries() == []
 
 
-async def test_the_news_is_written_with_the_end_of_the_run_or_not_at_all(site: Site) -> None:
+async def test_delivery_is_committed_atomically_with_the_run_end(site: JobWithWebhook) -> None:
     await site.made()
     run_id = await site.begun()
 
@@ -240,7 +240,7 @@ async def test_the_news_is_written_with_the_end_of_the_run_or_not_at_all(site: S
 # Behaviour of receivers
 
 
-async def test_a_call_that_fails_is_made_again_later_with_the_same_id_and_body(site: Site) -> None:
+async def test_failed_call_is_retried_with_the_same_id_and_body(site: JobWithWebhook) -> None:
     await site.made()
     site.answers(Answer(500), Answer(204))
     await site.ended("Completed")
@@ -255,7 +255,7 @@ async def test_a_call_that_fails_is_made_again_later_with_the_same_id_and_body(s
     assert ((await site.only())["status"], (await site.only())["tries"]) == ("Delivered", 2)
 
 
-async def test_a_call_that_fails_too_often_is_dead_until_it_is_redriven(site: Site) -> None:
+async def test_call_that_exhausts_its_retries_is_dead_until_redriven(site: JobWithWebhook) -> None:
     await site.made()
     site.answers(Answer(500))
     await site.ended("Completed")
@@ -274,7 +274,7 @@ async def test_a_call_that_fails_too_often_is_dead_until_it_is_redriven(site: Si
     assert (await site.ask("POST", "/redrive", json={}))["matched"] == 0
 
 
-async def _ended_twice(site: Site) -> tuple[UUID, UUID]:
+async def _ended_twice(site: JobWithWebhook) -> tuple[UUID, UUID]:
     """Returns the ids of two due deliveries, in order."""
     await site.made()
     for _ in range(2):
@@ -283,13 +283,13 @@ async def _ended_twice(site: Site) -> tuple[UUID, UUID]:
     return first, second
 
 
-async def _outcome_of(site: Site, delivery_id: UUID) -> tuple[str, str]:
+async def _outcome_of(site: JobWithWebhook, delivery_id: UUID) -> tuple[str, str]:
     where = "from interlock.webhook_deliveries where delivery_id = $1"
     status, reason = [await site.system.value(f"select {each} {where}", delivery_id) for each in ("status", "reason")]
     return str(status), str(reason)
 
 
-async def test_a_call_that_http_has_no_form_for_is_dead_and_stops_no_other(site: Site) -> None:
+async def test_call_that_http_cannot_express_is_dead_and_blocks_no_other(site: JobWithWebhook) -> None:
     bad, good = await _ended_twice(site)
     damage = "update interlock.webhook_deliveries set event = E'a\\nb' where delivery_id = $1 returning 1"
     await site.system.value(damage, bad)
@@ -299,8 +299,8 @@ async def test_a_call_that_http_has_no_form_for_is_dead_and_stops_no_other(site:
     assert (await _outcome_of(site, good))[0] == "Delivered"
 
 
-async def test_a_call_that_cannot_be_composed_is_dead_and_stops_no_other(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+async def test_call_that_cannot_be_composed_is_dead_and_blocks_no_other(
+    site: JobWithWebhook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = await _ended_twice(site)
     before = SET_ASIDE.labels(loop="webhooks")._value.get()
@@ -319,7 +319,7 @@ async def test_a_call_that_cannot_be_composed_is_dead_and_stops_no_other(
     assert SET_ASIDE.labels(loop="webhooks")._value.get() == before + 1
 
 
-async def test_a_receiver_that_is_gone_is_not_asked_again(site: Site) -> None:
+async def test_receiver_that_answers_410_is_not_called_again(site: JobWithWebhook) -> None:
     await site.made()
     site.answers(Answer(410))
     await site.ended("Completed")
@@ -328,7 +328,7 @@ async def test_a_receiver_that_is_gone_is_not_asked_again(site: Site) -> None:
     assert (found["status"], found["tries"], found["http_status"]) == ("Dead", 1, 410)
 
 
-async def test_a_redirect_is_not_followed(site: Site) -> None:
+async def test_webhook_redirect_is_not_followed(site: JobWithWebhook) -> None:
     await site.made()
     site.answers(Answer(307, {"Location": f"{site.receiver.url}/elsewhere-{site.name}"}))
     await site.ended("Completed")
@@ -337,7 +337,7 @@ async def test_a_redirect_is_not_followed(site: Site) -> None:
     assert site.receiver.at(f"/elsewhere-{site.name}") == []
 
 
-async def test_a_receiver_may_say_when_to_come_again(site: Site) -> None:
+async def test_retry_after_of_a_receiver_is_respected(site: JobWithWebhook) -> None:
     await site.made()
     site.answers(Answer(429, {"Retry-After": "600"}), Answer(204))
     await site.ended("Completed")
@@ -346,7 +346,7 @@ async def test_a_receiver_may_say_when_to_come_again(site: Site) -> None:
     assert await site.later(2) == 1
 
 
-async def test_what_a_receiver_answers_is_read_to_a_bound_and_kept_nowhere(site: Site) -> None:
+async def test_reply_of_a_receiver_is_read_up_to_a_limit_and_not_stored(site: JobWithWebhook) -> None:
     await site.made()
     site.answers(Answer(200, body=b"secret-answer " * 100_000))
     await site.ended("Completed")
@@ -356,7 +356,7 @@ async def test_what_a_receiver_answers_is_read_to_a_bound_and_kept_nowhere(site:
     assert "secret-answer" not in json.dumps(found)
 
 
-async def test_nobody_listens_is_a_reason_that_names_the_host_and_no_path(site: Site) -> None:
+async def test_unreachable_receiver_error_names_the_host_without_the_path(site: JobWithWebhook) -> None:
     await site.made(url="http://127.0.0.1:1/secret-path")
     await site.ended("Completed")
     await site.deliver()
@@ -365,7 +365,7 @@ async def test_nobody_listens_is_a_reason_that_names_the_host_and_no_path(site: 
     assert "secret-path" not in reason
 
 
-async def test_a_receiver_that_keeps_failing_rests_and_is_then_asked_with_one_call(site: Site) -> None:
+async def test_failing_receiver_is_paused_and_then_probed_with_one_call(site: JobWithWebhook) -> None:
     await site.made()
     site.answers(Answer(500))
     for _ in range(8):
@@ -387,15 +387,15 @@ async def test_a_receiver_that_keeps_failing_rests_and_is_then_asked_with_one_ca
     assert {found["status"] for found in await site.deliveries()} == {"Delivered"}
 
 
-async def test_a_receiver_that_hangs_keeps_nobody_else_waiting_and_has_few_calls_at_once(
-    site: Site, shared: System, receiver: Receiver, clock: ManualClock
+async def test_hanging_receiver_delays_no_other_and_has_few_open_calls(
+    site: JobWithWebhook, shared: System, receiver: Receiver, clock: ManualClock
 ) -> None:
     await site.made()
     gate = asyncio.Event()
     site.answers(Answer(204, gate=gate))
     for _ in range(6):
         await site.ended("Completed")
-    other = await Site(shared, receiver, clock).made()
+    other = await JobWithWebhook(shared, receiver, clock).made()
     passing = asyncio.create_task(shared.pass_of("webhooks"))
     await eventually(lambda: len(site.calls) == 4 or None)
     # Four calls of the pass hang. The same pass still delivers new events of other webhooks.
@@ -409,7 +409,7 @@ async def test_a_receiver_that_hangs_keeps_nobody_else_waiting_and_has_few_calls
     await other.ask("DELETE")
 
 
-async def test_two_dispatchers_send_each_delivery_once(site: Site) -> None:
+async def test_two_dispatchers_send_each_delivery_once(site: JobWithWebhook) -> None:
     await site.made()
     for _ in range(8):
         await site.ended("Completed")
@@ -419,7 +419,7 @@ async def test_two_dispatchers_send_each_delivery_once(site: Site) -> None:
     assert len(site.calls) == len({call.delivery for call in site.calls}) == 8
 
 
-async def test_a_dispatcher_that_died_is_followed_by_one_that_sends_the_same_delivery(site: Site) -> None:
+async def test_delivery_of_a_killed_dispatcher_is_sent_by_another(site: JobWithWebhook) -> None:
     await site.made()
     await site.ended("Completed")
 
@@ -439,7 +439,7 @@ async def test_a_dispatcher_that_died_is_followed_by_one_that_sends_the_same_del
     assert (await site.only())["tries"] == 2
 
 
-async def test_what_a_slow_try_reports_changes_nothing_once_another_has_begun(site: Site) -> None:
+async def test_late_result_of_an_older_call_changes_nothing(site: JobWithWebhook) -> None:
     await site.made()
     await site.ended("Completed")
     site.answers(Answer(500), Answer(204))
@@ -461,12 +461,12 @@ async def test_what_a_slow_try_reports_changes_nothing_once_another_has_begun(si
     "url",
     ["http://169.254.169.254/latest", "http://10.0.0.1/", "http://[::1]/", "http://[::ffff:169.254.169.254]/"],
 )
-async def test_an_address_that_may_not_be_reached_is_refused_when_the_webhook_is_made(shared: System, url: str) -> None:
+async def test_webhook_to_a_forbidden_address_is_refused_on_creation(shared: System, url: str) -> None:
     reply = await shared.user("POST", "/v1/webhooks", json={"name": "inside", "url": url})
     assert (reply.status_code, reply.json()["code"]) == (400, "address_refused")
 
 
-async def test_a_name_that_leads_inside_is_refused_whenever_it_is_called(site: Site) -> None:
+async def test_name_that_resolves_to_a_private_address_is_refused_per_call(site: JobWithWebhook) -> None:
     await site.made(url=f"http://hooks.example:{site.receiver.port}{site.path}")
     leads_to = ["127.0.0.1"]
 
@@ -502,7 +502,7 @@ async def test_a_name_that_leads_inside_is_refused_whenever_it_is_called(site: S
         "http://a.example\\@b.example/",
     ],
 )
-async def test_what_is_no_url_to_be_called_is_refused(shared: System, url: str) -> None:
+async def test_invalid_webhook_url_is_refused(shared: System, url: str) -> None:
     reply = await shared.user("POST", "/v1/webhooks", json={"name": "odd", "url": url})
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_webhook_url")
 
@@ -510,7 +510,7 @@ async def test_what_is_no_url_to_be_called_is_refused(shared: System, url: str) 
 # Creating, pausing and removing webhooks
 
 
-async def test_a_webhook_is_made_once_per_idempotency_key(shared: System, receiver: Receiver) -> None:
+async def test_webhook_is_created_once_per_idempotency_key(shared: System, receiver: Receiver) -> None:
     body = {"name": f"w{uuid4().hex[:8]}", "url": receiver.url, "job": "none"}
     headers = {"Idempotency-Key": str(uuid4())}
     replies = [await shared.user("POST", "/v1/webhooks", json=body, headers=headers) for _ in range(2)]
@@ -522,12 +522,12 @@ async def test_a_webhook_is_made_once_per_idempotency_key(shared: System, receiv
     await shared.user("DELETE", f"/v1/webhooks/{body['name']}")
 
 
-async def test_a_webhook_that_would_never_be_called_is_refused(shared: System, receiver: Receiver) -> None:
+async def test_webhook_without_any_event_is_refused(shared: System, receiver: Receiver) -> None:
     reply = await shared.user("POST", "/v1/webhooks", json={"name": "mute", "url": receiver.url, "events": []})
     assert (reply.status_code, reply.json()["code"]) == (400, "nothing_to_tell")
 
 
-async def test_an_org_has_so_many_webhooks_and_no_more(shared: System, receiver: Receiver) -> None:
+async def test_number_of_webhooks_per_org_is_limited(shared: System, receiver: Receiver) -> None:
     name = f"many-{uuid4().hex[:8]}"
     await shared.user("POST", "/v1/orgs", json={"name": name})
     key = (await shared.user("POST", "/v1/keys", json={"user": "x", "role": "admin", "org": name})).json()["key"]
@@ -551,7 +551,7 @@ async def test_an_org_has_so_many_webhooks_and_no_more(shared: System, receiver:
     assert (len(seen), seen) == (100, sorted(set(seen)))
 
 
-async def test_the_secret_is_shown_once_and_the_url_to_admins_alone(site: Site) -> None:
+async def test_secret_is_shown_once_and_the_url_only_to_admins(site: JobWithWebhook) -> None:
     await site.made(url=f"{site.receiver.url}/a/secret-path?token=secret-query")
     reader = (await site.system.user("POST", "/v1/keys", json={"user": "r", "role": "reader"})).json()["key"]
     for key, url in ((reader, site.receiver.url), (None, f"{site.receiver.url}/a/secret-path?token=secret-query")):
@@ -563,7 +563,7 @@ async def test_the_secret_is_shown_once_and_the_url_to_admins_alone(site: Site) 
             assert ("secret-path" in reply.text) == (key is None)
 
 
-async def test_a_paused_webhook_is_told_when_it_goes_on(site: Site) -> None:
+async def test_paused_webhook_receives_missed_events_when_resumed(site: JobWithWebhook) -> None:
     await site.made()
     assert (await site.ask("POST", "/pause"))["paused"]
     await site.ended("Completed")
@@ -574,7 +574,7 @@ async def test_a_paused_webhook_is_told_when_it_goes_on(site: Site) -> None:
     assert await site.deliver() == 1
 
 
-async def test_news_that_nobody_could_be_told_in_time_is_dead(site: Site) -> None:
+async def test_delivery_past_its_deadline_is_dead(site: JobWithWebhook) -> None:
     await site.made(paused=True)
     await site.ended("Completed")
     site.clock.advance(24 * HOUR)
@@ -590,7 +590,7 @@ async def test_news_that_nobody_could_be_told_in_time_is_dead(site: Site) -> Non
     assert (await site.only())["status"] == "Pending"
 
 
-async def test_a_removed_webhook_is_told_nothing_more_and_its_history_goes(site: Site) -> None:
+async def test_removed_webhook_gets_no_calls_and_loses_its_history(site: JobWithWebhook) -> None:
     await site.made()
     await site.ended("Completed")
     (delivery,) = await site.deliveries()
@@ -603,7 +603,7 @@ async def test_a_removed_webhook_is_told_nothing_more_and_its_history_goes(site:
     assert await site.system.value(left, delivery["delivery_id"]) == 0
 
 
-async def test_the_history_is_kept_to_a_number_and_to_an_age(site: Site) -> None:
+async def test_delivery_history_is_limited_by_count_and_age(site: JobWithWebhook) -> None:
     await site.made()
     for _ in range(7):
         await site.ended("Completed")
@@ -617,7 +617,7 @@ async def test_the_history_is_kept_to_a_number_and_to_an_age(site: Site) -> None
     assert await site.deliveries() == []
 
 
-async def test_deliveries_are_listed_by_pages_and_by_status(site: Site) -> None:
+async def test_deliveries_are_paginated_and_filtered_by_status(site: JobWithWebhook) -> None:
     await site.made()
     for _ in range(3):
         await site.ended("Completed")
@@ -636,7 +636,7 @@ async def test_deliveries_are_listed_by_pages_and_by_status(site: Site) -> None:
 # Signatures
 
 
-async def test_both_secrets_sign_while_one_takes_over_from_the_other(site: Site) -> None:
+async def test_both_secrets_sign_during_a_rotation(site: JobWithWebhook) -> None:
     await site.made()
     old, now = site.secret, site.clock.now().timestamp
     made = await site.ask("POST", "/rotate", json={"overlap_seconds": 60})
@@ -655,7 +655,7 @@ async def test_both_secrets_sign_while_one_takes_over_from_the_other(site: Site)
         site.calls[-1].verified(old, now())
 
 
-async def test_a_rotation_without_overlap_ends_the_old_secret_at_once(site: Site) -> None:
+async def test_rotation_without_overlap_ends_the_old_secret_immediately(site: JobWithWebhook) -> None:
     await site.made()
     old = site.secret
     await site.ask("POST", "/rotate", json={"overlap_seconds": 0})
@@ -676,7 +676,7 @@ BODY = json.dumps(
 ).encode()
 
 
-def test_a_receiver_refuses_what_was_not_signed_for_it() -> None:
+def test_receiver_refuses_a_call_with_an_invalid_signature() -> None:
     good = {SIGNATURE.lower(): signed(["right"], 1_000, BODY)}
     assert verify_webhook("right", good, BODY, now=1_299).org == "o"
     assert verify_webhook(["other", "right"], good, BODY, now=701).org == "o"
@@ -701,12 +701,12 @@ def test_a_receiver_refuses_what_was_not_signed_for_it() -> None:
             verify_webhook(secrets, headers, body, now=now)
 
 
-def test_what_is_signed_and_no_event_is_said_to_be_none() -> None:
+def test_signed_body_that_is_no_event_is_reported() -> None:
     with pytest.raises(BadRequest):
         verify_webhook("right", {SIGNATURE: signed(["right"], 1, b"{}")}, b"{}", now=1)
 
 
-def test_the_example_of_the_page_for_receivers_verifies_a_call() -> None:
+def test_documented_receiver_example_verifies_a_call() -> None:
     page = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text()
     (example,) = [part.split("```")[0] for part in page.split("```python\n")[1:] if "def receive" in part]
     space: dict[str, Any] = {"SECRETS": ["old", "new"], "handled": set()}
@@ -721,7 +721,7 @@ def test_the_example_of_the_page_for_receivers_verifies_a_call() -> None:
 # The SDK
 
 
-async def test_the_sdk_makes_tries_and_removes_a_webhook(site: Site) -> None:
+async def test_sdk_creates_tests_and_removes_a_webhook(site: JobWithWebhook) -> None:
     async with Client(site.system.gateway_url, site.system.admin_key) as client:
         hooks = client.webhooks
         made = await hooks.create(
@@ -749,14 +749,14 @@ async def test_the_sdk_makes_tries_and_removes_a_webhook(site: Site) -> None:
 
 
 @pytest.fixture
-def terminal(site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(site: JobWithWebhook, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setenv("INTERLOCK_GATEWAY_URL", site.system.gateway_url)
     monkeypatch.setenv("INTERLOCK_API_KEY", site.system.admin_key)
     return Terminal(site.system, capsys)
 
 
-async def test_a_webhook_is_seen_to_on_the_command_line(
-    site: Site, terminal: Terminal, capsys: pytest.CaptureFixture[str]
+async def test_webhook_is_managed_from_the_command_line(
+    site: JobWithWebhook, terminal: Terminal, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = site.receiver.url + site.path
     added = await terminal.json("webhook", "add", site.name, url, "--event", "run.failed", "--job", site.name)
@@ -781,7 +781,7 @@ async def test_a_webhook_is_seen_to_on_the_command_line(
     assert (gone.code, "no webhook" in gone.err) == (1, True)
 
 
-async def test_a_trial_on_the_command_line_says_what_became_of_it(site: Site, terminal: Terminal) -> None:
+async def test_trial_call_from_the_command_line_shows_its_outcome(site: JobWithWebhook, terminal: Terminal) -> None:
     await site.made()
     site.answers(Answer(500), Answer(204))
     for code, shown in ((1, "The receiver answered 500."), (0, "Delivered")):
@@ -794,12 +794,12 @@ async def test_a_trial_on_the_command_line_says_what_became_of_it(site: Site, te
     assert (unseen.code, "Pending" in unseen.out) == (1, True)
 
 
-async def eventually_delivered(site: Site) -> None:
+async def eventually_delivered(site: JobWithWebhook) -> None:
     """Repeats passes until one has delivered; a command that runs concurrently creates the delivery."""
     await until(site.deliver)
 
 
-async def test_ends_and_no_ends_contradict_each_other(site: Site, terminal: Terminal) -> None:
+async def test_ends_and_no_ends_exclude_each_other(site: JobWithWebhook, terminal: Terminal) -> None:
     said = await terminal("webhook", "add", site.name, "https://a.example/", "--no-ends", "--event", "run.failed")
     assert said.code == 2
     assert "--no-ends" in said.err

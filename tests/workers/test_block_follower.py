@@ -13,8 +13,8 @@ from interlock.wire.attempts import Event
 from interlock.workers import TaskFailed
 from interlock.workers.block_follower.store import Producer, Store, Superseded, Target, WrongChain
 from interlock.workers.failures import DataDatabaseAway
-from tests.support.chains import Node, served
-from tests.support.followers import KINDS, Site, data_database
+from tests.support.block_followers import KINDS, FollowedDatasets, data_database
+from tests.support.dev_chain import Node, served
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ async def connection(data_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 
 
 @pytest.fixture
-async def site(data_url: str, connection: asyncpg.Connection[Any]) -> Site:
-    return Site(data_url, connection)
+async def site(data_url: str, connection: asyncpg.Connection[Any]) -> FollowedDatasets:
+    return FollowedDatasets(data_url, connection)
 
 
-async def test_every_block_transaction_and_log_is_stored_once_and_emitted(site: Site) -> None:
+async def test_every_block_transaction_and_log_is_stored_once_and_emitted(site: FollowedDatasets) -> None:
     async with served(blocks=130) as node:
         result = await site.follow(node.url, end_block=130, batch_size=20)
         assert result["last_block"] == 130
@@ -48,12 +48,12 @@ async def test_every_block_transaction_and_log_is_stored_once_and_emitted(site: 
 async def test_job_may_have_some_outputs_in_any_order(data_url: str, connection: Any) -> None:
     async with served(blocks=30) as node:
         for kinds in (("logs",), ("transactions", "blocks")):
-            site = Site(data_url, connection, kinds)
+            site = FollowedDatasets(data_url, connection, kinds)
             await site.follow(node.url, start_block=7, end_block=30, batch_size=8)
             await site.check(node.chain, 7, 30)
 
 
-async def test_new_blocks_are_followed_after_their_confirmations(site: Site) -> None:
+async def test_new_blocks_are_followed_after_their_confirmations(site: FollowedDatasets) -> None:
     async with served(blocks=10) as node, site.following(node.url, confirmations=3):
         await site.reaches(7)
         for _ in range(5):
@@ -64,7 +64,7 @@ async def test_new_blocks_are_followed_after_their_confirmations(site: Site) -> 
 
 
 @pytest.mark.parametrize("depth", [1, 6, 25])
-async def test_reorg_is_rewritten_and_emitted_from_the_common_ancestor(site: Site, depth: int) -> None:
+async def test_reorg_is_rewritten_and_emitted_from_the_common_ancestor(site: FollowedDatasets, depth: int) -> None:
     async with served(blocks=40) as node, site.following(node.url, batch_size=7):
         await site.reaches(40)
         node.chain.reorg(depth)
@@ -81,7 +81,7 @@ async def test_reorg_is_rewritten_and_emitted_from_the_common_ancestor(site: Sit
         assert len(set(sequences)) == 2
 
 
-async def test_chain_with_repeated_reorgs_is_stored_in_its_final_state(site: Site) -> None:
+async def test_chain_with_repeated_reorgs_is_stored_in_its_final_state(site: FollowedDatasets) -> None:
     async with served(blocks=0, reorg_every=3, max_depth=6) as node:
 
         async def mine_on(document: Any, served_node: Node) -> None:
@@ -99,7 +99,7 @@ async def test_chain_with_repeated_reorgs_is_stored_in_its_final_state(site: Sit
         assert site.rewritten("logs")
 
 
-async def test_shorter_branch_deletes_later_blocks_and_refilling_is_a_rewrite(site: Site) -> None:
+async def test_shorter_branch_deletes_later_blocks_and_refilling_is_a_rewrite(site: FollowedDatasets) -> None:
     async with served(blocks=30) as node, site.following(node.url):
         await site.reaches(30)
         _replace_by_shorter(node, ancestor=20, head=25)
@@ -119,7 +119,7 @@ def _replace_by_shorter(node: Node, ancestor: int, head: int) -> None:
     del chain._canonical[head + 1 :]
 
 
-async def test_follower_waits_for_a_lagging_endpoint(site: Site) -> None:
+async def test_follower_waits_for_a_lagging_endpoint(site: FollowedDatasets) -> None:
     async with served(blocks=30) as node, site.following(node.url):
         await site.reaches(30)
         newest = node.chain._canonical[21:]
@@ -132,7 +132,7 @@ async def test_follower_waits_for_a_lagging_endpoint(site: Site) -> None:
     assert site.rewritten("blocks") == []
 
 
-async def test_reorg_deeper_than_the_kept_hashes_fails_with_advice(site: Site) -> None:
+async def test_reorg_deeper_than_the_kept_hashes_fails_with_advice(site: FollowedDatasets) -> None:
     async with served(blocks=60) as node:
         await site.follow(node.url, end_block=50, keep_hashes=10)
         node.chain.reorg(30)
@@ -143,7 +143,7 @@ async def test_reorg_deeper_than_the_kept_hashes_fails_with_advice(site: Site) -
         assert await site.connection.fetch(kept) == [(10, 41)]
 
 
-async def test_reorg_down_to_the_start_block_replaces_everything(site: Site) -> None:
+async def test_reorg_down_to_the_start_block_replaces_everything(site: FollowedDatasets) -> None:
     async with served(blocks=40) as node, site.following(node.url, start_block=35):
         await site.reaches(40)
         node.chain.reorg(20)
@@ -152,7 +152,7 @@ async def test_reorg_down_to_the_start_block_replaces_everything(site: Site) -> 
         assert site.rewritten("blocks") == [(35, 40)]
 
 
-async def test_another_chain_at_the_same_url_is_refused(site: Site) -> None:
+async def test_another_chain_at_the_same_url_is_refused(site: FollowedDatasets) -> None:
     async with served(blocks=20) as node, served(blocks=40, seed=8) as other, served(blocks=40, chain_id=5) as third:
         await site.follow(node.url, end_block=20)
         for stranger in (other, third):
@@ -163,7 +163,7 @@ async def test_another_chain_at_the_same_url_is_refused(site: Site) -> None:
         await site.check(node.chain, 0, 20)
 
 
-async def test_paused_follower_stops_and_resumes(site: Site) -> None:
+async def test_paused_follower_stops_and_resumes(site: FollowedDatasets) -> None:
     async with served(blocks=10) as node:
         site.paused = True
         async with site.following(node.url):
@@ -179,7 +179,7 @@ async def test_paused_follower_stops_and_resumes(site: Site) -> None:
 # The fence: a single writer
 
 
-def _store(site: Site, connection: Any, attempt: int) -> Store:
+def _store(site: FollowedDatasets, connection: Any, attempt: int) -> Store:
     targets = [Target(kind, *site.datasets[kind]) for kind in site.kinds]  # type: ignore[arg-type]
     return Store(connection, targets, Producer(site.task_id, attempt))
 
@@ -187,7 +187,7 @@ def _store(site: Site, connection: Any, attempt: int) -> Store:
 NOTHING: dict[Any, list[Any]] = {kind: [] for kind in KINDS}
 
 
-async def test_newer_attempt_fences_the_older_one(site: Site, data_url: str) -> None:
+async def test_newer_attempt_fences_the_older_one(site: FollowedDatasets, data_url: str) -> None:
     connections = [await asyncpg.connect(data_url) for _ in range(4)]
     older, newer = _store(site, connections[0], 1), _store(site, connections[1], 2)
     await older.take_over(1, "0xa", 0)
@@ -208,7 +208,7 @@ async def test_newer_attempt_fences_the_older_one(site: Site, data_url: str) -> 
         connection.terminate()
 
 
-async def test_older_attempt_is_refused_unless_it_holds_the_lease(site: Site) -> None:
+async def test_older_attempt_is_refused_unless_it_holds_the_lease(site: FollowedDatasets) -> None:
     def refuse(events: list[Event]) -> None:
         raise TaskFailed("The attempt was fenced off.", "EmitRefused")
 
@@ -224,7 +224,7 @@ async def test_older_attempt_is_refused_unless_it_holds_the_lease(site: Site) ->
         await site.check(node.chain, 0, 20)
 
 
-async def test_repeated_write_gives_the_same_rows(site: Site) -> None:
+async def test_repeated_write_gives_the_same_rows(site: FollowedDatasets) -> None:
     async with served(blocks=20) as node:
         await site.follow(node.url, end_block=20)
         # Simulates a process that died after it wrote the rows and before it wrote the position.
@@ -236,7 +236,7 @@ async def test_repeated_write_gives_the_same_rows(site: Site) -> None:
 
 async def test_two_followers_of_different_tasks_share_the_data_database(data_url: str, connection: Any) -> None:
     others = [await asyncpg.connect(data_url) for _ in range(2)]
-    sites = [Site(data_url, each) for each in (connection, *others)]
+    sites = [FollowedDatasets(data_url, each) for each in (connection, *others)]
     async with served(blocks=30) as node:
         await asyncio.gather(*(site.follow(node.url, end_block=30) for site in sites))
         for site in sites:

@@ -24,22 +24,24 @@ from interlock.wire.base import TaskStatus
 from interlock.wire.jobs import DatasetRef, Policy
 from interlock.wire.tasks import TaskView
 from interlock.workers import Worker
-from tests.support.chains import Node, expected_rows, served
+from tests.support.block_followers import FAST, KINDS, Attempt, FollowedDatasets, attempt, data_database
 from tests.support.dags import deploy
-from tests.support.followers import FAST, KINDS, Attempt, Site, attempt, data_database
+from tests.support.dev_chain import Node, expected_rows, served
 from tests.support.system import System, until
 
 
 @pytest.fixture
-async def site(postgres_url: str) -> AsyncIterator[Site]:
+async def site(postgres_url: str) -> AsyncIterator[FollowedDatasets]:
     async with data_database(postgres_url) as url:
         connection = await asyncpg.connect(url)
-        yield Site(url, connection)
+        yield FollowedDatasets(url, connection)
         await connection.close()
 
 
 @pytest.mark.parametrize("lives", [0, 1, 3])
-async def test_next_attempt_emits_events_of_committed_writes(site: Site, tmp_path: Path, lives: int) -> None:
+async def test_next_attempt_emits_events_of_committed_writes(
+    site: FollowedDatasets, tmp_path: Path, lives: int
+) -> None:
     async with served(blocks=60) as node:
         for number in range(1, 4):
             async with attempt(site, tmp_path, number, lives, rpc_url=node.url, batch_size=4) as started:
@@ -69,7 +71,7 @@ WAITING = """select exists (select from pg_stat_activity where application_name 
 
 
 @asynccontextmanager
-async def stuck_in_its_transaction(site: Site, node: Node) -> AsyncIterator[None]:
+async def stuck_in_its_transaction(site: FollowedDatasets, node: Node) -> AsyncIterator[None]:
     """Blocks the next write at the hashes, after its rows are copied and while it holds the fence."""
     other = await asyncpg.connect(site.data_url)
     async with other.transaction():
@@ -81,7 +83,7 @@ async def stuck_in_its_transaction(site: Site, node: Node) -> AsyncIterator[None
     await other.close()
 
 
-async def test_kill_during_a_transaction_leaves_no_rows(site: Site, tmp_path: Path) -> None:
+async def test_kill_during_a_transaction_leaves_no_rows(site: FollowedDatasets, tmp_path: Path) -> None:
     async with served(blocks=30) as node:
         async with attempt(site, tmp_path, 1, rpc_url=node.url) as started:
             await until(lambda: _position(site, 30))
@@ -97,13 +99,15 @@ async def test_kill_during_a_transaction_leaves_no_rows(site: Site, tmp_path: Pa
         assert site.rewritten("logs") == [(28, 30)]
 
 
-async def _position(site: Site, number: int) -> bool:
+async def _position(site: FollowedDatasets, number: int) -> bool:
     if await site.connection.fetchval("select to_regclass('datasets.followers')") is None:
         return False
     return bool(await site.connection.fetchval("select min(position) from datasets.followers") == number)
 
 
-async def test_frozen_follower_blocks_no_successor_and_writes_nothing_later(site: Site, tmp_path: Path) -> None:
+async def test_frozen_follower_blocks_no_successor_and_writes_nothing_later(
+    site: FollowedDatasets, tmp_path: Path
+) -> None:
     async with served(blocks=30) as node:
         async with attempt(site, tmp_path, 1, rpc_url=node.url) as older:
             await until(lambda: _position(site, 30))
@@ -160,7 +164,7 @@ async def working(
 
 
 async def _submit(
-    client: Client, site: Site, operator: str = "block_follower", *, policy: Policy = ONCE, **config: Any
+    client: Client, site: FollowedDatasets, operator: str = "block_follower", *, policy: Policy = ONCE, **config: Any
 ) -> UUID:
     outputs = [DatasetRef(dataset_uuid=uuid, dataset_version=version) for uuid, version in site.datasets.values()]
     accepted = await client.submit(
@@ -180,7 +184,9 @@ async def _ended(client: Client, run_id: UUID) -> TaskView:
     return await _task(client, run_id)
 
 
-async def test_follower_under_a_worker_reports_its_cursors_to_the_dispatcher(system: System, site: Site) -> None:
+async def test_follower_under_a_worker_reports_its_cursors_to_the_dispatcher(
+    system: System, site: FollowedDatasets
+) -> None:
     async with served(blocks=80) as node, working(system, site.data_url) as client:
         task = await _ended(client, await _submit(client, site, rpc_url=node.url, end_block=80, batch_size=9))
         assert task.status is TaskStatus.COMPLETED, task
@@ -200,7 +206,7 @@ async def test_follower_under_a_worker_reports_its_cursors_to_the_dispatcher(sys
             assert await system.value(rewritten, version) == ["74-80"]
 
 
-async def test_next_worker_continues_where_a_killed_one_stopped(system: System, site: Site) -> None:
+async def test_next_worker_continues_where_a_killed_one_stopped(system: System, site: FollowedDatasets) -> None:
     """Worker and child are killed together. The lease expires, and an attempt on another worker continues."""
     again = Policy(backoff_seconds=0, jitter=0, max_attempts=5, lease_seconds=1)
     async with served(blocks=50) as node, Client(system.gateway_url, system.admin_key) as outside:
@@ -226,7 +232,7 @@ async def test_next_worker_continues_where_a_killed_one_stopped(system: System, 
             assert await system.value(rewritten, site.version(kind)) == 43
 
 
-async def test_paused_source_stops_reading_until_resumed(system: System, site: Site) -> None:
+async def test_paused_source_stops_reading_until_resumed(system: System, site: FollowedDatasets) -> None:
     async with served(blocks=5) as node, working(system, site.data_url) as client:
         run_id = await _submit(client, site, rpc_url=node.url, end_block=9)
         await until(lambda: _position(site, 5))
@@ -248,7 +254,7 @@ async def _shows(client: Client, run_id: UUID, text: str) -> bool:
     return text in ((await _task(client, run_id)).progress_text or "")
 
 
-async def test_cancel_stops_a_follower_that_waits_for_blocks(system: System, site: Site) -> None:
+async def test_cancel_stops_a_follower_that_waits_for_blocks(system: System, site: FollowedDatasets) -> None:
     async with served(blocks=5) as node, working(system, site.data_url) as client:
         run_id = await _submit(client, site, rpc_url=node.url)
         await until(lambda: _position(site, 5))
@@ -257,7 +263,7 @@ async def test_cancel_stops_a_follower_that_waits_for_blocks(system: System, sit
         assert task.status is TaskStatus.CANCELED
 
 
-async def test_worker_without_the_data_url_fails_with_advice(system: System, site: Site) -> None:
+async def test_worker_without_the_data_url_fails_with_advice(system: System, site: FollowedDatasets) -> None:
     async with working(system, None) as client:
         task = await _ended(client, await _submit(client, site, rpc_url="http://127.0.0.1:1"))
         assert task.error_class == "DataDatabaseRefused"
@@ -265,7 +271,7 @@ async def test_worker_without_the_data_url_fails_with_advice(system: System, sit
 
 
 async def test_user_operators_do_not_get_the_data_url(
-    system: System, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    system: System, site: FollowedDatasets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tries the environment, the context, and the import path of the platform's function."""
     (tmp_path / "nosy.py").write_text(
@@ -308,7 +314,9 @@ jobs:
 """
 
 
-async def test_jobs_downstream_of_a_follower_get_new_and_rewritten_blocks(system: System, site: Site) -> None:
+async def test_jobs_downstream_of_a_follower_get_new_and_rewritten_blocks(
+    system: System, site: FollowedDatasets
+) -> None:
     read = "select max(committed) from interlock.job_cursors"
     given = """select max(t.payload ->> 'partition_key') from interlock.tasks t join interlock.jobs j using (job_id)
                where j.name = 'copy' and t.status = 'Completed' and t.payload ->> 'changed_start' = $1"""

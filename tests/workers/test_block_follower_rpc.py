@@ -22,16 +22,16 @@ from interlock.workers.block_follower.rows import COLUMNS
 from interlock.workers.failures import BadConfig
 from interlock.workers.operator_requests import Placeholders
 from interlock.workers.protocol import Outbound
-from tests.docs.pages import read, rows, spans
-from tests.support.chains import Answer, Node, Spoiler, served
-from tests.support.followers import KINDS, Site, data_database
+from tests.support.block_followers import KINDS, FollowedDatasets, data_database
+from tests.support.dev_chain import Answer, Node, Spoiler, served
+from tests.support.documentation import read, rows, spans
 
 
 @pytest.fixture
-async def site(postgres_url: str) -> AsyncIterator[Site]:
+async def site(postgres_url: str) -> AsyncIterator[FollowedDatasets]:
     async with data_database(postgres_url) as url:
         connection = await asyncpg.connect(url)
-        yield Site(url, connection)
+        yield FollowedDatasets(url, connection)
         await connection.close()
 
 
@@ -43,7 +43,7 @@ def _reply(answers: Any) -> Answer:
     return Answer(200, json.dumps(answers).encode())
 
 
-async def test_unordered_partial_and_foreign_answers_are_matched_by_id(site: Site) -> None:
+async def test_unordered_partial_and_foreign_answers_are_matched_by_id(site: FollowedDatasets) -> None:
     async def spoil(document: Any, node: Node) -> Answer | None:
         if not isinstance(document, list):
             return None
@@ -57,7 +57,7 @@ async def test_unordered_partial_and_foreign_answers_are_matched_by_id(site: Sit
     await _follows(site, spoil)
 
 
-async def test_ids_may_be_returned_as_text(site: Site) -> None:
+async def test_ids_may_be_returned_as_text(site: FollowedDatasets) -> None:
     async def spoil(document: Any, node: Node) -> Answer | None:
         answers = [one | {"id": str(one["id"])} for one in (node.answer([call])[0] for call in _calls(document))]
         return _reply(answers if isinstance(document, list) else answers[0])
@@ -65,7 +65,7 @@ async def test_ids_may_be_returned_as_text(site: Site) -> None:
     await _follows(site, spoil)
 
 
-async def _follows(site: Site, spoil: Spoiler, **config: Any) -> Node:
+async def _follows(site: FollowedDatasets, spoil: Spoiler, **config: Any) -> Node:
     async with served(blocks=60) as node:
         node.spoil = spoil
         await site.follow(node.url, end_block=60, **{"batch_size": 10} | config)
@@ -84,20 +84,20 @@ async def _follows(site: Site, spoil: Spoiler, **config: Any) -> Node:
     ],
     ids=["small batches", "one call at a time", "short answers", "short log ranges", "few logs"],
 )
-async def test_requests_adapt_to_an_endpoint_with_small_limits(site: Site, limits: dict[str, Any]) -> None:
+async def test_requests_adapt_to_an_endpoint_with_small_limits(site: FollowedDatasets, limits: dict[str, Any]) -> None:
     async with served(blocks=60, transactions=2, **limits) as node:
         await site.follow(node.url, end_block=60, batch_size=25)
         await site.check(node.chain, 0, 60)
 
 
-async def test_batch_too_large_for_http_is_halved(site: Site) -> None:
+async def test_batch_too_large_for_http_is_halved(site: FollowedDatasets) -> None:
     async def spoil(document: Any, node: Node) -> Answer | None:
         return Answer(413, b"too large") if len(_calls(document)) > 4 else None
 
     await _follows(site, spoil, batch_size=40)
 
 
-async def test_batch_that_times_out_is_halved(site: Site) -> None:
+async def test_batch_that_times_out_is_halved(site: FollowedDatasets) -> None:
     async def spoil(document: Any, node: Node) -> Answer | None:
         if len(_calls(document)) > 6:
             await asyncio.Event().wait()
@@ -118,7 +118,7 @@ TROUBLES = {
 
 
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES.keys())
-async def test_failing_endpoint_is_retried(site: Site, trouble: Answer) -> None:
+async def test_failing_endpoint_is_retried(site: FollowedDatasets, trouble: Answer) -> None:
     bad = 0
 
     async def spoil(document: Any, node: Node) -> Answer | None:
@@ -132,7 +132,7 @@ async def test_failing_endpoint_is_retried(site: Site, trouble: Answer) -> None:
     assert bad == 3
 
 
-async def test_follower_waits_for_a_node_that_comes_back(site: Site) -> None:
+async def test_follower_waits_for_a_node_that_comes_back(site: FollowedDatasets) -> None:
     async with served(blocks=20) as node, site.following(node.url, rpc_patience_seconds=30):
         await site.reaches(20)
         await node.stop()
@@ -143,7 +143,7 @@ async def test_follower_waits_for_a_node_that_comes_back(site: Site) -> None:
         await site.check(node.chain, 0, 25)
 
 
-async def test_unavailable_node_fails_the_attempt_and_the_next_one_succeeds(site: Site) -> None:
+async def test_unavailable_node_fails_the_attempt_and_the_next_one_succeeds(site: FollowedDatasets) -> None:
     async with served(blocks=20) as node:
         await site.follow(node.url, end_block=10)
         await node.stop()
@@ -169,7 +169,9 @@ async def test_unavailable_node_fails_the_attempt_and_the_next_one_succeeds(site
     ],
     ids=["a web page", "nothing there", "no key", "another protocol", "no such method"],
 )
-async def test_endpoint_that_is_no_chain_fails_without_retries(site: Site, answer: Answer, error_class: str) -> None:
+async def test_endpoint_that_is_no_chain_fails_without_retries(
+    site: FollowedDatasets, answer: Answer, error_class: str
+) -> None:
     async def spoil(document: Any, node: Node) -> Answer | None:
         return answer
 
@@ -181,7 +183,7 @@ async def test_endpoint_that_is_no_chain_fails_without_retries(site: Site, answe
     assert node.requests == 1
 
 
-async def test_unreachable_endpoint_is_reported_without_its_path(site: Site) -> None:
+async def test_unreachable_endpoint_is_reported_without_its_path(site: FollowedDatasets) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v3/secret-key?key=secret-key"
@@ -191,7 +193,7 @@ async def test_unreachable_endpoint_is_reported_without_its_path(site: Site) -> 
     assert "secret-key" not in str(failed.value)
 
 
-async def test_missing_logs_and_logs_of_another_branch_are_refused(site: Site) -> None:
+async def test_missing_logs_and_logs_of_another_branch_are_refused(site: FollowedDatasets) -> None:
     """Simulates another node behind the same URL that answers for the logs, or a reorg between two answers."""
     spoiled = 0
 
@@ -212,7 +214,7 @@ async def test_missing_logs_and_logs_of_another_branch_are_refused(site: Site) -
     assert spoiled == 5
 
 
-async def test_reorg_between_blocks_and_logs_is_detected(site: Site) -> None:
+async def test_reorg_between_blocks_and_logs_is_detected(site: FollowedDatasets) -> None:
     """The branch of the logs has no logs in a block for which the branch of the blocks has some."""
 
     async def spoil(document: Any, node: Node) -> Answer | None:
@@ -230,7 +232,7 @@ async def test_reorg_between_blocks_and_logs_is_detected(site: Site) -> None:
         await site.check(node.chain, 0, 20)
 
 
-async def test_numbers_beyond_64_bits_and_missing_fields_are_stored(site: Site) -> None:
+async def test_numbers_beyond_64_bits_and_missing_fields_are_stored(site: FollowedDatasets) -> None:
     huge = 2**256 - 1
 
     async def spoil(document: Any, node: Node) -> Answer | None:
@@ -256,7 +258,7 @@ async def test_numbers_beyond_64_bits_and_missing_fields_are_stored(site: Site) 
     assert (transaction["max_fee_per_gas"], transaction["type"]) == (None, None)
 
 
-async def test_invalid_block_fails_with_the_reason(site: Site) -> None:
+async def test_invalid_block_fails_with_the_reason(site: FollowedDatasets) -> None:
     async def spoil(document: Any, node: Node) -> Answer | None:
         answers = node.answer(_calls(document))
         for one in answers:
@@ -329,7 +331,7 @@ def test_variables_come_from_the_workers_environment() -> None:
     "host",
     ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254", "10.0.0.7", "0.0.0.1", "2130706433"],
 )
-async def test_private_address_is_refused_unless_allowed(site: Site, host: str) -> None:
+async def test_private_address_is_refused_unless_allowed(site: FollowedDatasets, host: str) -> None:
     site.outbound = Outbound()
     async with served(blocks=3) as node:
         port = node.url.rpartition(":")[2]
@@ -340,7 +342,7 @@ async def test_private_address_is_refused_unless_allowed(site: Site, host: str) 
         assert node.requests == 0
 
 
-async def test_exception_may_allow_one_port_of_a_host(site: Site) -> None:
+async def test_exception_may_allow_one_port_of_a_host(site: FollowedDatasets) -> None:
     async with served(blocks=3) as node, served(blocks=3) as other:
         site.outbound = Outbound([node.url.removeprefix("http://")])
         await site.follow(node.url, end_block=3)
@@ -351,7 +353,7 @@ async def test_exception_may_allow_one_port_of_a_host(site: Site) -> None:
         assert other.requests == 0
 
 
-async def test_redirect_is_not_followed(site: Site) -> None:
+async def test_redirect_is_not_followed(site: FollowedDatasets) -> None:
     async with served(blocks=3) as node, served(blocks=3) as other:
 
         async def spoil(document: Any, node: Node) -> Answer | None:
@@ -363,7 +365,9 @@ async def test_redirect_is_not_followed(site: Site) -> None:
         assert other.requests == 0
 
 
-async def test_reply_that_decompresses_beyond_the_limit_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reply_that_decompresses_beyond_the_limit_is_refused(
+    site: FollowedDatasets, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rpc, "REPLY_BYTES", 1 << 16)
 
     async def spoil(document: Any, node: Node) -> Answer | None:
@@ -377,14 +381,14 @@ async def test_reply_that_decompresses_beyond_the_limit_is_refused(site: Site, m
         assert failed.value.error_class == "ReplyTooLarge"
 
 
-async def test_batch_with_too_large_a_reply_is_halved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batch_with_too_large_a_reply_is_halved(site: FollowedDatasets, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "REPLY_BYTES", 30_000)
     async with served(blocks=60, transactions=2) as node:
         await site.follow(node.url, end_block=60, batch_size=25)
         await site.check(node.chain, 0, 60)
 
 
-async def test_path_query_and_headers_are_sent_unchanged(site: Site) -> None:
+async def test_path_query_and_headers_are_sent_unchanged(site: FollowedDatasets) -> None:
     seen: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

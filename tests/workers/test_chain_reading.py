@@ -14,7 +14,7 @@ from interlock.outbound.guard import Binding
 from interlock.spark.built_in.chain_rows import Reading, Source, whole_blocks
 from interlock.spark.context import Scope
 from interlock.workers.protocol import Outbound
-from tests.support.chains import served
+from tests.support.dev_chain import served
 
 
 @pytest.mark.parametrize(

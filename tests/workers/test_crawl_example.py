@@ -15,8 +15,8 @@ from interlock.client import Client
 from interlock.processes.loop import forever
 from interlock.settings import Settings
 from interlock.workers import Worker
-from tests.support.strangers import Stranger, answer, stranger
 from tests.support.system import System
+from tests.support.third_party_servers import Stranger, answer, stranger
 
 FILLER = "<p>" + "long " * 500 + "</p>"
 

@@ -30,9 +30,9 @@ from interlock.workers.http_fetch.fetch import HostBusy, Hosts, WaitBudget, host
 from interlock.workers.http_fetch.operator import http_fetch
 from interlock.workers.operator_requests import Placeholders
 from interlock.workers.protocol import Assignment, Outbound, Work
-from tests.docs.pages import blocks, read, rows
 from tests.support.dags import valid
-from tests.support.strangers import SILENCE, Stranger, answer, chunked, stranger
+from tests.support.documentation import blocks, read, rows
+from tests.support.third_party_servers import SILENCE, Stranger, answer, chunked, stranger
 from tests.workers.test_operators import Recorded
 
 HERE = ["127.0.0.1"]

@@ -21,9 +21,9 @@ from interlock.wire.base import TaskStatus
 from interlock.wire.jobs import DatasetRef, Policy
 from interlock.wire.tasks import TaskView
 from interlock.workers import Worker
-from tests.support.patience import eventually
-from tests.support.strangers import SILENCE, Stranger, answer, stranger
+from tests.support.polls import eventually
 from tests.support.system import System
+from tests.support.third_party_servers import SILENCE, Stranger, answer, stranger
 
 AT_ONCE = Policy(backoff_seconds=0, jitter=0)
 HEARD_SOON = Policy(backoff_seconds=0, jitter=0, lease_seconds=3)
@@ -31,7 +31,7 @@ HEARD_SOON = Policy(backoff_seconds=0, jitter=0, lease_seconds=3)
 
 
 @dataclass
-class Site:
+class FetchWorker:
     client: Client
     there: Stranger
 
@@ -45,12 +45,12 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-async def site(shared: System, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+async def site(shared: System, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FetchWorker]:
     loops = [asyncio.create_task(forever(service)) for service in dispatcher_services(shared.kernel)]
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TMPDIR", str(tmp_path_factory.mktemp("politeness")))
         async with stranger() as there, Client(shared.gateway_url, shared.admin_key) as client, _worker(shared):
-            yield Site(client, there)
+            yield FetchWorker(client, there)
     for loop in loops:
         loop.cancel()
     await asyncio.gather(*loops, return_exceptions=True)
@@ -76,7 +76,7 @@ def result(task: TaskView) -> Any:
     return msgspec.json.decode(task.result)
 
 
-async def test_what_may_go_better_is_tried_again_and_what_would_only_repeat_is_not(site: Site) -> None:
+async def test_transient_failures_are_retried_and_permanent_ones_are_not(site: FetchWorker) -> None:
     site.there.says("/page", answer(b"hello"))
     site.there.says("/flaky", answer(status=503), answer(b"at last"))
     urls = [site.there.url(path) for path in ("/page", "/flaky", "/missing")]
@@ -91,20 +91,20 @@ async def test_what_may_go_better_is_tried_again_and_what_would_only_repeat_is_n
     assert [result(task)["body"] for task in tasks[:2]] == ["hello", "at last"]
 
 
-async def test_a_body_is_in_the_result_as_far_as_the_installation_keeps_results(site: Site) -> None:
+async def test_body_is_in_the_result_up_to_the_result_limit(site: FetchWorker) -> None:
     site.there.says("/long", answer(b"x" * 3_000))
     (task,) = await site.fetched(site.there.url("/long"))
     assert (task.status, result(task)["bytes"], result(task)["body_omitted"]) == (TaskStatus.COMPLETED, 3_000, True)
 
 
-async def test_a_task_with_outputs_is_told_what_may_be_reached_too(site: Site) -> None:
+async def test_a_task_with_outputs_is_told_what_may_be_reached_too(site: FetchWorker) -> None:
     site.there.says("/page", answer(b"hello"))
     dataset = DatasetRef(dataset_uuid=uuid4(), dataset_version=uuid4())
     (task,) = await site.fetched(site.there.url("/page"), outputs=[dataset], config={"keep_body": "none"})
     assert (task.status, "body" in result(task)) == (TaskStatus.COMPLETED, False)
 
 
-async def test_a_fetch_that_waits_for_its_server_can_be_canceled(site: Site) -> None:
+async def test_a_fetch_that_waits_for_its_server_can_be_canceled(site: FetchWorker) -> None:
     site.there.says("/slow", SILENCE)
     accepted = await site.client.submit([site.there.url("/slow")], operator="http_fetch", policy=HEARD_SOON)
     await eventually(lambda: "/slow" in site.there.targets())
@@ -116,7 +116,7 @@ async def test_a_fetch_that_waits_for_its_server_can_be_canceled(site: Site) -> 
     assert [task.status for task in await site.fetched(site.there.url("/page"))] == [TaskStatus.COMPLETED]
 
 
-async def test_the_policy_of_a_job_shows_what_is_never_tried_again(site: Site) -> None:
+async def test_job_policy_lists_the_non_retryable_failures(site: FetchWorker) -> None:
     policy = Policy(non_retryable=["TooSlow", "BadUrl"])
     accepted = await site.client.submit([], operator="http_fetch", name="asked", policy=policy)
     job = await site.client.job(accepted.job_id)

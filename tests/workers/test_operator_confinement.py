@@ -24,7 +24,7 @@ from interlock.wire.access import KeyRequest, Role
 from interlock.wire.base import TaskStatus
 from interlock.wire.jobs import Policy
 from tests.apps.test_up import Up, installation
-from tests.support.bundles import zipped
+from tests.support.code_bundles import zipped
 from tests.support.system import until
 from tests.untrusted.thief import clue
 
@@ -167,9 +167,7 @@ def looted(asked: dict[str, Any], copy: str) -> list[str]:
     return found
 
 
-async def test_the_thief_finds_the_secrets_where_nothing_keeps_it_away(
-    asked: dict[str, Any], strangers: Client, up: Up
-) -> None:
+async def test_unconfined_thief_finds_the_secrets(asked: dict[str, Any], strangers: Client, up: Up) -> None:
     """Control test: without a sandbox, the thief finds the secrets that the tests below must not find."""
     await stolen(strangers, None, operator="thieves:keeps", config={"token": "${secret:TOKEN}"})
     dispatcher = up.children()["dispatcher"].pid
@@ -208,7 +206,7 @@ async def test_a_bundle_finds_no_secret(client: Client, strangers: Client, asked
 
 
 @needs_landlock
-async def test_an_operator_changes_nothing_that_the_platform_runs_or_keeps(client: Client, up: Up) -> None:
+async def test_operator_cannot_change_code_or_state_of_the_platform(client: Client, up: Up) -> None:
     paths = [f"{up.folder}/credentials.json", f"{up.folder}/planted", f"{up.folder}/keys/planted"]
     paths += [f"{sys.prefix}/planted", str(Path(landlock.__file__)), "/etc/planted", "/proc/sys/kernel/core_pattern"]
     assert await stolen(client, paths, operator="thieves:writes") == paths
@@ -216,7 +214,7 @@ async def test_an_operator_changes_nothing_that_the_platform_runs_or_keeps(clien
     await asyncio.to_thread(Path(f"/var/tmp/interlock-test-{os.getpid()}").unlink)
 
 
-async def test_a_writer_of_another_org_names_no_function_of_the_interpreter(client: Client, up: Up) -> None:
+async def test_job_cannot_name_a_function_of_the_interpreter(client: Client, up: Up) -> None:
     await client.create_org("limited")
     key = (await client.create_key(KeyRequest(user="eve", role=Role.WRITER, org="limited"))).key
     statement = "open('/var/tmp/owned', 'w').close()"

@@ -26,7 +26,7 @@ from interlock.wire.base import Outcome, RunState, TaskStatus
 from interlock.wire.jobs import DatasetRef, Policy
 from interlock.wire.tasks import Crash, TaskView
 from interlock.workers import Worker
-from tests.support.gates import Gate, Visitor
+from tests.support.operator_gate import Gate, Visitor
 from tests.support.system import System, until
 
 OPERATORS = """
@@ -219,7 +219,7 @@ async def test_a_failed_attempt_is_followed_by_one_that_may_succeed(bench: Bench
     assert (attempts[0].error_class, attempts[0].error_message) == ("Flaky", "not yet")
 
 
-async def test_an_operator_that_another_worker_has_fails_here_with_a_sentence(bench: Bench) -> None:
+async def test_operator_missing_on_this_worker_fails_with_a_message(bench: Bench) -> None:
     await bench.system.declare("own_operators:nobody")
     await bench.worker()
     run_id = await bench.run("nobody", [1], policy=Policy(max_attempts=1))
@@ -283,7 +283,7 @@ async def test_an_attempt_that_was_fenced_off_is_stopped_and_reports_nothing(ben
     await connection.close()
 
 
-async def test_a_task_past_its_hard_timeout_is_killed_and_the_reaper_says_so(bench: Bench) -> None:
+async def test_task_past_its_hard_timeout_is_killed_and_reaped(bench: Bench) -> None:
     await bench.worker()
     task, visitor = await bench.at_the_gate(policy=Policy(max_attempts=1, lease_seconds=30, timeout_seconds=0.5))
     await visitor.gone()
@@ -324,7 +324,7 @@ async def test_events_and_outputs_travel_through_the_wrapper(bench: Bench, state
     assert (task.status, task.error_message, result(task)) == (TaskStatus.COMPLETED, None, [1, 1])
 
 
-async def test_a_drain_lets_what_runs_finish_and_gives_back_what_waits(bench: Bench) -> None:
+async def test_drain_finishes_running_tasks_and_releases_waiting_ones(bench: Bench) -> None:
     worker = Worker(bench.settings(), concurrency=1)
     running = asyncio.create_task(worker.run())
     task, visitor = await bench.at_the_gate()
@@ -337,7 +337,7 @@ async def test_a_drain_lets_what_runs_finish_and_gives_back_what_waits(bench: Be
     assert {(task.status, task.attempt) for task in await bench.tasks(waiting)} == {(TaskStatus.QUEUED, 1)}
 
 
-async def test_a_drain_that_takes_too_long_gives_the_running_attempt_back_unused(bench: Bench) -> None:
+async def test_expired_drain_releases_the_running_attempt(bench: Bench) -> None:
     worker = Worker(bench.settings(drain_seconds=0.1), concurrency=1)
     running = asyncio.create_task(worker.run())
     task, visitor = await bench.at_the_gate()
@@ -397,7 +397,7 @@ async def test_tasks_do_not_wait_behind_a_slow_one_while_a_child_is_free(bench: 
     assert {task.attempt for task in await bench.ended(run_id)} == {1}
 
 
-async def test_a_worker_with_all_its_children_stuck_gives_back_what_waits(bench: Bench) -> None:
+async def test_worker_with_all_children_stuck_releases_waiting_tasks(bench: Bench) -> None:
     quick = [{"pass": True}] * 200
     first = await bench.worker(concurrency=1)
     await bench.ended(await bench.run("gate", quick))
@@ -427,7 +427,7 @@ async def test_a_wrong_token_ends_the_worker(bench: Bench) -> None:
         await worker.run()
 
 
-async def test_children_that_never_start_end_the_worker_with_a_sentence(
+async def test_children_that_never_start_end_the_worker_with_a_message(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (Path(bench.folder) / "broken_at_import.py").write_text("raise RuntimeError")
@@ -443,7 +443,7 @@ async def test_a_runtime_without_a_queue_is_refused(bench: Bench, runtime: str, 
         Worker(bench.settings(), runtime)
 
 
-async def test_a_killed_worker_costs_an_attempt_of_what_it_ran(bench: Bench) -> None:
+async def test_killed_worker_uses_up_an_attempt_of_its_running_tasks(bench: Bench) -> None:
     process = await bench.process()
     task, visitor = await bench.at_the_gate(policy=QUICK)
     process.kill()

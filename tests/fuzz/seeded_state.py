@@ -16,8 +16,8 @@ import psycopg
 
 from interlock.dags.definition import content_hash
 from interlock.tasks.completion import run_task_id
-from tests.fuzz.site import ORG, PRODUCER, TARGET, Site
-from tests.support.bundles import zipped
+from tests.fuzz.listeners import ORG, PRODUCER, TARGET, FuzzedListeners
+from tests.support.code_bundles import zipped
 from tests.support.dags import valid
 from tests.support.system import fence
 
@@ -100,7 +100,7 @@ RETIRED_VERSION = content_hash(valid(dag_text(RETIRED_DAG)))
 class State:
     """Returns existing objects for stand-ins, and creates more when they are used up."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: FuzzedListeners) -> None:
         self._site = site
         self._pools: defaultdict[str, deque[Any]] = defaultdict(deque)
         self._make: dict[str, Callable[[], list[Any]]] = {

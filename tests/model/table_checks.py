@@ -10,9 +10,9 @@ from uuid import UUID
 
 import msgspec
 
+from tests.model.dispatchers import World
 from tests.model.model import Model
-from tests.model.parts import Run, Task
-from tests.model.world import World
+from tests.model.model_types import Run, Task
 
 
 class TaskRow(msgspec.Struct):

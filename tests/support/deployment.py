@@ -27,10 +27,10 @@ from interlock.tasks.operators import Operators
 from interlock.wire.tasks import OperatorsReport
 from interlock.workers.catalogue import sources
 from interlock.workers.operators import catalogue_of
-from tests.crash.forking import Forked, fork_server
-from tests.support.patience import PATIENCE, answered, eventually
+from tests.support.fork_client import Forked, fork_server
+from tests.support.polls import PATIENCE, answered, eventually
 
-OPERATORS = Path(__file__).parent / "operators"
+OPERATORS = Path(__file__).parents[1] / "crash" / "operators"
 SETTINGS = {
     "log_level": "warning",
     "reap_seconds": "0.2",

@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine
 from interlock.apps.app import App
 from interlock.errors import InterlockError
 from interlock.wire.attempts import Receipt
+from tests.model.dispatchers import World, crashing
 from tests.model.model import Model
-from tests.model.parts import Hold, Job, Run, Task
-from tests.model.rows import Watch
-from tests.model.world import World, crashing
+from tests.model.model_types import Hold, Job, Run, Task
+from tests.model.table_checks import Watch
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from interlock.wire.attempts import ClaimBatchReply, ClaimRange, ClaimReply, ClaimRequest
-from tests.model.driving import Driven, Letter, chosen, dispatchers, often, picks, seldom, several
-from tests.model.parts import UNKNOWN, Hold, Run, Task
-from tests.model.world import ANY_WORKER, PLATFORM_WORKER, Crashed
+from tests.model.dispatchers import ANY_WORKER, PLATFORM_WORKER, Crashed
+from tests.model.model_types import UNKNOWN, Hold, Run, Task
+from tests.model.rule_base import Driven, Letter, chosen, dispatchers, often, picks, seldom, several
 
 _PLATFORM = ("platform", "ecs_platform")
 _START = "select (body ->> 'start')::int as start from interlock.queue_messages where message_id = $1"

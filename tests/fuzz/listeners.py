@@ -32,7 +32,7 @@ PRODUCER, TARGET = "fuzz-producer", "fuzz-target"
 
 
 @dataclass
-class Site:
+class FuzzedListeners:
     """Three listeners that are reachable only through their sockets."""
 
     state_url: str
@@ -89,7 +89,7 @@ class Site:
 
 
 @asynccontextmanager
-async def running_site(state_url: str, valkey_url: str, folder: Path) -> AsyncIterator[Site]:
+async def running_listeners(state_url: str, valkey_url: str, folder: Path) -> AsyncIterator[FuzzedListeners]:
     settings = Settings(
         dir=folder, state_url=state_url, valkey_url=valkey_url, gateway="127.0.0.1:0", internal="127.0.0.1:0"
     )
@@ -106,7 +106,7 @@ async def running_site(state_url: str, valkey_url: str, folder: Path) -> AsyncIt
     assert codes == [0, 0, 0]
 
 
-async def _founded(settings: Settings, state_url: str, folder: Path) -> Site:
+async def _founded(settings: Settings, state_url: str, folder: Path) -> FuzzedListeners:
     async with open_app(settings, process="founding") as parts:
         org, rival = await parts.access.principals.create_org(ORG), await parts.access.principals.create_org(RIVAL)
         by = Registrar(org.org_id, org.name, "root")
@@ -120,10 +120,10 @@ async def _founded(settings: Settings, state_url: str, folder: Path) -> Site:
         ]
         token = await parts.access.principals.create_worker_token(WorkerTokenRequest(name="test"))
         await parts.dags.deployments.deploy(valid(CHAIN), org.org_id, "root")
-    return Site(state_url, folder, keys[0].key, keys[1].key, token.token)
+    return FuzzedListeners(state_url, folder, keys[0].key, keys[1].key, token.token)
 
 
-async def _start(site: Site, process: str, address: str, settings: Settings) -> None:
+async def _start(site: FuzzedListeners, process: str, address: str, settings: Settings) -> None:
     listener = bind(address, setting=process)
     site.urls[process] = url_of(listener, settings)
     assert settings.valkey_url is not None

@@ -15,7 +15,7 @@ import pytest
 
 from interlock.tasks.completion import Attempts
 from interlock.wire.attempts import Completion
-from tests.model.world import World
+from tests.model.dispatchers import World
 
 Plant = Callable[[World, pytest.MonkeyPatch], None]
 

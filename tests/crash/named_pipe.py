@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.support.patience import eventually
+from tests.support.polls import eventually
 
 
 class Gate:

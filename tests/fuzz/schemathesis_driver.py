@@ -16,10 +16,10 @@ from schemathesis.engine import events, from_schema
 from schemathesis.hooks import GLOBAL_HOOK_DISPATCHER
 
 from tests.fuzz import checks
-from tests.fuzz.document import bent
-from tests.fuzz.site import Site
-from tests.fuzz.state import CAPABILITY, RUNNING, State, make_whole, names_of
-from tests.support.bundles import zipped
+from tests.fuzz.listeners import FuzzedListeners
+from tests.fuzz.openapi_documents import bent
+from tests.fuzz.seeded_state import CAPABILITY, RUNNING, State, make_whole, names_of
+from tests.support.code_bundles import zipped
 
 EXAMPLES = int(os.environ.get("INTERLOCK_FUZZ_EXAMPLES", "3"))
 """Random requests per operation and phase, in addition to those derived from the document alone."""
@@ -64,7 +64,7 @@ def _config(base_url: str) -> schemathesis.Config:
     )
 
 
-def fuzz(site: Site, state: State, base_url: str, headers: dict[str, str]) -> Found:
+def fuzz(site: FuzzedListeners, state: State, base_url: str, headers: dict[str, str]) -> Found:
     document = site.http.get(f"{base_url}/openapi.json").raise_for_status().json()
     schema = schemathesis.openapi.from_dict(bent(document), config=_config(base_url))
     schema.auth()(_credentials(headers))

@@ -16,8 +16,8 @@ from interlock.apps.sink import sink
 from interlock.clock import Clock
 from interlock.processes.loop import Service
 from interlock.settings import BUFFER_QUEUE
+from tests.support.block_followers import data_database
 from tests.support.datasets import claim_of, deploy, job_id
-from tests.support.followers import data_database
 from tests.support.system import System, fence, running
 
 COLUMNS: Final = (

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from interlock.access.tokens import Claims
-from tests.model.doors import Doors
-from tests.model.driving import Refused, chosen, dispatchers, picks
-from tests.model.messages import Messages
-from tests.model.parts import Task
-from tests.model.rows import UNTOLD
-from tests.model.workers import End, ends
-from tests.model.world import Crashed
+from tests.model.dispatchers import Crashed
+from tests.model.model_types import Task
+from tests.model.queue_rules import Messages
+from tests.model.rule_base import Refused, chosen, dispatchers, picks
+from tests.model.submission_rules import Doors
+from tests.model.table_checks import UNTOLD
+from tests.model.worker_rules import End, ends
 
 _LOOPS = {
     "relay": ("relay.taken", "relay.sent"),

@@ -21,8 +21,8 @@ from interlock.http.listener import bind, url_of
 from interlock.query.service import QueryService
 from interlock.schemas import Column, DatasetSchema
 from interlock.wire.access import Role
+from tests.support.dataset_files import marked, path_of
 from tests.support.datasets import claim_of, key_of
-from tests.support.files import marked, path_of
 from tests.support.system import System, fence, until
 
 BLOCKS = DatasetSchema(
@@ -60,7 +60,7 @@ def rows_of(start: int, end: int) -> list[dict[str, Any]]:
 
 
 @dataclass
-class Site:
+class QuerySystem:
     system: System
     service: QueryService
     url: str
@@ -145,12 +145,12 @@ async def fill_hot_table(system: System, data_url: str, rows: int) -> None:
 
 
 @asynccontextmanager
-async def querying(system: System, data_url: str, **limits: Any) -> AsyncIterator[Site]:
+async def querying(system: System, data_url: str, **limits: Any) -> AsyncIterator[QuerySystem]:
     """Starts a query service of the system with its own limits."""
     settings = system.kernel.settings.model_copy(update=limits)
     parts = with_published_keys(replace(system.kernel, settings=settings))
     async with query_service(parts) as service, listening(parts, service) as url:
-        yield Site(system, service, url, data_url)
+        yield QuerySystem(system, service, url, data_url)
 
 
 @asynccontextmanager

@@ -26,10 +26,10 @@ from interlock.wire.attempts import (
     Output,
     Release,
 )
-from tests.model.claiming import Claiming
-from tests.model.driving import Refused, ages, dispatchers, picks, seldom, several
-from tests.model.parts import DATASET, VERSION, Hold, Report, Verdict
-from tests.model.world import Crashed
+from tests.model.claim_rules import Claiming
+from tests.model.dispatchers import Crashed
+from tests.model.model_types import DATASET, VERSION, Hold, Report, Verdict
+from tests.model.rule_base import Refused, ages, dispatchers, picks, seldom, several
 
 # All of one stream. A rewritten range must end at or before its cursor.
 event_scopes = st.sampled_from([("c:1",), ("c:2",), ("c:7",), ("c:5", "p:1-5")])

@@ -10,11 +10,11 @@ from hypothesis.stateful import rule
 
 from interlock.tasks.queue import Handle, Queue
 from interlock.wire.attempts import ClaimBatchReply
-from tests.model.claiming import crashes
-from tests.model.driving import Letter, Wakeup, chosen, dispatchers, picks, seldom
-from tests.model.parts import Task
-from tests.model.workers import Workers
-from tests.model.world import MAX_RECEIVES, Crashed
+from tests.model.claim_rules import crashes
+from tests.model.dispatchers import MAX_RECEIVES, Crashed
+from tests.model.model_types import Task
+from tests.model.rule_base import Letter, Wakeup, chosen, dispatchers, picks, seldom
+from tests.model.worker_rules import Workers
 
 _QUEUE = "platform"
 _ALL = 100

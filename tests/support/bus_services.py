@@ -13,7 +13,7 @@ from interlock.bus.path.delivery import target_queue
 from interlock.bus.path.slow_stage import SlowStage
 from interlock.bus.telemetry.events import expanded, telemetry_queue
 from interlock.wire.access import KeyRequest, Role
-from tests.bus.producing import SECRET, signed
+from tests.support.signed_commands import SECRET, signed
 from tests.support.system import System
 
 PRODUCER, TARGET, NAME = "billing", "mailer", "send-mail"

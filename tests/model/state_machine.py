@@ -7,12 +7,12 @@ import sys
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from tests.model.doors import definitions, items
-from tests.model.driving import dispatchers
-from tests.model.loops import Loops
-from tests.model.parts import Definition
-from tests.model.users import Users
-from tests.model.workers import COMPLETED
+from tests.model.loop_rules import Loops
+from tests.model.model_types import Definition
+from tests.model.rule_base import dispatchers
+from tests.model.submission_rules import definitions, items
+from tests.model.user_rules import Users
+from tests.model.worker_rules import COMPLETED
 
 _ROUNDS = 10
 """More than any example needs: a task that a dispatcher runs may fail a few times."""

@@ -69,7 +69,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Site:
+class AccessBench:
     here: Installation
     state: asyncpg.Connection[Any]
     data: asyncpg.Connection[Any]

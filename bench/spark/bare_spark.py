@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from bench.spark.source import Partition
-from bench.spark.work import ROWS, derived
+from bench.spark.transformation import ROWS, derived
 from interlock.settings import Settings
 from interlock.spark import session
 from interlock.workers.protocol import SparkOptions

@@ -17,10 +17,10 @@ from interlock.tasks.idempotency import Repeat
 from interlock.tasks.shards import SMALL_SHARD
 from interlock.wire.base import RunState
 from interlock.wire.jobs import JobAccepted, JobRequest
-from tests.model.driving import Driven, Refused, chosen, dispatchers, often, picks, seldom
-from tests.model.parts import Definition, Job, Task
-from tests.model.world import Crashed
-from tests.support.shards import into_shard
+from tests.model.dispatchers import Crashed
+from tests.model.model_types import Definition, Job, Task
+from tests.model.rule_base import Driven, Refused, chosen, dispatchers, often, picks, seldom
+from tests.support.sharded_runs import into_shard
 
 _IDEMPOTENCY = timedelta(hours=24)
 

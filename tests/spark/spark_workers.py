@@ -21,7 +21,7 @@ from interlock.wire.base import RunState
 from interlock.wire.jobs import Policy
 from interlock.wire.tasks import AttemptView, TaskView
 from interlock.workers import Worker
-from tests.support.gates import Gate, Visitor
+from tests.support.operator_gate import Gate, Visitor
 from tests.support.system import System, until
 
 OPERATORS = """

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from interlock.bus.model import Decision, Outcome, Route
 from interlock.bus.path.persistence import Dispatched, Effects
 from interlock.wire.commands import read
-from tests.bus.producing import signed
+from tests.support.signed_commands import signed
 from tests.support.system import System
 
 

@@ -30,9 +30,9 @@ import pytest
 
 from interlock.http.listener import bind
 from interlock.untrusted.runner.confinement import STRONGEST_FIRST, Walls, unavailable
-from tests.support.patience import PATIENCE, answered, eventually
+from tests.support.polls import PATIENCE, answered, eventually
 
-BUNDLES = Path(__file__).parent / "bundles"
+BUNDLES = Path(__file__).parents[1] / "untrusted" / "bundles"
 TOKEN = "the-runner's-own"
 CANARY = "canary-of-the-runner"
 LIMITS = {"memory_mb": 200, "cpu_seconds": 20, "timeout_seconds": 60.0, "processes": 24, "disk_mb": 8}

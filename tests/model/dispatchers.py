@@ -23,7 +23,7 @@ from interlock.failpoints import FailpointError, arm, disarm
 from interlock.processes.loop import Service
 from interlock.settings import Settings
 from interlock.stores.postgres import Row
-from tests.model.parts import DICE
+from tests.model.model_types import DICE
 
 T = TypeVar("T")
 

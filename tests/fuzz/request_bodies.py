@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fuzz.site import ORG, PRODUCER, TARGET
-from tests.fuzz.state import (
+from tests.fuzz.listeners import ORG, PRODUCER, TARGET
+from tests.fuzz.seeded_state import (
     BATCH,
     COMMAND,
     DATASET,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fuzz.bodies import DISPATCHER, GATEWAY
-from tests.fuzz.bodies import QUERY as QUERIES
-from tests.fuzz.site import ORG, PRODUCER, TARGET
-from tests.fuzz.state import (
+from tests.fuzz.listeners import ORG, PRODUCER, TARGET
+from tests.fuzz.request_bodies import DISPATCHER, GATEWAY
+from tests.fuzz.request_bodies import QUERY as QUERIES
+from tests.fuzz.seeded_state import (
     ALERT,
     BACKFILL,
     BATCH,

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import asyncpg
 
-from bench.bus.registered import NAME, PRODUCER, TARGET, message
+from bench.bus.registry import NAME, PRODUCER, TARGET, message
 from bench.harness import Installation
 from interlock.bus.path.delivery import body
 from interlock.wire.commands import read

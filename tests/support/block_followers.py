@@ -19,7 +19,7 @@ from interlock.workers import TaskCanceled, TaskContext
 from interlock.workers.block_follower.operator import block_follower
 from interlock.workers.block_follower.store import table_of
 from interlock.workers.protocol import Assignment, Outbound, Work
-from tests.support.chains import expected_rows
+from tests.support.dev_chain import expected_rows
 
 KINDS = ("blocks", "transactions", "logs")
 HERE = Outbound(["127.0.0.1"])
@@ -43,7 +43,7 @@ async def data_database(postgres_url: str) -> AsyncIterator[str]:
     await connection.close()
 
 
-class Site:
+class FollowedDatasets:
     """The datasets of one follower, and all events on them."""
 
     def __init__(self, data_url: str, connection: asyncpg.Connection[Any], kinds: tuple[str, ...] = KINDS) -> None:
@@ -184,7 +184,7 @@ class Site:
 class _Wire:
     """The worker process around the operator, simulated by the site."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: FollowedDatasets) -> None:
         self._site = site
 
     def progress(self, slot: int, fraction: float, text: str | None) -> None:
@@ -237,7 +237,7 @@ FOREVER = 1_000_000
 class Attempt:
     """An attempt in a separate process. It can be set to die at its n-th announcement."""
 
-    def __init__(self, site: Site, process: asyncio.subprocess.Process, journal: Path) -> None:
+    def __init__(self, site: FollowedDatasets, process: asyncio.subprocess.Process, journal: Path) -> None:
         self.process, self._site, self._journal = process, site, journal
         self._heard = 0
 
@@ -266,7 +266,9 @@ def lease(folder: Path, number: int) -> Path:
 
 
 @asynccontextmanager
-async def attempt(site: Site, folder: Path, number: int, lives: int = FOREVER, **config: Any) -> AsyncIterator[Attempt]:
+async def attempt(
+    site: FollowedDatasets, folder: Path, number: int, lives: int = FOREVER, **config: Any
+) -> AsyncIterator[Attempt]:
     context = site.context(number, **{"poll_seconds": 0.02} | config)
     journal = folder / f"journal-{number}"
     words = [msgspec.json.encode(context._work).decode(), msgspec.json.encode(context._assignment).decode()]

@@ -14,9 +14,9 @@ from interlock.apps.app import App
 from interlock.stores.postgres import queries
 from interlock.wire.base import TaskStatus
 from interlock.wire.tasks import CancelRequest, Changed, RedriveRequest, TaskView
-from tests.model.driving import Driven, Refused, dispatchers, picks, seldom
-from tests.model.parts import UNKNOWN, Run, Task
-from tests.model.world import ANY_WORKER, Crashed
+from tests.model.dispatchers import ANY_WORKER, Crashed
+from tests.model.model_types import UNKNOWN, Run, Task
+from tests.model.rule_base import Driven, Refused, dispatchers, picks, seldom
 
 _REASONS = {
     "Completed": {"completed"},
