@@ -27,10 +27,6 @@ from interlock.workers.protocol import SparkOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-import pandas  # noqa: F401 - imported so that forked workers have it
-from pyspark import daemon, worker  # noqa: F401
-
-from interlock.spark import partition_file, tables  # noqa: F401
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +125,7 @@ def properties(options: SparkOptions, scratch: Path) -> dict[str, str]:
             "spark.sql.shuffle.partitions": str(partitions),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.python.daemon.module": "interlock.spark.session",
+            "spark.python.daemon.module": "interlock.spark.python_workers",
         }
     if options.objects_root.startswith("s3://"):
         chosen["spark.hadoop.fs.s3.impl"] = _S3_CLASS
@@ -408,7 +404,3 @@ def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     java_line = next((line.removeprefix(": ") for line in lines if line.startswith(": ")), None)
     return (java_line or (lines[0] if lines else type(error).__name__))[:500]
-
-
-if __name__ == "__main__":
-    daemon.manager()

@@ -57,7 +57,7 @@ _SMALL: Final[dict[str, Any]] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
-    "spark.python.daemon.module": "interlock.spark.session",
+    "spark.python.daemon.module": "interlock.spark.python_workers",
     # Faster start and less memory than the options for a long-lived process.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
