@@ -5,8 +5,8 @@
 `landlock`     no namespaces: Landlock restricts files, TCP ports and signals, and a seccomp filter the rest
 `none`         limits, another user if the runner is root, an empty environment; nothing hides the machine
 
-bwrap comes first because it is widely reviewed. It is a system package that pip cannot install, hence the launcher's own
-namespaces: Landlock alone would give user code no network and no process tree of its own.
+bwrap comes first because it is widely reviewed. It is a system package that pip cannot install, hence the namespaces of
+the launcher: Landlock alone would give user code no network and no process tree of its own.
 """
 
 from __future__ import annotations
