@@ -90,9 +90,8 @@ class Persistence:
     def persist(self, batch: Batch) -> Awaitable[list[CommandVerdict]]:
         """Makes a batch durable, by a shared write unless it needs a transaction of its own.
 
-        It is no coroutine function: its frame would keep the batch alive during the write. That costs 7 % of the CPU of
-        a command (measured in batches of 100), because the messages have left the processor's caches when they are
-        freed.
+        It is no coroutine function: its frame would keep the batch alive during the write. Measured, that costs 7 % of
+        the gateway's CPU per command in batches of 100, and 5 % for single commands.
         """
         if _triggers_jobs(batch.decisions) or armed("command.before_commit"):
             return self._write_alone(batch)
