@@ -28,7 +28,7 @@ from interlock.wire.datasets import (
     VersionState,
 )
 
-_sql = queries("datasets", "registry")
+_sql = queries(__name__, "registry")
 
 LOWEST: Final = -(2**63)
 HIGHEST: Final = 2**63 - 1

@@ -22,6 +22,7 @@ from interlock.tasks.completion import enqueue, run_task_id
 from interlock.tasks.idempotency import answered_before, remember
 from interlock.tasks.limits import rate_key
 from interlock.tasks.operators import Operators
+from interlock.tasks.reads import job_by_name
 from interlock.tasks.runs import record_run_events
 from interlock.telemetry import TASKS_CREATED
 from interlock.untrusted.bundles import pin
@@ -30,7 +31,7 @@ from interlock.wire.access import secret_names
 from interlock.wire.base import Priority, RunState
 from interlock.wire.jobs import JobAccepted, JobRequest, Policy, RunLimits, Scaling
 
-_sql = queries("tasks", "jobs")
+_sql = queries(__name__, "submission")
 _ENDPOINT = "POST /v1/jobs"
 
 
@@ -239,7 +240,7 @@ class Submissions:
         job: Row | None = await _sql.insert_job(connection, **definition)
         if job is not None:
             return job
-        job = await _sql.job_by_name(connection, org_id=org_id, dag_name="", name=request.name)
+        job = await job_by_name(connection, request.name, org_id)
         if job is not None and bytes(job["definition_hash"]) == definition["definition_hash"]:
             return job
         if not request.update:
@@ -256,7 +257,7 @@ class Submissions:
             raise BadRequest(
                 "Give the `operator` that runs the tasks, or the `name` of an existing job.", code="operator_missing"
             )
-        job: Row | None = await _sql.job_by_name(connection, org_id=org_id, dag_name="", name=request.name)
+        job: Row | None = await job_by_name(connection, request.name, org_id)
         if job is None:
             raise NotFound(f"There is no job {request.name!r}; its first submission must give an `operator`.")
         return job

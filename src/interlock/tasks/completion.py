@@ -45,8 +45,8 @@ from interlock.wire.jobs import DatasetRef
 if TYPE_CHECKING:
     from interlock.tasks.limits import RunSlots
 
-_sql = queries("tasks", "tasks")
-_jobs_sql = queries("tasks", "jobs")
+_sql = queries(__name__, "tasks")
+_jobs_sql = queries(__name__, "jobs")
 
 
 def run_task_id(run_id: UUID, index: int) -> UUID:

@@ -138,3 +138,9 @@ where c.changed_at is not null;
 
 -- name: org_name$
 select name from interlock.orgs where org_id = :org_id;
+
+-- name: jobs_of_route
+-- All active generations of the job that a route leads to, if a command may start it.
+select j.job_id from interlock.jobs j
+where j.org_id = :org_id and j.dag_name = :dag_name and j.name = :name and j.active and j.source ->> 'kind' = 'command'
+order by j.current desc, j.job_id;

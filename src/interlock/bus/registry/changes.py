@@ -17,7 +17,7 @@ from interlock.failpoints import failpoint
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.bus_registry import ChangePage, RegistryAction, RegistryChange, RegistryKind
 
-_sql = queries("bus", "writes")
+_sql = queries(__name__, "writes")
 _LAST: Final = 2**62
 
 R = TypeVar("R", bound=msgspec.Struct)
