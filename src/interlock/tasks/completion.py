@@ -470,7 +470,7 @@ def _lease(item: Fence | CompletionGroup) -> UUID:
 
 
 def _ended_of(groups: Sequence[CompletionGroup], done: int) -> Mapping[UUID, int]:
-    """Returns ended attempts by run, or {} if a part of several runs' tasks ended: TurnKeeping then recounts."""
+    """Returns ended attempts by run, or {} if a part of several runs' tasks ended: RunSlotRecount then recounts."""
     if len({group.run_id for group in groups}) == 1:
         return {groups[0].run_id: done}
     asked: Counter[UUID] = Counter()

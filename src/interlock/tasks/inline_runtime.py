@@ -98,7 +98,7 @@ OPERATORS: Final[dict[str, InlineOperator]] = {
     "echo": InlineOperator(_echo),
     "fail": InlineOperator(_fail),
 }
-"""Operators that do not need DAGs; wiring adds the others. jobs.py lists all names: INLINE_OPERATORS."""
+"""Operators that do not need DAGs; `INLINE_OPERATORS` in jobs/submission.py lists all names."""
 
 _sql = queries(__name__, "tasks")
 
