@@ -280,9 +280,8 @@ class Database:
                 url,
                 min_size=1,
                 max_size=size,
-                # The server cancels statements itself, so that none continues after its caller got 503. The timeout of
-                # the
-                # client is for a server that no longer responds.
+                # The server cancels statements itself, so that none continues after its caller got 503. The client's
+                # timeout is for a server that no longer responds.
                 command_timeout=timeout + _GRACE_SECONDS,
                 timeout=min(timeout, 10.0),
                 # The server also ends idle transactions, so that a stalled process holds no locks.
