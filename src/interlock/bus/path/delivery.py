@@ -17,6 +17,7 @@ from interlock.wire.commands import Envelope, Metadata
 
 _sql = queries(__name__, "path")
 
+_COMMAND: Final = "command"
 _INLINE: Final = 2_000
 """Bytes up to which PostgreSQL keeps a value inside its row, so that compression would gain nothing."""
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -64,7 +65,7 @@ async def trigger(
     It uses a savepoint, so that a body that cannot be stored does not abort the other commands of the transaction.
     """
     rows = await _sql.jobs_of_route(connection, org_id=org_id, dag_name=dag, name=job)
-    jobs = [row["job_id"] for row in rows]
+    jobs = [row["job_id"] for row in rows if row["kind"] == _COMMAND]
     if not jobs:
         return False
     try:
