@@ -290,7 +290,10 @@ REGISTRY: list[Route] = [
 """Routes that tests/bus/test_registry.py tries with another org's admin."""
 
 SENDING: list[Route] = [("POST", "/v1/commands"), ("GET", "/v1/tenant-config")]
-"""Routes for keys of services, which act only for their own org: tests/bus/test_path.py and test_service_keys.py."""
+"""Routes for keys of services, which act only for their own org.
+
+tests/bus/test_path.py and tests/bus/test_service_keys.py test them.
+"""
 
 INBOX: list[Route] = [
     ("GET", "/v1/inbox/{queue}/dead-letters"),

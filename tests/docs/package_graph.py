@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ CAPABILITIES: Final = (
     "untrusted",
     "tasks",
     "access",
+    "dev",
 )
 DRAWN: Final = ("cli", "client", "apps", *CAPABILITIES)
 
@@ -38,12 +40,31 @@ def imports() -> set[tuple[str, str]]:
     found = set()
     for name, path in known.items():
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("interlock."):
-                base = node.module.removeprefix("interlock.")
-                found |= {
-                    (name, f"{base}.{each.name}" if f"{base}.{each.name}" in known else base) for each in node.names
-                }
+            found |= {(name, other) for other in _imported(node, known)}
     return found
+
+
+def imports_at_start() -> set[tuple[str, str]]:
+    """Pairs of modules as `imports`, without imports inside functions and for type checkers only."""
+    known = modules()
+    return {
+        (name, other)
+        for name, path in known.items()
+        for node in ast.parse(path.read_text()).body
+        for other in _imported(node, known)
+        if other != name
+    }
+
+
+def _imported(node: ast.AST, known: Container[str]) -> set[str]:
+    if isinstance(node, ast.Import):
+        named = {each.name for each in node.names}
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        named = {f"{node.module}.{each.name}" for each in node.names}
+    else:
+        return set()
+    inside = {name.removeprefix("interlock.") for name in named if name.startswith("interlock.")}
+    return {name if name in known else name.rpartition(".")[0] for name in inside} - {""}
 
 
 def package(module: str) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 
 import pytest
 
 from tests.docs.generate import architecture
-from tests.docs.package_graph import CAPABILITIES, imports, package
+from tests.docs.package_graph import CAPABILITIES, imports, imports_at_start, modules, package
 from tests.support.documentation import ROOT
-
-_BELOW = {"tasks", "access"}
-"""Every capability may import these; they are listed as well."""
 
 
 def test_drawing_of_the_packages_is_up_to_date() -> None:
@@ -20,7 +19,7 @@ def test_drawing_of_the_packages_is_up_to_date() -> None:
     )
 
 
-@pytest.mark.parametrize("capability", [each for each in CAPABILITIES if each not in ("spark", "workers")])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_capability_is_reached_through_its_public_modules(capability: str) -> None:
     public = set(import_module(f"interlock.{capability}").PUBLIC)
     used = {
@@ -30,3 +29,35 @@ def test_capability_is_reached_through_its_public_modules(capability: str) -> No
     }
     assert used - public == set(), "use a public module, or add it to PUBLIC"
     assert public - used == set(), "nobody imports these; take them out of PUBLIC"
+
+
+def test_modules_import_each_other_in_no_cycle() -> None:
+    assert _cycle(imports_at_start()) == []
+
+
+def test_packages_import_each_other_in_no_cycle() -> None:
+    edges = {(package(one), package(other)) for one, other in imports()}
+    assert _cycle({(one, other) for one, other in edges if one != other}) == []
+
+
+def _cycle(edges: set[tuple[str, str]]) -> list[str]:
+    graph = TopologicalSorter[str]()
+    for one, other in edges:
+        graph.add(one, other)
+    try:
+        graph.prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
+    return []
+
+
+def test_module_loads_only_statements_of_its_own_capability() -> None:
+    calls = [
+        (name, ast.unparse(node.args[0]))
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "queries"
+    ]
+    assert calls
+    assert [call for call in calls if call[1] != "__name__"] == []

@@ -203,4 +203,4 @@ async def _views(kernel: App, task_id: UUID, org_id: UUID) -> tuple[list[Any], T
 
 async def _worker_seen(kernel: App) -> None:
     async with kernel.stores.database.connection() as connection:
-        await queries("tasks", "queue").worker_seen(connection, worker_id="somebody", queue="platform")
+        await queries("interlock.tasks", "queue").worker_seen(connection, worker_id="somebody", queue="platform")

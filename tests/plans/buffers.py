@@ -57,7 +57,6 @@ BUFFERS: dict[str, list[Expectation]] = {
     "loads_over": [Bounded(1, {"task_ids": "array[seed.id('load')]"})],
     "publishes_of_load": [Bounded(1, {"load_task": "seed.id('load')"})],
     "waiting_long": [Live(_WAITING, "the doctor counts them up to `limit`", {"seconds": "0", "limit": "1000"})],
-    "spark_is_there": [Bounded(1, {"queue": "'spark'"}, rows=20)],
 }
 
 EXPECTED: dict[str, list[Expectation]] = {f"buffers.{name}": cases for name, cases in BUFFERS.items()}

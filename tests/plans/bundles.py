@@ -41,5 +41,5 @@ BUNDLES: dict[str, list[Expectation]] = {
 
 EXPECTED: dict[str, list[Expectation]] = {
     **{f"bundles.{name}": cases for name, cases in BUNDLES.items()},
-    "effects.call_in": [Bounded(8, {"targets": "'{lambda}'", "orgs": "null", "limit": "8"}, rows=4, pages=40)],
+    "effects.make_due": [Bounded(8, {"targets": "'{lambda}'", "orgs": "null", "limit": "8"}, rows=4, pages=40)],
 }

@@ -76,6 +76,7 @@ PATH: dict[str, list[Expectation]] = {
         )
     ],
     "org_name": [Bounded(1, _ORG)],
+    "jobs_of_route": [Bounded(1, _ORG | {"dag_name": "'feeds manual'", "name": "'manual 7'"})],
 }
 LIMITS: dict[str, list[Expectation]] = {
     "take_tokens": [Bounded(50, _LIMITS, pages=20)],

@@ -319,9 +319,16 @@ JOBS: dict[str, list[Expectation]] = {
     ],
     "remembered_request": [Bounded(1, _REQUEST | {"key": "'key 100'"})],
     "remember_response": [Bounded(1, _REQUEST | {"key": "'key 100'", "status": "201", "response": "'{}'"}, pages=20)],
+    "job_by_name": [Bounded(1, _ORG | {"dag_name": "''", "name": "'job 0'"})],
+    "enqueue_tasks": [
+        Bounded(1000, _SMALL | {"task_ids": "seed.tasks('queued', 1000)", "direct": direct}, pages=30)
+        for direct in ("true", "false")
+    ],
+}
+
+SUBMISSION: dict[str, list[Expectation]] = {
     "insert_job": [Bounded(1, _JOB, pages=30), Bounded(1, _JOB | {"name": "'new'"}, pages=30)],
     "replace_job": [Bounded(1, _JOB, pages=30)],
-    "job_by_name": [Bounded(1, _ORG | {"dag_name": "''", "name": "'job 0'"})],
     "register_datasets": [
         Bounded(
             2,
@@ -357,37 +364,15 @@ JOBS: dict[str, list[Expectation]] = {
     "insert_all_tasks": [Bounded(1000, _NEW, pages=20)],
     "latch_run": [Bounded(1, _run("queued") | {"total": "1000"}, pages=30)],
     "enqueue_ranges": [Bounded(10, _ORG | _RANGES | {"direct": direct}, pages=20) for direct in ("true", "false")],
-    "enqueue_tasks": [
-        Bounded(1000, _SMALL | {"task_ids": "seed.tasks('queued', 1000)", "direct": direct}, pages=30)
-        for direct in ("true", "false")
-    ],
 }
 
 # runs.sql
 
 RUNS: dict[str, list[Expectation]] = {
-    "only_one": [Bounded(1, {"name": "'run-counters'"})],
     "fold_deltas": [Bounded(5000, {"limit": "5000", "since": "'(0,0)'"})],
     "end_runs": [Bounded(1, {"run_ids": "array[seed.id('run queued')]"}, pages=30)],
     "request_run_cancel": [Bounded(1, _ORG | _run("queued"), pages=30)],
     "stop_intolerable": [Bounded(1, _run_ids("running"), pages=30)],
-    "stop_overdue": [
-        Live(
-            "select count(*) from interlock.runs where deadline_at is not null and ended_at is null",
-            "runs with a deadline",
-            {"limit": "20"},
-        )
-    ],
-    "pause_runs": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
-    "resume_runs": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
-    "live_runs_of": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS | {"limit": "10000"})],
-    "delete_job": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
-    "waking_runs": [Bounded(20, {"limit": "20"})],
-    "wake_ranges": [
-        Bounded(200, _SMALL | _run("queued") | {"first": "0", "last": "19999", "direct": "true"}, rows=110, pages=120)
-    ],
-    "queued_of_range": [Bounded(20_000, _SMALL | _run("big") | {"first": "0", "last": "19999"})],
-    "woken_to": [Bounded(1, _run("queued") | {"walked_from": "0", "walked_to": "20000"}, pages=30)],
     "request_deletion": [Bounded(1, _run("dead"))],
     "deleting_runs": [Bounded(10, {"limit": "10"})],
     "take_turn": [Exempt("an advisory lock")],
@@ -428,6 +413,26 @@ RUNS: dict[str, list[Expectation]] = {
     "stranded_jobs": [Bounded(100, {"job_ids": "seed.job_ids(100)"})],
     "capped_jobs_of": [Bounded(2000, {"task_ids": "seed.tasks('dead', 2000)"})],
     "parked_keys": [Bounded(50, {"job_ids": "array[seed.id('job 2'), seed.id('job 103')]", "limit": "1000"})],
+}
+
+RUN_CONTROL: dict[str, list[Expectation]] = {
+    "stop_overdue": [
+        Live(
+            "select count(*) from interlock.runs where deadline_at is not null and ended_at is null",
+            "runs with a deadline",
+            {"limit": "20"},
+        )
+    ],
+    "pause_runs": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
+    "resume_runs": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
+    "live_runs_of": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS | {"limit": "10000"})],
+    "delete_job": [Live(_RUNS_OF_ONE, "runs of a job", _ORG | _FOCUS, pages=30)],
+    "waking_runs": [Bounded(20, {"limit": "20"})],
+    "wake_ranges": [
+        Bounded(200, _SMALL | _run("queued") | {"first": "0", "last": "19999", "direct": "true"}, rows=110, pages=120)
+    ],
+    "queued_of_range": [Bounded(20_000, _SMALL | _run("big") | {"first": "0", "last": "19999"})],
+    "woken_to": [Bounded(1, _run("queued") | {"walked_from": "0", "walked_to": "20000"}, pages=30)],
 }
 
 # reads.sql
@@ -527,7 +532,6 @@ EFFECTS: dict[str, list[Expectation]] = {
     "take_outbox": [
         Bounded(500, {"limit": "500", "retry_seconds": "5", "since": _EPOCH, "kinds": "'{send,invoke}'"}, pages=20)
     ],
-    "clock": [Bounded()],
     "delete_outbox": [Bounded(500, {"ids": "seed.series(501)"})],
     "outbox_stats": [
         Live("select count(*) from interlock.outbox", "a gauge; it stops counting at `limit`", {"limit": "100000"})
@@ -551,7 +555,6 @@ PRINCIPALS: dict[str, list[Expectation]] = {
     ],
     "renew_capability": [Bounded(1, {"capability_id": "seed.id('capability 7')", "seconds": "60"}, pages=20)],
     "find_capability": [Bounded(1, {"capability_id": "seed.id('capability 5150')"})],
-    "delete_expired_capabilities": [Bounded(5000, {"limit": "5000"})],
     "insert_org": [_BY_HAND],
     "org_by_name": [_BY_HAND],
     "insert_key": [_BY_HAND],
@@ -626,10 +629,12 @@ EXPECTED: dict[str, list[Expectation]] = {
         "principals": PRINCIPALS,
         "queue": QUEUE,
         "reads": READS,
+        "run_control": RUN_CONTROL,
         "runs": RUNS,
         "seals": SEALS,
         "secrets": SECRETS,
         "shards": SHARDS,
+        "submission": SUBMISSION,
         "tasks": TASKS,
     }.items()
     for name, cases in table.items()

@@ -19,18 +19,9 @@ _PLACES = "array(select 'file:///objects/new/' || n || '/' from generate_series(
 
 FILES: dict[str, list[Expectation]] = {
     "held_attempts": [Bounded(100, _HELD)],
-    "data_of_inputs": [
-        Bounded(10, {"job_ids": "array[seed.id('pipe 1'), seed.id('pipe 2')]", "range_operators": "'{range_splitter}'"})
-    ],
     # Ten partitions in each of ten ranges.
     "files_of": [Bounded(100, _SCOPES | {"limit": "10001"})],
     "versions_written": [Bounded(2, {"versions": "array[seed.id('pipe version 0'), seed.id('version 1')]"})],
-    "partitions_at": [
-        Bounded(
-            10,
-            _SCOPES | {"ends": "array(select generate_series(20009, 20909, 100))::bigint[]"},
-        )
-    ],
     "expect_files": [
         Bounded(
             100,
@@ -58,6 +49,22 @@ FILES: dict[str, list[Expectation]] = {
             pages=30,
         )
     ],
+    "condemn": [Bounded(100, {"limit": "100", "keep": "60", "again": "60"}, rows=12, pages=60)],
+    "swept": [
+        Bounded(100, {"places": "array(select 'file:///objects/' || n || '/' from generate_series(0, 99) n)"}, pages=30)
+    ],
+}
+
+DATASETS: dict[str, list[Expectation]] = {
+    "data_of_inputs": [
+        Bounded(10, {"job_ids": "array[seed.id('pipe 1'), seed.id('pipe 2')]", "range_operators": "'{range_splitter}'"})
+    ],
+    "partitions_at": [
+        Bounded(
+            10,
+            _SCOPES | {"ends": "array(select generate_series(20009, 20909, 100))::bigint[]"},
+        )
+    ],
     "set_schemas": [
         Bounded(
             1,
@@ -65,10 +72,10 @@ FILES: dict[str, list[Expectation]] = {
             pages=30,
         )
     ],
-    "condemn": [Bounded(100, {"limit": "100", "keep": "60", "again": "60"}, rows=12, pages=60)],
-    "swept": [
-        Bounded(100, {"places": "array(select 'file:///objects/' || n || '/' from generate_series(0, 99) n)"}, pages=30)
-    ],
 }
 
-EXPECTED: dict[str, list[Expectation]] = {f"files.{name}": cases for name, cases in FILES.items()}
+EXPECTED: dict[str, list[Expectation]] = {
+    f"{area}.{name}": cases
+    for area, table in {"datasets": DATASETS, "files": FILES}.items()
+    for name, cases in table.items()
+}

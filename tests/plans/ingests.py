@@ -149,5 +149,6 @@ INGEST: dict[str, list[Expectation]] = {
     ],
     "unwanted_open_runs": [Bounded(100, {"limit": "100"})],
     "close_run": [Bounded(1, _ORG | _RUN, pages=40)],
+    "has_spark_worker": [Bounded(1, {"queue": "'spark'"}, rows=20)],
 }
 EXPECTED: dict[str, list[Expectation]] = {f"ingest.{name}": cases for name, cases in INGEST.items()}

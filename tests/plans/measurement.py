@@ -58,7 +58,7 @@ def statements() -> list[Statement]:
     files = [file for room in _OF_THE_STATE_DATABASE for file in sorted((_PACKAGE / room / "queries").glob("*.sql"))]
     for file in files:
         room = file.parent.parent.name
-        loaded = queries(room, file.stem)
+        loaded = queries(f"interlock.{room}", file.stem)
         for name in loaded.available_queries:
             sql = getattr(loaded, name).sql
             names = loaded.driver_adapter.var_sorted.get(name, [])

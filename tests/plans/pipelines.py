@@ -18,17 +18,6 @@ _RESTART = {"limit": "1000", "steady_seconds": "300", "most_seconds": "300", "ke
 
 SOURCES: dict[str, list[Expectation]] = {
     "source_generations": [Bounded(1, _SOURCE)],
-    "accept_triggers": [
-        Bounded(
-            100,
-            {
-                "job_ids": "array_fill(seed.id('manual 7'), array[100])",
-                "dedupe_keys": "array(select 'new ' || n from generate_series(1, 100) n)",
-                "payloads": "array_fill('{}'::text, array[100])",
-            },
-            pages=30,
-        )
-    ],
     "take_trigger_notes": [
         Live(
             "select count(*) from interlock.outbox",
@@ -66,6 +55,20 @@ SOURCES: dict[str, list[Expectation]] = {
     "insert_hook": [Bounded(1, _HOOK | {"hook_id": "'new'"})],
     "rotate_hook": [Bounded(1, _HOOK | {"overlap_seconds": "3600"}, pages=20)],
     "find_hook": [Bounded(1, {"hook_id": "'hook 7'"})],
+}
+
+TRIGGERS: dict[str, list[Expectation]] = {
+    "accept_triggers": [
+        Bounded(
+            100,
+            {
+                "job_ids": "array_fill(seed.id('manual 7'), array[100])",
+                "dedupe_keys": "array(select 'new ' || n from generate_series(1, 100) n)",
+                "payloads": "array_fill('{}'::text, array[100])",
+            },
+            pages=30,
+        )
+    ],
 }
 
 # pressure.sql
@@ -182,6 +185,7 @@ EXPECTED: dict[str, list[Expectation]] = {
         "operator_state": OPERATOR_STATE,
         "pressure": PRESSURE,
         "sources": SOURCES,
+        "triggers": TRIGGERS,
     }.items()
     for name, cases in table.items()
 }

@@ -42,6 +42,9 @@ REGISTRY: dict[str, list[Expectation]] = {
     "writers_of_datasets": [Bounded(1, _ORG | _DATASETS | {"limit": "1001"}, rows=5)],
     "read_by": [Bounded(2, _ORG | _JOBS | {"limit": "1001"})],
     "names_of_datasets": [Bounded(1, _ORG | _DATASETS)],
+}
+
+INVALIDATIONS: dict[str, list[Expectation]] = {
     "producer_of": [Bounded(1, _ORG | _VERSION, rows=5)],
     "version_for_change": [Bounded(1, _VERSION)],
     "next_commit": [Bounded()],
@@ -67,11 +70,14 @@ REGISTRY: dict[str, list[Expectation]] = {
             | {"reason": "'why'", "asked_by": "'who'", "scopes": "1", "commit_id": "7"},
         )
     ],
+}
+
+SCOPES: dict[str, list[Expectation]] = {
+    "inputs_in_range": [Bounded(1, _JOB | _RANGE, rows=10, pages=30)],
     "job_of_dag": [Bounded(1, _ORG | {"dag": "'dag 0'", "name": "'dag job 0'"})],
     "scope_given": [Bounded(100, _JOB | _RANGE | {"inputs": "1", "limit": "100"}, rows=4)],
-    "task_given": [Bounded(1, {"shard": "0", "task_id": "seed.task('queued', 7)"})],
-    "inputs_in_range": [Bounded(1, _JOB | _RANGE, rows=10, pages=30)],
     "streams_read": [Bounded(1, _JOB)],
+    "task_given": [Bounded(1, {"shard": "0", "task_id": "seed.task('queued', 7)"})],
 }
 
 RETENTION: dict[str, list[Expectation]] = {
@@ -89,10 +95,16 @@ RETENTION: dict[str, list[Expectation]] = {
         )
     ],
     "delete_old_events": [Bounded(100, {"since": "0", "age_seconds": "0", "limit": "100"}, rows=4)],
+    "delete_expired_capabilities": [Bounded(5000, {"limit": "5000"})],
 }
 
 EXPECTED: dict[str, list[Expectation]] = {
     f"{area}.{name}": cases
-    for area, table in {"registry": REGISTRY, "retention": RETENTION}.items()
+    for area, table in {
+        "invalidations": INVALIDATIONS,
+        "registry": REGISTRY,
+        "retention": RETENTION,
+        "scopes": SCOPES,
+    }.items()
     for name, cases in table.items()
 }

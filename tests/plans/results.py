@@ -9,6 +9,12 @@ _ORG = {"org_id": "seed.id('org 0')"}
 _ZEROS = "decode(repeat('00', 32), 'hex')"
 
 RESULTS: dict[str, list[Expectation]] = {
+    "expect_packs": [Bounded(1, {"place": "'file:///o/runs/1/results/'"}, pages=30)],
+    "condemn_packs": [Bounded(1, _RUN | {"place": "'file:///o/runs/1/results/'", "grace": "0", "keep": "0"}, pages=30)],
+    "forget_exports": [Bounded(1, _RUN, pages=30)],
+}
+
+RECEIPTS: dict[str, list[Expectation]] = {
     "result_place": [Bounded(1, _RUN | _ORG | {"shard": "0", "index": "0"})],
     "begin_receipt": [Bounded(1, _RUN | _ORG | {"start": _ZEROS}, pages=30)],
     "receipt_so_far": [Bounded(1, _RUN | _ORG)],
@@ -23,8 +29,6 @@ RESULTS: dict[str, list[Expectation]] = {
             pages=30,
         )
     ],
-    "expect_packs": [Bounded(1, {"place": "'file:///o/runs/1/results/'"}, pages=30)],
-    "condemn_packs": [Bounded(1, _RUN | {"place": "'file:///o/runs/1/results/'", "grace": "0", "keep": "0"}, pages=30)],
 }
 EXPORTS: dict[str, list[Expectation]] = {
     "insert_export": [
@@ -40,7 +44,6 @@ EXPORTS: dict[str, list[Expectation]] = {
     "rows_of_stretch": [Bounded(100, _RUN | {"shard": "0", "first": "0", "last": "99"})],
     "staged": [Bounded(1, {"export_id": "seed.id('export 0')", "next_index": "0", "task_id": "null"}, pages=30)],
     "exports_of_tasks": [Bounded(10, {"task_ids": "seed.tasks('running', 10)"})],
-    "forget_exports": [Bounded(1, _RUN, pages=30)],
 }
 _STRETCH = _RUN | _ORG | {"shard": "0", "first": "0", "last": "99", "error_class": "null", "limit": "100"}
 
@@ -69,6 +72,6 @@ RERUNS: dict[str, list[Expectation]] = {
 }
 EXPECTED: dict[str, list[Expectation]] = {
     f"{file}.{name}": cases
-    for file, statements in (("results", RESULTS), ("exports", EXPORTS), ("reruns", RERUNS))
+    for file, statements in (("results", RESULTS), ("receipts", RECEIPTS), ("exports", EXPORTS), ("reruns", RERUNS))
     for name, cases in statements.items()
 }

@@ -26,7 +26,7 @@ def sharded() -> dict[str, Statement]:
     """Returns the statements that name a shard, with the test's shard in their text."""
     found = {}
     for key, statement in STATEMENTS.items():
-        loaded = queries(statement.room, statement.area.removeprefix("bus_"))
+        loaded = queries(f"interlock.{statement.room}", statement.area.removeprefix("bus_"))
         sql = getattr(loaded, statement.name).sql
         names = loaded.driver_adapter.var_sorted.get(statement.name, [])
         if SHARD in names:
@@ -100,7 +100,7 @@ def test_cases_cover_claims_reads_pages_retries_and_cancels() -> None:
     assert {"tasks.claim", "tasks.claim_ranges", "tasks.claim_range_start", "tasks.heartbeat", "tasks.release"} <= {
         key for key, _ in OWN_CASES.values()
     }
-    assert {"reads.task_by_id", "reads.tasks_of_range", "reads.tasks_of_run_by_status", "results.receipt_block"} <= {
+    assert {"reads.task_by_id", "reads.tasks_of_range", "reads.tasks_of_run_by_status", "receipts.receipt_block"} <= {
         key for key, _ in OWN_CASES.values()
     }
     assert {"tasks.requeue_due", "tasks.redrive", "tasks.cancel", "tasks.reap", "runs.cancelable_of_run"} <= {

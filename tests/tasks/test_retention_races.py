@@ -38,17 +38,17 @@ async def test_request_repeated_as_its_record_expires_is_recognised(still: Syste
     record = {"org_id": still.org_id, "endpoint": "POST /v1/jobs", "key": "again", "request_hash": b"hash"}
 
     async def remember(connection: Connection) -> Any:
-        return await queries("tasks", "jobs").remember_request(connection, seconds=HOUR, **record)
+        return await queries("interlock.tasks", "jobs").remember_request(connection, seconds=HOUR, **record)
 
     async with still.kernel.stores.database.connection() as connection:
         await remember(connection)
     clock.advance(HOUR + 1)
-    assert await deleted_beside(still, remember, queries("tasks", "runs").delete_expired_requests) == 0
+    assert await deleted_beside(still, remember, queries("interlock.tasks", "runs").delete_expired_requests) == 0
     assert await still.value("select count(*) from interlock.idempotency_keys where expires_at > $1", clock.now()) == 1
 
 
 async def test_capability_renewed_as_it_expires_stays_valid(still: System, clock: ManualClock) -> None:
-    sql = queries("access", "principals")
+    sql = queries("interlock.access", "principals")
     async with still.kernel.stores.database.connection() as connection:
         capability: UUID = await sql.insert_capability(
             connection, task_id=uuid4(), attempt=1, grants="[]", seconds=HOUR
@@ -58,6 +58,6 @@ async def test_capability_renewed_as_it_expires_stays_valid(still: System, clock
     async def renew(connection: Connection) -> Any:
         return await sql.renew_capability(connection, capability_id=capability, seconds=HOUR)
 
-    assert await deleted_beside(still, renew, sql.delete_expired_capabilities) == 0
+    assert await deleted_beside(still, renew, queries("interlock.tasks", "retention").delete_expired_capabilities) == 0
     async with still.kernel.stores.database.connection() as connection:
         assert await sql.find_capability(connection, capability_id=capability) is not None

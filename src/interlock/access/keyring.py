@@ -18,7 +18,7 @@ from interlock.stores.postgres import Database, Row, queries
 from interlock.stores.signers import NewKey, Signer, Signers, public_key
 from interlock.wire.access import SigningKeyView
 
-_sql = queries("access", "principals")
+_sql = queries(__name__, "principals")
 _REFRESH_SECONDS = 1.0
 """Minimum interval between database reads for unknown kids, even if many forged tokens arrive."""
 _TRUST_SECONDS = 60.0

@@ -39,7 +39,7 @@ _ATTEMPT: Final = re.compile(r"_attempts/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f
 
 Method = Literal["GET", "HEAD", "LIST", "PUT", "POST", "DELETE"]
 
-_sql = queries("datasets", "credentials")
+_sql = queries(__name__, "credentials")
 
 
 class ObjectClaims(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

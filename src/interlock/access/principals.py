@@ -17,7 +17,7 @@ from interlock.clock import Clock
 from interlock.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthenticated
 from interlock.http.cursors import next_cursor
 from interlock.http.lockout import Refused
-from interlock.stores.postgres import Database, queries
+from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.access import (
     KeyCreated,
     KeyRequest,
@@ -32,7 +32,7 @@ from interlock.wire.access import (
     WorkerTokenView,
 )
 
-_sql = queries("access", "principals")
+_sql = queries(__name__, "principals")
 
 READ: Final = frozenset({"jobs:read", "tasks:read", "queues:read", "query:read", "registry:read"})
 WRITE: Final = frozenset({"jobs:write", "tasks:write", "bundles:write", "registry:write"})
@@ -233,10 +233,15 @@ class Principals:
 
     async def org(self, name: str) -> OrgView:
         async with self._database.connection() as connection:
-            row = await _sql.org_by_name(connection, name=name)
+            row = await org_by_name(connection, name)
         if row is None:
             raise NotFound(f"The org {name!r} does not exist.")
         return OrgView(org_id=row["org_id"], name=row["name"])
+
+
+async def org_by_name(connection: Connection, name: str) -> Row | None:
+    org: Row | None = await _sql.org_by_name(connection, name=name)
+    return org
 
 
 def _proves(row: Any, secret: str | None) -> bool:
@@ -303,7 +308,7 @@ def _token_view(row: Any) -> WorkerTokenView:
     )
 
 
-_members_sql = queries("access", "members")
+_members_sql = queries(__name__, "members")
 
 
 class Members:

@@ -23,7 +23,7 @@ _NONCE_BYTES: Final = 12
 _CHECK: Final = b"interlock"
 _CHECK_PURPOSE: Final = "seal-check"
 
-_sql = queries("access", "seals")
+_sql = queries(__name__, "seals")
 
 
 class Seal:

@@ -21,7 +21,7 @@ from interlock.settings import RuntimeKind
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.access import NAMED, OrgSecretPage, OrgSecretRequest, OrgSecretView, TaskSecret, secret_names
 
-_sql = queries("access", "secrets")
+_sql = queries(__name__, "secrets")
 log = structlog.get_logger()
 
 MOST: Final = 200

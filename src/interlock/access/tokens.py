@@ -34,7 +34,7 @@ _GLOB: Final[Glob] = "*.parquet"
 """Matches no file of an attempt (`_attempts/…`), because only the registry knows which of those are committed. The
 other pattern is for older tokens, issued before this rule, that have not expired yet."""
 
-_sql = queries("access", "principals")
+_sql = queries(__name__, "principals")
 
 Time = Annotated[int, Meta(ge=0, le=2**53)]
 

@@ -26,14 +26,16 @@ import asyncpg
 from interlock.access.prefixes import canonical
 from interlock.apps.stores import endpoints, store_urls
 from interlock.client import WorkerClient
+from interlock.datasets.buffers.records import waiting_long
 from interlock.errors import ConfigurationError, Forbidden, InterlockError
 from interlock.http.listener import bind, require_public_urls, require_safe
 from interlock.processes import landlock
 from interlock.settings import Settings
 from interlock.spark.java import JavaMissing
 from interlock.spark.java import find as find_java
-from interlock.stores.postgres import migrations, queries, require_schema
+from interlock.stores.postgres import migrations, require_schema
 from interlock.stores.valkey import Coordination
+from interlock.tasks.postgres_queue import dead_by_queue
 from interlock.untrusted.runner.confinement import Interpreter, Walls
 from interlock.untrusted.runner.invocation import clear, find_machine
 
@@ -332,9 +334,7 @@ async def _batches(url: str) -> Finding:
     """Reports published batches that are not loaded."""
     connection: Any = await asyncpg.connect(url, timeout=_CONNECT_SECONDS)
     try:
-        waiting = int(
-            await queries("datasets", "buffers").waiting_long(connection, seconds=LONG_WAIT_SECONDS, limit=1000)
-        )
+        waiting = await waiting_long(connection, seconds=LONG_WAIT_SECONDS, limit=1000)
     finally:
         await connection.close()
     if not waiting:
@@ -347,7 +347,7 @@ async def _dead_letters(settings: Settings, url: str) -> Finding:
     """Reports, per queue, wake-ups that were received too often without being settled."""
     connection: Any = await asyncpg.connect(url, timeout=_CONNECT_SECONDS)
     try:
-        rows = await queries("tasks", "queue").dead_by_queue(connection, queues=settings.queues, limit=_COUNTED)
+        rows = await dead_by_queue(connection, settings.queues, limit=_COUNTED)
     finally:
         await connection.close()
     if not rows:

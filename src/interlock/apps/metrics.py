@@ -15,7 +15,7 @@ from litestar.datastructures import State
 from interlock.access.build import Access, build_access
 from interlock.access.guards import user_guard
 from interlock.access.principals import PLATFORM
-from interlock.http.listener import bind, require_loopback
+from interlock.http.listener import bind, connection_limits, require_loopback
 from interlock.http.middleware import observed
 from interlock.http.problems import HANDLERS
 from interlock.http.server import Server, config_of
@@ -53,7 +53,7 @@ async def serving_metrics(settings: Settings, database: Database, setting: str) 
     require_loopback(address, setting=setting)
     access = build_access(settings, database, None)
     config = config_of(_application(access), grace_seconds=_GRACE_SECONDS, lifespan="off")
-    limits = replace(settings.connection_limits, connections=_CONNECTIONS, per_peer=_CONNECTIONS)
+    limits = replace(connection_limits(settings), connections=_CONNECTIONS, per_peer=_CONNECTIONS)
     server, listener = Server(config, limits), bind(address, setting=setting, is_option=False)
     log.info("metrics.listening", at=address)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="metrics")

@@ -8,7 +8,7 @@ import socket
 import structlog
 
 from interlock.apps.running import stop_on_signals
-from interlock.http.listener import bind, require_loopback
+from interlock.http.listener import bind, connection_limits, require_loopback
 from interlock.settings import Settings
 from interlock.untrusted.runner.server import Rules, require_token, serve
 
@@ -36,7 +36,7 @@ def _rules(settings: Settings) -> Rules:
         unpacked_bytes=settings.bundle_unpacked_bytes,
         body_bytes=settings.body_limit_bytes,
         drain_seconds=settings.drain_seconds,
-        connections=settings.connection_limits,
+        connections=connection_limits(settings),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import structlog
 from litestar import Litestar
 
-from interlock.http.listener import bind, require_public_urls, require_safe
+from interlock.http.listener import bind, connection_limits, require_public_urls, require_safe
 from interlock.http.server import Server, config_of
 from interlock.processes.loop import Service, forever
 from interlock.settings import Settings
@@ -68,7 +68,7 @@ async def serve(
         ssl_certfile=str(settings.tls_cert) if settings.tls_cert else None,
         ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
     )
-    server = Server(config, settings.connection_limits)
+    server = Server(config, connection_limits(settings))
     # Loaded modules stay. A garbage collection that scans them would delay all requests by 0.1 s.
     gc.freeze()
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -27,8 +27,8 @@ from interlock.wire.bus_inbox import (
 )
 from interlock.wire.tasks import DeadMessage, MessageRef, QueueMessage
 
-_sql = queries("bus", "inbox")
-_telemetry_sql = queries("bus", "telemetry")
+_sql = queries(__name__, "inbox")
+_telemetry_sql = queries(__name__, "telemetry")
 
 TELEMETRY: Final = "@telemetry"
 """The telemetry queue, which every service of the org may read. No queue of a route can have this name."""

@@ -1,4 +1,4 @@
-"""`interlock dag`, without a server: validates and draws DAG files. deployed.py has the commands that need a server."""
+"""`interlock dag`, without a server: validates and draws DAG files. dag_deployed.py has the commands of a server."""
 
 from __future__ import annotations
 

@@ -22,13 +22,12 @@ from interlock.http.cursors import FIRST, bad_cursor
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.notifications import Wakeups
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import Connection, Database, Row, queries, try_lock
 from interlock.wire.dags import PauseLevel, PausePage, PauseView
 from interlock.wire.tasks import JobRef
 
 log = structlog.get_logger()
-_sql = queries("dags", "pressure")
-_runs_sql = queries("tasks", "runs")
+_sql = queries(__name__, "pressure")
 
 _PAGE: Final = 1000
 _CLEAR: Final = 0.8
@@ -118,7 +117,7 @@ class Pressure(Periodic):
 
     async def _pass(self, connection: Connection) -> bool:
         """Returns True if any job was released."""
-        if not await _runs_sql.only_one(connection, name=self.name):
+        if not await try_lock(connection, self.name):
             return False
         paused = _by_cause(await _sql.all_pauses(connection))
         behind = await self._behind(connection, paused)

@@ -28,7 +28,7 @@ NOT_ON_SPARK: Final = frozenset({"block_follower", "echo", "fail", "http_fetch",
 SPLITTER: Final = "range_splitter"
 AGGREGATOR: Final = "range_aggregator"
 RANGES: Final = frozenset({SPLITTER, AGGREGATOR})
-"""Operators of the dispatcher; see ranges.py."""
+"""Operators of the dispatcher; see range_operators.py."""
 _LARGEST: Final = 2**62
 
 

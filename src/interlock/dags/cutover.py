@@ -23,7 +23,7 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.actions import Actions
 from interlock.wire.dags import DagState
 
-_sql = queries("dags", "dags")
+_sql = queries(__name__, "dags")
 _VERSIONS: Final = 100
 _FIRST: Final = UUID(int=0)
 

@@ -119,7 +119,7 @@ class Published(_Part, frozen=True, kw_only=True):
 class Input(_Part, frozen=True, kw_only=True):
     from_: JobOutput | Published = field(name="from")
     where: str | None = None
-    """Canonical text; see conditions.py."""
+    """Canonical text; see where.py."""
 
 
 class Output(_Part, frozen=True, kw_only=True):

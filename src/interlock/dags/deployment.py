@@ -26,7 +26,7 @@ from interlock.untrusted.bundles import bundles_named, hold
 from interlock.untrusted.udf import Bundle
 from interlock.wire.dags import DagDeployed, DagState, DagVersionView, PlannedJob
 
-_sql = queries("dags", "dags")
+_sql = queries(__name__, "dags")
 _SUGGESTED: Final = 1_000
 FILE: Final = "dag.yaml"
 """File name used in problems of a DAG that came over HTTP without a name."""

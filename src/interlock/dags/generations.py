@@ -31,7 +31,7 @@ from interlock.settings import Runtime, Settings
 from interlock.stores.postgres import Connection, Row, queries
 from interlock.wire.jobs import DatasetRef
 
-_sql = queries("dags", "dags")
+_sql = queries(__name__, "dags")
 _refs = msgspec.json.Decoder(list[DatasetRef])
 _NOT_NULL: Final = " not null"
 _ENDLESS_SECONDS: Final = 100.0 * 366 * 86_400

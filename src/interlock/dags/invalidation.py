@@ -21,11 +21,10 @@ from interlock.errors import BadRequest, Conflict, TooLarge
 from interlock.failpoints import failpoint
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks.dataset_changes import CURSOR
+from interlock.tasks.dataset_changes import CURSOR, lock_versions
 from interlock.wire.datasets import Invalidated, InvalidateRequest
 
-_sql = queries("datasets", "registry")
-_datasets_sql = queries("datasets", "datasets")
+_sql = queries(__name__, "invalidations")
 
 MAX_SCOPES: Final = 10_000
 """Limit for one call, which is one transaction."""
@@ -53,7 +52,7 @@ class Invalidations:
         # A concurrent change of these versions waits for this lock and then gets a higher commit number.
         held = sorted(producer["inputs"]) if by_job else [producer["dataset_version"]]
         if not request.dry_run:
-            await _datasets_sql.lock_versions(connection, versions=held)
+            await lock_versions(connection, held)
         change = _Change(self._scopes, producer, request)
         scopes, commit_id = await (change.by_job(connection) if by_job else change.by_hand(connection))
         if commit_id is None:

@@ -1,7 +1,7 @@
 """Parses a DAG file into a Dag, or into a list of all its problems.
 
-Each of the three steps reports problems and continues: bytes to a tree with positions (nodes.py), the tree to jobs
-(this module, field by field with fields.py), and checks across jobs (checking.py).
+Each of the three steps reports problems and continues: bytes to a tree with positions (yaml_nodes.py), the tree to jobs
+(this module, field by field with fields.py), and checks across jobs (checks.py).
 """
 
 from __future__ import annotations

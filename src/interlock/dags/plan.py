@@ -10,7 +10,7 @@ from interlock.dags.lineage import Change, producer
 from interlock.stores.postgres import Connection, Row, queries
 from interlock.wire.dags import JobChange, PlannedInput, PlannedJob
 
-_sql = queries("dags", "dags")
+_sql = queries(__name__, "dags")
 
 MAX_COUNTED: Final = 10_000
 

@@ -21,12 +21,10 @@ from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.low_water import low_water
 from interlock.stores.notifications import Wakeups
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import Connection, Database, Row, database_time, queries, try_lock
 from interlock.telemetry import TASKS_ROUTED
 
-_sql = queries("dags", "routing")
-_runs_sql = queries("tasks", "runs")
-_effects_sql = queries("tasks", "effects")
+_sql = queries(__name__, "routing")
 _ROUTES: Final = 100
 """Accepted requests routed in one pass, each with any number of events."""
 _AT_ONCE: Final = 2000
@@ -120,7 +118,7 @@ class Router:
     async def run_once(self) -> int:
         async def work(connection: Connection) -> tuple[int, int]:
             rows = await _sql.take_routes(connection, limit=_ROUTES, since=look.since)
-            look.reached = max((row["due_at"] for row in rows), default=None) or await _effects_sql.clock(connection)
+            look.reached = max((row["due_at"] for row in rows), default=None) or await database_time(connection)
             made = await self._route(connection, [_route.decode(row["body"]) for row in rows]) if rows else 0
             await failpoint("route.before_commit")
             return len(rows), made
@@ -168,7 +166,7 @@ class ScopeReconciler(Periodic):
 
     async def _pass(self, connection: Connection) -> tuple[int, int, tuple[UUID, int]]:
         """Returns tasks created, changes inspected, and the position for the next pass."""
-        if not await _runs_sql.only_one(connection, name=self.name):
+        if not await try_lock(connection, self.name):
             return 0, 0, _FIRST
         await _sql.keep_pauses(connection)
         job_id, input_index = self._place

@@ -26,7 +26,7 @@ from interlock.dags.triggers import Trigger
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import Connection, Database, Row, queries, try_lock
 
 _SECOND: Final = timedelta(seconds=1)
 
@@ -143,8 +143,7 @@ def source_of(document: dict[str, object]) -> Source:
 
 log = structlog.get_logger()
 
-_sql = queries("dags", "sources")
-_runs_sql = queries("tasks", "runs")
+_sql = queries(__name__, "sources")
 
 _SCHEDULES: Final = 100
 _UNUSABLE_SECONDS: Final = 3600.0
@@ -174,7 +173,7 @@ class Scheduler(Periodic):
         return len(steps)
 
     async def _pass(self, connection: Connection) -> list[_Step]:
-        if not await _runs_sql.only_one(connection, name=self.name):
+        if not await try_lock(connection, self.name):
             return []
         await _sql.follow_schedules(connection)
         steps = [_step(row) for row in await _sql.due_schedules(connection, limit=_SCHEDULES)]

@@ -13,7 +13,8 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.dataset_changes import CURSOR
 from interlock.wire.datasets import ScopeExplanation
 
-_sql = queries("datasets", "registry")
+_sql = queries(__name__, "scopes")
+_invalidations_sql = queries(__name__, "invalidations")
 _MAX_SCOPES = 100
 """Maximum number of scopes inspected in a range; the first unfinished one determines the answer."""
 
@@ -64,7 +65,7 @@ class ScopeExplanations:
         if committed is not None and committed >= end:
             facts = {"committed": committed}
             return _Answer("done", f"The job has read its streams up to {committed}.", facts=facts)
-        held = await _sql.holding_back(connection, job_ids=[job["job_id"]])
+        held = await _invalidations_sql.holding_back(connection, job_ids=[job["job_id"]])
         return _missing(job, inputs, start, end) or (_paused(held) if held else _not_given(committed))
 
 

@@ -20,7 +20,7 @@ from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import Connection, Database, Row, queries, try_lock
 from interlock.tasks import dataset_changes
 from interlock.tasks.completion import enqueue
 from interlock.tasks.dataset_changes import Change
@@ -38,7 +38,7 @@ from interlock.wire.dags import (
 )
 from interlock.wire.jobs import DatasetRef
 
-_sql = queries("dags", "sources")
+_sql = queries(__name__, "sources")
 
 _INSTEAD: Final = {
     SourceKind.ALWAYS_ON: "it runs all the time; see `interlock source list`",
@@ -162,7 +162,6 @@ def _event(scope: SourceEvent, outputs: Sequence[_Named], sequence: int) -> Even
 
 log = structlog.get_logger()
 
-_runs_sql = queries("tasks", "runs")
 
 STEADY_SECONDS: Final = 300.0
 """A source that ran this long counts as healthy: it is restarted without delay."""
@@ -199,7 +198,7 @@ class AlwaysOn(Periodic):
         return started + len(restarted) + stopped
 
     async def _pass(self, connection: Connection) -> tuple[int, list[Row], int]:
-        if not await _runs_sql.only_one(connection, name=self.name):
+        if not await try_lock(connection, self.name):
             return 0, [], 0
         stopped = await _sql.stop_sources(connection, limit=_MAX_SOURCES)
         await _sql.forget_sources(connection)

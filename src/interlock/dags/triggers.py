@@ -21,13 +21,12 @@ from interlock.settings import Settings
 from interlock.stores.isolation import UNSTORABLE
 from interlock.stores.low_water import low_water
 from interlock.stores.notifications import Wakeups
-from interlock.stores.postgres import Connection, Database, queries
+from interlock.stores.postgres import Connection, Database, database_time, queries, try_lock
 from interlock.strict_json import NotStrict, require_strict
+from interlock.tasks.triggers import accept_triggers
 from interlock.telemetry import TASKS_ROUTED
 
-_sql = queries("dags", "sources")
-_runs_sql = queries("tasks", "runs")
-_effects_sql = queries("tasks", "effects")
+_sql = queries(__name__, "sources")
 
 _NOTES: Final = 100
 _JOBS: Final = 1000
@@ -50,7 +49,7 @@ async def accept(connection: Connection, job_ids: Sequence[UUID], triggers: Sequ
     """Stores triggers for each of these jobs in the caller's transaction. Returns the number of new ones."""
     pairs = [(job_id, trigger) for trigger in triggers for job_id in job_ids]
     try:
-        row = await _sql.accept_triggers(
+        accepted = await accept_triggers(
             connection,
             job_ids=[job_id for job_id, _ in pairs],
             dedupe_keys=[trigger.dedupe_key for _, trigger in pairs],
@@ -59,7 +58,7 @@ async def accept(connection: Connection, job_ids: Sequence[UUID], triggers: Sequ
     except (*UNSTORABLE, UnicodeDecodeError) as error:
         raise BadRequest(f"A payload cannot be stored: {str(error).splitlines()[0]}.", code="bad_payload") from None
     await failpoint("trigger.before_commit")
-    return int(row["accepted"])
+    return accepted
 
 
 def check_payload(payload: bytes, settings: Settings) -> None:
@@ -104,11 +103,11 @@ class Triggers:
 
     async def run_once(self) -> int:
         async def work(connection: Connection) -> tuple[int, int, UUID]:
-            if not await _runs_sql.only_one(connection, name=self.name):
+            if not await try_lock(connection, self.name):
                 look.skipped = True
                 return 0, 0, self._place
             rows = await _sql.take_trigger_notes(connection, limit=_NOTES, since=look.since)
-            look.reached = max((row["due_at"] for row in rows), default=None) or await _effects_sql.clock(connection)
+            look.reached = max((row["due_at"] for row in rows), default=None) or await database_time(connection)
             noted = {job for row in rows for job in _note.decode(row["body"]).jobs}
             done, made, place = await self._make(connection, noted)
             await failpoint("triggers.before_commit")

@@ -26,7 +26,7 @@ from interlock.wire.dags import (
 )
 from interlock.wire.jobs import DatasetRef
 
-_sql = queries("dags", "dags")
+_sql = queries(__name__, "dags")
 _refs = msgspec.json.Decoder(list[DatasetRef])
 
 

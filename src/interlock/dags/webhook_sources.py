@@ -27,7 +27,7 @@ from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.dags import HookAccepted, HookSecret
 
-_sql = queries("dags", "sources")
+_sql = queries(__name__, "sources")
 
 WINDOW_SECONDS: Final = 300
 """Maximum difference between a signature's timestamp and our clock."""

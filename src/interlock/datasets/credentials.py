@@ -23,7 +23,7 @@ from interlock.telemetry import CREDENTIALS_MINTED
 from interlock.wire.access import TaskCredentials
 from interlock.wire.attempts import Release
 
-_sql = queries("datasets", "credentials")
+_sql = queries(__name__, "credentials")
 
 _S3: Final = "s3://"
 _SKEW_SECONDS: Final = 5

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
@@ -26,7 +26,7 @@ from interlock.settings import Settings
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.completion import Attempts, outputs_of
-from interlock.tasks.dataset_changes import BUFFERED, FILES, Inputs
+from interlock.tasks.dataset_changes import BUFFERED, FILES, Inputs, partitions_at
 from interlock.tasks.shards import by_shard
 from interlock.telemetry import FILES_SWEPT
 from interlock.wire.attempts import (
@@ -43,8 +43,8 @@ from interlock.wire.attempts import (
     WriteGrant,
 )
 
-_sql = queries("tasks", "files")
-_buffers_sql = queries("datasets", "buffers")
+_sql = queries(__name__, "files")
+_buffers_sql = queries(__name__, "buffers")
 _schema = msgspec.json.Decoder(DatasetSchema)
 
 BUFFER_LOAD: Final = "buffer_load"
@@ -79,6 +79,33 @@ class _Place:
 
     prefix: str
     committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPrefix:
+    """A prefix that an attempt may write to until its timeout."""
+
+    prefix: str
+    dataset_version: UUID
+    task_id: UUID
+    attempt: int
+    timeout_at: datetime
+    committed: bool
+    """If false, the files are deleted after the attempt ends."""
+
+
+async def expect_files(connection: Connection, written: Sequence[WrittenPrefix], *, grace: float) -> None:
+    """Records prefixes before anything is written there, so that the sweeper checks them."""
+    await _sql.expect_files(
+        connection,
+        places=[each.prefix for each in written],
+        versions=[each.dataset_version for each in written],
+        task_ids=[each.task_id for each in written],
+        attempts=[each.attempt for each in written],
+        timeouts=[each.timeout_at for each in written],
+        buffers=[not each.committed for each in written],
+        grace=grace,
+    )
 
 
 class Files:
@@ -209,7 +236,7 @@ class Files:
         ]
         if not wanted:
             return {}
-        rows = await _sql.partitions_at(
+        rows = await partitions_at(
             connection,
             versions=[grant.dataset_version for _, grant, _ in wanted],
             starts=[scope.start for _, _, scope in wanted],
@@ -247,22 +274,20 @@ class Files:
         everywhere: bool = False,
     ) -> None:
         expected = [
-            (place, grant, row)
+            WrittenPrefix(
+                place.prefix,
+                grant.dataset_version,
+                row["task_id"],
+                row["attempt"],
+                row["timeout_at"],
+                committed=place.committed,
+            )
             for row in held
             for grant in grants[row["task_id"]]
             for place in _places(grant, versions[grant.dataset_version]["storage"], everywhere=everywhere)
         ]
         if expected:
-            await _sql.expect_files(
-                connection,
-                places=[place.prefix for place, _, _ in expected],
-                buffers=[not place.committed for place, _, _ in expected],
-                versions=[grant.dataset_version for _, grant, _ in expected],
-                task_ids=[row["task_id"] for _, _, row in expected],
-                attempts=[row["attempt"] for _, _, row in expected],
-                timeouts=[row["timeout_at"] for _, _, row in expected],
-                grace=self._grace,
-            )
+            await expect_files(connection, expected, grace=self._grace)
 
     async def _loads(self, connection: Connection, held: Sequence[Row]) -> dict[UUID, BufferLoad]:
         """Returns the loads by sink task. The records of the batches name the task that loads them."""

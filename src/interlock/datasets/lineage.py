@@ -14,7 +14,7 @@ from interlock.datasets.registry import Registry, names_of
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.datasets import Direction, Lineage, LineageDataset, LineageEdge, LineageJob
 
-_sql = queries("datasets", "registry")
+_sql = queries(__name__, "registry")
 
 MAX_DEPTH: Final = 50
 _MAX_ITEMS: Final = 1000

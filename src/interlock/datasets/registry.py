@@ -29,7 +29,7 @@ from interlock.wire.datasets import (
     VersionState,
 )
 
-_sql = queries("datasets", "registry")
+_sql = queries(__name__, "registry")
 
 _VERSIONS: Final = 20
 _COUNTED: Final = 1000

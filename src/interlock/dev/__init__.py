@@ -1,1 +1,4 @@
 """Tools for development: a chain to develop against."""
+
+PUBLIC: tuple[str, ...] = ()
+"""Modules that other capabilities may import: none."""

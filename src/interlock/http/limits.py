@@ -1,4 +1,4 @@
-"""Limits on HTTP connections. Cheap to import, because settings and the runner's rules include them."""
+"""Limits on HTTP connections. Cheap to import, because the rules of the runner include them."""
 
 from __future__ import annotations
 

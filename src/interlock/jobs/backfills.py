@@ -35,7 +35,7 @@ from interlock.wire.dags import (
 from interlock.wire.jobs import Counts
 from interlock.wire.tasks import JobRef
 
-_sql = queries("jobs", "backfills")
+_sql = queries(__name__, "backfills")
 
 _COUNTED: Final = 100_000
 """Limit for counting scopes before a backfill starts; beyond it, the answer has only `more`."""

@@ -14,13 +14,14 @@ from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.settings import Runtime, RuntimeKind, Settings
 from interlock.stores.postgres import Connection, Row, queries
 from interlock.tasks.operators import Operators
+from interlock.tasks.reads import job_by_name
 from interlock.untrusted.bundles import pin
 from interlock.untrusted.udf import UDF
 from interlock.wire.access import secret_names
 from interlock.wire.base import Priority
 from interlock.wire.jobs import JobRequest, Policy, Scaling
 
-_sql = queries("tasks", "jobs")
+_sql = queries(__name__, "submission")
 
 
 class Definitions:
@@ -41,7 +42,7 @@ class Definitions:
         job: Row | None = await _sql.insert_job(connection, **definition)
         if job is not None:
             return job
-        job = await _sql.job_by_name(connection, org_id=org_id, dag_name="", name=request.name)
+        job = await job_by_name(connection, request.name, org_id)
         if job is not None and bytes(job["definition_hash"]) == definition["definition_hash"]:
             return job
         if not request.update:
@@ -58,7 +59,7 @@ class Definitions:
             raise BadRequest(
                 "Give the `operator` that runs the tasks, or the `name` of an existing job.", code="operator_missing"
             )
-        job: Row | None = await _sql.job_by_name(connection, org_id=org_id, dag_name="", name=request.name)
+        job: Row | None = await job_by_name(connection, request.name, org_id)
         if job is None:
             raise NotFound(f"There is no job {request.name!r}; its first submission must give an `operator`.")
         return job

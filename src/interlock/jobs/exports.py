@@ -39,7 +39,7 @@ from interlock.wire.jobs import (
     Policy,
 )
 
-_sql = queries("jobs", "exports")
+_sql = queries(__name__, "exports")
 
 RUNTIME: Final = "spark"
 STRETCH: Final = 10_000

@@ -17,11 +17,12 @@ from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.tasks.actions import request_run_cancel
 from interlock.tasks.completion import enqueue
 
 log = structlog.get_logger()
-_sql = queries("jobs", "backfills")
-_runs_sql = queries("tasks", "runs")
+_sql = queries(__name__, "backfills")
+_control_sql = queries(__name__, "run_control")
 
 _PAGE: Final = 100
 _MAX_TASKS: Final = 5_000
@@ -69,7 +70,7 @@ class HeldRuns(Periodic):
             return 0
         if not run["active"]:
             # Another version of the DAG has taken over; nothing reads the output of this one.
-            await _runs_sql.request_run_cancel(connection, run_id=run_id, org_id=run["org_id"])
+            await request_run_cancel(connection, run_id, run["org_id"])
             log.info("run.superseded", run_id=str(run_id), effect="its tasks are canceled")
             return 0
         first, last = run["held_from"], _last(run)
@@ -86,7 +87,7 @@ class HeldRuns(Periodic):
             named = {name: run[name] for name in ("org_id", "run_id", "job_id", "range_size", "queue", "lane")}
             await _sql.send_ranges(connection, first=first, last=last, direct=self._direct, **named)
             return
-        rows = await _runs_sql.queued_of_range(
+        rows = await _control_sql.queued_of_range(
             connection, shard=run["shard"], run_id=run["run_id"], first=first, last=last
         )
         if rows:

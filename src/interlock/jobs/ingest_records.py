@@ -17,13 +17,12 @@ from interlock.failpoints import failpoint
 from interlock.jobs.run_sources import Place, ScopesSource, StagedSource
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks.runs import record_run_events
+from interlock.tasks.runs import end_runs, record_run_events
 from interlock.tasks.shards import SMALL_SHARD, drop
 from interlock.telemetry import INGESTS, TASKS_CREATED
 from interlock.wire.base import RunState
 
-_sql = queries("jobs", "ingest")
-_runs_sql = queries("tasks", "runs")
+_sql = queries(__name__, "ingest")
 
 
 async def close_open_run(
@@ -36,7 +35,7 @@ async def close_open_run(
 
 async def end_if_over(connection: Connection, run_id: UUID, *, now: datetime, retention_days: float) -> None:
     """Ends the run if all tasks have ended. After the latch no task may report any more, so nothing else would."""
-    ended = [row["run_id"] for row in await _runs_sql.end_runs(connection, run_ids=[run_id])]
+    ended = await end_runs(connection, [run_id])
     if ended:
         await record_run_events(connection, ended, ended=ended, now=now, retention_days=retention_days)
 
@@ -75,7 +74,7 @@ class Pending:
     runtime: str
     queue: str | None
     held: bool
-    """Messages are sent as the queue has room for its tasks; see held.py."""
+    """Messages are sent as the queue has room for its tasks; see held_tasks.py."""
     priority: int
     max_attempts: int
     slot_pointer: str | None

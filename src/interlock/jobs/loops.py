@@ -44,7 +44,7 @@ def services(
 
 log = structlog.get_logger()
 
-_sql = queries("jobs", "ingest")
+_sql = queries(__name__, "ingest")
 _PAGE: Final = 1000
 _UPLOADS: Final = 50
 _AGAIN_SECONDS: Final = 600.0

@@ -1,6 +1,6 @@
 """Completeness receipts of runs, and single results.
 
-The digests are defined in `digests.py` and computed in Postgres, block by block.
+The digests are defined in `receipt_verification.py` and computed in Postgres, block by block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from interlock.wire.base import RunState, TaskStatus
 from interlock.wire.jobs import ReceiptKeys, ReceiptReply, RunReceipt
 from interlock.wire.tasks import TaskView
 
-_sql = queries("tasks", "results")
+_sql = queries(__name__, "receipts")
 
 _BLOCKS_AT_ONCE: Final = 20
 """Blocks per request. A larger run takes several requests, each of which continues where the last one ended."""

@@ -27,8 +27,8 @@ from interlock.tasks.runs import record_run_events
 from interlock.wire.base import RunState
 from interlock.wire.jobs import JobAccepted, ListFormat, RerunRequest
 
-_sql = queries("jobs", "reruns")
-_ingest_sql = queries("jobs", "ingest")
+_sql = queries(__name__, "reruns")
+_ingest_sql = queries(__name__, "ingest")
 
 STRETCH: Final = 10_000
 _LISTED: Final = {"Failed", "Canceled"}

@@ -16,10 +16,10 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.actions import Actions
 from interlock.tasks.completion import enqueue
 from interlock.tasks.reads import Reads
-from interlock.tasks.runs import HotStatus
+from interlock.tasks.runs import HotStatus, delete_nameless_job
 from interlock.wire.jobs import JobView
 
-_sql = queries("tasks", "runs")
+_sql = queries(__name__, "run_control")
 _RUNS = 20
 _STRETCH = 20_000
 """Number of task indexes of a run that one pass covers."""
@@ -77,7 +77,7 @@ class RunControl:
         async def work(connection: Connection) -> Row | None:
             row: Row | None = await _sql.delete_job(connection, job_id=found.job_id, org_id=org_id)
             if row is not None and not row["runs"]:
-                await _sql.delete_nameless_job(connection, job_id=found.job_id)
+                await delete_nameless_job(connection, found.job_id)
             await failpoint("delete.before_commit")
             return row
 

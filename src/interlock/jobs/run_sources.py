@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_sql = queries("jobs", "ingest")
+_sql = queries(__name__, "ingest")
 
 
 async def announce(connection: Connection, settings: Settings, run_ids: Sequence[UUID]) -> None:

@@ -32,12 +32,16 @@ from interlock.wire.jobs import JobRequest, ListFormat, Policy
 
 log = structlog.get_logger()
 
-_sql = queries("jobs", "ingest")
-_buffers_sql = queries("datasets", "buffers")
+_sql = queries(__name__, "ingest")
 RUNTIME: Final = "spark"
 _POLICY: Final = Policy(max_attempts=3, non_retryable=["BadList", "StateDatabaseRefused"])
 _MAX_RUNS: Final = 1000
 _PAUSE_SECONDS: Final = 1.0
+
+
+async def has_spark_worker(connection: Connection, queue: str) -> bool:
+    found: bool = await _sql.has_spark_worker(connection, queue=queue)
+    return found
 
 
 class SparkIngests(Periodic):
@@ -61,7 +65,7 @@ class SparkIngests(Periodic):
         if source.bytes < self._settings.spark_threshold_bytes or source.format is ListFormat.CSV:
             return False
         async with self._database.connection() as connection:
-            if not await _buffers_sql.spark_is_there(connection, queue=self._queue):
+            if not await has_spark_worker(connection, self._queue):
                 return False
         if await staged.check():
             return False
@@ -147,7 +151,7 @@ def _load(row: Row, settings: Settings) -> ListLoad:
     )
 
 
-_exports_sql = queries("jobs", "exports")
+_exports_sql = queries(__name__, "exports")
 
 RUN_EXPORT: Final = "run_export"
 """The operator that runs on Spark."""

@@ -127,7 +127,7 @@ def _changed(part: int) -> BadList:
     )
 
 
-_sql = queries("jobs", "ingest")
+_sql = queries(__name__, "ingest")
 _ENDPOINT: Final = "POST /v1/uploads"
 
 

@@ -25,15 +25,14 @@ from interlock.tasks.completion import enqueue, run_task_id
 from interlock.tasks.idempotency import Repeat, once
 from interlock.tasks.limits import rate_key
 from interlock.tasks.operators import Operators
-from interlock.tasks.reads import Reads, run_view
+from interlock.tasks.reads import Reads, run_by_id, run_view
 from interlock.tasks.runs import record_run_events
 from interlock.telemetry import TASKS_CREATED
 from interlock.wire.base import RunState
 from interlock.wire.jobs import JobAccepted, JobRequest, RunView, TasksAdded, TasksRequest
 
-_sql = queries("tasks", "jobs")
-_ingest_sql = queries("jobs", "ingest")
-_reads_sql = queries("tasks", "reads")
+_sql = queries(__name__, "submission")
+_ingest_sql = queries(__name__, "ingest")
 _ENDPOINT: Final = "POST /v1/jobs"
 
 
@@ -329,7 +328,7 @@ class Submissions:
             row = await self._newest(connection, job_id, org_id)
             now, kept = self._database.clock.now(), self._settings.retention_days
             await close_open_run(connection, row["run_id"], org_id, now=now, retention_days=kept)
-            closed = await _reads_sql.run_by_id(connection, run_id=row["run_id"], org_id=org_id)
+            closed = await run_by_id(connection, row["run_id"], org_id)
             return run_view(closed, self._settings.retention_days)
 
         endpoint = f"POST /v1/jobs/{job_id}/close"

@@ -271,7 +271,7 @@ def too_long(index: int, limit: int) -> BadList:
     return BadList("line_too_long", f"Line {index + 1} has more than {limit} bytes (payload_limit_bytes).")
 
 
-_sql = queries("jobs", "ingest")
+_sql = queries(__name__, "ingest")
 _SCHEMA: Final = "interlock"
 _COPIED: Final = re.compile(r"COPY tasks_\d+, line (\d+), column")
 # SQLSTATE classes of errors about a value: malformed text, invalid encoding, or nesting beyond the server's stack.

@@ -23,7 +23,7 @@ from interlock.telemetry import TASKS_CREATED
 from interlock.wire.jobs import JobRequest, Policy
 from interlock.wire.queries import QueryOutcome
 
-_sql = queries("query", "queries")
+_sql = queries(__name__, "queries")
 
 RUNTIME: Final = "spark"
 _EVERYTHING: Final = {"start": -(2**62), "end": 2**62}

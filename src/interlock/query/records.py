@@ -34,7 +34,7 @@ from interlock.tasks.shards import SMALL_SHARD
 from interlock.wire.base import TaskStatus
 from interlock.wire.queries import ExportedFile, QueryExport, QueryMode, QueryOutcome, QueryPage, QueryView
 
-_sql = queries("query", "queries")
+_sql = queries(__name__, "queries")
 _BATCH: Final = 5000
 _GRACE_SECONDS: Final = 60.0
 """Added to the sum of all timeouts: no query is open for longer."""
@@ -174,7 +174,7 @@ class Queries:
                 raise NotFound(f"There is no query {query_id} in this org; old records are deleted.")
             task: Row | None = None
             if row["batch_task_id"] is not None:
-                task = await _sql.batch_task(connection, shard=SMALL_SHARD, task_id=row["batch_task_id"], org_id=org_id)
+                task = await batch_task(connection, row["batch_task_id"], org_id)
         view = _view(row)
         return await self._with_export(view, row) if task is None else await self._with_batch(view, task, org_id)
 
@@ -230,6 +230,12 @@ async def close_record(connection: Connection, record: Record) -> None:
         batch_task_id=record.batch_task_id,
         export_files=files,
     )
+
+
+async def batch_task(connection: Connection, task_id: UUID, org_id: UUID) -> Row | None:
+    """Returns the state and result of the task that runs a batch query."""
+    task: Row | None = await _sql.batch_task(connection, shard=SMALL_SHARD, task_id=task_id, org_id=org_id)
+    return task
 
 
 class QueryRetention(Periodic):

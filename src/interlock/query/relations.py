@@ -25,7 +25,7 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.dataset_changes import FILES, Inputs
 from interlock.tasks.shards import find_task, shard_of
 
-_sql = queries("query", "queries")
+_sql = queries(__name__, "queries")
 _schema = msgspec.json.Decoder(DatasetSchema)
 
 MAX_FILES: Final = 10_000

@@ -7,7 +7,6 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from interlock.http.limits import ConnectionLimits
 from interlock.settings.base import Area, HostAndPort, HttpUrl
 
 
@@ -96,17 +95,6 @@ class Listeners(Area):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together: set both or none")
         return self
-
-    @property
-    def connection_limits(self) -> ConnectionLimits:
-        return ConnectionLimits(
-            head_seconds=self.request_head_seconds,
-            body_bytes_per_second=self.request_body_bytes_per_second,
-            body_window_seconds=self.request_body_window_seconds,
-            reply_stall_seconds=self.reply_stall_seconds,
-            connections=self.max_connections,
-            per_peer=self.max_connections_per_peer,
-        )
 
     @property
     def dispatcher_base_url(self) -> str:

@@ -1,9 +1,9 @@
-"""The data pipeline: Spark operators, the code that reads their inputs and writes their outputs, and block_follower.
+"""Spark: operators, and the code that reads their inputs and writes their outputs.
 
     operators   declaring the inputs and outputs of an operator, and finding it by name
     context     the context object that an operator receives next to its inputs
-    reading     the granted scope of an input as a DataFrame
-    writing     a DataFrame as one file under the attempt's own prefix, with its marker
+    reader      the granted scope of an input as a DataFrame
+    writer      a DataFrame as one file under the attempt's own prefix, with its marker
     attempt     one attempt: read, call, check, write
     testing     running an operator in a test, without a platform
     built_in    operators that ship with the platform
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from interlock.spark.context import Scope, TaskContext
     from interlock.spark.operators import operator
     from interlock.workers.context import TaskCanceled, TaskFailed
+
+PUBLIC: tuple[str, ...] = ()
+"""Modules that other capabilities may import: none. A worker's child process imports `driver` by name."""
 
 __all__ = ["Scope", "TaskCanceled", "TaskContext", "TaskFailed", "operator"]
 

@@ -42,7 +42,7 @@ class Wakeups:
             if not future.done():
                 future.set_result(None)
                 return
-        # Nobody waits yet: the next waiter must return immediately.
+        # No waiter yet: the next one must return immediately.
         self._pending.add(topic)
 
     def wake_all(self) -> None:
@@ -100,7 +100,7 @@ class Listener:
                 await connection.add_listener(channel, self._on_queue)
             await connection.add_listener(OUTBOX_CHANNEL, self._on_outbox)
             self.connected.set()
-            # Waiters must check for work that was announced while nobody listened.
+            # Waiters must check for work: notifications sent before the listeners were added are lost.
             self._wakeups.wake_all()
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _connection: lost.set())

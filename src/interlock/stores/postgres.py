@@ -32,7 +32,7 @@ T = TypeVar("T")
 Connection: TypeAlias = "asyncpg.Connection[Any] | asyncpg.pool.PoolConnectionProxy[Any]"
 Row = asyncpg.Record
 
-_PACKAGE = resources.files("interlock")
+_PACKAGE = Path(__file__).parents[1]
 _MIGRATIONS = resources.files("interlock.stores") / "migrations"
 _NAMED = re.compile(r"^-- name: (\w+)", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\$(\d+)")
@@ -202,10 +202,38 @@ async def _skip_reset(connection: Connection) -> None:
         await connection.reset()
 
 
+def queries(module: str, area: str) -> Any:
+    """Loads the named statements of `queries/{area}.sql` next to the module `__name__`, or in a package around it.
+
+    So a capability can load only its own statements. Any: aiosql builds the methods from the file.
+    """
+    folder = _PACKAGE
+    found = None
+    for part in module.split(".")[1:]:
+        folder = folder / part
+        file = folder / "queries" / f"{area}.sql"
+        found = file if file.is_file() else found
+    if found is None:
+        raise FileNotFoundError(f"No package of {module} has queries/{area}.sql.")
+    return _statements(found)
+
+
 @functools.cache
-def queries(room: str, area: str) -> Any:
-    """Loads the named statements of `{room}/queries/{area}.sql`. Any: aiosql builds the methods from the file."""
-    return Statements((_PACKAGE / room / "queries" / f"{area}.sql").read_text())
+def _statements(file: Path) -> Statements:
+    return Statements(file.read_text())
+
+
+async def database_time(connection: Connection) -> datetime:
+    now: datetime = await connection.fetchval("select interlock.clock()")
+    return now
+
+
+async def try_lock(connection: Connection, name: str) -> bool:
+    """Locks a name until the end of the transaction. Returns False if another transaction holds it."""
+    locked: bool = await connection.fetchval(
+        "select pg_try_advisory_xact_lock(hashtextextended('interlock:' || $1::text, 0))", name
+    )
+    return locked
 
 
 @contextmanager
@@ -252,9 +280,8 @@ class Database:
                 url,
                 min_size=1,
                 max_size=size,
-                # The server cancels statements itself, so that none continues after its caller got 503. The timeout of
-                # the
-                # client is for a server that no longer responds.
+                # The server cancels statements itself, so that none continues after its caller got 503. The client's
+                # timeout is for a server that no longer responds.
                 command_timeout=timeout + _GRACE_SECONDS,
                 timeout=min(timeout, 10.0),
                 # The server also ends idle transactions, so that a stalled process holds no locks.

@@ -17,5 +17,6 @@ PUBLIC = (
     "result_packs",
     "runs",
     "shards",
+    "triggers",
 )
 """Modules that other capabilities may import. tests/docs checks it."""

@@ -16,15 +16,21 @@ from interlock.tasks.shards import SMALL_SHARD, find_task
 from interlock.wire.base import TaskStatus
 from interlock.wire.tasks import CancelRequest, Changed, RedriveRequest, TaskView
 
-_sql = queries("tasks", "tasks")
-_reads_sql = queries("tasks", "reads")
-_runs_sql = queries("tasks", "runs")
+_sql = queries(__name__, "tasks")
+_reads_sql = queries(__name__, "reads")
+_runs_sql = queries(__name__, "runs")
 
 _BATCH = 2_000
 _STRETCH = 5_000
 """Number of task indexes of a run that one read covers."""
 _MAX_COUNTED = 1_000_000
 _CANCELABLE = (TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.FAILED)
+
+
+async def request_run_cancel(connection: Connection, run_id: UUID, org_id: UUID) -> Row | None:
+    """Records the request; the cancel loop cancels the tasks. Returns None if the run has ended."""
+    run: Row | None = await _runs_sql.request_run_cancel(connection, run_id=run_id, org_id=org_id)
+    return run
 
 
 class Actions:
@@ -44,7 +50,7 @@ class Actions:
         """Records the request durably and cancels a first batch now; the cancel loop does the rest."""
         await self._reads.run(run_id, org_id)
         async with self._database.connection() as connection:
-            run = await _runs_sql.request_run_cancel(connection, run_id=run_id, org_id=org_id)
+            run = await request_run_cancel(connection, run_id, org_id)
         if run is None:
             return Changed(matched=0)
         matched = await self.cancel_some_of_run(run)

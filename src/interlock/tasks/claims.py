@@ -46,8 +46,8 @@ from interlock.wire.base import TaskStatus
 from interlock.wire.jobs import DatasetRef
 from interlock.wire.tasks import JobRef
 
-_sql = queries("tasks", "tasks")
-_shards_sql = queries("tasks", "shards")
+_sql = queries(__name__, "tasks")
+_shards_sql = queries(__name__, "shards")
 
 MAX_RANGE = 10_000
 _CACHED_JOBS = 10_000

@@ -44,8 +44,8 @@ from interlock.wire.jobs import DatasetRef
 if TYPE_CHECKING:
     from interlock.tasks.limits import RunSlots
 
-_sql = queries("tasks", "tasks")
-_jobs_sql = queries("tasks", "jobs")
+_sql = queries(__name__, "tasks")
+_jobs_sql = queries(__name__, "jobs")
 
 
 def run_task_id(run_id: UUID, index: int) -> UUID:
@@ -469,7 +469,7 @@ def _lease(item: Fence | CompletionGroup) -> UUID:
 
 
 def _ended_of(groups: Sequence[CompletionGroup], done: int) -> Mapping[UUID, int]:
-    """Returns ended attempts by run, or {} if a part of several runs' tasks ended: TurnKeeping then recounts."""
+    """Returns ended attempts by run, or {} if a part of several runs' tasks ended: RunSlotRecount then recounts."""
     if len({group.run_id for group in groups}) == 1:
         return {groups[0].run_id: done}
     asked: Counter[UUID] = Counter()

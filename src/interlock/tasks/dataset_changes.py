@@ -24,9 +24,8 @@ from interlock.tasks.shards import SMALL_SHARD
 from interlock.wire.attempts import Completion, Event, Output, TaskInput
 from interlock.wire.jobs import DatasetRef
 
-_sql = queries("datasets", "datasets")
-_effects_sql = queries("tasks", "effects")
-_files_sql = queries("tasks", "files")
+_sql = queries(__name__, "datasets")
+_effects_sql = queries(__name__, "effects")
 
 PARTITION: Final = "partition"
 CURSOR: Final = "cursor"
@@ -143,10 +142,24 @@ def _check_partition(key: str | None, start: int | None, end: int | None) -> Non
         )
 
 
+async def lock_versions(connection: Connection, versions: Sequence[UUID]) -> list[Row]:
+    """Locks versions for a change. A concurrent change waits, and then gets a higher commit number."""
+    rows: list[Row] = await _sql.lock_versions(connection, versions=versions)
+    return rows
+
+
+async def partitions_at(
+    connection: Connection, *, versions: Sequence[UUID], starts: Sequence[int | None], ends: Sequence[int | None]
+) -> list[Row]:
+    """Returns the partitions with exactly these bounds; `n` counts the requested ones from 1."""
+    rows: list[Row] = await _sql.partitions_at(connection, versions=versions, starts=starts, ends=ends)
+    return rows
+
+
 async def admit(connection: Connection, changes: Sequence[Change]) -> Admitted:
     """Locks the versions and determines which changes conflict with their state."""
     versions = sorted({version for change in changes for version in change.versions()})
-    rows = {row["dataset_version"]: row for row in await _sql.lock_versions(connection, versions=versions)}
+    rows = {row["dataset_version"]: row for row in await lock_versions(connection, versions)}
     streams = _streams(changes, rows)
     refused: dict[UUID, InterlockError] = {}
     for change in changes:
@@ -247,7 +260,7 @@ async def _check_files(
 async def _check_bases(
     connection: Connection, added: Sequence[tuple[UUID, Output, Marker]], refused: dict[UUID, InterlockError]
 ) -> None:
-    found = await _files_sql.partitions_at(
+    found = await partitions_at(
         connection,
         versions=[output.dataset_version for _, output, _ in added],
         starts=[output.start for _, output, _ in added],
@@ -455,7 +468,7 @@ class Schemas:
         hashes = {version: hash_of(schema) for version, schema in self._known.items()}
         changed = [version for version in hashes if self._versions[version]["schema_hash"] != hashes[version]]
         if changed:
-            await _files_sql.set_schemas(
+            await _sql.set_schemas(
                 connection,
                 versions=changed,
                 schemas=[msgspec.json.encode(self._known[version]).decode() for version in changed],
@@ -474,9 +487,6 @@ def _evolved(version: UUID, before: DatasetSchema, after: DatasetSchema) -> Data
         ) from None
 
 
-_inputs_sql = queries("tasks", "files")
-
-
 class Inputs:
     def __init__(self, root: str, range_operators: Iterable[str]) -> None:
         self._root = root
@@ -486,7 +496,7 @@ class Inputs:
         """Returns the resolved edges by job, in input order."""
         found: defaultdict[UUID, list[Row]] = defaultdict(list)
         wanted = sorted(set(jobs))
-        for row in await _inputs_sql.data_of_inputs(connection, job_ids=wanted, range_operators=self._range_operators):
+        for row in await _sql.data_of_inputs(connection, job_ids=wanted, range_operators=self._range_operators):
             found[row["job_id"]].append(row)
         return found
 

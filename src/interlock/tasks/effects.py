@@ -20,8 +20,8 @@ from interlock.tasks.shards import shard_of
 from interlock.wire.attempts import BufferPublish, BufferPublished, EventBatch, EventsAccepted
 from interlock.wire.jobs import DatasetRef
 
-_sql = queries("tasks", "effects")
-_tasks_sql = queries("tasks", "tasks")
+_sql = queries(__name__, "effects")
+_tasks_sql = queries(__name__, "tasks")
 
 
 class Effects:
@@ -156,7 +156,7 @@ def _outputs(row: Row) -> list[DatasetRef]:
     return outputs
 
 
-_state_sql = queries("tasks", "operator_state")
+_state_sql = queries(__name__, "operator_state")
 
 
 class StateMoved(Conflict):

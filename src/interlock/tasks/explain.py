@@ -14,8 +14,8 @@ from interlock.tasks.shards import find_task
 from interlock.wire.base import TaskStatus
 from interlock.wire.tasks import Explanation
 
-_sql = queries("tasks", "reads")
-_queue_sql = queries("tasks", "queue")
+_sql = queries(__name__, "reads")
+_queue_sql = queries(__name__, "queue")
 _MAX_SHARES = 1000
 _FIRST = UUID(int=0)
 

@@ -14,7 +14,7 @@ from interlock.errors import Conflict
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, queries
 
-_sql = queries("tasks", "jobs")
+_sql = queries(__name__, "jobs")
 R = TypeVar("R")
 
 

@@ -23,7 +23,7 @@ from interlock.stores.postgres import Database, queries
 from interlock.tasks.claims import Claims
 from interlock.tasks.completion import Attempts
 from interlock.tasks.effects import Effects, OperatorState, StateMoved, read_state
-from interlock.tasks.outbox_relay import TaskRef
+from interlock.tasks.outbox_relay import TaskRef, make_due
 from interlock.wire.attempts import (
     ClaimReply,
     Completion,
@@ -98,10 +98,9 @@ OPERATORS: Final[dict[str, InlineOperator]] = {
     "echo": InlineOperator(_echo),
     "fail": InlineOperator(_fail),
 }
-"""Operators that do not need DAGs; wiring adds the others. jobs.py lists all names: INLINE_OPERATORS."""
+"""Operators that do not need DAGs; `INLINE_OPERATORS` in jobs/submission.py lists all names."""
 
-_sql = queries("tasks", "tasks")
-_effects_sql = queries("tasks", "effects")
+_sql = queries(__name__, "tasks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,18 +189,18 @@ class InlineRunner:
             room = self._limits.limit - len(self._places)
             try:
                 async with self._database.connection() as connection:
-                    rows = await _effects_sql.call_in(
+                    made_due = await make_due(
                         connection,
-                        targets=list({runtime for runtime, _ in waiting}),
+                        list({runtime for runtime, _ in waiting}),
                         orgs=list({org_id for _, org_id in waiting}),
                         limit=room,
                     )
             except InterlockError as error:
                 log.warning("inline.not_called_in", reason=error.detail)
                 return
-            if len(rows) < room:
+            if made_due < room:
                 self._turned_away -= waiting
-            if rows:
+            if made_due:
                 self._wakeups.wake("outbox")
 
     async def _operator_of(self, ref: TaskRef) -> str | None:

@@ -150,7 +150,7 @@ def _key(pointer: str, payload: str) -> str | None:
         return _UNREADABLE
 
 
-_sql = queries("tasks", "shards")
+_sql = queries(__name__, "shards")
 
 _MAX_WOKEN: Final = 20
 _RUNS: Final = 1000

@@ -15,14 +15,14 @@ from uuid import UUID
 
 import msgspec
 
+from interlock.access.principals import org_by_name
 from interlock.errors import BadRequest, Forbidden, NotFound
 from interlock.settings import RuntimeKind, Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.access import OrgOperators
 from interlock.wire.tasks import OperatorsReport
 
-_sql = queries("tasks", "operators")
-_principals_sql = queries("access", "principals")
+_sql = queries(__name__, "operators")
 
 PYTHON: Final = "python"
 SPARK_MAP: Final = "spark_map"
@@ -209,7 +209,7 @@ class Operators:
 
     async def limit_of(self, org: str) -> OrgOperators:
         async with self._database.connection() as connection:
-            return _view(await _principals_sql.org_by_name(connection, name=org), org)
+            return _view(await org_by_name(connection, org), org)
 
 
 def refusal(limits: Limits, org_id: UUID, operator: str, config: bytes | msgspec.Raw) -> str | None:

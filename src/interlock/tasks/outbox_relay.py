@@ -14,11 +14,11 @@ from interlock.settings import Settings
 from interlock.stores.isolation import CONTENT_ERRORS, isolated, set_aside
 from interlock.stores.low_water import low_water
 from interlock.stores.notifications import Wakeups
-from interlock.stores.postgres import Database, Row, queries
+from interlock.stores.postgres import Connection, Database, Row, database_time, queries
 from interlock.tasks.queue import Outgoing, Queue
 from interlock.wire.attempts import ClaimRequest
 
-_sql = queries("tasks", "effects")
+_sql = queries(__name__, "effects")
 _BATCH = 500
 _RETRY_SECONDS = 5.0
 
@@ -51,6 +51,11 @@ Invoke = Callable[[str, TaskRef], Awaitable[bool]]
 _ref = msgspec.json.Decoder(TaskRef)
 
 
+async def make_due(connection: Connection, runtimes: Sequence[str], *, orgs: Sequence[UUID] | None, limit: int) -> int:
+    """Makes the oldest waiting rows of these runtimes due now, and returns their number. `orgs` limits it to some."""
+    return len(await _sql.make_due(connection, targets=list(runtimes), orgs=orgs, limit=limit))
+
+
 class Relay:
     name = "relay"
 
@@ -71,7 +76,7 @@ class Relay:
                 rows = await _sql.take_outbox(
                     connection, kinds=["send", "invoke"], limit=_BATCH, retry_seconds=_RETRY_SECONDS, since=look.since
                 )
-                look.reached = max((row["was_due_at"] for row in rows), default=None) or await _sql.clock(connection)
+                look.reached = max((row["was_due_at"] for row in rows), default=None) or await database_time(connection)
         await failpoint("relay.taken")
         done = await self._send([row for row in rows if row["kind"] == "send"])
         done += await self._invoke_all([row for row in rows if row["kind"] == "invoke"])

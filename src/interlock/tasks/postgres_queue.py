@@ -18,7 +18,7 @@ from interlock.stores.notifications import Wakeups
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.queue import DeadLetter, Handle, Outgoing, Received
 
-_sql = queries("tasks", "queue")
+_sql = queries(__name__, "queue")
 _POLL_SECONDS = 1.0
 """Poll interval, and so the maximum delay after a lost notification."""
 _STATS_LIMIT = 100_000
@@ -296,6 +296,12 @@ class PgQueue:
             rows = await _sql.redrive_messages(connection, queue=queue, limit=limit)
             await _sql.notify(connection, queue=queue)
         return len(rows)
+
+
+async def dead_by_queue(connection: Connection, queues: Sequence[str], *, limit: int) -> list[Row]:
+    """Counts the dead letters of each queue that has any, up to `limit` each."""
+    rows: list[Row] = await _sql.dead_by_queue(connection, queues=queues, limit=limit)
+    return rows
 
 
 def _note_exhausted(shares: _QueueShares, batch: _Batch, rows: Sequence[Row]) -> None:

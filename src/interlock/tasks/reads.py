@@ -20,7 +20,9 @@ from interlock.wire.base import LONGEST_SECONDS, Outcome, Priority, RunState, Ta
 from interlock.wire.jobs import Counts, JobPage, JobView, Policy, RunPage, RunView, Scaling
 from interlock.wire.tasks import AttemptPage, AttemptView, Crash, JobRef, TaskPage, TaskView
 
-_sql = queries("tasks", "reads")
+_sql = queries(__name__, "reads")
+_jobs_sql = queries(__name__, "jobs")
+_effects_sql = queries(__name__, "effects")
 
 _MAX_PROBES = 50
 """Limit of index lookups per page. A page that would need more is cut short, with a cursor to continue."""
@@ -57,6 +59,16 @@ class _Page:
         return self.room <= 0 or self.probes <= 0
 
 
+async def job_by_name(connection: Connection, name: str | None, org_id: UUID, *, dag: str = "") -> Row | None:
+    job: Row | None = await _jobs_sql.job_by_name(connection, org_id=org_id, dag_name=dag, name=name)
+    return job
+
+
+async def run_by_id(connection: Connection, run_id: UUID, org_id: UUID) -> Row | None:
+    run: Row | None = await _sql.run_by_id(connection, org_id=org_id, run_id=run_id)
+    return run
+
+
 class Reads:
     def __init__(self, database: Database, packs: Packs, retention_days: float) -> None:
         self._database = database
@@ -72,7 +84,7 @@ class Reads:
                 row = await _sql.job_by_id(connection, org_id=org_id, job_id=job_id)
             elif "\x00" not in name_or_id:
                 dag, _, name = name_or_id.rpartition("/")
-                row = await queries("tasks", "jobs").job_by_name(connection, org_id=org_id, dag_name=dag, name=name)
+                row = await job_by_name(connection, name, org_id, dag=dag)
         if row is None:
             raise NotFound(f"There is no job {name_or_id!r} in this org.")
         return row
@@ -91,7 +103,7 @@ class Reads:
 
     async def run(self, run_id: UUID, org_id: UUID) -> RunView:
         async with self._database.connection() as connection:
-            row = await _sql.run_by_id(connection, org_id=org_id, run_id=run_id)
+            row = await run_by_id(connection, run_id, org_id)
         if row is None:
             raise NotFound(f"There is no run {run_id} in this org.")
         return run_view(row, self.retention_days)
@@ -109,7 +121,7 @@ class Reads:
         """Returns the attempts in flight per operator, and the number of outbox rows."""
         async with self._database.connection() as connection:
             rows = await _sql.in_flight_by_operator(connection)
-            owed = await queries("tasks", "effects").outbox_stats(connection, limit=100_000)
+            owed = await _effects_sql.outbox_stats(connection, limit=100_000)
         return rows, owed["rows"]
 
     async def task(self, task_id: UUID, org_id: UUID) -> TaskView:
@@ -146,7 +158,7 @@ class Reads:
             if run_id is None:
                 row = await _sql.newest_run(connection, org_id=org_id, job_id=job["job_id"])
             else:
-                row = await _sql.run_by_id(connection, org_id=org_id, run_id=run_id)
+                row = await run_by_id(connection, run_id, org_id)
         if row is None or row["job_id"] != job["job_id"]:
             raise NotFound(f"Job {name_or_id!r} has no run {run_id}." if run_id else f"Job {name_or_id!r} has no run.")
         found: Row = row
@@ -185,7 +197,7 @@ class Reads:
         job_id = (await self.find_job(job, org_id))["job_id"] if job is not None and run is None else None
         async with self._database.connection() as connection:
             if run is not None:
-                row = await _sql.run_by_id(connection, org_id=org_id, run_id=run)
+                row = await run_by_id(connection, run, org_id)
                 if row is None:
                     raise NotFound(f"There is no run {run} in this org.")
                 end = await self._walk_run(connection, org_id, row, status, at, page)

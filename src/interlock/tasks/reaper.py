@@ -19,7 +19,7 @@ from interlock.tasks.limits import RunSlots
 from interlock.tasks.shards import Shards
 from interlock.telemetry import TASKS_REAPED, TASKS_REQUEUED
 
-_sql = queries("tasks", "tasks")
+_sql = queries(__name__, "tasks")
 _BATCH = 500
 _CLEARING = 60
 """Interval, in passes, at which alarms of ended runs are processed too. Nothing runs there, but they would pile up."""

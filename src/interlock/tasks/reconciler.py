@@ -12,13 +12,13 @@ import structlog
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import Connection, Database, Row, queries, try_lock
 from interlock.tasks.completion import enqueue, wake_parked
 from interlock.tasks.limits import RunSlots
 from interlock.tasks.shards import SMALL_SHARD, Shards, shards_of_jobs
 
 log = structlog.get_logger()
-_sql = queries("tasks", "runs")
+_sql = queries(__name__, "runs")
 _BATCH = 1000
 _JOBS = 100
 _RUNS = 100
@@ -43,7 +43,7 @@ class Reconciler(Periodic):
 
     async def _pass(self, connection: Connection) -> int:
         """Checks a part of the live runs, of the tasks without a run and of the jobs. Each walk stores its position."""
-        if not await _sql.only_one(connection, name=self.name):
+        if not await try_lock(connection, self.name):
             return 0
         lost = await self._of_runs(connection)
         lost[SMALL_SHARD] = lost.get(SMALL_SHARD, []) + await self._of_no_run(connection)

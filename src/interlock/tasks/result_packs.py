@@ -19,8 +19,7 @@ from interlock.settings import Settings
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
 
-_sql = queries("tasks", "results")
-_exports_sql = queries("jobs", "exports")
+_sql = queries(__name__, "results")
 _BETWEEN: Final = b"\n"
 """Separator: packs of results without line breaks can be read line by line."""
 _REMEMBERED: Final = 10_000
@@ -96,7 +95,7 @@ class Packs:
 
 async def forget_results(connection: Connection, settings: Settings, run_id: UUID) -> None:
     """Deletes the run's receipt now, and its packs later, when no report can write another one."""
-    await _exports_sql.forget_exports(connection, run_id=run_id)
+    await _sql.forget_exports(connection, run_id=run_id)
     await _sql.condemn_packs(
         connection,
         run_id=run_id,

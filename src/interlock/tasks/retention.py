@@ -15,11 +15,11 @@ from interlock.stores.low_water import Look, LowWater, low_water
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks import shards
 from interlock.tasks.result_packs import forget_results
+from interlock.tasks.runs import delete_nameless_job
 from interlock.tasks.shards import SMALL_SHARD, Shards
 
-_sql = queries("tasks", "runs")
-_principals_sql = queries("access", "principals")
-_dags_sql = queries("tasks", "retention")
+_sql = queries(__name__, "runs")
+_retention_sql = queries(__name__, "retention")
 _BATCH = 5000
 _JOBS = 1000
 _NO_JOB = UUID(int=0)
@@ -42,7 +42,7 @@ class Retention(Periodic):
         done = await self._runs() + await self._tasks_of_dags() + await self._events()
         async with self._database.connection() as connection:
             done += len(await _sql.delete_expired_requests(connection, limit=_BATCH))
-            done += len(await _principals_sql.delete_expired_capabilities(connection, limit=_BATCH))
+            done += len(await _retention_sql.delete_expired_capabilities(connection, limit=_BATCH))
             await _sql.delete_stale_workers(connection)
         return done + await self._keyring.forget_expired()
 
@@ -85,9 +85,9 @@ class Retention(Periodic):
         return deleted
 
     async def _page_of_jobs(self, connection: Connection) -> tuple[int, UUID]:
-        jobs = await _dags_sql.dag_jobs_after(connection, after=self._job, limit=_JOBS)
+        jobs = await _retention_sql.dag_jobs_after(connection, after=self._job, limit=_JOBS)
         ids = [row["job_id"] for row in jobs]
-        tasks = await _dags_sql.delete_ended_tasks(
+        tasks = await _retention_sql.delete_ended_tasks(
             connection, job_ids=ids, made_before=self._made_before(), age_seconds=self._age_seconds, limit=_BATCH
         )
         if tasks:
@@ -105,7 +105,7 @@ class Retention(Periodic):
     async def _events(self) -> int:
         with self._event_water.look() as look:
             async with self._database.connection() as connection:
-                rows = await _dags_sql.delete_old_events(
+                rows = await _retention_sql.delete_old_events(
                     connection, since=look.since, age_seconds=self._age_seconds, limit=_BATCH
                 )
             look.reached = max((row["event_id"] for row in rows), default=None)
@@ -133,7 +133,7 @@ async def delete_part(connection: Connection, settings: Settings, run: Row) -> i
 async def _delete_run(connection: Connection, settings: Settings, run: Row) -> None:
     await _sql.delete_run(connection, run_id=run["run_id"])
     await forget_results(connection, settings, run["run_id"])
-    await _sql.delete_nameless_job(connection, job_id=run["job_id"])
+    await delete_nameless_job(connection, run["job_id"])
 
 
 class RunDeletions(Periodic):

@@ -19,14 +19,14 @@ from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.low_water import Look, LowWater
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import Connection, Database, Row, queries, try_lock
 from interlock.stores.valkey import Coordination
 from interlock.tasks.actions import Actions
 from interlock.tasks.reads import Reads, run_view
 from interlock.wire.jobs import JobView, RunView
 from interlock.wire.webhooks import WebhookEvent, WebhookEventType, WebhookJob
 
-_sql = queries("tasks", "runs")
+_sql = queries(__name__, "runs")
 _BATCH = 5000
 _RUNS = 20
 _SLACK_PAGES = 64
@@ -34,6 +34,16 @@ _SLACK_PAGES = 64
 
 Ctid = tuple[int, int]
 """Page and line of a row in its table (its ctid)."""
+
+
+async def end_runs(connection: Connection, run_ids: Sequence[UUID]) -> list[UUID]:
+    """Ends those of the runs whose tasks have all ended, and returns them."""
+    return [row["run_id"] for row in await _sql.end_runs(connection, run_ids=run_ids)]
+
+
+async def delete_nameless_job(connection: Connection, job_id: UUID) -> None:
+    """Deletes the job if it has neither a name nor runs."""
+    await _sql.delete_nameless_job(connection, job_id=job_id)
 
 
 class RunCounters(Periodic):
@@ -54,7 +64,7 @@ class RunCounters(Periodic):
 
     async def _fold(self, connection: Connection, look: Look[Ctid]) -> list[Row]:
         # Two folding dispatchers would only wait for each other's run rows.
-        look.skipped = not await _sql.only_one(connection, name=self.name)
+        look.skipped = not await try_lock(connection, self.name)
         if look.skipped:
             return []
         rows: list[Row] = await _sql.fold_deltas(connection, limit=_BATCH, since=look.since)
@@ -63,7 +73,7 @@ class RunCounters(Periodic):
         intolerable = [row["run_id"] for row in rows if row["intolerable"]]
         if intolerable:
             await _sql.stop_intolerable(connection, run_ids=intolerable)
-        ended = [row["run_id"] for row in await _sql.end_runs(connection, run_ids=over)] if over else []
+        ended = await end_runs(connection, over) if over else []
         watched = [row["run_id"] for row in rows if row["watched"]]
         if watched:
             now = self._database.clock.now()
@@ -90,7 +100,19 @@ class RunCancels(Periodic):
         return done
 
 
-_webhooks_sql = queries("webhooks", "webhooks")
+_webhooks_sql = queries(__name__, "webhooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A call of a webhook that is still to be made."""
+
+    delivery_id: UUID
+    org_id: UUID
+    webhook_id: UUID
+    event: str
+    body: str
+    run_id: UUID | None = None
 
 
 async def record_run_events(
@@ -102,16 +124,32 @@ async def record_run_events(
     """
     rows: list[Row] = await _webhooks_sql.news_of_runs(connection, run_ids=run_ids, ended=ended)
     if rows:
-        await _webhooks_sql.insert_deliveries(
-            connection,
-            ids=[row["delivery_id"] for row in rows],
-            org_ids=[row["org_id"] for row in rows],
-            webhook_ids=[row["webhook_id"] for row in rows],
-            events=[row["event"] for row in rows],
-            run_ids=[row["run_id"] for row in rows],
-            bodies=[_run_event(row, now, retention_days) for row in rows],
-        )
+        deliveries = [
+            Delivery(
+                row["delivery_id"],
+                row["org_id"],
+                row["webhook_id"],
+                row["event"],
+                _run_event(row, now, retention_days),
+                row["run_id"],
+            )
+            for row in rows
+        ]
+        await insert_deliveries(connection, deliveries)
     return len(rows)
+
+
+async def insert_deliveries(connection: Connection, deliveries: Sequence[Delivery]) -> None:
+    """Queues calls of webhooks. The loop that delivers them signs, guards and retries them."""
+    await _webhooks_sql.insert_deliveries(
+        connection,
+        ids=[each.delivery_id for each in deliveries],
+        org_ids=[each.org_id for each in deliveries],
+        webhook_ids=[each.webhook_id for each in deliveries],
+        events=[each.event for each in deliveries],
+        run_ids=[each.run_id for each in deliveries],
+        bodies=[each.body for each in deliveries],
+    )
 
 
 def _run_event(row: Row, now: datetime, retention_days: float) -> str:

@@ -18,7 +18,7 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 
 __all__ = ["SMALL_SHARD", "Rate", "Shards", "by_shard", "drop", "find_task", "new_shard", "shard_of", "shards_of_jobs"]
 
-_sql = queries("tasks", "shards")
+_sql = queries(__name__, "shards")
 _CACHED = 100_000
 
 

@@ -28,7 +28,7 @@ from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.untrusted.udf import DIGEST, Bundle, bundle_key, bundle_problem, config_problem, pinned, references
 from interlock.wire.bundles import BundlePage, BundleView
 
-_sql = queries("untrusted", "bundles")
+_sql = queries(__name__, "bundles")
 
 NAME: Final = re.compile(r"[A-Za-z0-9](?!.*\.\.)[A-Za-z0-9._-]{0,99}")
 _HEX: Final = re.compile(r"[0-9a-f]{8,64}")

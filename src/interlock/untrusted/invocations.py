@@ -25,11 +25,11 @@ from interlock.errors import Fenced, InterlockError
 from interlock.settings import RuntimeKind, Settings
 from interlock.stores.notifications import Wakeups
 from interlock.stores.objects import Objects
-from interlock.stores.postgres import Database, queries
+from interlock.stores.postgres import Database
 from interlock.tasks.claims import Claims
 from interlock.tasks.completion import Attempts
 from interlock.tasks.inline_runtime import completion, failure, fence_of, given, keep
-from interlock.tasks.outbox_relay import Invoke, TaskRef
+from interlock.tasks.outbox_relay import Invoke, TaskRef, make_due
 from interlock.telemetry import INVOCATIONS, INVOCATIONS_OPEN
 from interlock.untrusted.runners import Runner, RunnerAway, RunnerBusy, RunnerLost
 from interlock.untrusted.udf import DIGEST, bundle_key
@@ -38,7 +38,6 @@ from interlock.wire.bundles import Endpoints, Invocation, InvocationLimits, Runn
 from interlock.wire.tasks import Crash
 
 log = structlog.get_logger()
-_sql = queries("tasks", "effects")
 
 _HEARTBEAT_SECONDS: Final = 5.0
 """Upper bound on the time until a cancel reaches the process."""
@@ -370,11 +369,11 @@ class Invoker:
             return
         try:
             async with self._database.connection() as connection:
-                rows = await _sql.call_in(connection, targets=self._runtimes, orgs=None, limit=room)
+                made_due = await make_due(connection, self._runtimes, orgs=None, limit=room)
         except InterlockError as error:
             log.warning("invoke.not_called_in", reason=error.detail)
             return
-        if rows:
+        if made_due:
             self._wakeups.wake("outbox")
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from interlock.outbound.exchange import Reply, Request, Sender
 
 log = structlog.get_logger()
-_sql = queries("webhooks", "webhooks")
+_sql = queries(__name__, "webhooks")
 
 TOPIC: Final = "webhooks"
 _REPLY_BYTES: Final = 64 * 1024

@@ -24,7 +24,7 @@ from interlock.outbound.guard import Guard
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.idempotency import Repeat, once
-from interlock.tasks.runs import trial_event
+from interlock.tasks.runs import Delivery, insert_deliveries, trial_event
 from interlock.wire.tasks import Changed
 from interlock.wire.webhooks import (
     DeliveryPage,
@@ -40,7 +40,7 @@ from interlock.wire.webhooks import (
     WebhookView,
 )
 
-_sql = queries("webhooks", "webhooks")
+_sql = queries(__name__, "webhooks")
 
 MOST: Final = 100
 """Limit per org: each end of a run is delivered to all that subscribe to it."""
@@ -135,15 +135,9 @@ class Webhooks:
             if found["paused"]:
                 raise Conflict("The webhook is paused; resume it before testing it.", code="webhook_paused")
             delivery_id = await _sql.new_delivery_id(connection)
-            await _sql.insert_deliveries(
-                connection,
-                ids=[delivery_id],
-                org_ids=[caller.org_id],
-                webhook_ids=[found["webhook_id"]],
-                events=[WebhookEventType.TEST],
-                run_ids=[None],
-                bodies=[trial_event(delivery_id, caller.org, found["name"], self._database.clock.now())],
-            )
+            body = trial_event(delivery_id, caller.org, found["name"], self._database.clock.now())
+            delivery = Delivery(delivery_id, caller.org_id, found["webhook_id"], WebhookEventType.TEST.value, body)
+            await insert_deliveries(connection, [delivery])
             return _delivery(await _sql.find_delivery(connection, delivery_id=delivery_id, **_key(found)))
 
         return await self._once(f"/v1/webhooks/{which}/test", caller, repeat, DeliveryView, work)

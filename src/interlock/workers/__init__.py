@@ -14,6 +14,23 @@ from interlock.workers.operators import operator
 if TYPE_CHECKING:
     from interlock.workers.wrapper import Worker, main
 
+PUBLIC = (
+    "block_follower.chain",
+    "block_follower.config",
+    "block_follower.rows",
+    "block_follower.rpc",
+    "catalogue",
+    "child_runtime",
+    "confinement",
+    "context",
+    "failures",
+    "operator_requests",
+    "operators",
+    "process",
+    "protocol",
+)
+"""Modules that other capabilities may import. tests/docs checks it."""
+
 __all__ = ["OperatorNotFound", "TaskCanceled", "TaskContext", "TaskFailed", "Worker", "main", "operator"]
 
 

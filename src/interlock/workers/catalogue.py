@@ -60,7 +60,7 @@ class Kind(StrEnum):
     PLATFORM = "platform"
     """`@operator` and `@operator("name")` of interlock.workers."""
     SPARK = "spark"
-    """`@operator(inputs=…, output=…)` of interlock.pipeline."""
+    """`@operator(inputs=…, output=…)` of interlock.spark."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,10 +86,3 @@ where capability_id = :capability_id;
 -- name: find_capability^
 select task_id, attempt, grants from interlock.capabilities
 where capability_id = :capability_id and expires_at > interlock.clock();
-
--- name: delete_expired_capabilities
--- Checks the expiry again when the row is deleted: a heartbeat may have renewed it since.
-delete from interlock.capabilities
-where expires_at <= interlock.clock() and capability_id = any(array(
-    select capability_id from interlock.capabilities where expires_at <= interlock.clock() limit :limit))
-returning capability_id;

@@ -142,7 +142,7 @@ ROLE: Final = "interlock_query"
 _SCHEMAS: Final = ("workers/block_follower/schema.sql", "datasets/buffers/schema.sql")
 """Schemas with tables of other components. They are created first, so that the role gets no access to them."""
 
-_sql = queries("apps/up", "query_role")
+_sql = queries(__name__, "query_role")
 
 
 async def make_query_role(data_url: str) -> str:

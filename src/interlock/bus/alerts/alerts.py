@@ -32,6 +32,7 @@ from interlock.settings import Settings
 from interlock.stores.isolation import CONTENT_ERRORS, set_aside
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.completion import clean
+from interlock.tasks.runs import Delivery, insert_deliveries
 from interlock.wire.bus_alerts import (
     ALERTED,
     CRITICAL,
@@ -46,8 +47,7 @@ from interlock.wire.bus_alerts import (
 from interlock.wire.webhooks import WebhookEvent, WebhookEventType
 
 log = structlog.get_logger()
-_sql = queries("bus", "alerts")
-_webhooks_sql = queries("webhooks", "webhooks")
+_sql = queries(__name__, "alerts")
 _channels = msgspec.json.Decoder(list[Channel])
 
 _DEFAULT: Final = [Channel(kind=ChannelKind.DASHBOARD)]
@@ -106,15 +106,17 @@ async def _call_webhooks(connection: Connection, alerts: Sequence[Row], now: dat
     by_name = {(row["org_id"], row["name"]): row for row in found}
     calls = [(row, by_name[row["org_id"], name]) for row, name in wanted if (row["org_id"], name) in by_name]
     if calls:
-        await _webhooks_sql.insert_deliveries(
-            connection,
-            ids=[webhook["delivery_id"] for _, webhook in calls],
-            org_ids=[row["org_id"] for row, _ in calls],
-            webhook_ids=[webhook["webhook_id"] for _, webhook in calls],
-            events=[WebhookEventType.ALERT.value] * len(calls),
-            run_ids=[None] * len(calls),
-            bodies=[_call(row, webhook, now) for row, webhook in calls],
-        )
+        deliveries = [
+            Delivery(
+                webhook["delivery_id"],
+                row["org_id"],
+                webhook["webhook_id"],
+                WebhookEventType.ALERT.value,
+                _call(row, webhook, now),
+            )
+            for row, webhook in calls
+        ]
+        await insert_deliveries(connection, deliveries)
 
 
 def _call(alert: Row, webhook: Row, now: datetime) -> str:

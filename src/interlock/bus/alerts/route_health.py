@@ -22,7 +22,7 @@ from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.bus_alerts import DEAD_LETTERS, ROUTE_UNHEALTHY, RouteHealth, RouteHealthPage, RouteStatus
 
-_sql = queries("bus", "monitor")
+_sql = queries(__name__, "monitor")
 
 _PAGE: Final = 200
 _BOUND: Final = 10_000

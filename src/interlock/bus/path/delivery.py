@@ -12,9 +12,10 @@ from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError
 
 from interlock.stores.isolation import UNSTORABLE
 from interlock.stores.postgres import Connection, queries
+from interlock.tasks.triggers import accept_triggers
 from interlock.wire.commands import Envelope, Metadata
 
-_sql = queries("dags", "sources")
+_sql = queries(__name__, "path")
 
 _COMMAND: Final = "command"
 _INLINE: Final = 2_000
@@ -63,13 +64,13 @@ async def trigger(
 
     It uses a savepoint, so that a body that cannot be stored does not abort the other commands of the transaction.
     """
-    rows = await _sql.source_generations(connection, org_id=org_id, dag_name=dag, name=job)
+    rows = await _sql.jobs_of_route(connection, org_id=org_id, dag_name=dag, name=job)
     jobs = [row["job_id"] for row in rows if row["kind"] == _COMMAND]
     if not jobs:
         return False
     try:
         async with connection.transaction():
-            await _sql.accept_triggers(
+            await accept_triggers(
                 connection,
                 job_ids=jobs,
                 dedupe_keys=[f"command:{source}:{command_id}"] * len(jobs),

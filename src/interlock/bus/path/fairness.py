@@ -23,7 +23,7 @@ from interlock.bus.telemetry.events import emit
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import Connection, Database, Row, queries, try_lock
 from interlock.wire.bus_events import AbuseDetected
 
 WINDOW_SECONDS: Final = 30.0
@@ -111,8 +111,7 @@ class Shares:
 
 # The auditor, which sees the reports of all dispatchers
 
-_sql = queries("bus", "fairness")
-_runs_sql = queries("tasks", "runs")
+_sql = queries(__name__, "fairness")
 
 AUDIT_WINDOW_SECONDS: Final = 120.0
 """The window in which the auditor adds up shares."""
@@ -162,7 +161,7 @@ class Auditor(Periodic):
     async def run_once(self) -> int:
         """Always returns 0: the next pass starts after a pause, whatever this one found."""
         async with self._database.transaction() as connection:
-            if not await _runs_sql.only_one(connection, name=self.name):
+            if not await try_lock(connection, self.name):
                 return 0
             repeated = await _sql.ban_repeat_offenders(
                 connection, within_seconds=self._within, strikes=self._strikes, ban_seconds=self._ban_seconds

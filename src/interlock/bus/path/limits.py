@@ -112,7 +112,7 @@ class Tokens:
 
 # The authoritative counts
 
-_sql = queries("bus", "limits")
+_sql = queries(__name__, "limits")
 
 TOKEN_SECONDS: Final = 45.0
 """Lifetime of a prefetched token, if its window does not end before."""

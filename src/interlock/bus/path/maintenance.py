@@ -21,7 +21,7 @@ from interlock.stores.postgres import Connection, Database, queries
 from interlock.wire.bus_events import BusEvent, ExecutedAfterAclRevoked
 
 log = structlog.get_logger()
-_sql = queries("bus", "path")
+_sql = queries(__name__, "path")
 
 _MAX_CONFIRMED: Final = 500
 _CONFIRM_SECONDS: Final = 1.0

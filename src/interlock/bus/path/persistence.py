@@ -30,7 +30,7 @@ from interlock.wire.bus_events import BusEvent, CommandDelivered, FailureReason,
 from interlock.wire.commands import CommandVerdict, Metadata
 
 log = structlog.get_logger()
-_sql = queries("bus", "path")
+_sql = queries(__name__, "path")
 
 HANDOFFS: Final = "bus:handoffs"
 """The notification for waiting slow stages; no queue of a tenant has this name."""

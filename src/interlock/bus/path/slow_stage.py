@@ -28,14 +28,13 @@ from interlock.settings import Settings
 from interlock.stores.isolation import CONTENT_ERRORS, set_aside
 from interlock.stores.low_water import Look, low_water
 from interlock.stores.notifications import Wakeups
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import Connection, Database, Row, database_time, queries
 from interlock.wire.bus_events import FailureReason
 from interlock.wire.bus_registry import DedupeMode, Enforcement
 
 log = structlog.get_logger()
-_sql = queries("bus", "path")
-_effects_sql = queries("tasks", "effects")
-_fairness_sql = queries("bus", "fairness")
+_sql = queries(__name__, "path")
+_fairness_sql = queries(__name__, "fairness")
 
 _BATCH: Final = 200
 _MAX_SWEPT: Final = 5_000
@@ -150,7 +149,7 @@ class SlowStage:
     async def _pass(self, look: Look[datetime], limit: int) -> int:
         async def work(connection: Connection) -> list[Case]:
             rows = await _sql.take_handoffs(connection, since=look.since, limit=limit)
-            look.reached = max((row["due_at"] for row in rows), default=None) or await _effects_sql.clock(connection)
+            look.reached = max((row["due_at"] for row in rows), default=None) or await database_time(connection)
             cases = [
                 Case(row, delivered(row["body"]), facts(row["facts"]))
                 for row in sorted(rows, key=lambda row: row["handoff_id"])

@@ -1,4 +1,4 @@
--- Dead letters of the bus's queues. For live messages see queue.sql.
+-- Dead letters of the bus's queues. For live messages see tasks/queries/queue.sql.
 
 -- name: receives_from$
 -- A queue belongs to the target of the routes that lead to it.
@@ -22,7 +22,7 @@ where message_id = any(array(
 returning message_id, pg_notify('interlock_commands', queue);
 
 -- name: redrive_named
--- By id, as in queue.sql: `queue || ''` rules out any other plan.
+-- By id, as in tasks/queries/queue.sql: `queue || ''` rules out any other plan.
 update interlock.queue_messages
 set dead_at = null, receives = 0, receipt = null, visible_at = interlock.clock()
 where message_id = any(array(

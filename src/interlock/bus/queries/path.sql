@@ -119,3 +119,10 @@ where c.changed_at is not null;
 
 -- name: org_name$
 select name from interlock.orgs where org_id = :org_id;
+
+-- name: jobs_of_route
+-- All active generations of the job that a route leads to. The caller filters by kind: as a condition, it would match
+-- jobs_sources too, and that scan would read the jobs of all orgs.
+select j.job_id, j.source ->> 'kind' as kind from interlock.jobs j
+where j.org_id = :org_id and j.dag_name = :dag_name and j.name = :name and j.active
+order by j.current desc, j.job_id;

@@ -1,4 +1,4 @@
--- The content of a snapshot: the registry of many orgs, as bus_registry.sql reads it for one. For the platform only.
+-- The content of a snapshot: the registry of many orgs, as registry.sql reads it for one. For the platform only.
 
 -- name: snapshot_orgs
 -- Orgs that have a registry, by id.

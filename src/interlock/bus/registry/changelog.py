@@ -12,7 +12,7 @@ from msgspec import Raw
 from interlock.stores.postgres import Connection, Row, queries
 from interlock.wire.bus_registry import RegistryAction, RegistryChange, RegistryKind
 
-_sql = queries("bus", "writes")
+_sql = queries(__name__, "writes")
 
 
 @dataclass(frozen=True)

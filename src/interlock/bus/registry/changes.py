@@ -18,7 +18,7 @@ from interlock.http.cursors import HIGHEST, next_cursor, number_cursor
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.bus_registry import ChangePage, RegistryAction, RegistryChange, RegistryKind
 
-_sql = queries("bus", "writes")
+_sql = queries(__name__, "writes")
 
 R = TypeVar("R", bound=msgspec.Struct)
 

@@ -29,7 +29,7 @@ from interlock.wire.bus_registry import (
     ServiceRequest,
 )
 
-_sql = queries("bus", "writes")
+_sql = queries(__name__, "writes")
 _FOREVER: Final = timedelta(days=36_525)
 _fairness = msgspec.json.Decoder(Fairness)
 

@@ -29,8 +29,8 @@ from interlock.wire.bus_registry import (
     TenantConfig,
 )
 
-_sql = queries("bus", "keys")
-_registry_sql = queries("bus", "writes")
+_sql = queries(__name__, "keys")
+_registry_sql = queries(__name__, "writes")
 _VERSION: Final = re.compile(r"hmac-v([1-9][0-9]{0,8})")
 _DAY: Final = 86_400.0
 _KEEP_SECONDS: Final = 90 * _DAY

@@ -14,9 +14,9 @@ from interlock.bus.model import Acl, Ban, BanKind, Fairness, Key, Kind, Limit, R
 from interlock.stores.postgres import Database, Row, queries
 from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement, Sensitivity
 
-_sql = queries("bus", "registry")
-_path_sql = queries("bus", "path")
-_fairness_sql = queries("bus", "fairness")
+_sql = queries(__name__, "registry")
+_path_sql = queries(__name__, "path")
+_fairness_sql = queries(__name__, "fairness")
 
 _fairness: Final = msgspec.json.Decoder(Fairness)
 _KINDS: Final = frozenset(kind.value for kind in Kind)

@@ -28,9 +28,9 @@ from interlock.wire.bus_registry import (
     ServiceView,
 )
 
-_sql = queries("bus", "writes")
-_reads_sql = queries("bus", "registry")
-_keys_sql = queries("bus", "keys")
+_sql = queries(__name__, "writes")
+_reads_sql = queries(__name__, "registry")
+_keys_sql = queries(__name__, "keys")
 
 
 class RegistryPages:

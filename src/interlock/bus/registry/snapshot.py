@@ -335,7 +335,7 @@ class Snapshots:
         return data
 
 
-_sql = queries("bus", "snapshots")
+_sql = queries(__name__, "snapshots")
 
 _ORGS_AT_ONCE: Final = 200
 _KEEP: Final = timedelta(minutes=10)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from interlock.access.tokens import write_prefix
 from interlock.bus.path.delivery import Accepted, unpacked
+from interlock.datasets.files import WrittenPrefix, expect_files
 from interlock.errors import BadRequest, Conflict, Forbidden
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
@@ -82,8 +83,7 @@ def _arrays(commands: Sequence[Accepted], moments: Sequence[datetime], position:
 
 # The loop that writes the archive
 
-_sql = queries("bus", "archive")
-_files_sql = queries("tasks", "files")
+_sql = queries(__name__, "archive")
 
 NAME: Final = "bus_commands"
 """The name of each tenant's dataset of accepted commands."""
@@ -154,16 +154,9 @@ class Archive(Periodic):
         return await self._database.run(lambda connection: self._commit(connection, part, len(data)))
 
     async def _expect(self, connection: Connection, part: _Part) -> None:
-        await _files_sql.expect_files(
-            connection,
-            places=[part.prefix],
-            versions=[part.version],
-            task_ids=[part.task_id],
-            attempts=[part.attempt],
-            timeouts=[part.taken["now"] + timedelta(seconds=_LEASE_SECONDS)],
-            buffers=[False],
-            grace=self._grace,
-        )
+        timeout_at = part.taken["now"] + timedelta(seconds=_LEASE_SECONDS)
+        prefix = WrittenPrefix(part.prefix, part.version, part.task_id, part.attempt, timeout_at, committed=True)
+        await expect_files(connection, [prefix], grace=self._grace)
 
     async def _commit(self, connection: Connection, part: _Part, size: int) -> int:
         change = part.change(size)

@@ -21,14 +21,13 @@ from interlock.http.cursors import LAST, next_cursor, uuid_cursor
 from interlock.jobs.spark_loads import batch_prefix
 from interlock.jobs.submission import ClosedRuns
 from interlock.query.batch import BatchQueries
-from interlock.query.records import Asker, Queries, StoredFile
+from interlock.query.records import Asker, Queries, StoredFile, batch_task
 from interlock.query.relations import Version
 from interlock.schemas import DatasetSchema
 from interlock.settings import Settings
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.result_packs import Packs
-from interlock.tasks.shards import SMALL_SHARD
 from interlock.wire.bus_replays import (
     ReplayFilters,
     ReplayOrigin,
@@ -41,7 +40,7 @@ from interlock.wire.bus_replays import (
 from interlock.wire.queries import QueryMode
 
 log = structlog.get_logger()
-_sql = queries("bus", "replays")
+_sql = queries(__name__, "replays")
 _filters = msgspec.json.Decoder(ReplayFilters)
 
 
@@ -135,7 +134,6 @@ def view(row: Row) -> ReplayView:
     )
 
 
-_queries_sql = queries("query", "queries")
 _schema = msgspec.json.Decoder(DatasetSchema)
 
 _ROWS: Final = 5_000
@@ -189,9 +187,7 @@ class ArchiveSelection:
     async def result(self, row: Row) -> Result | None:
         """Returns None while the task runs. Raises DidNotComplete if it failed."""
         async with self._database.connection() as connection:
-            task = await _queries_sql.batch_task(
-                connection, shard=SMALL_SHARD, task_id=row["task_id"], org_id=row["org_id"]
-            )
+            task = await batch_task(connection, row["task_id"], row["org_id"])
         if task is None or task["status"] == "Canceled" or task["dead"]:
             raise DidNotComplete("it is gone" if task is None else task["error"] or task["status"])
         result = await self._packs.result_of(task) if task["status"] == "Completed" else None

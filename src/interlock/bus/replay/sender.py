@@ -31,7 +31,7 @@ from interlock.wire.bus_replays import MAX_COMMANDS, ReplayFilters, ReplayOrigin
 from interlock.wire.commands import compose
 
 log = structlog.get_logger()
-_sql = queries("bus", "replays")
+_sql = queries(__name__, "replays")
 
 _LEASE_SECONDS: Final = 120.0
 _LOOK_SECONDS: Final = 2.0

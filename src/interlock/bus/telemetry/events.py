@@ -21,7 +21,7 @@ from msgspec.json import Decoder, Encoder
 from interlock.stores.postgres import Connection, queries
 from interlock.wire.bus_events import BusEvent, CommandDelivered, encoded, name_of
 
-_sql = queries("bus", "telemetry")
+_sql = queries(__name__, "telemetry")
 
 FULL: Final = 10
 """Number of events that make a message immediately; fewer wait for more."""

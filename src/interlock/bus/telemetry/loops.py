@@ -29,7 +29,7 @@ from interlock.stores.isolation import CONTENT_ERRORS, set_aside
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.bus_events import CommandFailed, FailureReason, TelemetryDropped, name_of
 
-_sql = queries("bus", "telemetry")
+_sql = queries(__name__, "telemetry")
 
 _TENANTS: Final = 500
 _EACH: Final = 200

@@ -51,7 +51,7 @@ async def services(
 
 log = structlog.get_logger()
 
-_sql = queries("datasets", "buffers")
+_sql = queries(__name__, "buffers")
 
 _PAGE: Final = 1_000
 _FILES: Final = 200

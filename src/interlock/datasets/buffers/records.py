@@ -25,7 +25,7 @@ from interlock.tasks.effects import buffer_message
 from interlock.wire.attempts import Event
 from interlock.wire.datasets import BatchRefusal, BufferPage, BufferView, PublishStatus
 
-_sql = queries("datasets", "buffers")
+_sql = queries(__name__, "buffers")
 _schema = msgspec.json.Decoder(DatasetSchema)
 _DAY_SECONDS: Final = timedelta(days=1).total_seconds()
 
@@ -176,7 +176,12 @@ async def rearm(connection: Connection, publishes: Sequence[Row], settings: Sett
     )
 
 
-_registry_sql = queries("datasets", "registry")
+async def waiting_long(connection: Connection, *, seconds: float, limit: int) -> int:
+    """Counts pending batches that were published more than `seconds` ago, up to `limit`."""
+    return int(await _sql.waiting_long(connection, seconds=seconds, limit=limit))
+
+
+_registry_sql = queries(__name__, "registry")
 _refusal = msgspec.json.Decoder(BatchRefusal)
 
 

@@ -20,6 +20,7 @@ from interlock.datasets.buffers.sink import Sized
 from interlock.datasets.buffers.store import Part, Staged, Store, Target
 from interlock.datasets.files import BUFFER_LOAD
 from interlock.failpoints import failpoint
+from interlock.jobs.spark_loads import has_spark_worker
 from interlock.jobs.submission import ClosedRuns
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
@@ -32,7 +33,7 @@ from interlock.wire.jobs import JobRequest, Policy
 
 log = structlog.get_logger()
 
-_sql = queries("datasets", "buffers")
+_sql = queries(__name__, "buffers")
 _refusal = msgspec.json.Decoder(BatchRefusal)
 
 RUNTIME: Final = "spark"
@@ -69,7 +70,7 @@ class SparkLoads(Periodic):
     async def take(self, target: Target, sized: Sequence[Sized]) -> bool:
         """Returns False if no Spark worker exists: then the sink loads the batches itself, however long it takes."""
         async with self._database.connection() as connection:
-            if not await _sql.spark_is_there(connection, queue=self._queue):
+            if not await has_spark_worker(connection, self._queue):
                 return False
         for start in range(0, len(sized), _MAX_BATCHES):
             publish_ids = [one.publish.publish_id for one in sized[start : start + _MAX_BATCHES]]

@@ -23,7 +23,7 @@ from interlock.errors import ConfigurationError, Unavailable
 from interlock.failpoints import failpoint
 from interlock.stores.postgres import Connection, queries
 
-_sql = queries("datasets/buffers", "sink")
+_sql = queries(__name__, "sink")
 _SCHEMA_FILE: Final = resources.files("interlock.datasets.buffers") / "schema.sql"
 _STAGE: Final = "sink_stage"
 _STATEMENT_SECONDS: Final = 900

@@ -144,10 +144,6 @@ left join interlock.dataset_versions v on v.dataset_version = p.dataset_version 
 where p.load_task = :load_task and p.status::text = 'Loading'
 order by p.publish_id;
 
--- name: spark_is_there$
-select exists (select 1 from interlock.workers
-               where queue = :queue and last_seen_at > interlock.clock() - interval '60 seconds');
-
 -- name: waiting_long$
 select count(*) from (
     select 1 from interlock.buffer_publishes

@@ -1,7 +1,7 @@
 -- Backfills: gives a job its scopes in a range once more, on request.
 --
--- The definition of a scope follows give_scopes in routing.sql: a partition that every input has or, for a job that
--- reads only streams, a range of them that it has read before.
+-- The definition of a scope follows give_scopes in dags/queries/routing.sql: a partition that every input has or, for a
+-- job that reads only streams, a range of them that it has read before.
 
 -- name: job_of_dag^
 select job_id, max_queue_depth, jsonb_array_length(inputs) as inputs

@@ -54,7 +54,3 @@ update interlock.exports set next_index = :next_index, task_id = :task_id where 
 -- For the attempts that write the files.
 select e.export_id, e.org_id, e.run_id, e.format, e.stretch, e.last_index, e.task_id
 from interlock.exports e where e.task_id = any(:task_ids::uuid[]);
-
--- name: forget_exports!
--- Their files are swept when they expire.
-delete from interlock.exports where run_id = :run_id;

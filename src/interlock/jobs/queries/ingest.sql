@@ -313,3 +313,7 @@ returning r.run_id;
 -- name: unwanted_open_runs
 -- Runs that were canceled or stopped: their tasks are canceled, and the runs end with them.
 select run_id, org_id from interlock.runs where open and cancel_requested and ended_at is null order by run_id limit :limit;
+
+-- name: has_spark_worker$
+select exists (select 1 from interlock.workers
+               where queue = :queue and last_seen_at > interlock.clock() - interval '60 seconds');

@@ -21,8 +21,7 @@ START_SECONDS: Final = 60.0
 _PASSED_ON: Final = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
 _ENVIRONMENT: Final = {
     # RLIMIT_DATA counts mapped memory, used or not. Arrow's allocator maps 1 GiB at a time, and DuckDB's (jemalloc)
-    # keeps
-    # freed memory mapped: a sort within 512 MiB had 955 MiB mapped, and 720 MiB with these settings.
+    # keeps freed memory mapped: a sort within 512 MiB had 955 MiB mapped, and 720 MiB with these settings.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "DUCKDB_JE_MALLOC_CONF": "retain:false",
     "LC_ALL": "C.UTF-8",

@@ -32,7 +32,7 @@ from interlock.stores.postgres import queries
 from interlock.wire.attempts import BufferLoad, LoadBatch
 from interlock.workers.failures import BadConfig, DataDatabaseAway, FileMissing
 
-_sql = queries("datasets/buffers", "sink")
+_sql = queries(__name__, "buffer_load")
 _SCHEMA: Final = "datasets"
 _FOUND: Final = pa.schema(
     [("number", pa.int64()), ("rows", pa.int64()), ("bytes", pa.int64()), ("refusal", pa.string())]

@@ -161,7 +161,7 @@ class EmbeddedPostgres(EmbeddedServer):
         settings = os.open(draft / "postgresql.conf", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         with os.fdopen(settings, "w") as file:
             file.write("\ninclude_if_exists '../interlock.conf'\n")
-        # One sync of everything, before the rename that makes it visible.
+        # Sync all files once, before the rename makes them visible.
         self._run("initdb", "--sync-only", "-D", str(draft))
 
     def _replace_password(self) -> None:

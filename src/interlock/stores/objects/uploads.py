@@ -50,12 +50,12 @@ async def on_disk(call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -
         while not working.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({working})
-        working.exception()  # retrieve it, because nobody else does
+        working.exception()  # asyncio would log an exception that is never retrieved
         raise
 
 
 class Draft:
-    """A file that is being written, under a name that is no key."""
+    """A file that is being written, under a name that is not a valid key."""
 
     def __init__(self, tree: Tree) -> None:
         self.path = [UPLOADS, secrets.token_hex(16)]

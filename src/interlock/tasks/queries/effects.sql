@@ -40,7 +40,7 @@ where o.outbox_id = any(array(
     for no key update skip locked))
 returning o.outbox_id, o.kind, o.target, o.body, o.priority, o.org_id, o.share_id, o.dedupe_key, o.tries, old.due_at as was_due_at;
 
--- name: call_in
+-- name: make_due
 -- A runtime has free slots: the oldest waiting rows become due now, limited to :orgs if any are given.
 update interlock.outbox set due_at = interlock.clock()
 where outbox_id = any(array(
@@ -54,9 +54,6 @@ where outbox_id = any(array(
     ) w
     order by w.priority, w.outbox_id limit :limit))
 returning outbox_id;
-
--- name: clock$
-select interlock.clock();
 
 -- name: delete_outbox!
 delete from interlock.outbox where outbox_id = any(:ids::bigint[]);

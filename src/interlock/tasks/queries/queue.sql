@@ -200,7 +200,7 @@ select message_id, body, receives, enqueued_at, dead_at from interlock.queue_mes
 where queue = :queue and dead_at is not null order by message_id limit :limit;
 
 -- name: dead_by_queue
--- Queues that have dead letters, counted up to `most`.
+-- Queues that have dead letters, counted up to :limit.
 select q.queue, d.dead_letters
 from unnest(:queues::text[]) as q(queue)
 cross join lateral (select count(*) as dead_letters from (

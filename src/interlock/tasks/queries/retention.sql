@@ -1,4 +1,4 @@
--- Expired rows of DAGs. For runs and their rows see runs.sql.
+-- Expired rows of DAGs, and expired capability tokens. For runs and their rows see runs.sql.
 
 -- name: dag_jobs_after
 -- A page of the jobs of DAGs.
@@ -38,3 +38,10 @@ delete from interlock.dataset_events where event_id = any(array(
           order by event_id limit :limit) e
     where e.accepted_at < interlock.clock() - make_interval(secs => :age_seconds::float8)))
 returning event_id;
+
+-- name: delete_expired_capabilities
+-- Checks the expiry again when the row is deleted: a heartbeat may have renewed it since.
+delete from interlock.capabilities
+where expires_at <= interlock.clock() and capability_id = any(array(
+    select capability_id from interlock.capabilities where expires_at <= interlock.clock() limit :limit))
+returning capability_id;

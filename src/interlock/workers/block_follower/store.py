@@ -21,7 +21,7 @@ from interlock.workers.block_follower.rows import COLUMNS, Record
 from interlock.workers.context import TaskFailed
 from interlock.workers.failures import DataDatabaseAway
 
-_sql = queries("workers/block_follower", "follower")
+_sql = queries(__name__, "follower")
 _SCHEMA_FILE: Final = resources.files("interlock.workers.block_follower") / "schema.sql"
 SCHEMA: Final = "datasets"
 

@@ -1,4 +1,4 @@
--- Statements of the sink. For the tables and functions see sink_schema.sql.
+-- Statements of the sink. For the tables and functions see schema.sql.
 
 -- name: lock_schema!
 select pg_advisory_xact_lock(hashtextextended('interlock:datasets', 0));
@@ -32,19 +32,6 @@ from unnest(:publish_ids::uuid[], :numbers::bigint[], :rows::bigint[]) as c(publ
 
 -- name: forget!
 delete from datasets.sink_commits where publish_id = any(:publish_ids::uuid[]);
-
--- name: staging!
-select datasets.sink_staging(:name, :columns::text::json);
-
--- name: unstage!
-select datasets.sink_unstage(:name, :number);
-
--- name: keep_staged!
-insert into datasets.sink_staged (staging, publish_id, rows, bytes, refusal)
-select :name, s.publish_id, s.rows, s.bytes, s.refusal
-from json_to_recordset(:found::text::json) as s(publish_id uuid, rows bigint, bytes bigint, refusal json)
-on conflict (staging, publish_id) do update
-    set rows = excluded.rows, bytes = excluded.bytes, refusal = excluded.refusal;
 
 -- name: staged
 select publish_id, rows, bytes, refusal from datasets.sink_staged where staging = :name;

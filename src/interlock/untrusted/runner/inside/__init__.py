@@ -4,9 +4,9 @@
     walls.py       namespaces, and the file tree that user code sees
     network.py     the platform's addresses inside a private network
     keeper.py      the first process inside: starts the user process, waits, reports how it ended
-    drop.py        in the user process: limits, another user, no privileges, Landlock, system calls
-    syscalls.py    the system calls that are refused
-    entry.py       runs the handler and reports its result
+    job.py         the job that the process gets
+    drop.py        in the user process: limits, another user, no privileges, Landlock, refused system calls
+    entry.py       runs the handler and reports its result; node_entry.cjs does for JavaScript
 
 Uses only the standard library, Landlock and the task SDK: user code sees a copy of these few files and nothing else of
 Interlock.

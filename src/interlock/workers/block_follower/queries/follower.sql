@@ -1,4 +1,4 @@
--- Statements of block_follower. For the tables see follower_schema.sql.
+-- Statements of block_follower. For the tables see schema.sql.
 
 -- name: lock_schema!
 select pg_advisory_xact_lock(hashtextextended('interlock:datasets', 0));

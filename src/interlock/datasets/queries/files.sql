@@ -1,4 +1,4 @@
--- The files behind datasets: the inputs of an attempt, its output prefixes, and the sweep.
+-- The files behind datasets: the files of an attempt's inputs, its output prefixes, and the sweep.
 
 -- name: held_attempts
 -- Attempts that hold their tasks, with the fields that determine their data.
@@ -7,32 +7,6 @@ from unnest(:task_ids::uuid[], :attempts::int[], :leases::uuid[]) as i(task_id, 
 join interlock.tasks t on t.shard = :shard and t.task_id = i.task_id and t.attempt = i.attempt
      and t.lease_token = i.lease_token and t.status = 'Running'
 join interlock.jobs j on j.job_id = t.job_id;
-
--- name: data_of_inputs
--- The datasets that the edges of jobs lead to. A dataset of ranges has no rows: it resolves to the dataset that the
--- ranges were cut from.
-with recursive behind as (
-    select g.job_id, g.input_index, g.dataset_version, array_remove(array[g.condition], null) as conditions, 0 as depth
-    from interlock.edges g where g.job_id = any(:job_ids::uuid[])
-    union all
-    select b.job_id, b.input_index, e.dataset_version, b.conditions || array_remove(array[e.condition], null), b.depth + 1
-    from behind b
-    -- From here on one by one, even in a plan that was made while the tables were empty.
-    cross join lateral (
-        select job_id from interlock.dataset_versions v where v.dataset_version = b.dataset_version limit 1) v
-    cross join lateral (
-        select job_id from interlock.jobs p
-        where p.job_id = v.job_id and p.operator = any(:range_operators::text[]) limit 1) p
-    cross join lateral (
-        select * from interlock.edges e where e.job_id = p.job_id and e.input_index = 0 limit 1) e
-    where b.depth < 50
-)
-select distinct on (b.job_id, b.input_index) b.job_id, b.input_index, b.conditions, v.dataset_uuid, v.dataset_version,
-       v.storage, v.schema, d.job_name, d.output_name
-from behind b
-join interlock.dataset_versions v on v.dataset_version = b.dataset_version
-join interlock.datasets d on d.dataset_uuid = v.dataset_uuid
-order by b.job_id, b.input_index, b.depth desc;
 
 -- name: files_of
 -- Partitions that overlap each range, in order.
@@ -56,13 +30,6 @@ from interlock.dataset_versions v
 join interlock.datasets d on d.dataset_uuid = v.dataset_uuid
 where v.dataset_version = any(:versions::uuid[]);
 
--- name: partitions_at
--- Partitions by their exact bounds.
-select s.n, p.commit_id, p.location, p.row_count, p.bytes
-from unnest(:versions::uuid[], :starts::bigint[], :ends::bigint[]) with ordinality as s(dataset_version, range_start, range_end, n)
-join interlock.partitions p on p.dataset_version = s.dataset_version and p.range_start = s.range_start
-     and p.range_end = s.range_end;
-
 -- name: expect_files!
 -- Recorded before anything is written there.
 insert into interlock.file_sweeps (place, dataset_version, task_id, attempt, due_at, final_at, buffer)
@@ -80,11 +47,6 @@ select s.place, s.timeout_at + make_interval(secs => :seconds::float8),
        s.timeout_at + make_interval(secs => :seconds::float8 - :keep::float8)
 from unnest(:places::text[], :timeouts::timestamptz[]) as s(place, timeout_at)
 on conflict (place) do nothing;
-
--- name: set_schemas!
-update interlock.dataset_versions v set schema = s.schema::json, schema_hash = s.schema_hash
-from unnest(:versions::uuid[], :schemas::text[], :hashes::text[]) as s(dataset_version, schema, schema_hash)
-where v.dataset_version = s.dataset_version;
 
 -- name: condemn
 -- Prefixes that are due, and whether to delete their files now. A prefix whose attempt still runs is checked again
