@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from interlock.processes.child import Child
 from interlock.wire.attempts import TaskData
 from interlock.wire.tasks import Crash
 from interlock.workers import process, protocol
@@ -135,7 +136,7 @@ class DriverLaunch:
 class DriverProcess(OperatorProcess):
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: Child,
         work: asyncio.WriteTransport,
         reports: Reports,
         launch: DriverLaunch,
@@ -214,7 +215,7 @@ async def start(launch: DriverLaunch, handlers: Handlers[DriverProcess], key: st
     passed = () if key == PLATFORM else launch.environment
     environment = scrubbed(os.environ, (*OF_SPARK, *passed)) | {"TMPDIR": str(scratch.path)}
 
-    def made(process: asyncio.subprocess.Process, work: asyncio.WriteTransport, reports: Reports) -> DriverProcess:
+    def made(process: Child, work: asyncio.WriteTransport, reports: Reports) -> DriverProcess:
         return DriverProcess(process, work, reports, launch, scratch, key)
 
     def command(work: int, reports: int) -> list[str]:

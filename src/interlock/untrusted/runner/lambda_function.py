@@ -121,6 +121,7 @@ def _run(job: Job, seconds: float, place: Path) -> Report:
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     before = _descendants()
     with (place / "output").open("wb") as output:
+        # Not with `processes.child`: there is no event loop, and processes that left the group must be found as well.
         process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", _CHILD, str(PROGRAMS)],
             stdin=subprocess.PIPE,
