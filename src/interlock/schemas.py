@@ -21,6 +21,17 @@ MAX_FOOTER_BYTES: Final = 4 << 20
 """Maximum size of a Parquet footer: every column of every row group becomes objects in the memory of its reader."""
 HOT_RANGE_COLUMN: Final = "block_number"
 """The range column of tables in the data database, which follower sources fill."""
+CONDITION_TOKEN: Final = re.compile(
+    r"""(?P<space>[ \t\r\n]+)
+      | (?P<comment>--|/\*|\#)
+      | (?P<WORD>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<NUMBER>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_.]))
+      | (?P<STRING>'(?:[^']|'')*+')
+      | (?P<NAME>"(?:[^"]|"")*+")
+      | (?P<SYMBOL><=|>=|<>|!=|[=<>(),])""",
+    re.VERBOSE,
+)
+"""A token of a `where` condition, for `dags`, which parses conditions, and `spark`, which translates them."""
 
 BATCH_COLUMN: Final = "_batch"
 """A column of tables that a sink fills: the number of the batch that loaded the row. Readers filter by it."""

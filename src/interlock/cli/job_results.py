@@ -38,12 +38,10 @@ if TYPE_CHECKING:
     from interlock.wire.jobs import ReceiptReply
     from interlock.wire.tasks import TaskView
 import asyncio
-import hashlib
-import shutil
 from typing import TYPE_CHECKING, Final
-from urllib.request import urlopen
 
 from interlock.errors import Unavailable
+from interlock.http import fetch
 from interlock.wire.jobs import ExportFormat, ExportRequest, ExportState
 
 if TYPE_CHECKING:
@@ -290,12 +288,8 @@ def _fetch(url: str, path: Path, sha256: str | None) -> None:
     """Downloads from a signed URL of the gateway or of the object store."""
     if not url.startswith(("http://", "https://")):
         raise Unavailable(f"{path.name} has no download URL; request the export again.")
-    with urlopen(url, timeout=60) as reply, path.open("wb") as file:  # noqa: S310 - one of the two schemes above
-        shutil.copyfileobj(reply, file)
-    if sha256 is not None:
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                raise Unavailable(f"{path} does not match the manifest; download it again.")
+    if fetch.download(url, path) != sha256 and sha256 is not None:
+        raise Unavailable(f"{path} does not match the manifest; download it again.")
 
 
 def _export(view: ExportView) -> RenderableType:

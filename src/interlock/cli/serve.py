@@ -296,7 +296,7 @@ def _passed_on(entries: Iterable[str], environment: Mapping[str, str]) -> dict[U
 
 def join(parent: int | None) -> None:
     if parent is not None:
-        from interlock.processes.supervised import die_with
+        from interlock.processes.linux import die_with
 
         die_with(parent)
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from interlock.errors import InvalidWhere
+from interlock.schemas import CONDITION_TOKEN
 
 
 class LiteralKind(StrEnum):
@@ -222,17 +223,6 @@ class _Token:
     """Starts at 1, as users count."""
 
 
-_TOKEN: Final = re.compile(
-    r"""(?P<space>[ \t\r\n]+)
-      | (?P<comment>--|/\*|\#)
-      | (?P<WORD>[A-Za-z_][A-Za-z0-9_]*)
-      | (?P<NUMBER>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_.]))
-      | (?P<STRING>'(?:[^']|'')*+')
-      | (?P<NAME>"(?:[^"]|"")*+")
-      | (?P<SYMBOL><=|>=|<>|!=|[=<>(),])""",
-    re.VERBOSE,
-)
-
 _ADVICE: Final = {
     ";": "a second statement is not allowed: write one condition",
     "'": "this string is not closed: close it with ', and write '' for a quote inside it",
@@ -249,7 +239,7 @@ _ADVICE: Final = {
 def _tokens(text: str) -> Iterator[_Token]:
     position = 0
     while position < len(text):
-        found = _TOKEN.match(text, position)
+        found = CONDITION_TOKEN.match(text, position)
         if found is None:
             raise _unknown(text, position)
         kind = found.lastgroup or ""

@@ -6,16 +6,16 @@ The server is trusted only for its document: redirects and other schemes are rej
 from __future__ import annotations
 
 import asyncio
-import http.client
 import ssl
 import urllib.error
-import urllib.request
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
+from urllib.request import OpenerDirector
 
 from interlock.errors import Unavailable
+from interlock.http import fetch
 
 MAX_BYTES: Final = 256 * 1024
 _STEP_SECONDS: Final = 3.0
@@ -44,32 +44,18 @@ class Documents:
             raise _unavailable(url, f"status {error.code}") from None
         except TimeoutError:
             raise _unavailable(url, "it took too long") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except fetch.TooLarge as error:
+            raise _unavailable(url, str(error)) from None
+        except (*fetch.FAILURES, ValueError) as error:
             raise _unavailable(url, type(error).__name__) from error
 
     def _read(self, url: str) -> bytes:
-        request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 - see _opener
-        with self._opener.open(request, timeout=_STEP_SECONDS) as reply:
-            body: bytes = reply.read(MAX_BYTES + 1)
-        if len(body) > MAX_BYTES:
-            raise _unavailable(url, f"the document has more than {MAX_BYTES} bytes")
-        return body
+        return fetch.read(self._opener, url, limit=MAX_BYTES, seconds=_STEP_SECONDS)
 
     @cached_property
-    def _opener(self) -> urllib.request.OpenerDirector:
-        """An opener for HTTP and HTTPS only, without handlers for files and redirects."""
-        opener = urllib.request.OpenerDirector()
+    def _opener(self) -> OpenerDirector:
         trust = ssl.create_default_context(cafile=str(self._ca) if self._ca else None)
-        for handler in (
-            urllib.request.ProxyHandler(),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(context=trust),
-            urllib.request.HTTPErrorProcessor(),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.UnknownHandler(),
-        ):
-            opener.add_handler(handler)
-        return opener
+        return fetch.opener(trust, proxies=True)
 
 
 def _unavailable(url: str, why: str) -> Unavailable:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import sys
+import threading
+import time
 from typing import Final
 
 CLONE_NEWNS: Final = 0x0002_0000
@@ -36,6 +40,10 @@ _AT_RECURSIVE: Final = 0x8000
 _MOUNT_SETATTR: Final = 442
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _CAP_VERSION_3: Final = 0x2008_0522
+
+ORPHANED: Final = 75
+"""Exit code of a process whose parent is gone."""
+_POLL_SECONDS: Final = 1.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -77,6 +85,26 @@ def pivot_root(new_root: str) -> None:
 def prctl(option: int, *arguments: int) -> None:
     words = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
     _checked(_libc.prctl(option, *words), f"prctl {option}")
+
+
+def die_with(parent: int) -> None:
+    """Ends this process when `parent`, which started it, ends, or if it has already ended.
+
+    On Linux, the kernel sends the signal, so this works even if the process hangs. Elsewhere, a thread polls.
+    Not in processes/child.py, because the warm query process does without asyncio.
+    """
+    if sys.platform == "linux":
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(ORPHANED)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    os._exit(ORPHANED)
 
 
 def sethostname(name: str) -> None:

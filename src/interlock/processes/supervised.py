@@ -8,13 +8,10 @@ environment that other processes can see.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +23,8 @@ import msgspec
 import structlog
 
 from interlock.errors import InterlockError
+from interlock.processes.child import Child
+from interlock.processes.linux import ORPHANED
 
 log = structlog.get_logger()
 
@@ -50,7 +49,7 @@ class Handover:
     listener: int | None = None
 
 
-class Child:
+class SupervisedChild:
     """Runs one child. `hand_over` is awaited at every start, because a store may have moved to another URL."""
 
     def __init__(
@@ -71,7 +70,7 @@ class Child:
         self._environment = environment
         self._log_file = log_file
         self._stderr = stderr
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
         self._stopping = asyncio.Event()
         self._deaths = 0
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -79,8 +78,7 @@ class Child:
     @property
     def pid(self) -> int | None:
         """The process id, or None while the child is not running."""
-        alive = self._process is not None and self._process.returncode is None
-        return self._process.pid if self._process and alive else None
+        return self._child.pid if self._child is not None and self._child.alive else None
 
     async def run(self) -> None:
         """Keeps the child running until `stop`."""
@@ -101,39 +99,34 @@ class Child:
     async def _live(self) -> str:
         ours, theirs = socket.socketpair()
         try:
-            self._process = await self._spawn(theirs.fileno())
+            self._child = await self._spawn(theirs.fileno())
         except OSError as error:
             ours.close()
             return f"not started: {error}"
         finally:
             theirs.close()
         if self._stopping.is_set():  # stop() was called during the start
-            self._signal(signal.SIGKILL)
+            self._child.kill()
         sending = asyncio.create_task(self._send_handover(ours))
         try:
-            return _exit_text(await self._process.wait())
+            return _exit_text(await self._child.wait())
         finally:
             sending.cancel()
 
-    async def _spawn(self, handover: int) -> asyncio.subprocess.Process:
-        """Starts the process in a new session: only the supervisor gets Ctrl-C, and it drains the children in order."""
+    async def _spawn(self, handover: int) -> Child:
         # -P: operators import modules from the working directory; this process must not.
         command = [sys.executable, "-P", "-m", "interlock.cli", *self._arguments]
         supervised = ["--log-file", str(self._log_file), "--parent", str(os.getpid()), "--handover", str(handover)]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            *supervised,
-            env=dict(self._environment),
-            stdin=subprocess.DEVNULL,
-            stdout=_STDERR
-            if self._stderr is None
-            else self._stderr,  # our stdout is for the output that the user requested
+        child = await Child.start(
+            [*command, *supervised],
+            environment=self._environment,
+            descriptors=[handover],
+            # Our stdout is for the output that the user requested.
+            stdout=_STDERR if self._stderr is None else self._stderr,
             stderr=self._stderr,
-            pass_fds=[handover],
-            start_new_session=True,
         )
-        log.info("child.started", child=self.name, pid=process.pid)
-        return process
+        log.info("child.started", child=self.name, pid=child.pid)
+        return child
 
     async def _send_handover(self, channel: socket.socket) -> None:
         with channel:
@@ -159,66 +152,25 @@ class Child:
 
     def restart(self) -> None:
         """Asks the child to drain; `run` starts it again."""
-        self._signal(signal.SIGTERM)
+        if self._child is not None:
+            self._child.signal(signal.SIGTERM)
 
     async def stop(self, hurry: asyncio.Event) -> None:
         self._stopping.set()
-        if self._process is None or self.pid is None:
+        if self._child is None or not self._child.alive:
             return
-        self._signal(signal.SIGTERM)
-        if not await self._ended(self.drain_seconds, hurry):
-            self._signal(signal.SIGTERM)  # the second signal ends the drain
-            if not await self._ended(HURRIED_SECONDS):
-                log.error("child.killed", child=self.name, pid=self.pid)
-                self._signal(signal.SIGKILL)
-                await self._process.wait()
+        self._child.signal(signal.SIGTERM)
+        # The signal of `stop` is the second one, which ends the drain.
+        if not await self._child.ended(self.drain_seconds, hurry) and not await self._child.stop(HURRIED_SECONDS):
+            log.error("child.killed", child=self.name, pid=self._child.pid)
         log.info("child.stopped", child=self.name)
-
-    async def _ended(self, seconds: float, hurry: asyncio.Event | None = None) -> bool:
-        """Waits for the end of the process, up to `seconds`, or until `hurry` is set. Returns True if it ended."""
-        if self._process is None:
-            return True
-        ending = asyncio.create_task(self._process.wait())
-        hurried = asyncio.create_task((hurry or asyncio.Event()).wait())
-        await asyncio.wait({ending, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
-        ended = ending.done()
-        ending.cancel()
-        return ended
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(number)
 
 
 def _exit_text(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
-ORPHANED: Final = 1
-_POLL_SECONDS: Final = 1.0
 _MAX_BYTES: Final = 1 << 16
-
-
-def die_with(parent: int) -> None:
-    """Ends this process when `parent`, which started it, ends, or if it has already ended.
-
-    On Linux, the kernel sends the signal, so this works even if the process hangs. Elsewhere, a thread polls.
-    """
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:
-        os._exit(ORPHANED)
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_POLL_SECONDS)
-    os._exit(ORPHANED)
 
 
 def take_over(channel: int) -> int | None:

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types
 from pyspark.sql.types import DataType, StructField, StructType
 
-from interlock.schemas import Column, DatasetSchema
+from interlock.schemas import CONDITION_TOKEN, Column, DatasetSchema
 from interlock.spark.operators import Schema
 from interlock.workers.failures import BadConfig, BadOperator, SchemaMismatch, WrongColumns
 
@@ -188,25 +188,18 @@ def _first_line(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-_TOKEN: Final = re.compile(
-    r"""(?P<name>"(?:[^"]|"")*")
-      | (?P<string>'(?:[^']|'')*')
-      | (?P<zoned>\bTIMESTAMPTZ\b)
-      | (?P<local>\bTIMESTAMP\b)
-      | (?P<number>(?<![A-Za-z0-9_])[+-]?[0-9]+(?:\.[0-9]*)?(?:E[+-]?[0-9]+)?)""",
-    re.VERBOSE,
-)
 _MAX_DIGITS: Final = 38
 """Most digits of a decimal in Spark."""
 
 
 def columns(where: str) -> list[str]:
     """Returns the names of the columns that a condition reads, without duplicates."""
-    return list(dict.fromkeys(_unquoted(found[0]) for found in _TOKEN.finditer(where) if found.lastgroup == "name"))
+    tokens = CONDITION_TOKEN.finditer(where)
+    return list(dict.fromkeys(_unquoted(found[0]) for found in tokens if found.lastgroup == "NAME"))
 
 
 def spark_text(where: str) -> str:
-    return _TOKEN.sub(lambda found: _SPELLINGS[found.lastgroup or ""](found[0]), where)
+    return CONDITION_TOKEN.sub(lambda found: _SPELLINGS.get(found.lastgroup or "", str)(found[0]), where)
 
 
 def _name(text: str) -> str:
@@ -246,10 +239,10 @@ def _unquoted(text: str) -> str:
     return text[1:-1].replace(quote * 2, quote)
 
 
+_WORDS: Final = {"TIMESTAMPTZ": "TIMESTAMP_LTZ", "TIMESTAMP": "TIMESTAMP_NTZ"}
 _SPELLINGS: Final[dict[str, Callable[[str], str]]] = {
-    "name": _name,
-    "string": _string,
-    "zoned": lambda _: "TIMESTAMP_LTZ",
-    "local": lambda _: "TIMESTAMP_NTZ",
-    "number": _number,
+    "NAME": _name,
+    "STRING": _string,
+    "WORD": lambda word: _WORDS.get(word, word),
+    "NUMBER": _number,
 }

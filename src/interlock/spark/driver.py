@@ -26,15 +26,16 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
+from interlock.processes import linux
 from interlock.spark import operators, session
 from interlock.spark.concurrent_tasks import WAIT_STEP_SECONDS, Pools, Running, ThreadLines, job_of
 from interlock.wire.attempts import Event, Output, TaskData
 from interlock.workers import catalogue, confinement, protocol
-from interlock.workers.child_runtime import die_with, encoded, raised, wait_for_the_wrapper
+from interlock.workers.child_runtime import encoded, raised, wait_for_the_wrapper
 from interlock.workers.context import PROGRESS_TEXT, TaskCanceled, TaskFailed, plain
 from interlock.workers.failures import SparkStopped
 from interlock.workers.operators import SPARK_MAP
-from interlock.workers.process import EXIT_ORPHANED, EXIT_SPARK_DIED
+from interlock.workers.process import EXIT_SPARK_DIED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -317,7 +318,7 @@ class Driver:
             while data:
                 data = data[os.write(self._reports, data) :]
         except OSError:
-            os._exit(EXIT_ORPHANED)
+            os._exit(linux.ORPHANED)
 
     # Progress
 
@@ -383,7 +384,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> NoReturn:
     asked = _arguments()
-    die_with(asked.parent)
+    linux.die_with(asked.parent)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, wait_for_the_wrapper)
     for descriptor in (asked.work, asked.reports):

@@ -23,11 +23,12 @@ from typing import NoReturn
 
 import msgspec
 
+from interlock.processes import linux
 from interlock.wire.attempts import Event
 from interlock.workers import catalogue, confinement, operators, protocol
-from interlock.workers.child_runtime import Lines, die_with, encoded, raised, wait_for_the_wrapper
+from interlock.workers.child_runtime import Lines, encoded, raised, wait_for_the_wrapper
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
-from interlock.workers.process import EXIT_ORPHANED, EXIT_OUT_OF_MEMORY
+from interlock.workers.process import EXIT_OUT_OF_MEMORY
 
 READ = 1 << 18
 
@@ -144,7 +145,7 @@ class Child:
                     data = data[written:]
                     written = os.write(self._reports, data)
             except OSError:
-                os._exit(EXIT_ORPHANED)
+                os._exit(linux.ORPHANED)
 
     def _read(self) -> None:
         self._shielded = True
@@ -222,7 +223,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> NoReturn:
     asked = _arguments()
-    die_with(asked.parent)
+    linux.die_with(asked.parent)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, wait_for_the_wrapper)
     for descriptor in (asked.work, asked.control, asked.reports):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
-import os
-import signal
 import sys
 import traceback
 from typing import Protocol
@@ -15,7 +12,6 @@ import msgspec
 from interlock.workers import protocol
 from interlock.workers.catalogue import OperatorNotFound
 from interlock.workers.context import TaskFailed, plain
-from interlock.workers.process import EXIT_ORPHANED
 
 ERROR_CLASS = 200
 ERROR_MESSAGE = 10_000
@@ -96,15 +92,6 @@ class Lines(io.TextIOBase):
         if self._cut:
             return
         self._sink.report(protocol.Printed(self._sink.slot, self._stream, plain(line, LINE)))
-
-
-def die_with(parent: int) -> None:
-    """Makes the kernel kill this process when the wrapper dies. Without Linux, the end of the pipe must suffice."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(EXIT_ORPHANED)
 
 
 def wait_for_the_wrapper(_number: int, _frame: object) -> None:

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from interlock.processes.child import Child
 from interlock.wire.attempts import TaskData
 from interlock.wire.tasks import Crash
 from interlock.workers import process, protocol
@@ -133,7 +134,7 @@ class DriverLaunch:
 class DriverProcess(OperatorProcess):
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: Child,
         work: asyncio.WriteTransport,
         reports: Reports,
         launch: DriverLaunch,
@@ -215,7 +216,7 @@ async def start(launch: DriverLaunch, handlers: Handlers[DriverProcess], key: st
         # Spark starts its Python workers in the working directory, with a command of its own.
         environment |= {"PYTHONSAFEPATH": "1"}
 
-    def made(process: asyncio.subprocess.Process, work: asyncio.WriteTransport, reports: Reports) -> DriverProcess:
+    def made(process: Child, work: asyncio.WriteTransport, reports: Reports) -> DriverProcess:
         return DriverProcess(process, work, reports, launch, scratch, key)
 
     def command(work: int, reports: int) -> list[str]:

@@ -21,6 +21,8 @@ from typing import Generic, Literal, TypeVar, cast
 
 import structlog
 
+from interlock.processes import child
+from interlock.processes.child import Child
 from interlock.wire.tasks import Crash
 from interlock.workers import protocol
 from interlock.workers.held_tasks import Held, Variables
@@ -97,8 +99,6 @@ def sentence(crash: Crash, process: str = "The process that ran this task") -> s
     return f"{process} {how}."
 
 
-EXIT_ORPHANED = 75
-"""The wrapper is gone."""
 EXIT_OUT_OF_MEMORY = 76
 """The child's own code ran out of memory, outside an operator."""
 EXIT_SPARK_DIED = 77
@@ -138,9 +138,8 @@ Why = Literal["cancel", "lost", "timeout", "drain", "spent"]
 
 def scrubbed(environment: Mapping[str, str], also: Iterable[str] = ()) -> dict[str, str]:
     """Returns the environment for operator code: only listed variables, and never a setting of Interlock."""
-    listed = PASSED_ON | {name for name in also if not name.upper().startswith("INTERLOCK_")}
-    kept = {name: value for name, value in environment.items() if name in listed or name.startswith("LC_")}
-    return kept | {"PYTHONUNBUFFERED": "1"}
+    locale = (name for name in environment if name.startswith("LC_"))
+    return child.scrubbed(environment, (*PASSED_ON, *locale, *also)) | {"PYTHONUNBUFFERED": "1"}
 
 
 def python(module: str) -> list[str]:
@@ -195,7 +194,7 @@ class Launch:
 class OperatorProcess:
     """A process that runs operators: its pipes and its exit."""
 
-    def __init__(self, process: asyncio.subprocess.Process, work: asyncio.WriteTransport, reports: Reports) -> None:
+    def __init__(self, process: Child, work: asyncio.WriteTransport, reports: Reports) -> None:
         self._process, self._work, self._reports = process, work, reports
         self.pid = process.pid
         self.ready = False
@@ -205,7 +204,7 @@ class OperatorProcess:
 
     @property
     def alive(self) -> bool:
-        return self._process.returncode is None
+        return self._process.alive
 
     def answer_emit(self, answer: protocol.EmitAnswered) -> None:
         self._send(answer)
@@ -220,11 +219,7 @@ class OperatorProcess:
         """Kills the process and everything that it started."""
         if self.stopping is None:
             self.stopping = (why, slot)
-            self._kill_group()
-
-    def _kill_group(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill()
 
     def retire(self) -> None:
         """Lets an idle process exit by closing its work pipe."""
@@ -233,8 +228,7 @@ class OperatorProcess:
     async def _gone(self) -> int:
         """Waits until the process is dead and all its reports are handled. Returns the exit code."""
         try:
-            returncode = await self._process.wait()
-            self._kill_group()
+            returncode = await self._process.wait_for_group()
             await self._reports.wait_for_end(EOF_SECONDS)
         finally:
             self._work.close()
@@ -247,7 +241,7 @@ class ChildProcess(OperatorProcess):
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: Child,
         work: asyncio.WriteTransport,
         reports: Reports,
         control: int,
@@ -437,7 +431,7 @@ async def start(
     """Starts a child. It accepts work after it has reported `Ready`."""
     control = Pipe()
 
-    def made(process: asyncio.subprocess.Process, work: asyncio.WriteTransport, reports: Reports) -> ChildProcess:
+    def made(process: Child, work: asyncio.WriteTransport, reports: Reports) -> ChildProcess:
         return ChildProcess(process, work, reports, control.write, launch.kernel_kills)
 
     try:
@@ -458,21 +452,19 @@ async def start(
 async def spawn(
     command: Callable[[int, int], list[str]],
     environment: Mapping[str, str],
-    made: Callable[[asyncio.subprocess.Process, asyncio.WriteTransport, Reports], P],
+    made: Callable[[Child, asyncio.WriteTransport, Reports], P],
     handlers: Handlers[P],
     *also: int,
 ) -> P:
     """Starts a process with pipes for work and reports, whose descriptors `command` gets. It also inherits `also`."""
     work, reports, output = Pipe(), Pipe(), Pipe()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command(work.read, reports.write),
-            stdin=asyncio.subprocess.DEVNULL,
+        process = await Child.start(
+            command(work.read, reports.write),
+            environment=environment,
+            descriptors=(work.read, reports.write, *also),
             stdout=output.write,
             stderr=output.write,
-            env=environment,
-            pass_fds=(work.read, reports.write, *also),
-            start_new_session=True,
         )
     finally:
         for descriptor in (work.read, reports.write, output.write):

@@ -11,7 +11,6 @@ in it. The crash of the worker costs an attempt of each task it held. A drain co
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import secrets
 import signal
@@ -25,6 +24,7 @@ import structlog
 
 from interlock.client import WorkerClient, dispatcher_access
 from interlock.errors import ConfigurationError, InterlockError
+from interlock.processes import linux
 from interlock.settings import Runtime, RuntimeKind, Settings, config_file
 from interlock.workers import catalogue, confinement
 from interlock.workers.catalogue import OperatorReports
@@ -307,8 +307,7 @@ def hide_memory() -> None:
     Operator code runs as the same user, and this process was started with the worker token in its environment.
     """
     if sys.platform == "linux":
-        pr_set_dumpable = 4
-        ctypes.CDLL(None).prctl(pr_set_dumpable, 0)
+        linux.prctl(linux.PR_SET_DUMPABLE, 0)
 
 
 async def main(

@@ -21,7 +21,7 @@ import structlog
 from interlock.apps.up.folder import Folder
 from interlock.errors import InterlockError
 from interlock.processes.interrupts import Interrupted, Interrupts
-from interlock.processes.supervised import Child, ChildFailed, Handover
+from interlock.processes.supervised import ChildFailed, Handover, SupervisedChild
 from interlock.settings import Settings
 
 if TYPE_CHECKING:
@@ -100,11 +100,11 @@ class Supervisor:
     settings: Settings
     folder: Folder
     plan: Plan
-    listeners: list[Child] = field(default_factory=list)
-    schedulers: list[Child] = field(default_factory=list)
-    queries: list[Child] = field(default_factory=list)
-    runners: list[Child] = field(default_factory=list)
-    workers: list[Child] = field(default_factory=list)
+    listeners: list[SupervisedChild] = field(default_factory=list)
+    schedulers: list[SupervisedChild] = field(default_factory=list)
+    queries: list[SupervisedChild] = field(default_factory=list)
+    runners: list[SupervisedChild] = field(default_factory=list)
+    workers: list[SupervisedChild] = field(default_factory=list)
     _foundation: Foundation | None = None
     _prepared: asyncio.Event = field(default_factory=asyncio.Event)
     _loops: list[asyncio.Task[None]] = field(default_factory=list)
@@ -137,10 +137,10 @@ class Supervisor:
 
         return Foundation(self.settings, self.folder)
 
-    def _keep_alive(self, children: Sequence[Child]) -> None:
+    def _keep_alive(self, children: Sequence[SupervisedChild]) -> None:
         self._loops += [asyncio.create_task(child.run(), name=child.name) for child in children]
 
-    async def _wait_until_ready(self, child: Child) -> None:
+    async def _wait_until_ready(self, child: SupervisedChild) -> None:
         answering = asyncio.create_task(self._prepared_foundation.wait_until_healthy(_LISTENERS[child.name]))
         failing = asyncio.create_task(child.failed())
         try:
@@ -184,7 +184,7 @@ class Supervisor:
 
     # Children
 
-    def _listener(self, name: str) -> Child:
+    def _listener(self, name: str) -> SupervisedChild:
         async def hand_over() -> Handover:
             await self._prepared.wait()
             foundation = self._prepared_foundation
@@ -218,7 +218,7 @@ class Supervisor:
         settings = self.settings
         return settings.objects_public_url or settings.gateway_url or foundation.url("gateway")
 
-    def _runner(self) -> Child:
+    def _runner(self) -> SupervisedChild:
         async def hand_over() -> Handover:
             foundation = self._prepared_foundation
             settings = {"INTERLOCK_RUNNER_TOKEN": foundation.runner_token}
@@ -227,7 +227,7 @@ class Supervisor:
         environment = {name: value for name, value in self._environment().items() if _is_runner_variable(name)}
         return self._child("runner", ["runner"], hand_over, _LISTENER_GRACE_SECONDS, environment)
 
-    def _query(self) -> Child:
+    def _query(self) -> SupervisedChild:
         async def hand_over() -> Handover:
             foundation = self._prepared_foundation
             urls = foundation.servers.urls
@@ -244,32 +244,32 @@ class Supervisor:
 
         return self._child("query", ["query"], hand_over, _LISTENER_GRACE_SECONDS)
 
-    def _scheduler(self) -> Child:
+    def _scheduler(self) -> SupervisedChild:
         async def hand_over() -> Handover:
             return Handover({"INTERLOCK_STATE_URL": self._prepared_foundation.servers.urls.state})
 
         return self._child("scheduler", ["scheduler"], hand_over, _LISTENER_GRACE_SECONDS)
 
-    def _sink(self) -> Child:
+    def _sink(self) -> SupervisedChild:
         async def hand_over() -> Handover:
             urls = self._prepared_foundation.servers.urls
             return Handover({"INTERLOCK_STATE_URL": urls.state, "INTERLOCK_DATA_URL": urls.data})
 
         return self._child("sink", ["sink"], hand_over, _LISTENER_GRACE_SECONDS)
 
-    def _bus(self) -> Child:
+    def _bus(self) -> SupervisedChild:
         async def hand_over() -> Handover:
             return Handover({"INTERLOCK_STATE_URL": self._prepared_foundation.servers.urls.state} | self._mail())
 
         return self._child("bus", ["bus"], hand_over, _LISTENER_GRACE_SECONDS)
 
-    def _ingest(self) -> Child:
+    def _ingest(self) -> SupervisedChild:
         async def hand_over() -> Handover:
             return Handover({"INTERLOCK_STATE_URL": self._prepared_foundation.servers.urls.state})
 
         return self._child("ingest", ["ingest"], hand_over, _LISTENER_GRACE_SECONDS)
 
-    def _worker(self, runtime: str) -> Child:
+    def _worker(self, runtime: str) -> SupervisedChild:
         async def hand_over() -> Handover:
             foundation = self._prepared_foundation
             settings = {
@@ -294,8 +294,8 @@ class Supervisor:
         hand_over: Callable[[], Awaitable[Handover]],
         grace: float,
         environment: Mapping[str, str] | None = None,
-    ) -> Child:
-        return Child(
+    ) -> SupervisedChild:
+        return SupervisedChild(
             name,
             ["serve", *arguments],
             hand_over,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from msgspec import Raw
 from interlock.errors import InterlockError
 from interlock.outbound import Exceptions, Guard
 from interlock.outbound.exchange import KeptSender, Request
+from interlock.processes.child import Child
 from interlock.workers.block_follower.chain import Block, Chain
 from interlock.workers.block_follower.rpc import Call, Endpoint, Refused
 
@@ -33,6 +35,7 @@ LARGE: Final = 4 * 10**24
 _TOO_LONG: Final = 10**38
 _SPAN: Final = 60
 _START_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 10.0
 _HOUR: Final = 3600
 
 
@@ -121,30 +124,21 @@ async def development_chain() -> AsyncIterator[FollowedChain]:
     """Starts a child process that mines and reorganises on request."""
     options = ["--listen", "127.0.0.1:0", "--manual", "--blocks", str(BLOCKS), "--transactions", "20"]
     options += ["-o", "json", "--parent", str(os.getpid())]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "interlock.cli", "devchain", *options),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-P", "-m", "interlock.cli", "devchain", *options]
+    child = await Child.start(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
-        chain = FollowedChain(await _url(process))
+        chain = FollowedChain(await _url(child))
         try:
             yield chain
         finally:
             await chain.close()
     finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+        await child.stop(_STOP_SECONDS)
 
 
-async def _url(process: asyncio.subprocess.Process) -> str:
-    if process.stdout is None:
-        raise RuntimeError("the process has no stdout")
+async def _url(child: Child) -> str:
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), _START_SECONDS)
+        line = await asyncio.wait_for(child.output.readline(), _START_SECONDS)
         url: str = json.loads(line)["url"]
     except (TimeoutError, ValueError) as error:
         raise ChainFailed("The development chain did not start; run `interlock devchain` to see why.") from error

@@ -6,19 +6,21 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 import structlog
 
 from interlock.errors import Unavailable
+from interlock.processes.child import Child, scrubbed
 from interlock.query.statement.protocol import EXIT, FORK, KILL, ORDER
 
 log = structlog.get_logger()
 
 START_SECONDS: Final = 60.0
 _PASSED_ON: Final = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
+"""Variables with which Python finds its modules."""
 _ENVIRONMENT: Final = {
     # RLIMIT_DATA counts mapped memory, used or not. Arrow's allocator maps 1 GiB at a time, and DuckDB's (jemalloc)
     # keeps freed memory mapped: a sort within 512 MiB had 955 MiB mapped, and 720 MiB with these settings.
@@ -34,17 +36,12 @@ _ENVIRONMENT: Final = {
 KILLED: Final = -9
 
 
-def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment with which Python finds its modules, without secrets."""
-    return {name: environment[name] for name in _PASSED_ON if name in environment} | _ENVIRONMENT
-
-
 class Warm:
     """A warm process. After it has ended, the engine starts another one."""
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: Child,
         sock: socket.socket,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
@@ -61,16 +58,10 @@ class Warm:
         """Starts the process. Raises Unavailable if it does not start."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-m",
-                "interlock.query.statement.zygote",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                env=scrubbed(os.environ),
+            process = await Child.start(
+                [sys.executable, "-P", "-m", "interlock.query.statement.zygote", str(theirs.fileno())],
+                environment=scrubbed(os.environ, _PASSED_ON) | _ENVIRONMENT,
+                descriptors=[theirs.fileno()],
                 cwd="/",
             )
         ours.setblocking(False)
@@ -96,7 +87,7 @@ class Warm:
 
     @property
     def alive(self) -> bool:
-        return self._process.returncode is None and self._listening is not None and not self._listening.done()
+        return self._process.alive and self._listening is not None and not self._listening.done()
 
     async def _listen(self) -> None:
         try:
@@ -133,9 +124,7 @@ class Warm:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+        self._process.kill()
         await self._process.wait()
         self._writer.close()
         self._socket.close()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import signal
 import sys
 from collections.abc import Collection
 from contextlib import suppress
@@ -14,21 +12,12 @@ from typing import Final
 
 from interlock.processes import landlock, linux, seccomp
 
-_PR_SET_PDEATHSIG: Final = 1
 _HEADROOM: Final = 128 << 20
 """Private memory beyond DuckDB's own limit, for Arrow buffers and fragmentation. The largest spilling statements that
 were measured used 75 MiB of it. With the memory of Python, DuckDB and Arrow at the start of a statement (about 105 MiB
 resident), the process stays within QUERY_OVERHEAD_MB beyond the setting."""
 _UNKNOWN_STACK: Final = 8 << 20
 _OPEN_FILES: Final = 512
-
-
-def die_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends for any reason."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def drop_descriptors(kept: Collection[int]) -> None:

@@ -20,9 +20,10 @@ from typing import Final, NoReturn
 
 import pyarrow as pa
 
+from interlock.processes.linux import die_with
 from interlock.query.sql_gate import bare_connection
 from interlock.query.statement import process
-from interlock.query.statement.confinement import die_with_parent, drop_descriptors, set_common_limits
+from interlock.query.statement.confinement import drop_descriptors, set_common_limits
 from interlock.query.statement.protocol import EXIT, FORK, MAX_DESCRIPTORS, ORDER, READY
 
 _BEGIN: Final = b"B"
@@ -130,7 +131,7 @@ class Zygote:
         # Whatever happens, this copy must never continue the loop of the parent.
         try:
             signal.set_wakeup_fd(-1)
-            die_with_parent(parent)
+            die_with(parent)
             drop_descriptors([channel.fileno()])
             set_common_limits()
             process.warm(connection)
@@ -157,7 +158,7 @@ class Zygote:
 
 
 def main() -> None:
-    # Ctrl-C goes to the whole process group, and a drain lets statements finish. Only the end of the engine ends this.
+    # A stop signal to all processes must let statements finish, as a drain does. Only the end of the engine ends this.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     engine = socket.socket(fileno=int(sys.argv[1]))

@@ -297,7 +297,10 @@ def server_environment() -> dict[str, str]:
 
 
 def spawn(command: Sequence[str], *, account: Account, cwd: Path, log: int) -> psutil.Process:
-    """Starts a server in its own session, so that neither Ctrl-C nor our death ends it."""
+    """Starts a server in its own session, so that neither Ctrl-C nor our death ends it.
+
+    Not with `processes.child`: a server outlives this process and its event loop, and the next process adopts it.
+    """
     child = subprocess.Popen(
         command,
         cwd=cwd,

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import http.client
 import os
 import shutil
 import ssl
 import tempfile
-import time
 import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,10 +19,10 @@ import structlog
 
 from interlock import archives
 from interlock.errors import InterlockError
+from interlock.http import fetch
 
 log = structlog.get_logger()
 
-_CHUNK: Final = 1 << 20
 _SOCKET_SECONDS: Final = 30.0
 _WHOLE_SECONDS: Final = 300.0
 _COMING: Final = ".coming-"
@@ -107,25 +103,29 @@ class Bundles:
             shutil.rmtree(coming, ignore_errors=True)
 
     def _download(self, url: str, sha256: str, archive: Path) -> None:
-        digest, size, deadline = hashlib.sha256(), 0, time.monotonic() + _WHOLE_SECONDS
         try:
-            with _opened(url, self.verify) as reply, archive.open("xb") as file:
-                while chunk := reply.read(_CHUNK):
-                    size += len(chunk)
-                    if size > self.limit_bytes:
-                        raise BundleError(f"The bundle exceeds the limit of {self.limit_bytes} bytes.")
-                    if time.monotonic() > deadline:
-                        raise BundleAway(f"The download of the bundle took longer than {_WHOLE_SECONDS:.0f} s.")
-                    digest.update(chunk)
-                    file.write(chunk)
+            # No proxies: the dispatcher signed exactly this URL.
+            found = fetch.download(
+                url,
+                archive,
+                limit=self.limit_bytes,
+                seconds=_SOCKET_SECONDS,
+                deadline=_WHOLE_SECONDS,
+                tls=self.verify,
+                proxies=False,
+            )
+        except fetch.TooLarge:
+            raise BundleError(f"The bundle exceeds the limit of {self.limit_bytes} bytes.") from None
+        except fetch.TooSlow:
+            raise BundleAway(f"The download of the bundle took longer than {_WHOLE_SECONDS:.0f} s.") from None
         except urllib.error.HTTPError as error:
             raise (BundleAway if error.code >= 500 else BundleError)(
                 f"The bundle could not be downloaded: the object store answered {error.code}."
             ) from None
-        except (OSError, http.client.HTTPException) as error:
+        except fetch.FAILURES as error:
             raise BundleAway(f"The bundle could not be downloaded: {_reason(error)}.") from None
-        if digest.hexdigest() != sha256:
-            raise BundleError(f"The bundle has the SHA-256 {digest.hexdigest()}, expected {sha256}.")
+        if found != sha256:
+            raise BundleError(f"The bundle has the SHA-256 {found}, expected {sha256}.")
 
     def _make_room(self) -> None:
         kept = [place for place in self.folder.iterdir() if not place.name.startswith(_COMING)]
@@ -145,19 +145,6 @@ def _put(files: Path, place: Path) -> None:
     except OSError:
         if not place.is_dir():
             raise
-
-
-def _opened(url: str, verify: ssl.SSLContext | None) -> http.client.HTTPResponse:
-    """Follows no redirects and uses no proxies: the dispatcher signed exactly this URL."""
-    context = [] if verify is None else [urllib.request.HTTPSHandler(context=verify)]
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects, *context)
-    reply: http.client.HTTPResponse = opener.open(url, timeout=_SOCKET_SECONDS)
-    return reply
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object, **__: object) -> None:
-        return None
 
 
 def _reason(error: Exception) -> str:

@@ -10,7 +10,6 @@ Uses only the standard library and the files next to it: see lambda_package.py.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import resource
@@ -19,13 +18,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from interlock.archives import Limits, unpack
 from interlock.errors import BadRequest
+from interlock.http import fetch
 from interlock.processes import linux
 from interlock.untrusted.runner.inside import entry
 from interlock.untrusted.runner.inside.job import (
@@ -39,7 +38,6 @@ from interlock.untrusted.runner.inside.job import (
 PROGRAMS: Final = Path(__file__).resolve().parents[3]
 _MAX_BUNDLE_BYTES: Final = 512 << 20
 _DOWNLOAD_SECONDS: Final = 60
-_CHUNK: Final = 1 << 20
 _TAIL_BYTES: Final = 8_192
 _SPARE_SECONDS: Final = 2.0
 """Time reserved for the report before the function's own timeout."""
@@ -78,15 +76,11 @@ def _hide() -> None:
 
 
 def _fetch(event: dict[str, Any], file: Path) -> None:
-    digest, size = hashlib.sha256(), 0
-    with urllib.request.urlopen(event["bundle_url"], timeout=_DOWNLOAD_SECONDS) as reply, file.open("wb") as zipped:  # noqa: S310 - the platform's own URL
-        while chunk := reply.read(_CHUNK):
-            size += len(chunk)
-            if size > _MAX_BUNDLE_BYTES:
-                raise BadRequest(f"The bundle exceeds this runner's limit of {_MAX_BUNDLE_BYTES} bytes.")
-            digest.update(chunk)
-            zipped.write(chunk)
-    if digest.hexdigest() != event["bundle_sha256"]:
+    try:
+        found = fetch.download(event["bundle_url"], file, limit=_MAX_BUNDLE_BYTES, seconds=_DOWNLOAD_SECONDS)
+    except fetch.TooLarge:
+        raise BadRequest(f"The bundle exceeds this runner's limit of {_MAX_BUNDLE_BYTES} bytes.") from None
+    if found != event["bundle_sha256"]:
         raise BadRequest("The bundle does not match the SHA-256 of its job.")
 
 
@@ -121,6 +115,7 @@ def _run(job: Job, seconds: float, place: Path) -> Report:
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     before = _descendants()
     with (place / "output").open("wb") as output:
+        # Not with `processes.child`: there is no event loop, and processes that left the group must be found as well.
         process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", _CHILD, str(PROGRAMS)],
             stdin=subprocess.PIPE,

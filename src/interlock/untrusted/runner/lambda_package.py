@@ -12,7 +12,7 @@ from interlock.archives import pack
 from interlock.untrusted.runner.confinement import copy_programs
 
 HANDLER: Final = "interlock.untrusted.runner.lambda_function.handler"
-_OURS: Final = ("archives.py", "errors.py", "untrusted/runner/lambda_function.py")
+_OURS: Final = ("archives.py", "errors.py", "http/fetch.py", "untrusted/runner/lambda_function.py")
 
 
 def write(out: Path) -> int:
@@ -21,5 +21,7 @@ def write(out: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="interlock-package-") as folder:
         copy_programs(source, Path(folder))
         for name in _OURS:
-            shutil.copyfile(source / name, Path(folder) / "interlock" / name)
+            target = Path(folder) / "interlock" / name
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, target)
         return pack(Path(folder), out)

@@ -6,28 +6,28 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
 import tempfile
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from interlock.processes.child import Child
 from interlock.untrusted.runner.cgroups import Group
 from interlock.untrusted.runner.confinement import Machine, Walls
 from interlock.untrusted.runner.forwarder import Forwarder, Routes
 from interlock.untrusted.runner.inside.job import Ending, Job, encode
 
 TAIL_BYTES: Final = 4_096
-_CHUNK: Final = 1 << 16
 _MAX_LISTENERS: Final = 16
 _KILL_SECONDS: Final = 10.0
-_LAST_WORDS_SECONDS: Final = 2.0
 _WATCH_SECONDS: Final = 0.2
 
 LEFT_BEHIND: Final = ("programs-", "work-")
@@ -38,40 +38,18 @@ _ending = msgspec.json.Decoder(Ending)
 
 @dataclass
 class Process:
-    """A process, the socket to send its job, and the tail of its output."""
+    """A process, with the tail of its output, and the socket to send its job."""
 
-    handle: asyncio.subprocess.Process
+    child: Child
     control: socket.socket
-    tail: bytearray = field(default_factory=bytearray)
-    _reading: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, command: Sequence[str], control: socket.socket, descriptors: Sequence[int]) -> Process:
-        handle = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={},
-            cwd="/",
-            pass_fds=descriptors,
-            start_new_session=True,
+        child = await Child.start(
+            command, environment={}, descriptors=descriptors, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/"
         )
-        process = cls(handle, control)
-        process._reading = asyncio.create_task(process._read())
-        return process
-
-    async def _read(self) -> None:
-        """Reads all output, so that the process never blocks, and keeps only the tail."""
-        if self.handle.stdout is None:
-            return
-        while chunk := await self.handle.stdout.read(_CHUNK):
-            self.tail += chunk
-            del self.tail[:-TAIL_BYTES]
-
-    @property
-    def alive(self) -> bool:
-        return self.handle.returncode is None
+        child.keep_tail(TAIL_BYTES)
+        return cls(child, control)
 
     async def end(self, walls: Walls) -> None:
         """Closes the socket, on which the process kills all its children. With a PID namespace it is killed directly,
@@ -79,14 +57,10 @@ class Process:
         """
         self.control.close()
         if not walls.own_files:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.handle.wait(), _KILL_SECONDS)
-        with suppress(ProcessLookupError):
-            self.handle.kill()
-        await self.handle.wait()
-        if self._reading is not None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._reading, _LAST_WORDS_SECONDS)
+            await self.child.ended(_KILL_SECONDS)
+        # Not its group, which contains the keeper: only the keeper finds children that have left the session.
+        self.child.signal(signal.SIGKILL)
+        await self.child.wait()
 
 
 class Sandbox:
@@ -111,7 +85,7 @@ class Sandbox:
         spare, self._spare = self._spare, None
         if spare is not None:
             process = await spare
-            if process.alive:
+            if process.child.alive:
                 return process
             await process.end(self.machine.walls)
         return await self._launcher()
@@ -169,12 +143,12 @@ async def run(sandbox: Sandbox, job: Job, routes: Routes, group: Group | None) -
             if group is not None:
                 # A process that has already ended never received its job, so no user code has run.
                 with suppress(ProcessLookupError, FileNotFoundError):
-                    group.add(process.handle.pid)
+                    group.add(process.child.pid)
             living = _live(process, placed, routes, sandbox.machine.tls)
             ending, overdrawn = await _watched(living, placed, sandbox.machine.walls)
         finally:
             await asyncio.shield(process.end(sandbox.machine.walls))
-        return Ended(ending, process.handle.returncode, process.tail.decode(errors="replace"), overdrawn)
+        return Ended(ending, process.child.returncode, process.child.tail.decode(errors="replace"), overdrawn)
 
 
 async def _live(process: Process, job: Job, routes: Routes, tls: ssl.SSLContext) -> Ending | None:

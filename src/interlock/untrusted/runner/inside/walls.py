@@ -44,7 +44,10 @@ def map_ids(user: int, group: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Requests SIGKILL when the parent dies. A change of user or namespace resets this: call it again then."""
+    """Requests SIGKILL when the parent dies. A change of user or namespace resets this: call it again then.
+
+    Unlike `linux.die_with`, compares no id, because a parent outside a new PID namespace has the id 0.
+    """
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
