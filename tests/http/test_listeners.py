@@ -26,7 +26,7 @@ from interlock.access.principals import ROLE_SCOPES
 from interlock.apps import dispatcher, gateway
 from interlock.apps.bus import bus
 from interlock.apps.ingest import ingest
-from interlock.apps.running import listener_of
+from interlock.apps.process import listener_of
 from interlock.apps.sink import sink
 from interlock.errors import ConfigurationError
 from interlock.http.listener import bind, require_safe

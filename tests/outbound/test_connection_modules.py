@@ -55,7 +55,7 @@ OUTSIDE = {
     "spark/session.py": "connects to the Spark master in the settings",
     "untrusted/runner/bundles.py": "fetches a bundle from the object store by a URL that the dispatcher signed",
     "untrusted/runner/forwarder.py": "connects untrusted code to the one address that the runner allows",
-    "untrusted/runner/inside/launch.py": "imports what the task SDK needs; opens no connection itself",
+    "untrusted/runner/in_sandbox/launch.py": "imports what the task SDK needs; opens no connection itself",
     "untrusted/runner/lambda_function.py": "fetches a bundle from the object store by a URL that the dispatcher signed",
 }
 """Paths, or folders with a trailing slash, with the reason why a user cannot influence where they connect to."""

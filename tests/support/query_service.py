@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from interlock.apps.app import App, with_published_keys
+from interlock.apps.process import serve
 from interlock.apps.query import query, query_service
-from interlock.apps.running import serve
 from interlock.http.listener import bind, url_of
 from interlock.query.service import QueryService
 from interlock.schemas import Column, DatasetSchema

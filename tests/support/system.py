@@ -18,11 +18,11 @@ import msgspec
 from litestar import Litestar
 
 from interlock.apps.app import App, open_app
-from interlock.apps.application import capabilities
 from interlock.apps.dispatcher import dispatcher
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.apps.gateway import gateway
-from interlock.apps.running import serve
+from interlock.apps.http_application import capabilities
+from interlock.apps.process import serve
 from interlock.clock import Clock
 from interlock.http.listener import bind, url_of
 from interlock.settings import Settings

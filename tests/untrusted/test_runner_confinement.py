@@ -102,7 +102,7 @@ async def test_exception_of_a_handler_fails_its_attempt(runner: Runner, shared: 
     task = await shared.task(claim["task_id"])
     assert (task["status"], task["error_class"]) == ("Failed", "KeyError"), report
     assert "of the handler's own" in report["stderr_tail"]
-    assert "inside/entry.py" not in report["stderr_tail"]
+    assert "in_sandbox/entry.py" not in report["stderr_tail"]
 
 
 async def test_node_and_executables_use_the_same_contract(runner: Runner, shared: System) -> None:

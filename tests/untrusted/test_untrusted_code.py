@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from interlock.apps.dispatcher import services as dispatcher_services
+from interlock.apps.process import serve
 from interlock.apps.query import query, query_service
-from interlock.apps.running import serve
 from interlock.archives import pack
 from interlock.http.listener import bind, url_of
 from interlock.processes.loop import forever

@@ -22,7 +22,7 @@ from msgspec import Raw
 from interlock.wire.attempts import TaskPayload
 from interlock.wire.tasks import Crash, JobRef
 from interlock.workers import process, protocol
-from interlock.workers.held_tasks import Held, lease_alone
+from interlock.workers.claimed_tasks import Held, lease_alone
 from interlock.workers.process import EXIT_OUT_OF_MEMORY, ChildProcess, Launch
 
 OPERATORS = """

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from interlock.access.build import open_keyring
 from interlock.access.seals import Seal, require_seal
 from interlock.apps.metrics import serving_metrics
-from interlock.apps.running import run_loops, stop_on_signals
+from interlock.apps.process import run_loops, stop_on_signals
 from interlock.apps.stores import listening, process_objects, state_database
 from interlock.bus import loops
 from interlock.bus.build import build_ingress

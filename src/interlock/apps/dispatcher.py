@@ -14,8 +14,8 @@ from interlock.access import routes as access
 from interlock.access.guards import user_guard
 from interlock.access.principals import PLATFORM
 from interlock.apps.app import App, open_app
-from interlock.apps.application import application, health
-from interlock.apps.running import listener_of, serve, stop_on_signals
+from interlock.apps.http_application import application, health
+from interlock.apps.process import listener_of, serve, stop_on_signals
 from interlock.dags.build import dag_loops, dags_of
 from interlock.datasets import routes as datasets
 from interlock.datasets.build import dataset_loops

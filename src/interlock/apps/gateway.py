@@ -9,9 +9,9 @@ from litestar.openapi.spec import Components, SecurityScheme
 from interlock.access import object_routes
 from interlock.access import routes as access
 from interlock.apps.app import App, open_app
-from interlock.apps.application import application, health
+from interlock.apps.http_application import application, health
 from interlock.apps.metrics import metrics
-from interlock.apps.running import listener_of, serve, stop_on_signals
+from interlock.apps.process import listener_of, serve, stop_on_signals
 from interlock.bus import routes as bus
 from interlock.bus.path import routes as commands
 from interlock.bus.registry import routes as registry

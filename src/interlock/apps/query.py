@@ -16,8 +16,8 @@ from litestar import Litestar
 from litestar.openapi.spec import Components, SecurityScheme
 
 from interlock.apps.app import App, open_app
-from interlock.apps.application import application, health
-from interlock.apps.running import listener_of, serve, stop_on_signals
+from interlock.apps.http_application import application, health
+from interlock.apps.process import listener_of, serve, stop_on_signals
 from interlock.dags.checks import RANGES
 from interlock.http.listener import url_of
 from interlock.query.batch import BatchQueries

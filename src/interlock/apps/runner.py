@@ -7,7 +7,7 @@ import socket
 
 import structlog
 
-from interlock.apps.running import stop_on_signals
+from interlock.apps.process import stop_on_signals
 from interlock.http.listener import bind, connection_limits, require_loopback
 from interlock.settings import Settings
 from interlock.untrusted.runner.server import Rules, require_token, serve

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from interlock.apps.running import run_loops, stop_on_signals
+from interlock.apps.process import run_loops, stop_on_signals
 from interlock.apps.stores import state_database
 from interlock.clock import Clock
 from interlock.dags.scheduler import Scheduler

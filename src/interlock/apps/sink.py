@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from interlock.apps.metrics import serving_metrics
-from interlock.apps.running import run_loops, stop_on_signals
+from interlock.apps.process import run_loops, stop_on_signals
 from interlock.apps.stores import listening, process_objects, state_database
 from interlock.clock import Clock
 from interlock.datasets.buffers import loops

@@ -17,7 +17,7 @@ import pyarrow as pa
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
 from interlock.http.cursors import next_cursor, uuid_cursor
-from interlock.jobs.held_tasks import range_size_of
+from interlock.jobs.held_runs import range_size_of
 from interlock.jobs.run_sources import START, Batch, Place, ScopePlace, ScopesSource, announce
 from interlock.jobs.task_rows import table_of
 from interlock.settings import Settings

@@ -25,7 +25,7 @@ import structlog
 from interlock.errors import InterlockError
 from interlock.failpoints import failpoint
 from interlock.jobs.backfills import Scopes
-from interlock.jobs.held_tasks import HeldRuns
+from interlock.jobs.held_runs import HeldRuns
 from interlock.jobs.ingest_records import Overtaken, Pending, Records, Step
 from interlock.jobs.list_chunks import BadList
 from interlock.jobs.run_sources import Batch, Place, ScopesSource, Source, StagedSource

@@ -19,7 +19,7 @@ prints each setting with its origin.
 """
 
 from interlock.settings.base import host_of, is_loopback, is_wildcard
-from interlock.settings.combined import CONFIG_ENV, DEFAULT_CONFIG, Settings, config_file, load, origins
+from interlock.settings.settings import CONFIG_ENV, DEFAULT_CONFIG, Settings, config_file, load, origins
 from interlock.settings.tasks import BUFFER_QUEUE, BUILT_IN_RUNTIMES, INGEST_QUEUE, Runtime, RuntimeKind
 
 __all__ = [

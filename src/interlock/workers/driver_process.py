@@ -23,7 +23,7 @@ from interlock.processes.child import Child
 from interlock.wire.attempts import TaskData
 from interlock.wire.tasks import Crash
 from interlock.workers import process, protocol
-from interlock.workers.held_tasks import Held, Variables
+from interlock.workers.claimed_tasks import Held, Variables
 from interlock.workers.process import Handlers, OperatorProcess, Reports, scrubbed, spawn
 
 PREFIX: Final = "interlock-spark-"

@@ -10,7 +10,7 @@ import structlog
 from interlock.client import WorkerClient
 from interlock.errors import Forbidden, InterlockError, Unauthenticated
 from interlock.wire.attempts import HeartbeatBatch, HeartbeatBatchReply
-from interlock.workers.held_tasks import Held
+from interlock.workers.claimed_tasks import Held
 from interlock.workers.work_pool import WorkPool
 
 log = structlog.get_logger()

@@ -8,7 +8,7 @@ from uuid import UUID
 from interlock.workers.operators import runs_users_code
 
 if TYPE_CHECKING:
-    from interlock.workers.held_tasks import Lease
+    from interlock.workers.claimed_tasks import Lease
 
 
 class Tenancy:

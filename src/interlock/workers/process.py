@@ -25,7 +25,7 @@ from interlock.processes import child
 from interlock.processes.child import Child
 from interlock.wire.tasks import Crash
 from interlock.workers import protocol
-from interlock.workers.held_tasks import Held, Variables
+from interlock.workers.claimed_tasks import Held, Variables
 from interlock.workers.isolation import Tenancy
 from interlock.workers.redaction import Redaction
 

@@ -28,7 +28,7 @@ from interlock.wire.attempts import (
     Refusal,
     ReleaseBatch,
 )
-from interlock.workers.held_tasks import Held, Lease, bare_failure
+from interlock.workers.claimed_tasks import Held, Lease, bare_failure
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ import time
 
 import structlog
 
-from interlock.workers.held_tasks import Held
+from interlock.workers.claimed_tasks import Held
 from interlock.workers.pool import Pool
 from interlock.workers.process import ChildProcess
 from interlock.workers.task_durations import Pace

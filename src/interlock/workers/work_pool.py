@@ -18,7 +18,7 @@ from interlock.errors import ConfigurationError
 from interlock.wire.attempts import ClaimBatchReply, Completion, Event, GroupedTask
 from interlock.wire.tasks import Crash
 from interlock.workers import protocol
-from interlock.workers.held_tasks import NONE, Held, Lease, Variables, beat_interval, lease_alone, lease_of
+from interlock.workers.claimed_tasks import NONE, Held, Lease, Variables, beat_interval, lease_alone, lease_of
 from interlock.workers.process import OperatorProcess
 from interlock.workers.task_durations import Kind, Pace
 

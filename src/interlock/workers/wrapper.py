@@ -28,11 +28,11 @@ from interlock.processes import linux
 from interlock.settings import Runtime, RuntimeKind, Settings, config_file
 from interlock.workers import catalogue, confinement
 from interlock.workers.catalogue import OperatorReports
+from interlock.workers.claimed_tasks import NONE, Variables
 from interlock.workers.confinement import NOT_CONFINED, OF_ROOT
 from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import DriverLaunch
 from interlock.workers.heartbeats import Leases
-from interlock.workers.held_tasks import NONE, Variables
 from interlock.workers.operators import catalogue_of
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch

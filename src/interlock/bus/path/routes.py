@@ -18,7 +18,7 @@ from interlock.access.guards import principal_of, user_guard, user_of
 from interlock.access.principals import SEND, Principal
 from interlock.bus.build import Bus, bus_of
 from interlock.errors import BadRequest, Forbidden, TooLarge
-from interlock.http.decoding import require_json
+from interlock.http.bodies import require_json
 from interlock.http.express import ExpressRequest
 from interlock.http.parameters import Http, settings_of
 from interlock.http.problems import WITH_A_BODY

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's usual alias
 
 from interlock.spark.built_in.chain_rows import ChainMoved, EndpointConfig, Source, answered, source_of, whole_blocks
-from interlock.spark.built_in.configuring import read_config
+from interlock.spark.built_in.config import read_config
 from interlock.spark.context import Scope, TaskContext
 from interlock.spark.operators import operator
 from interlock.workers.block_follower.config import KINDS, Kind

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's usual alias
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
-from interlock.spark.built_in.configuring import column, only_input, read_config, require_columns
+from interlock.spark.built_in.config import column, only_input, read_config, require_columns
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import operator
 

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's usual alias
 from pyspark.sql.types import StringType
 
-from interlock.spark.built_in.configuring import read_config
+from interlock.spark.built_in.config import read_config
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import operator
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's usual alias
 from pyspark.sql.types import BinaryType
 
 from interlock.spark.built_in.chain_rows import EndpointConfig, answered, hashes, source_of
-from interlock.spark.built_in.configuring import column, read_config
+from interlock.spark.built_in.config import column, read_config
 from interlock.spark.context import Scope, TaskContext
 from interlock.spark.operators import operator
 from interlock.workers.context import TaskFailed

@@ -8,7 +8,7 @@ from msgspec import Struct
 from pyspark.sql import DataFrame
 
 from interlock.schemas import HOT_RANGE_COLUMN
-from interlock.spark.built_in.configuring import column, only_input, read_config, require_columns
+from interlock.spark.built_in.config import column, only_input, read_config, require_columns
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import operator
 

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's usual alias
 from pyspark.sql.types import BinaryType, DecimalType, IntegralType, NumericType, StringType, TimestampType
 
-from interlock.spark.built_in.configuring import column, only_input, read_config, require_columns, require_distinct
+from interlock.spark.built_in.config import column, only_input, read_config, require_columns, require_distinct
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import operator
 from interlock.workers.failures import BadConfig

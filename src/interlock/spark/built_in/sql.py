@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from interlock.spark.built_in.configuring import read_config, require_distinct
+from interlock.spark.built_in.config import read_config, require_distinct
 from interlock.spark.built_in.sql_gate import checked, first_sentence
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import operator

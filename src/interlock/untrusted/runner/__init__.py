@@ -9,7 +9,7 @@
     forwarder.py     connections from user code to the platform, and to no other address; checks their requests
     cgroups.py       control groups, where available: limits on all processes of an invocation together
     verdict.py       the report on how the process ended
-    inside/          the code that runs inside the walls
+    in_sandbox/      the code that runs inside the sandbox
 
     lambda_function.py   the runner as an AWS Lambda function
     lambda_package.py    the zip of that function

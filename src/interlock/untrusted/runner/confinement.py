@@ -28,8 +28,8 @@ from interlock.errors import ConfigurationError
 from interlock.processes import landlock, seccomp
 from interlock.untrusted.runner.contract import Invocation
 from interlock.untrusted.runner.forwarder import Routes
-from interlock.untrusted.runner.inside import network
-from interlock.untrusted.runner.inside.job import BUNDLE, PROGRAMS, SANDBOX, WORK, Job
+from interlock.untrusted.runner.in_sandbox import network
+from interlock.untrusted.runner.in_sandbox.job import BUNDLE, PROGRAMS, SANDBOX, WORK, Job
 
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _FROM_ETC: Final = (
@@ -176,7 +176,9 @@ class Machine:
         return [*_bubblewrap(job, files), "--", *self._python(PROGRAMS, "inside", control)]
 
     def _python(self, programs: str, function: str, control: int) -> list[str]:
-        script = f"import sys; sys.path.insert(0, {programs!r}); from interlock.untrusted.runner.inside import launch; "
+        script = (
+            f"import sys; sys.path.insert(0, {programs!r}); from interlock.untrusted.runner.in_sandbox import launch; "
+        )
         return [self.interpreter.executable, "-I", "-S", "-B", "-c", f"{script}launch.{function}({control})"]
 
 
@@ -234,7 +236,7 @@ def _folders_above(paths: Iterable[str]) -> list[str]:
 
 def copy_programs(source: Path, into: Path) -> None:
     """Copies the few files that run inside: no other module of Interlock is visible there."""
-    inside = Path("untrusted", "runner", "inside")
+    inside = Path("untrusted", "runner", "in_sandbox")
     shutil.copytree(source / inside, into / "interlock" / inside, ignore=_caches)
     for package in ("client", "processes"):
         (into / "interlock" / package).mkdir()

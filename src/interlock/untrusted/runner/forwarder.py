@@ -22,7 +22,7 @@ import h11
 import structlog
 
 from interlock.untrusted.runner.contract import Endpoints
-from interlock.untrusted.runner.inside.job import Place
+from interlock.untrusted.runner.in_sandbox.job import Place
 
 log = structlog.get_logger()
 

@@ -31,7 +31,7 @@ from interlock.untrusted.runner.confinement import (
 )
 from interlock.untrusted.runner.contract import Endpoints, Invocation, Limits
 from interlock.untrusted.runner.forwarder import open_routes
-from interlock.untrusted.runner.inside.job import PROBE
+from interlock.untrusted.runner.in_sandbox.job import PROBE
 from interlock.untrusted.runner.sandbox import LEFT_BEHIND, Sandbox, run
 from interlock.wire.bundles import RunnerReport
 

@@ -26,8 +26,8 @@ from interlock.archives import Limits, unpack
 from interlock.errors import BadRequest
 from interlock.http import fetch
 from interlock.processes import linux
-from interlock.untrusted.runner.inside import entry
-from interlock.untrusted.runner.inside.job import (
+from interlock.untrusted.runner.in_sandbox import entry
+from interlock.untrusted.runner.in_sandbox.job import (
     EXIT_BAD_BUNDLE,
     EXIT_DISK_FULL,
     EXIT_OUT_OF_MEMORY,

@@ -23,7 +23,7 @@ from interlock.processes.child import Child
 from interlock.untrusted.runner.cgroups import Group
 from interlock.untrusted.runner.confinement import Machine, Walls
 from interlock.untrusted.runner.forwarder import Forwarder, Routes
-from interlock.untrusted.runner.inside.job import Ending, Job, encode
+from interlock.untrusted.runner.in_sandbox.job import Ending, Job, encode
 
 TAIL_BYTES: Final = 4_096
 _MAX_LISTENERS: Final = 16

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from interlock.untrusted.runner.cgroups import Hits
 from interlock.untrusted.runner.contract import Limits
-from interlock.untrusted.runner.inside.job import (
+from interlock.untrusted.runner.in_sandbox.job import (
     EXIT_BAD_BUNDLE,
     EXIT_DISK_FULL,
     EXIT_NOT_REPORTED,

@@ -20,7 +20,7 @@ from interlock import __version__
 from interlock.access.guards import SCHEMES
 from interlock.apps.app import App
 from interlock.apps.stores import Stores
-from interlock.http.decoding import decode_directly, takes_a_body
+from interlock.http.bodies import decode_directly, takes_a_body
 from interlock.http.middleware import observed
 from interlock.http.openapi import DocumentPlugin
 from interlock.http.parameters import Http

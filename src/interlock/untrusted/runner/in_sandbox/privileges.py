@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from interlock.processes import landlock, linux, seccomp
-from interlock.untrusted.runner.inside import walls
-from interlock.untrusted.runner.inside.job import Job
+from interlock.untrusted.runner.in_sandbox import namespaces
+from interlock.untrusted.runner.in_sandbox.job import Job
 
 _OPEN_FILES: Final = 256
 _FIRST_OWN: Final = 3
@@ -51,11 +51,11 @@ def _become(user: int) -> None:
     try:
         # The kernel counts processes by user and user namespace: in a new namespace only its own processes count.
         linux.unshare(linux.CLONE_NEWUSER)
-        walls.map_ids(user, user)
+        namespaces.map_ids(user, user)
     except OSError:
         return  # they are counted by user then, and no other slot has this user
     finally:
-        walls.die_with_parent()
+        namespaces.die_with_parent()
 
 
 def _limit(job: Job) -> None:

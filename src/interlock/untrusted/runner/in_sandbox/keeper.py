@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from interlock.processes import linux
-from interlock.untrusted.runner.inside import drop, entry, network, walls
-from interlock.untrusted.runner.inside.job import EXIT_WALLS, Ending, Job, send_ending, send_listeners
+from interlock.untrusted.runner.in_sandbox import entry, namespaces, network, privileges
+from interlock.untrusted.runner.in_sandbox.job import EXIT_WALLS, Ending, Job, send_ending, send_listeners
 
 _PATIENCE_MS: Final = 100
 """Interval between two checks for orphans that have ended."""
@@ -50,10 +50,10 @@ def _run(job: Job) -> NoReturn:
     code = EXIT_WALLS
     try:
         os.setsid()
-        walls.die_with_parent()
+        namespaces.die_with_parent()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        drop.drop_privileges(job)
+        privileges.drop_privileges(job)
         code = entry.FAILED  # from here on, a failure is one of the user code
         code = entry.run(job)
     except Exception:

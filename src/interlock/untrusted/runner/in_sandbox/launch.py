@@ -10,8 +10,8 @@ import urllib.request  # noqa: F401 - what the SDK loads, for a process that wai
 from collections.abc import Callable
 from typing import NoReturn
 
-from interlock.untrusted.runner.inside import keeper, walls
-from interlock.untrusted.runner.inside.job import EXIT_WALLS, Job, receive
+from interlock.untrusted.runner.in_sandbox import keeper, namespaces
+from interlock.untrusted.runner.in_sandbox.job import EXIT_WALLS, Job, receive
 
 
 def main(descriptor: int) -> NoReturn:
@@ -21,8 +21,8 @@ def main(descriptor: int) -> NoReturn:
     """
     control, job = _receive_job(descriptor)
     if job.namespaces:
-        _attempt(walls.separate)
-        walls.die_with_parent()
+        _attempt(namespaces.separate)
+        namespaces.die_with_parent()
     child = os.fork()
     if child == 0:
         _begin(control, job)
@@ -33,7 +33,7 @@ def main(descriptor: int) -> NoReturn:
 
 
 def inside(descriptor: int) -> NoReturn:
-    """Entry point of the first process inside bubblewrap's walls."""
+    """Entry point of the first process inside bubblewrap's namespaces."""
     control, job = _receive_job(descriptor)
     if job.user:
         os.chown(job.work, job.user, job.user)
@@ -55,9 +55,9 @@ def _begin(control: socket.socket, job: Job) -> NoReturn:
     Without namespaces it must outlive its parent, to kill its processes when the runner is gone.
     """
     if job.namespaces:
-        walls.die_with_parent()
-        _attempt(lambda: walls.build(job))
-        walls.forget_outside()
+        namespaces.die_with_parent()
+        _attempt(lambda: namespaces.build(job))
+        namespaces.forget_outside()
     keeper.keep(control, job)
 
 

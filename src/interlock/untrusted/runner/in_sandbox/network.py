@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from interlock.untrusted.runner.inside.job import Place
+from interlock.untrusted.runner.in_sandbox.job import Place
 
 _SIOCGIFFLAGS: Final = 0x8913
 _SIOCSIFFLAGS: Final = 0x8914

@@ -19,8 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from interlock.untrusted.runner.inside.drop import clean_modules
-from interlock.untrusted.runner.inside.job import (
+from interlock.untrusted.runner.in_sandbox.job import (
     EXIT_BAD_BUNDLE,
     EXIT_DISK_FULL,
     EXIT_NOT_REPORTED,
@@ -29,6 +28,7 @@ from interlock.untrusted.runner.inside.job import (
     PROBE,
     Job,
 )
+from interlock.untrusted.runner.in_sandbox.privileges import clean_modules
 
 EVENT: Final = "event.json"
 RESULT: Final = "result.json"
@@ -165,7 +165,7 @@ def _command(job: Job) -> list[str]:
         )
     name, _, attribute = job.entrypoint.rpartition(".")
     heap = max(16, job.memory_bytes * 3 // 4 >> 20)
-    entry = f"{job.programs}/interlock/untrusted/runner/inside/{_NODE_ENTRY}"
+    entry = f"{job.programs}/interlock/untrusted/runner/in_sandbox/{_NODE_ENTRY}"
     return [job.node, f"--max-old-space-size={heap}", entry, job.bundle, name.replace(".", "/"), attribute]
 
 

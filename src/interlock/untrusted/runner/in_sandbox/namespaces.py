@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from interlock.processes import linux
-from interlock.untrusted.runner.inside.job import PROGRAMS, SANDBOX, WORK, Job
+from interlock.untrusted.runner.in_sandbox.job import PROGRAMS, SANDBOX, WORK, Job
 
 _SPACES: Final = (
     linux.CLONE_NEWNS
