@@ -28,7 +28,7 @@ from interlock.stores.embedded import (
     EmbeddedServerError,
     EmbeddedValkey,
     account,
-    files,
+    acl,
 )
 from interlock.stores.embedded.account import Account, AccountError
 from interlock.stores.embedded.files import trim_log
@@ -361,7 +361,7 @@ def passes(folder: Path, user: int) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs its servers as another user")
 def test_without_acls_the_group_of_the_servers_gets_traversal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "let_pass", lambda *_: False)
+    monkeypatch.setattr(acl, "let_pass", lambda *_: False)
     guest = Account(12_345, 12_345, "guest", switched=True)
     (tmp_path / "closed").mkdir(mode=0o700)
     (tmp_path / "shared").mkdir(mode=0o750)
