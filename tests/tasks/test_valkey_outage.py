@@ -149,8 +149,8 @@ def test_deferred_ranges_come_back_spread_out() -> None:
 
 async def test_a_gateway_without_valkey_admits_the_limit_in_each_second() -> None:
     now = [100.25]
-    limit = RequestLimit(None, seconds=lambda: now[0])
-    assert [await limit.wait("key", 2) for _ in range(4)] == [None, None, 0.75, 0.75]
-    assert await limit.wait("other", 2) is None
+    limit = RequestLimit(None, 2, seconds=lambda: now[0])
+    assert [await limit.wait("key") for _ in range(4)] == [None, None, 0.75, 0.75]
+    assert await limit.wait("other") is None
     now[0] = 101.0
-    assert await limit.wait("key", 2) is None
+    assert await limit.wait("key") is None

@@ -36,7 +36,6 @@ class Access:
     members: Members
     lockout: Lockout
     request_limit: RequestLimit
-    requests_per_second: int
     keyring: Keyring
     tokens: CapabilityTokens
     capabilities: CapabilityVerifier
@@ -70,8 +69,7 @@ def build_access(settings: Settings, database: Database, coordination: Coordinat
         principals=Principals(database, clock),
         members=Members(database, identity_provider(settings, clock)),
         lockout=Lockout(settings.auth_failures_per_second),
-        request_limit=RequestLimit(coordination),
-        requests_per_second=settings.requests_per_second,
+        request_limit=RequestLimit(coordination, settings.requests_per_second),
         keyring=keyring,
         tokens=tokens,
         capabilities=tokens,

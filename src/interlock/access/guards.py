@@ -62,11 +62,10 @@ async def user_of(access: Access, headers: Headers, *, scope: str, warm: bool) -
     principal = await _user(access, key.lstrip(" "), _only(headers(ORG_HEADER), ORG_HEADER), warm=warm)
     access.lockout.proved(presented)
     principal.require(scope)
-    limit = access.requests_per_second
-    if limit:
-        wait = await access.request_limit.wait(principal.key_id, limit)
-        if wait is not None:
-            raise TooManyRequests(f"This key exceeds {limit} requests per second; retry later.", retry_after=wait)
+    wait = await access.request_limit.wait(principal.key_id)
+    if wait is not None:
+        limit = access.request_limit.per_second
+        raise TooManyRequests(f"This key exceeds {limit} requests per second; retry later.", retry_after=wait)
     return principal
 
 
