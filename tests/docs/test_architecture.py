@@ -61,3 +61,27 @@ def test_module_loads_only_statements_of_its_own_capability() -> None:
     ]
     assert calls
     assert [call for call in calls if call[1] != "__name__"] == []
+
+
+def test_no_capability_has_more_than_twelve_collaborators() -> None:
+    large = {
+        f"{name}.{node.name}": len(fields)
+        for name, path in modules().items()
+        if name.rpartition(".")[2] == "build" or name == "apps.app"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and len(fields := [line for line in node.body if isinstance(line, ast.AnnAssign)]) > 12
+    }
+    assert large == {}, "split the object, or give a collaborator its own settings"
+
+
+def test_handlers_use_their_own_capability() -> None:
+    """`tasks` and `access` are the two capabilities that every other one may use."""
+    foreign = {
+        (one, other)
+        for one, other in imports()
+        if one.endswith("routes")
+        and other.endswith(".build")
+        and package(other) not in {package(one), "tasks", "access"}
+    }
+    assert foreign == set(), "handlers receive their own capability; pass the collaborator to its build function"

@@ -73,14 +73,15 @@ def assemble(
         inline_operators=inline_runtime.OPERATORS | range_operators.OPERATORS,
     )
     datasets = build_datasets(settings, database, access, tasks, inputs)
+    jobs = build_jobs(settings, database, access, tasks, packs)
     return App(
         settings=settings,
         stores=Stores(database, coordination, wakeups, Listener(state_url, wakeups, commands=commands)),
         access=access,
         tasks=tasks,
-        jobs=build_jobs(settings, database, access, tasks, packs),
+        jobs=jobs,
         datasets=datasets,
-        dags=build_dags(settings, database, access, tasks, datasets),
+        dags=build_dags(settings, database, access, tasks, datasets=datasets, backfills=jobs.backfills),
         query=build_query_history(settings, database, access.objects, packs),
         untrusted=build_untrusted(settings, database, wakeups, access, tasks),
         webhooks=build_webhooks(settings, database),

@@ -17,6 +17,7 @@ from interlock.dags.versions import DagReads
 from interlock.dags.webhook_sources import Hooks
 from interlock.datasets.build import Datasets
 from interlock.http.parameters import Connection
+from interlock.jobs.backfills import Backfills
 from interlock.processes.loop import Service
 from interlock.settings import Settings
 from interlock.stores.notifications import Wakeups
@@ -33,10 +34,19 @@ class Dags:
     hooks: Hooks
     pauses: Pauses
     invalidations: Invalidations
+    backfills: Backfills
     scope_explanations: ScopeExplanations
 
 
-def build_dags(settings: Settings, database: Database, access: Access, tasks: TaskKernel, datasets: Datasets) -> Dags:
+def build_dags(
+    settings: Settings,
+    database: Database,
+    access: Access,
+    tasks: TaskKernel,
+    *,
+    datasets: Datasets,
+    backfills: Backfills,
+) -> Dags:
     return Dags(
         deployments=Deployments(database, settings, tasks.operators),
         reads=DagReads(database),
@@ -45,6 +55,7 @@ def build_dags(settings: Settings, database: Database, access: Access, tasks: Ta
         hooks=Hooks(database, settings, database.clock, access.lockout),
         pauses=Pauses(database),
         invalidations=Invalidations(database, settings, datasets.registry),
+        backfills=backfills,
         scope_explanations=ScopeExplanations(database),
     )
 

@@ -24,7 +24,6 @@ from interlock.http.bodies import decode
 from interlock.http.middleware import peer_of_scope
 from interlock.http.parameters import Cursor, Http, Limit
 from interlock.http.problems import WITH_A_BODY
-from interlock.jobs.build import jobs_of
 from interlock.tasks.idempotency import Repeat
 from interlock.wire.dags import (
     BackfillAnswer,
@@ -280,17 +279,17 @@ async def start_backfill(
     request: Http, dag: FromPath[str], job: FromPath[str], data: JSONBody[BackfillRequest]
 ) -> BackfillAnswer:
     caller = principal_of(request)
-    return await jobs_of(request).backfills.start(dag, job, data, caller.org_id, caller.user)
+    return await dags_of(request).backfills.start(dag, job, data, caller.org_id, caller.user)
 
 
 @get("/v1/backfills", guards=[user_guard], opt={"scope": "jobs:read"}, summary="Backfills, newest first")
 async def list_backfills(request: Http, cursor: Cursor = None, limit: Limit = 100) -> BackfillPage:
-    return await jobs_of(request).backfills.page(principal_of(request).org_id, cursor, limit)
+    return await dags_of(request).backfills.page(principal_of(request).org_id, cursor, limit)
 
 
 @get("/v1/backfills/{run_id:str}", guards=[user_guard], opt={"scope": "jobs:read"}, summary="A backfill")
 async def get_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
-    return await jobs_of(request).backfills.one(run_id, principal_of(request).org_id)
+    return await dags_of(request).backfills.one(run_id, principal_of(request).org_id)
 
 
 @post(
@@ -301,7 +300,7 @@ async def get_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
     summary="Pause a backfill: release no more of its tasks",
 )
 async def pause_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
-    return await jobs_of(request).backfills.pause(run_id, principal_of(request).org_id)
+    return await dags_of(request).backfills.pause(run_id, principal_of(request).org_id)
 
 
 @post(
@@ -312,7 +311,7 @@ async def pause_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
     summary="Resume a backfill",
 )
 async def resume_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
-    return await jobs_of(request).backfills.resume(run_id, principal_of(request).org_id)
+    return await dags_of(request).backfills.resume(run_id, principal_of(request).org_id)
 
 
 @post(
@@ -323,7 +322,7 @@ async def resume_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView
     summary="Cancel a backfill and its tasks that have not ended",
 )
 async def cancel_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
-    return await jobs_of(request).backfills.cancel(run_id, principal_of(request).org_id)
+    return await dags_of(request).backfills.cancel(run_id, principal_of(request).org_id)
 
 
 _FARTHEST = 4_600_000_000_000_000_000

@@ -1,7 +1,7 @@
 """Jobs of one task or of millions: submission, lists, ingest, backfills, results, exports, receipts, reruns."""
 
 PUBLIC = (
-    "build",
+    "backfills",
     "definitions",
     "list_chunks",
     "run_sources",
