@@ -55,7 +55,7 @@ async def test_call_with_its_token_becomes_a_task_without_storing_the_token(stil
     await deploy(still, source_job(**TOKEN))
     made = await secret_of(still)
     assert (await call(still, made["path"], X_Interlock_Token=made["secret"])).status_code == 200
-    assert await still.value("select secret is null from interlock.hooks")
+    assert await still.value("select sealed is null from interlock.hooks")
     assert not await still.value("select position($1 in h::text) > 0 from interlock.hooks h", made["secret"])
 
 

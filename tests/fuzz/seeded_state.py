@@ -321,7 +321,7 @@ class State:
         """Inserts them into the database: fuzzed requests may have used up the webhooks that an org may have."""
         with psycopg.connect(self._site.state_url) as connection:
             connection.execute(
-                "insert into interlock.webhooks (org_id, name, url, events, secret, created_by)"
+                "insert into interlock.webhooks (org_id, name, url, events, sealed, created_by)"
                 " select org_id, n, %s, '{run.failed}', 'secret', 'ada' from interlock.orgs, unnest(%s::text[]) n"
                 " where name = %s",
                 [UNREACHABLE, names, ORG],

@@ -407,7 +407,7 @@ from generate_series(0, 1999 + seed.mass() / 10) n;
 
 -- Webhooks: org 0 has as many as an org may have, each with pending deliveries, and webhook 0 has a long history. Other
 -- orgs have some of both.
-insert into interlock.webhooks (webhook_id, org_id, name, url, events, secret, created_by, failed_share)
+insert into interlock.webhooks (webhook_id, org_id, name, url, events, sealed, created_by, failed_share)
 select seed.id('webhook ' || n), seed.id('org ' || case when n < 100 then 0 else 1 + n % 3 end), 'webhook ' || n,
        'https://hooks.example/', '{run.completed}', 'secret', 'root', 0.5
 from generate_series(0, 199) n;

@@ -835,7 +835,9 @@ CREATE TABLE interlock.hooks (
     previous_secret text,
     previous_until timestamp with time zone,
     created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
-    rotated_at timestamp with time zone
+    rotated_at timestamp with time zone,
+    sealed bytea,
+    previous_sealed bytea
 );
 CREATE TABLE interlock.idempotency_keys (
     org_id uuid NOT NULL,
@@ -1313,7 +1315,7 @@ CREATE TABLE interlock.webhooks (
     job_name text,
     failed_share double precision,
     done_share double precision,
-    secret text NOT NULL,
+    secret text,
     key_version integer DEFAULT 1 NOT NULL,
     previous_secret text,
     previous_until timestamp with time zone,
@@ -1321,7 +1323,9 @@ CREATE TABLE interlock.webhooks (
     failures integer DEFAULT 0 NOT NULL,
     resting_until timestamp with time zone,
     created_by text NOT NULL,
-    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    sealed bytea,
+    previous_sealed bytea
 );
 CREATE TABLE interlock.worker_tokens (
     token_id text NOT NULL,

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from interlock.access.seals import Seal
 from interlock.client import Client, verify_webhook
 from interlock.clock import ManualClock
 from interlock.errors import BadRequest, Conflict, NotFound, Unauthenticated
@@ -306,10 +307,10 @@ async def test_call_that_cannot_be_composed_is_dead_and_blocks_no_other(
     before = SET_ASIDE.labels(loop="webhooks")._value.get()
     original = webhook_delivery._request
 
-    def broken(kind: Any, row: Any, now: Any) -> Any:
+    def broken(kind: Any, row: Any, secrets: Any, now: Any) -> Any:
         if row["delivery_id"] == bad:
             raise ValueError("broken")
-        return original(kind, row, now)
+        return original(kind, row, secrets, now)
 
     monkeypatch.setattr(webhook_delivery, "_request", broken)
     await site.deliver()
@@ -475,7 +476,9 @@ async def test_name_that_resolves_to_a_private_address_is_refused_per_call(site:
 
     kernel = site.system.kernel
     guard = Guard(Exceptions.read(["127.0.0.1"]), resolve=resolve)
-    service = WebhookDeliveries(kernel.stores.database, kernel.settings, kernel.stores.wakeups, guard)
+    service = WebhookDeliveries(
+        kernel.stores.database, kernel.settings, kernel.stores.wakeups, guard, Seal(kernel.settings.signing_keys_dir)
+    )
     await site.ended("Completed")
     await service.run_once()
     assert (site.told, site.calls[0].headers["host"]) == (["run.completed"], f"hooks.example:{site.receiver.port}")
@@ -532,7 +535,7 @@ async def test_number_of_webhooks_per_org_is_limited(shared: System, receiver: R
     await shared.user("POST", "/v1/orgs", json={"name": name})
     key = (await shared.user("POST", "/v1/keys", json={"user": "x", "role": "admin", "org": name})).json()["key"]
     await shared.value(
-        "insert into interlock.webhooks (org_id, name, url, events, secret, created_by)"
+        "insert into interlock.webhooks (org_id, name, url, events, sealed, created_by)"
         " select org_id, 'n' || n, 'https://a.example/', '{}', 's', 'x'"
         " from interlock.orgs, generate_series(1, 99) n where name = $1",
         name,

@@ -17,6 +17,7 @@ from interlock.clock import Clock, SystemClock
 from interlock.dags import range_operators
 from interlock.dags.build import Dags, build_dags
 from interlock.dags.checks import RANGES
+from interlock.dags.webhook_sources import seal_stored_hooks
 from interlock.datasets.build import Datasets, build_datasets
 from interlock.jobs.build import Jobs, build_jobs
 from interlock.query.build import QueryHistory, build_query_history
@@ -30,6 +31,7 @@ from interlock.tasks.dataset_changes import Inputs
 from interlock.tasks.result_packs import Packs
 from interlock.untrusted.build import Untrusted, build_untrusted
 from interlock.webhooks.build import WebhookCapability, build_webhooks
+from interlock.webhooks.registry import seal_stored_webhooks
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,10 @@ async def open_app(
         stack.push_async_callback(app.datasets.credentials.close)
         stack.push_async_callback(app.bus.ingress.close)
         if seals:
-            await require_seal(database, Seal(settings.signing_keys_dir))
+            seal = Seal(settings.signing_keys_dir)
+            await require_seal(database, seal)
+            await seal_stored_webhooks(database, seal)
+            await seal_stored_hooks(database, seal)
         if signs:
             await app.access.keyring.ensure()
         else:

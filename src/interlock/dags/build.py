@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from interlock.access.build import Access
+from interlock.access.seals import Seal
 from interlock.dags.backpressure import Pauses, Pressure
 from interlock.dags.cutover import CutOver, Retirement
 from interlock.dags.deployment import Deployments
@@ -52,7 +53,7 @@ def build_dags(
         reads=DagReads(database),
         sources=Sources(database),
         manual_events=ManualEvents(database, settings),
-        hooks=Hooks(database, settings, database.clock, access.lockout),
+        hooks=Hooks(database, settings, database.clock, access.lockout, Seal(settings.signing_keys_dir)),
         pauses=Pauses(database),
         invalidations=Invalidations(database, settings, datasets.registry),
         backfills=backfills,

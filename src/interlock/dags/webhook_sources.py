@@ -3,7 +3,7 @@
     hmac    X-Interlock-Signature: t=<unix seconds>,v1=<hex of HMAC-SHA256 over "{t}.{body}">
     token   X-Interlock-Token: the secret itself
 
-Of a token, only the hash is stored. An HMAC cannot be verified without the secret, so that secret is stored as is.
+Of a token, only the hash is stored. An HMAC cannot be verified without the secret, so that secret is stored sealed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID, uuid4
 
+import structlog
+
+from interlock.access.seals import Seal
 from interlock.clock import Clock
 from interlock.dags import triggers
 from interlock.dags.definition import SourceKind, WebhookAuth
 from interlock.dags.triggers import Trigger, check_payload
-from interlock.errors import Conflict, NotFound, Unauthenticated
+from interlock.errors import ConfigurationError, Conflict, NotFound, Unauthenticated
 from interlock.http.lockout import Lockout, Refused, too_many_failures
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.dags import HookAccepted, HookSecret
 
 _sql = queries(__name__, "sources")
+log = structlog.get_logger()
 
 WINDOW_SECONDS: Final = 300
 """Maximum difference between a signature's timestamp and our clock."""
@@ -38,6 +42,7 @@ _HOOK_ID: Final = re.compile(r"[A-Za-z0-9_-]{32}")
 _KEY_LENGTH: Final = 255
 _NOBODY: Final = secrets.token_urlsafe(32)
 _MAX_PROVED: Final = 10_000
+_PAGE: Final = 500
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,12 @@ class Call:
 
 
 class Hooks:
-    def __init__(self, database: Database, settings: Settings, clock: Clock, lockout: Lockout) -> None:
+    def __init__(self, database: Database, settings: Settings, clock: Clock, lockout: Lockout, seal: Seal) -> None:
         self._database = database
         self._settings = settings
         self._clock = clock
         self._lockout = lockout
+        self._seal = seal
         self._refused = Refused(clock)
         self._proved: OrderedDict[str, Row] = OrderedDict()
         """Hooks that a valid call has used, by id, as last looked up. They only decide whether a call from a locked-out
@@ -115,8 +121,17 @@ class Hooks:
         """Verifies the call. Compares even for an unknown hook, so that timing does not reveal whether it exists."""
         if hook is not None and hook["auth"] == WebhookAuth.TOKEN:
             return _proves_token(call, [hook["secret_hash"], hook["previous_hash"]])
-        known = [hook["secret"], hook["previous_secret"]] if hook is not None else [None, None]
-        return self._proves_signature(call, known)
+        sealed = [hook["sealed"], hook["previous_sealed"]] if hook is not None else [None, None]
+        return self._proves_signature(call, [self._opened(hook, each) for each in sealed])
+
+    def _opened(self, hook: Row | None, sealed: bytes | None) -> str | None:
+        if hook is None or sealed is None:
+            return None
+        try:
+            return self._seal.open(sealed, _purpose(hook["org_id"], hook["dag_name"], hook["job_name"])).decode()
+        except ConfigurationError as error:
+            log.warning("hook.not_opened", dag=hook["dag_name"], job=hook["job_name"], reason=error.detail)
+            return None
 
     def _proves_signature(self, call: Call, known: list[str | None]) -> bool:
         found = _SIGNATURE.fullmatch(call.signature or "")
@@ -136,7 +151,8 @@ class Hooks:
         async def work(connection: Connection) -> tuple[Row, str]:
             auth = await self._auth(connection, dag, job, org_id)
             where = {"org_id": org_id, "dag_name": dag, "name": job}
-            kept = {"secret_hash": _hash(secret), "secret": secret if auth == WebhookAuth.HMAC else None}
+            sealed = self._seal.seal(secret.encode(), _purpose(org_id, dag, job)) if auth == WebhookAuth.HMAC else None
+            kept = {"secret_hash": _hash(secret), "sealed": sealed}
             row = await _sql.insert_hook(connection, hook_id=secrets.token_urlsafe(24), **where, **kept)
             if row is None and not rotate:
                 raise Conflict(
@@ -167,6 +183,32 @@ class Hooks:
                 code="not_a_webhook",
             )
         return str(rows[0]["auth"] or WebhookAuth.HMAC)
+
+
+def _purpose(org_id: UUID, dag: str, job: str) -> str:
+    return f"hook/{org_id}/{dag}/{job}"
+
+
+async def seal_stored_hooks(database: Database, seal: Seal) -> None:
+    """Seals the secrets that an older version stored in clear, a page at a time."""
+
+    def sealed(row: Row, secret: str | None) -> bytes | None:
+        of = _purpose(row["org_id"], row["dag_name"], row["job_name"])
+        return None if secret is None else seal.seal(secret.encode(), of)
+
+    async def work(connection: Connection) -> int:
+        rows = await _sql.clear_secrets(connection, limit=_PAGE)
+        if rows:
+            await _sql.seal_secrets(
+                connection,
+                hook_ids=[row["hook_id"] for row in rows],
+                sealed=[sealed(row, row["secret"]) for row in rows],
+                previous_sealed=[sealed(row, row["previous_secret"]) for row in rows],
+            )
+        return len(rows)
+
+    while await database.run(work) == _PAGE:
+        continue
 
 
 def _credential(call: Call) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 
+from interlock.access.seals import Seal
 from interlock.errors import Conflict
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, queries
@@ -24,6 +26,8 @@ class Repeat:
 
     key: str | None = None
     body: bytes = b""
+    seal: Seal | None = None
+    """Encrypts the stored response, for one that contains a secret."""
 
 
 async def _answered_before(
@@ -59,13 +63,14 @@ async def once(
     work: Callable[[Connection], Awaitable[R]],
 ) -> R:
     """Runs `work` in a transaction, or returns the response of the first request."""
+    purpose = f"idempotency/{org_id}/{endpoint}/{repeat.key}"
 
     async def unless_answered(connection: Connection) -> R:
         if repeat.key is None:
             return await work(connection)
         known = await _answered_before(connection, settings, org_id, endpoint, repeat.key, repeat.body)
         if known is not None:
-            return msgspec.json.decode(known, type=kind)
+            return msgspec.json.decode(_opened(known, repeat.seal, purpose), type=kind)
         reply = await work(connection)
         await _sql.remember_response(
             connection,
@@ -73,8 +78,17 @@ async def once(
             endpoint=endpoint,
             key=repeat.key,
             status=status,
-            response=msgspec.json.encode(reply).decode(),
+            response=_stored(msgspec.json.encode(reply), repeat.seal, purpose).decode(),
         )
         return reply
 
     return await database.run(unless_answered)
+
+
+def _stored(response: bytes, seal: Seal | None, purpose: str) -> bytes:
+    """Returns the response as JSON; a sealed one is a string in base64."""
+    return response if seal is None else msgspec.json.encode(base64.b64encode(seal.seal(response, purpose)).decode())
+
+
+def _opened(stored: bytes, seal: Seal | None, purpose: str) -> bytes:
+    return stored if seal is None else seal.open(base64.b64decode(msgspec.json.decode(stored, type=str)), purpose)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from interlock.access.seals import Seal
 from interlock.http.parameters import Connection
 from interlock.outbound.addresses import Exceptions
 from interlock.outbound.guard import Guard
@@ -23,14 +24,14 @@ class WebhookCapability:
 
 def build_webhooks(settings: Settings, database: Database) -> WebhookCapability:
     outbound = Guard(Exceptions.read(settings.outbound_allow), ports=settings.outbound_ports)
-    return WebhookCapability(Webhooks(database, settings, outbound), outbound)
+    return WebhookCapability(Webhooks(database, settings, outbound, Seal(settings.signing_keys_dir)), outbound)
 
 
 def webhook_loops(
     settings: Settings, database: Database, wakeups: Wakeups, webhooks: WebhookCapability
 ) -> list[Service]:
     return [
-        WebhookDeliveries(database, settings, wakeups, webhooks.outbound),
+        WebhookDeliveries(database, settings, wakeups, webhooks.outbound, Seal(settings.signing_keys_dir)),
         WebhookSweep(database, settings),
     ]
 

@@ -19,6 +19,8 @@ from uuid import UUID
 
 import structlog
 
+from interlock.access.seals import Seal
+from interlock.errors import ConfigurationError
 from interlock.failpoints import failpoint
 from interlock.outbound.failures import OutboundFailed
 from interlock.outbound.guard import Guard
@@ -29,6 +31,7 @@ from interlock.stores.notifications import Wakeups
 from interlock.stores.postgres import Database, Row, queries
 from interlock.tasks.completion import clean
 from interlock.telemetry import WEBHOOK_DELIVERIES
+from interlock.webhooks.registry import purpose
 from interlock.wire.webhooks import DELIVERY, EVENT, KEY_VERSION, SIGNATURE, DeliveryStatus, signed
 
 if TYPE_CHECKING:
@@ -68,8 +71,9 @@ class _Outcome:
 class WebhookDeliveries:
     name = "webhooks"
 
-    def __init__(self, database: Database, settings: Settings, wakeups: Wakeups, guard: Guard) -> None:
+    def __init__(self, database: Database, settings: Settings, wakeups: Wakeups, guard: Guard, seal: Seal) -> None:
         self.seconds = settings.webhook_seconds
+        self._seal = seal
         self._database = database
         self._settings = settings
         self._wakeups = wakeups
@@ -151,13 +155,22 @@ class WebhookDeliveries:
             self._sender = Sender(self._guard)
         bounds = Bounds(seconds=self._settings.webhook_timeout_seconds, reply_bytes=_REPLY_BYTES, cut=True)
         try:
-            return _outcome(await self._sender.send(_request(Request, row, self._database.clock.now()), bounds))
+            request = _request(Request, row, self._secrets(row), self._database.clock.now())
+            return _outcome(await self._sender.send(request, bounds))
         except OutboundFailed as error:
             return _Outcome(reason=clean(str(error)[:_REASON]), final=not error.retryable)
+        except ConfigurationError as error:
+            log.warning("webhook.not_opened", webhook_id=str(row["webhook_id"]), reason=error.detail)
+            return _Outcome(reason="The webhook's secret cannot be opened: rotate it, then redrive the delivery.")
         except CONTENT_ERRORS as error:
             # A call that cannot be made must not fail the others.
             set_aside(self.name, error, delivery_id=str(row["delivery_id"]))
             return _Outcome(reason=f"The call cannot be made: {type(error).__name__}.", final=True)
+
+    def _secrets(self, row: Row) -> list[str]:
+        """Returns the current secret and, during a rotation, the previous one."""
+        of = purpose(row["org_id"], row["name"])
+        return [self._seal.open(each, of).decode() for each in (row["sealed"], row["previous_sealed"]) if each]
 
     async def _settle(self, row: Row, outcome: _Outcome) -> None:
         which = {"delivery_id": row["delivery_id"], "org_id": row["org_id"], "tries": row["tries"]}
@@ -200,9 +213,8 @@ _WORDS: Final = {
 }
 
 
-def _request(kind: type[Request], row: Row, now: datetime) -> Request:
+def _request(kind: type[Request], row: Row, secrets: list[str], now: datetime) -> Request:
     body = row["body"].encode()
-    secrets = [row["secret"]] if row["previous_secret"] is None else [row["secret"], row["previous_secret"]]
     headers = {
         "Content-Type": "application/json",
         "Accept-Encoding": "identity",

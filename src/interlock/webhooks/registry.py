@@ -1,7 +1,6 @@
 """Webhooks of an org: create, show, pause, rotate secrets, delete; and their deliveries.
 
-A signature cannot be computed from a hash, so secrets are stored as they are. A secret is shown once, when it is
-created.
+A signature cannot be computed from a hash, so secrets are stored sealed. A secret is shown once, when it is created.
 """
 
 from __future__ import annotations
@@ -9,13 +8,14 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 from uuid import UUID
 
 from msgspec import Raw
 
+from interlock.access.seals import Seal
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.http.cursors import LAST, next_cursor, uuid_cursor
 from interlock.outbound.addresses import literal
@@ -44,6 +44,7 @@ _sql = queries(__name__, "webhooks")
 
 MOST: Final = 100
 """Limit per org: each end of a run is delivered to all that subscribe to it."""
+_PAGE: Final = 500
 _ODD: Final = re.compile(r"[\x00-\x20\x7f\\]")
 
 R = TypeVar("R", WebhookSecret, DeliveryView)
@@ -60,10 +61,11 @@ class Caller:
 
 
 class Webhooks:
-    def __init__(self, database: Database, settings: Settings, guard: Guard) -> None:
+    def __init__(self, database: Database, settings: Settings, guard: Guard, seal: Seal) -> None:
         self._database = database
         self._settings = settings
         self._guard = guard
+        self._seal = seal
 
     # Changes
 
@@ -80,7 +82,8 @@ class Webhooks:
             if await _sql.count_webhooks(connection, org_id=caller.org_id) >= MOST:
                 raise Conflict(f"An org has at most {MOST} webhooks; remove one first.", code="too_many_webhooks")
             secret = secrets.token_urlsafe(32)
-            row = await _sql.insert_webhook(connection, secret=secret, **_columns(request, caller))
+            sealed = self._seal.seal(secret.encode(), purpose(caller.org_id, request.name))
+            row = await _sql.insert_webhook(connection, sealed=sealed, **_columns(request, caller))
             if row is None:
                 raise Conflict(f"A webhook {request.name!r} already exists.", code="webhook_exists")
             return WebhookSecret(secret=secret, view=_view(row, caller))
@@ -113,8 +116,9 @@ class Webhooks:
         async def work(connection: Connection) -> WebhookSecret:
             found = await _found(connection, which, caller)
             secret = secrets.token_urlsafe(32)
+            sealed = self._seal.seal(secret.encode(), purpose(caller.org_id, found["name"]))
             row = await _sql.rotate_secret(
-                connection, secret=secret, overlap_seconds=request.overlap_seconds, **_key(found)
+                connection, sealed=sealed, overlap_seconds=request.overlap_seconds, **_key(found)
             )
             if row is None:
                 raise _missing(which)
@@ -158,7 +162,8 @@ class Webhooks:
         kind: type[R],
         work: Callable[[Connection], Awaitable[R]],
     ) -> R:
-        return await once(self._database, self._settings, caller.org_id, endpoint, repeat, kind, 201, work)
+        sealed = replace(repeat, seal=self._seal)
+        return await once(self._database, self._settings, caller.org_id, endpoint, sealed, kind, 201, work)
 
     # Reads
 
@@ -197,6 +202,32 @@ class Webhooks:
         if row is None:
             raise NotFound(f"There is no delivery {delivery_id} of the webhook {found['name']!r}.")
         return _delivery(row)
+
+
+def purpose(org_id: UUID, name: str) -> str:
+    """Returns the purpose that the secrets of a webhook are sealed for."""
+    return f"webhook/{org_id}/{name}"
+
+
+async def seal_stored_webhooks(database: Database, seal: Seal) -> None:
+    """Seals the secrets that an older version stored in clear, a page at a time."""
+
+    def sealed(row: Row, secret: str | None) -> bytes | None:
+        return None if secret is None else seal.seal(secret.encode(), purpose(row["org_id"], row["name"]))
+
+    async def work(connection: Connection) -> int:
+        rows = await _sql.clear_secrets(connection, limit=_PAGE)
+        if rows:
+            await _sql.seal_secrets(
+                connection,
+                webhook_ids=[row["webhook_id"] for row in rows],
+                sealed=[sealed(row, row["secret"]) for row in rows],
+                previous_sealed=[sealed(row, row["previous_secret"]) for row in rows],
+            )
+        return len(rows)
+
+    while await database.run(work) == _PAGE:
+        continue
 
 
 async def _found(connection: Connection, which: str, caller: Caller) -> Row:

@@ -284,24 +284,24 @@ where c.job_id = i.job_id;
 
 -- name: insert_hook^
 -- Returns no row if there is one already.
-insert into interlock.hooks (hook_id, org_id, dag_name, job_name, secret_hash, secret)
-values (:hook_id, :org_id, :dag_name, :name, :secret_hash, :secret)
+insert into interlock.hooks (hook_id, org_id, dag_name, job_name, secret_hash, sealed)
+values (:hook_id, :org_id, :dag_name, :name, :secret_hash, :sealed)
 on conflict (org_id, dag_name, job_name) do nothing
 returning hook_id, previous_until;
 
 -- name: rotate_hook^
 update interlock.hooks
-set previous_hash = secret_hash, previous_secret = secret,
+set previous_hash = secret_hash, previous_sealed = sealed,
     previous_until = interlock.clock() + make_interval(secs => :overlap_seconds::float8),
-    secret_hash = :secret_hash, secret = :secret, rotated_at = interlock.clock()
+    secret_hash = :secret_hash, sealed = :sealed, rotated_at = interlock.clock()
 where org_id = :org_id and dag_name = :dag_name and job_name = :name
 returning hook_id, previous_until;
 
 -- name: find_hook^
 -- With the way its calls authenticate. Returns no row if no active job accepts them.
-select h.org_id, h.dag_name, h.job_name, h.secret_hash, h.secret,
+select h.org_id, h.dag_name, h.job_name, h.secret_hash, h.sealed,
        case when h.previous_until > interlock.clock() then h.previous_hash end as previous_hash,
-       case when h.previous_until > interlock.clock() then h.previous_secret end as previous_secret,
+       case when h.previous_until > interlock.clock() then h.previous_sealed end as previous_sealed,
        j.auth
 from interlock.hooks h
 cross join lateral (select j.source ->> 'auth' as auth from interlock.jobs j
@@ -309,3 +309,15 @@ cross join lateral (select j.source ->> 'auth' as auth from interlock.jobs j
                       and j.source ->> 'kind' = 'webhook'
                     order by j.current desc, j.job_id limit 1) j
 where h.hook_id = :hook_id;
+
+-- name: clear_secrets
+-- Secrets that an older version stored in clear. Locked, so that two starting processes do not seal the same row twice.
+select hook_id, org_id, dag_name, job_name, secret, previous_secret from interlock.hooks
+where secret is not null or previous_secret is not null
+order by hook_id limit :limit for no key update;
+
+-- name: seal_secrets!
+update interlock.hooks h
+set sealed = s.sealed, previous_sealed = s.previous_sealed, secret = null, previous_secret = null
+from unnest(:hook_ids::text[], :sealed::bytea[], :previous_sealed::bytea[]) as s(hook_id, sealed, previous_sealed)
+where h.hook_id = s.hook_id;

@@ -8,12 +8,23 @@ select pg_advisory_xact_lock(hashtextextended('interlock:webhooks:' || :org_id::
 select count(*) from interlock.webhooks where org_id = :org_id;
 
 -- name: insert_webhook^
-insert into interlock.webhooks (org_id, name, url, events, dag_name, job_name, failed_share, done_share, secret, paused,
+insert into interlock.webhooks (org_id, name, url, events, dag_name, job_name, failed_share, done_share, sealed, paused,
                                 created_by)
-values (:org_id, :name, :url, :events::text[], :dag_name, :job_name, :failed_share, :done_share, :secret, :paused,
+values (:org_id, :name, :url, :events::text[], :dag_name, :job_name, :failed_share, :done_share, :sealed, :paused,
         :created_by)
 on conflict (org_id, name) do nothing
 returning *;
+
+-- name: clear_secrets
+-- Secrets that an older version stored in clear. Locked, so that two starting processes do not seal the same row twice.
+select webhook_id, org_id, name, secret, previous_secret from interlock.webhooks where secret is not null
+order by webhook_id limit :limit for no key update;
+
+-- name: seal_secrets!
+update interlock.webhooks w
+set sealed = s.sealed, previous_sealed = s.previous_sealed, secret = null, previous_secret = null
+from unnest(:webhook_ids::uuid[], :sealed::bytea[], :previous_sealed::bytea[]) as s(webhook_id, sealed, previous_sealed)
+where w.webhook_id = s.webhook_id;
 
 -- name: list_webhooks
 select * from interlock.webhooks where org_id = :org_id and name > :after order by name limit :limit;
@@ -34,8 +45,8 @@ returning *;
 -- name: rotate_secret^
 -- The secret before the previous one becomes invalid immediately: one overlap is enough for a rotation.
 update interlock.webhooks
-set secret = :secret, key_version = key_version + 1,
-    previous_secret = case when :overlap_seconds::float8 > 0 then secret end,
+set sealed = :sealed, key_version = key_version + 1,
+    previous_sealed = case when :overlap_seconds::float8 > 0 then sealed end,
     previous_until = case when :overlap_seconds::float8 > 0
                           then interlock.clock() + make_interval(secs => :overlap_seconds::float8) end
 where org_id = :org_id and webhook_id = :webhook_id
@@ -88,8 +99,8 @@ update interlock.webhook_deliveries d
 set taken = true, tries = d.tries + 1, due_at = interlock.clock() + make_interval(secs => :hold_seconds::float8)
 from interlock.webhooks w
 where d.delivery_id = any(array(select delivery_id from chosen)) and w.webhook_id = d.webhook_id
-returning d.delivery_id, d.org_id, d.webhook_id, d.event, d.body, d.tries, w.url, w.secret, w.key_version,
-          case when w.previous_until > interlock.clock() then w.previous_secret end as previous_secret;
+returning d.delivery_id, d.org_id, d.webhook_id, d.event, d.body, d.tries, w.url, w.name, w.sealed,
+          w.key_version, case when w.previous_until > interlock.clock() then w.previous_sealed end as previous_sealed;
 
 -- name: set_delivered^
 -- For this try only: if it took too long, another one has started.
