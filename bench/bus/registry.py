@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import msgspec
 
-from interlock.access.seals import Seal, purpose
+from interlock.access.secrets import Seal, purpose
 from interlock.client import Client
 from interlock.settings import Settings
 from interlock.wire.access import KeyRequest, Role

@@ -11,12 +11,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from interlock.access import jwks
-from interlock.access.jwks import FRESH_SECONDS, MAX_KEYS, STALE_SECONDS, PublishedKeys
+from interlock.access.jwks import FRESH_SECONDS, MAX_BYTES, MAX_KEYS, STALE_SECONDS, Documents, PublishedKeys
 from interlock.access.tokens import CapabilityVerifier
 from interlock.apps.app import with_published_keys
 from interlock.clock import ManualClock
 from interlock.errors import Unauthenticated, Unavailable
-from interlock.http.documents import MAX_BYTES, Documents
 from interlock.stores.signers import jwk_of
 from tests.support.identity_provider import Answer, Publisher, jwk, publishing
 from tests.support.polls import answered

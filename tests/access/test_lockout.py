@@ -11,7 +11,7 @@ import pytest
 from interlock.bus.registry.loader import RegistryReads
 from interlock.clock import ManualClock
 from interlock.dags.webhook_sources import OVERLAP_SECONDS, signature
-from interlock.http.lockout import Lockout
+from interlock.http.request_limits import Lockout
 from interlock.stores.postgres import Database
 from interlock.wire.access import KeyRequest, Role
 from tests.support.bus_services import opened

@@ -18,10 +18,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from interlock.access import oidc
+from interlock.access.jwks import Documents
 from interlock.access.oidc import FRESH_SECONDS, MAX_TOKEN_BYTES, SKEW_SECONDS, STALE_SECONDS, Issuer
 from interlock.clock import ManualClock, SystemClock
 from interlock.errors import InterlockError, Unauthenticated, Unavailable
-from interlock.http.documents import Documents
 from interlock.settings import load
 from tests.support.identity_provider import (
     AUDIENCE,

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
-from interlock.access.prefixes import Prefix, canonical
-from interlock.access.session_policy import MAX_CHARACTERS, bucket_policy, session_policy
+from interlock.access.prefixes import MAX_CHARACTERS, Prefix, bucket_policy, canonical, session_policy
 from interlock.access.tokens import read_prefix, write_grants
 from interlock.errors import Forbidden, TooLarge
 from interlock.wire.jobs import DatasetRef

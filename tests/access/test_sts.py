@@ -14,11 +14,10 @@ import aioboto3
 import pytest
 from botocore.exceptions import ClientError
 
-from interlock.access.prefixes import canonical
-from interlock.access.session_policy import bucket_policy, session_policy
+from interlock.access.prefixes import bucket_policy, canonical, session_policy
 from interlock.datasets.credentials import session_name
 from interlock.errors import Unavailable
-from interlock.stores.sts import Sts
+from interlock.stores.objects.s3 import Sts
 from tests.conftest import copied
 from tests.support.dags import deploy
 from tests.support.s3 import ROLE, S3

@@ -10,7 +10,7 @@ import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from interlock.wire.canonical_json import NotCanonical, canonical
+from interlock.wire.commands import NotCanonical, canonical
 
 SAFE = 2**53 - 1
 values = st.recursive(

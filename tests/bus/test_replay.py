@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from interlock.access.seals import Seal
+from interlock.access.secrets import Seal
 from interlock.bus.path.delivery import target_queue
 from interlock.bus.registry.loader import RegistryReads
 from interlock.bus.replay.archive import Archive
 from interlock.bus.replay.requests import ArchiveSelection, selection
 from interlock.bus.replay.sender import ReplaySender, _Taken
 from interlock.clock import ManualClock
-from interlock.wire.bus_replays import ReplayFilters
+from interlock.wire.bus_messages import ReplayFilters
 from tests.conftest import copied
 from tests.support.bus_services import NAME, PRODUCER, TARGET, Bus, fresh, opened
 from tests.support.system import fence, running

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from interlock.access.seals import Seal, require_seal
+from interlock.access.secrets import Seal, require_seal
 from interlock.apps.app import open_app
 from interlock.apps.bus import bus
 from interlock.bus.registry.keys import KeyRotation, ServiceKeys

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock.access import jwt
-from interlock.access.seals import Seal
+from interlock.access.secrets import Seal
 from interlock.bus import metrics
 from interlock.bus.model import Kind
 from interlock.bus.path.caches import Caches

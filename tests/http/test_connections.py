@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from interlock.http.connection import DRAIN_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED
-from interlock.http.connection_guard import peer_of
-from interlock.http.limits import ConnectionLimits
+from interlock.http.connection import DRAIN_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED, ConnectionLimits, peer_of
 from interlock.http.listener import bind
 from interlock.http.server import Server, config_of
 from interlock.telemetry import REGISTRY

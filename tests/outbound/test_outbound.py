@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from interlock.errors import ConfigurationError
 from interlock.outbound import Exceptions, Guard
-from interlock.outbound.addresses import Address, why_refused
 from interlock.outbound.exchange import Bounds, KeptSender, Proxy, Reply, Request, Sender, _Route
-from interlock.outbound.failures import (
+from interlock.outbound.guard import (
+    Address,
     AddressRefused,
     BadReply,
     BadUrl,
@@ -32,6 +32,7 @@ from interlock.outbound.failures import (
     TooManyRedirects,
     TooSlow,
     Unreachable,
+    why_refused,
 )
 from interlock.settings import load
 from tests.support.third_party_servers import NAME, SILENCE, Stranger, answer, chunked, identity, stranger

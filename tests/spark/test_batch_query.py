@@ -21,7 +21,7 @@ from interlock.spark.attempt import run_operator
 from interlock.spark.built_in.sql_gate import UnsafeQuery
 from interlock.spark.operators import BUILT_IN, resolve
 from interlock.wire.attempts import ExportGrant, InputData, TaskData
-from interlock.wire.bus_replays import ReplayFilters
+from interlock.wire.bus_messages import ReplayFilters
 from interlock.workers.failures import BadConfig
 from tests.spark.local_attempts import Store, context, parquet_input, schema
 from tests.support.dataset_files import path_of

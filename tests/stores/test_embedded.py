@@ -22,14 +22,7 @@ import psutil
 import pytest
 import valkey.asyncio as valkey
 
-from interlock.stores.embedded import (
-    EmbeddedPostgres,
-    EmbeddedServer,
-    EmbeddedServerError,
-    EmbeddedValkey,
-    account,
-    acl,
-)
+from interlock.stores.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedServerError, EmbeddedValkey, account
 from interlock.stores.embedded.account import Account, AccountError
 from interlock.stores.embedded.files import trim_log
 from interlock.stores.embedded.server import is_alive
@@ -361,7 +354,7 @@ def passes(folder: Path, user: int) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs its servers as another user")
 def test_without_acls_the_group_of_the_servers_gets_traversal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acl, "let_pass", lambda *_: False)
+    monkeypatch.setattr(account, "let_pass", lambda *_: False)
     guest = Account(12_345, 12_345, "guest", switched=True)
     (tmp_path / "closed").mkdir(mode=0o700)
     (tmp_path / "shared").mkdir(mode=0o750)

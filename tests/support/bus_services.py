@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import msgspec
 
-from interlock.access.seals import Seal, purpose
+from interlock.access.secrets import Seal, purpose
 from interlock.bus.path.delivery import target_queue
 from interlock.bus.path.slow_stage import SlowStage
 from interlock.bus.telemetry.events import expanded, telemetry_queue

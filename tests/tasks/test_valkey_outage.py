@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from valkey.asyncio import Valkey
 
-from interlock.access.request_limit import RequestLimit
 from interlock.clock import ManualClock
+from interlock.http.request_limits import RequestLimit
 from interlock.stores.embedded import EmbeddedValkey
 from interlock.tasks.limits import Deferrals
 from interlock.telemetry import REGISTRY

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from interlock.errors import ConfigurationError
-from interlock.http.limits import ConnectionLimits
+from interlock.http.connection import ConnectionLimits
 from interlock.http.listener import require_loopback
 from interlock.untrusted.runner.confinement import Interpreter
 from interlock.untrusted.runner.invocation import find_machine

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from interlock.access.seals import Seal
+from interlock.access.secrets import Seal
 from interlock.apps.app import open_app
 from interlock.dags.webhook_sources import signature
 from interlock.settings import Settings

@@ -12,13 +12,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from interlock.access.seals import Seal
+from interlock.access.secrets import Seal
 from interlock.client import Client, verify_webhook
 from interlock.clock import ManualClock
 from interlock.errors import BadRequest, Conflict, NotFound, Unauthenticated
 from interlock.failpoints import FailpointError, arm, disarm
-from interlock.outbound.addresses import Exceptions
-from interlock.outbound.guard import Guard
+from interlock.outbound.guard import Exceptions, Guard
 from interlock.telemetry import SET_ASIDE
 from interlock.webhooks import delivery as webhook_delivery
 from interlock.webhooks.delivery import WebhookDeliveries

@@ -20,9 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.jobs.definitions import NEVER_RETRIED
-from interlock.outbound import failures
-from interlock.outbound.failures import HostNotBound, OutboundFailed
-from interlock.outbound.guard import Binding
+from interlock.outbound import guard
+from interlock.outbound.guard import Binding, HostNotBound, OutboundFailed
 from interlock.wire.access import TaskSecret
 from interlock.workers import TaskContext, TaskFailed
 from interlock.workers.http_fetch.config import FetchConfig, read_config, rendered
@@ -308,7 +307,7 @@ def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | No
 
 
 def test_permanent_failures_are_never_retried() -> None:
-    classes = [kind for kind in vars(failures).values() if isinstance(kind, type) and issubclass(kind, OutboundFailed)]
+    classes = [kind for kind in vars(guard).values() if isinstance(kind, type) and issubclass(kind, OutboundFailed)]
     final = {kind.__name__ for kind in classes if not kind.retryable}
     assert set(NEVER_RETRIED["http_fetch"]) == final | {"BadConfig", "BadPayload", "BodyTooLarge", "HttpRefused"}
 

@@ -6,11 +6,9 @@ PUBLIC = (
     "jwt",
     "keyring",
     "object_tokens",
-    "prefixes",
     "principals",
-    "seals",
     "secrets",
-    "session_policy",
+    "prefixes",
     "signed_urls",
     "tokens",
 )

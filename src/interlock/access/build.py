@@ -6,21 +6,18 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from interlock.access.jwks import PublishedKeys
+from interlock.access.jwks import Documents, PublishedKeys
 from interlock.access.jwt import SharedSecret
 from interlock.access.keyring import Keyring
 from interlock.access.object_tokens import ObjectTokens
 from interlock.access.oidc import Issuer
 from interlock.access.principals import Members, Principals
-from interlock.access.request_limit import RequestLimit
-from interlock.access.seals import Seal
-from interlock.access.secrets import Secrets
+from interlock.access.secrets import Seal, Secrets
 from interlock.access.signed_urls import RESULTS, SignedUrls
 from interlock.access.tokens import CapabilityTokens, CapabilityVerifier
 from interlock.clock import Clock
-from interlock.http.documents import Documents
-from interlock.http.lockout import Lockout
-from interlock.http.parameters import Connection
+from interlock.http.request_limits import Lockout, RequestLimit
+from interlock.http.requests import Connection
 from interlock.settings import Settings
 from interlock.stores.objects import Objects, open_objects
 from interlock.stores.postgres import Database

@@ -17,7 +17,7 @@ from interlock.access.principals import Principal, WorkerIdentity
 from interlock.access.signed_urls import RESULTS, is_signed
 from interlock.access.tokens import Claims
 from interlock.errors import Forbidden, TooManyRequests, Unauthenticated
-from interlock.http.parameters import Connection, Headers
+from interlock.http.requests import Connection, Headers
 
 WORKER_HEADER = "x-trace-worker-token"
 CAPABILITY_HEADER = "x-trace-task-capability"

@@ -18,9 +18,8 @@ from litestar.response import Stream
 from interlock.access.guards import asked_of, grant_of, object_guard, require_grant_still
 from interlock.access.object_requests import AskedObject, Slice, must_be_new, quoted, wanted_slice
 from interlock.errors import BadRequest, NotFound
-from interlock.http.bodies import decode, require_json
-from interlock.http.parameters import Http, settings_of
 from interlock.http.problems import documented
+from interlock.http.requests import Http, decode, require_json, settings_of
 from interlock.stores.objects import DirectoryObjects, Found, OpenObject, canonical_key
 from interlock.stores.objects.port import too_large
 from interlock.wire.access import ObjectPage, ObjectView, UploadParts, UploadStarted

@@ -16,7 +16,7 @@ from interlock.access.oidc import Issuer
 from interlock.clock import Clock
 from interlock.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthenticated
 from interlock.http.cursors import next_cursor
-from interlock.http.lockout import Refused
+from interlock.http.request_limits import Refused
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.access import (
     KeyCreated,

@@ -12,7 +12,7 @@ from interlock.access.build import access_of
 from interlock.access.guards import principal_of, user_guard
 from interlock.access.principals import PLATFORM
 from interlock.errors import BadRequest, ConfigurationError, Conflict
-from interlock.http.parameters import Cursor, Http, Limit, settings_of
+from interlock.http.requests import Cursor, Http, Limit, settings_of
 from interlock.wire.access import (
     KeyCreated,
     KeyList,

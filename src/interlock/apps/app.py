@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import asyncpg
 
 from interlock.access.build import Access, build_access, verifying_with_published_keys
-from interlock.access.seals import Seal, require_seal
+from interlock.access.secrets import Seal, require_seal
 from interlock.apps.stores import Stores, close_task, state_database, state_url
 from interlock.bus.build import Bus, build_bus
 from interlock.clock import Clock, SystemClock

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from interlock.access.build import open_keyring
-from interlock.access.seals import Seal, require_seal
+from interlock.access.secrets import Seal, require_seal
 from interlock.apps.metrics import serving_metrics
 from interlock.apps.process import run_loops, stop_on_signals
 from interlock.apps.stores import listening, process_objects, state_database

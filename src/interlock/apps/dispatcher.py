@@ -21,7 +21,7 @@ from interlock.datasets import routes as datasets
 from interlock.datasets.build import dataset_loops
 from interlock.errors import ConfigurationError
 from interlock.http.listener import url_of
-from interlock.http.parameters import Connection, Http, settings_of
+from interlock.http.requests import Connection, Http, settings_of
 from interlock.jobs.build import job_loops
 from interlock.processes.loop import Service, forever
 from interlock.query.build import query_loops

@@ -20,11 +20,10 @@ from interlock import __version__
 from interlock.access.guards import SCHEMES
 from interlock.apps.app import App
 from interlock.apps.stores import Stores
-from interlock.http.bodies import decode_directly, takes_a_body
 from interlock.http.middleware import observed
 from interlock.http.openapi import DocumentPlugin
-from interlock.http.parameters import Http
 from interlock.http.problems import DOCUMENTED, HANDLERS, WITH_A_BODY
+from interlock.http.requests import Http, decode_directly, takes_a_body
 from interlock.wire.access import Health
 
 

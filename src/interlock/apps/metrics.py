@@ -15,7 +15,8 @@ from litestar.datastructures import State
 from interlock.access.build import Access, build_access
 from interlock.access.guards import user_guard
 from interlock.access.principals import PLATFORM
-from interlock.http.listener import bind, connection_limits, require_loopback
+from interlock.apps.process import connection_limits
+from interlock.http.listener import bind, require_loopback
 from interlock.http.middleware import observed
 from interlock.http.problems import HANDLERS
 from interlock.http.server import Server, config_of

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import structlog
 from litestar import Litestar
 
-from interlock.http.listener import bind, connection_limits, require_public_urls, require_safe
+from interlock.http.connection import ConnectionLimits
+from interlock.http.listener import bind, require_public_urls, require_safe
 from interlock.http.server import Server, config_of
 from interlock.processes.loop import Service, forever
 from interlock.settings import Settings
@@ -88,3 +89,14 @@ def listener_of(settings: Settings, address: str, name: str, descriptor: int | N
     require_safe(address, settings)
     require_public_urls(settings)
     return bind(address, setting=name)
+
+
+def connection_limits(settings: Settings) -> ConnectionLimits:
+    return ConnectionLimits(
+        head_seconds=settings.request_head_seconds,
+        body_bytes_per_second=settings.request_body_bytes_per_second,
+        body_window_seconds=settings.request_body_window_seconds,
+        reply_stall_seconds=settings.reply_stall_seconds,
+        connections=settings.max_connections,
+        per_peer=settings.max_connections_per_peer,
+    )

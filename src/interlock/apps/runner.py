@@ -7,8 +7,8 @@ import socket
 
 import structlog
 
-from interlock.apps.process import stop_on_signals
-from interlock.http.listener import bind, connection_limits, require_loopback
+from interlock.apps.process import connection_limits, stop_on_signals
+from interlock.http.listener import bind, require_loopback
 from interlock.settings import Settings
 from interlock.untrusted.runner.server import Rules, require_token, serve
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from interlock.access.build import Access
 from interlock.access.keyring import Keyring
-from interlock.access.seals import Seal
+from interlock.access.secrets import Seal
 from interlock.bus.alerts.alerts import Alerts
 from interlock.bus.alerts.route_health import RouteHealths
 from interlock.bus.inbox import Inbox
@@ -21,7 +21,7 @@ from interlock.bus.registry.loader import RegistryReads
 from interlock.bus.registry.pages import RegistryPages
 from interlock.bus.registry.snapshot import Snapshots
 from interlock.bus.replay.requests import Replays
-from interlock.http.parameters import Connection
+from interlock.http.requests import Connection
 from interlock.settings import Settings
 from interlock.stores.notifications import Wakeups
 from interlock.stores.objects import Objects

@@ -15,7 +15,7 @@ from interlock.errors import Forbidden
 from interlock.http.cursors import next_cursor, number_cursor
 from interlock.stores.postgres import Database, queries
 from interlock.tasks.queue import Handle, Queue, Received
-from interlock.wire.bus_inbox import (
+from interlock.wire.bus_messages import (
     DeadSelection,
     InboxAck,
     InboxDead,

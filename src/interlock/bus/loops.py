@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from interlock.access.seals import Seal
+from interlock.access.secrets import Seal
 from interlock.bus.alerts.alerts import AlertMail
 from interlock.bus.alerts.route_health import Monitor
 from interlock.bus.model import Registry

@@ -11,8 +11,8 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from interlock.access.guards import principal_of, user_guard
 from interlock.access.principals import PLATFORM, RECEIVE
 from interlock.bus.build import bus_of
-from interlock.http.parameters import Cursor, Http, Limit
-from interlock.wire.bus_alerts import (
+from interlock.http.requests import Cursor, Http, Limit
+from interlock.wire.bus_events import (
     AlertPage,
     AlertSettings,
     AlertSettingsList,
@@ -20,7 +20,7 @@ from interlock.wire.bus_alerts import (
     AlertView,
     RouteHealthPage,
 )
-from interlock.wire.bus_inbox import (
+from interlock.wire.bus_messages import (
     DeadSelection,
     InboxAck,
     InboxDead,
@@ -29,8 +29,10 @@ from interlock.wire.bus_inbox import (
     InboxNack,
     InboxReceive,
     InboxSettled,
+    ReplayPage,
+    ReplayRequest,
+    ReplayView,
 )
-from interlock.wire.bus_replays import ReplayPage, ReplayRequest, ReplayView
 
 # The inbox of a service, for its own API key
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire.bus_alerts import AlertPage, AlertSettingsList, AlertSettingsView, AlertView, RouteHealthPage
+    from interlock.wire.bus_events import AlertPage, AlertSettingsList, AlertSettingsView, AlertView, RouteHealthPage
 
 app = group("Alerts of the command bus, and the channels that receive them.")
 
@@ -39,7 +39,7 @@ def list_alerts(
     folder: FolderOption = None,
 ) -> None:
     """Show the alerts of the org, newest first."""
-    from interlock.wire.bus_alerts import AlertPage
+    from interlock.wire.bus_events import AlertPage
 
     async def read(client: Client) -> AlertPage:
         found, following = await collect(client.bus.alerts, lambda page: page.alerts, cursor, limit)
@@ -76,7 +76,7 @@ def set_channels(
     folder: FolderOption = None,
 ) -> None:
     """Replace the channels of an event."""
-    from interlock.wire.bus_alerts import AlertSettingsList, Channel, ChannelKind
+    from interlock.wire.bus_events import AlertSettingsList, Channel, ChannelKind
 
     wanted = [Channel(kind=ChannelKind.DASHBOARD)] if dashboard else []
     wanted += [Channel(kind=ChannelKind.EMAIL, to=address) for address in email or ()]
@@ -95,7 +95,7 @@ def unrouted(
     folder: FolderOption = None,
 ) -> None:
     """Show critical alerts of all orgs that reached no e-mail address and no webhook. Needs the platform scope."""
-    from interlock.wire.bus_alerts import AlertPage
+    from interlock.wire.bus_events import AlertPage
 
     async def read(client: Client) -> AlertPage:
         found, following = await collect(client.bus.unrouted_alerts, lambda page: page.alerts, cursor, limit)
@@ -123,7 +123,7 @@ def route_health(
     folder: FolderOption = None,
 ) -> None:
     """Show how fast the queues of the org's routes are drained, and commands for which no route exists."""
-    from interlock.wire.bus_alerts import RouteHealthPage
+    from interlock.wire.bus_events import RouteHealthPage
 
     async def read(client: Client) -> RouteHealthPage:
         found, following = await collect(

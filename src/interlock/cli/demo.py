@@ -147,7 +147,7 @@ async def _on_stage(folder: Folder, workers: tuple[str, ...], play: Play) -> boo
     """Starts everything, runs the demo, and stops everything, whatever happens in between."""
     from interlock.apps.up.supervisor import Plan, Supervisor
     from interlock.cli.demos.chain import example
-    from interlock.processes.interrupts import Interrupted, Interrupts
+    from interlock.processes.supervision import Interrupted, Interrupts
     from interlock.settings import load
 
     interrupts = Interrupts()

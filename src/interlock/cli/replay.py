@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire.bus_replays import ReplayFilters, ReplayPage, ReplayView
+    from interlock.wire.bus_messages import ReplayFilters, ReplayPage, ReplayView
 
 app = group("Replays: previously accepted commands, re-signed and sent again.")
 
@@ -71,7 +71,7 @@ def start(
 
     A Spark worker reads the archive; one must be running.
     """
-    from interlock.wire.bus_replays import ReplayFilters, ReplayOrigin, ReplayRequest
+    from interlock.wire.bus_messages import ReplayFilters, ReplayOrigin, ReplayRequest
 
     filters = ReplayFilters(
         source=source,
@@ -103,7 +103,7 @@ def list_replays(
     folder: FolderOption = None,
 ) -> None:
     """Show replays and who started them, newest first."""
-    from interlock.wire.bus_replays import ReplayPage
+    from interlock.wire.bus_messages import ReplayPage
 
     async def read(client: Client) -> ReplayPage:
         found, following = await collect(client.replays.page, lambda page: page.replays, cursor, limit)

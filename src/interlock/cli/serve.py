@@ -306,7 +306,7 @@ def take_over(channel: int | None) -> int | None:
     if channel is None:
         return None
 
-    from interlock.processes.supervised import take_over as listen
+    from interlock.processes.supervision import take_over as listen
 
     return listen(channel)
 

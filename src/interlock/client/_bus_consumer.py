@@ -18,7 +18,7 @@ from msgspec import Struct
 from interlock.client._caller import TIMEOUT_SECONDS, Caller, bearer, path, query
 from interlock.errors import InterlockError
 from interlock.wire.bus_events import Telemetry
-from interlock.wire.bus_inbox import (
+from interlock.wire.bus_messages import (
     DeadSelection,
     DeliveredMessage,
     InboxAck,

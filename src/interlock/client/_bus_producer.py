@@ -20,8 +20,7 @@ from msgspec import Raw, Struct
 from interlock.client._caller import Caller, bearer
 from interlock.errors import BadRequest, CommandRefused, ServerUnreachable, Unavailable
 from interlock.wire.bus_registry import TenantConfig
-from interlock.wire.canonical_json import NotCanonical
-from interlock.wire.commands import CommandVerdict, CommandVerdicts, compose
+from interlock.wire.commands import CommandVerdict, CommandVerdicts, NotCanonical, compose
 
 BATCH: Final = 100
 _PATIENCE_SECONDS: Final = 20.0

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from interlock.client._caller import Caller, path, query
-from interlock.wire.bus_alerts import (
+from interlock.wire.bus_events import (
     AlertPage,
     AlertSettings,
     AlertSettingsList,
@@ -17,6 +17,7 @@ from interlock.wire.bus_alerts import (
     Channel,
     RouteHealthPage,
 )
+from interlock.wire.bus_messages import ReplayPage, ReplayRequest, ReplayView
 from interlock.wire.bus_registry import (
     AclPage,
     AclRequest,
@@ -38,7 +39,6 @@ from interlock.wire.bus_registry import (
     ServiceView,
     TenantConfig,
 )
-from interlock.wire.bus_replays import ReplayPage, ReplayRequest, ReplayView
 
 PAGE: Final = 100
 

@@ -2,7 +2,7 @@
 
 from interlock.client._bus_consumer import Consumer, Delivery, TelemetryConsumer, TelemetryMessage
 from interlock.client._bus_producer import Command, Producer
-from interlock.wire.bus_inbox import DeliveredCommand, DeliveredMessage
+from interlock.wire.bus_messages import DeliveredCommand, DeliveredMessage
 from interlock.wire.bus_registry import TenantConfig
 from interlock.wire.commands import CommandVerdict
 

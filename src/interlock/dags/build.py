@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from interlock.access.build import Access
-from interlock.access.seals import Seal
+from interlock.access.secrets import Seal
 from interlock.dags.backpressure import Pauses, Pressure
 from interlock.dags.cutover import CutOver, Retirement
 from interlock.dags.deployment import Deployments
@@ -17,7 +17,7 @@ from interlock.dags.triggers import Triggers
 from interlock.dags.versions import DagReads
 from interlock.dags.webhook_sources import Hooks
 from interlock.datasets.build import Datasets
-from interlock.http.parameters import Connection
+from interlock.http.requests import Connection
 from interlock.jobs.backfills import Backfills
 from interlock.processes.loop import Service
 from interlock.settings import Settings

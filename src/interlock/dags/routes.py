@@ -20,10 +20,9 @@ from interlock.access.guards import principal_of, user_guard
 from interlock.dags.build import dags_of
 from interlock.dags.webhook_sources import Call
 from interlock.errors import Unauthenticated, UnsupportedMediaType
-from interlock.http.bodies import decode
 from interlock.http.middleware import peer_of_scope
-from interlock.http.parameters import Cursor, Http, Limit
 from interlock.http.problems import WITH_A_BODY
+from interlock.http.requests import Cursor, Http, Limit, decode
 from interlock.tasks.idempotency import Repeat
 from interlock.wire.dags import (
     BackfillAnswer,

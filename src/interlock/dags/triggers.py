@@ -18,10 +18,9 @@ from msgspec import Struct
 from interlock.errors import BadRequest, TooLarge
 from interlock.failpoints import failpoint
 from interlock.settings import Settings
-from interlock.stores.isolation import UNSTORABLE
 from interlock.stores.low_water import low_water
 from interlock.stores.notifications import Wakeups
-from interlock.stores.postgres import Connection, Database, database_time, queries, try_lock
+from interlock.stores.postgres import UNSTORABLE, Connection, Database, database_time, queries, try_lock
 from interlock.strict_json import NotStrict, require_strict
 from interlock.tasks.triggers import accept_triggers
 from interlock.telemetry import TASKS_ROUTED

@@ -19,13 +19,13 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from interlock.access.seals import Seal
+from interlock.access.secrets import Seal
 from interlock.clock import Clock
 from interlock.dags import triggers
 from interlock.dags.definition import SourceKind, WebhookAuth
 from interlock.dags.triggers import Trigger, check_payload
 from interlock.errors import ConfigurationError, Conflict, NotFound, Unauthenticated
-from interlock.http.lockout import Lockout, Refused, too_many_failures
+from interlock.http.request_limits import Lockout, Refused, too_many_failures
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.dags import HookAccepted, HookSecret

@@ -10,12 +10,12 @@ from interlock.datasets.credentials import Credentials
 from interlock.datasets.files import Files, Sweeper
 from interlock.datasets.lineage import DatasetLineage
 from interlock.datasets.registry import Registry
-from interlock.http.parameters import Connection
+from interlock.http.requests import Connection
 from interlock.processes.loop import Service
 from interlock.settings import Settings
 from interlock.stores.objects import Objects
+from interlock.stores.objects.s3 import Sts
 from interlock.stores.postgres import Database
-from interlock.stores.sts import Sts
 from interlock.tasks.build import TaskKernel
 from interlock.tasks.dataset_changes import Inputs
 

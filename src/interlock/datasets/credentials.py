@@ -8,15 +8,14 @@ from typing import Final
 from uuid import UUID
 
 from interlock.access.object_tokens import ObjectTokens
-from interlock.access.prefixes import Prefix, canonical_all
-from interlock.access.session_policy import session_policy
+from interlock.access.prefixes import Prefix, canonical_all, session_policy
 from interlock.access.tokens import Claims
 from interlock.datasets.files import Files
 from interlock.errors import Fenced, Forbidden, Unavailable
 from interlock.failpoints import failpoint
 from interlock.settings import Settings
+from interlock.stores.objects.s3 import SHORTEST_SECONDS, Sts
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.stores.sts import SHORTEST_SECONDS, Sts
 from interlock.tasks.completion import Attempts
 from interlock.tasks.shards import find_task, shard_of
 from interlock.telemetry import CREDENTIALS_MINTED

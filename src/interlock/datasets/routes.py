@@ -15,7 +15,7 @@ from interlock.access.tokens import require_binding
 from interlock.datasets.build import datasets_of
 from interlock.datasets.lineage import MAX_DEPTH
 from interlock.http.cursors import HIGHEST, LOWEST
-from interlock.http.parameters import Cursor, Http, Limit
+from interlock.http.requests import Cursor, Http, Limit
 from interlock.wire.access import CredentialsRequest, TaskCredentials
 from interlock.wire.attempts import DataReply, DataRequest
 from interlock.wire.datasets import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 
 from interlock.errors import ConfigurationError
-from interlock.http.limits import ConnectionLimits
 from interlock.settings import Settings, host_of, is_loopback, is_wildcard
 
 
@@ -75,14 +74,3 @@ def url_of(listener: socket.socket, settings: Settings) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return f"{'https' if settings.tls_cert else 'http'}://{shown}:{port}"
-
-
-def connection_limits(settings: Settings) -> ConnectionLimits:
-    return ConnectionLimits(
-        head_seconds=settings.request_head_seconds,
-        body_bytes_per_second=settings.request_body_bytes_per_second,
-        body_window_seconds=settings.request_body_window_seconds,
-        reply_stall_seconds=settings.reply_stall_seconds,
-        connections=settings.max_connections,
-        per_peer=settings.max_connections_per_peer,
-    )

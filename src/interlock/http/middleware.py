@@ -13,9 +13,9 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from prometheus_client import Counter, Histogram
 
-from interlock.http.connection_guard import peer_of
-from interlock.http.lockout import Lockout, too_many_failures
+from interlock.http.connection import peer_of
 from interlock.http.problems import PROBLEM_JSON, problem_document
+from interlock.http.request_limits import Lockout, too_many_failures
 from interlock.telemetry import REQUEST_SECONDS, REQUESTS
 
 _CREDENTIALS = frozenset({b"authorization", b"x-trace-worker-token", b"x-trace-task-capability"})

@@ -14,9 +14,7 @@ from typing import Any, Final
 import structlog
 import uvicorn
 
-from interlock.http.connection import Protocol
-from interlock.http.connection_guard import KEEP_ALIVE_SECONDS, Guard
-from interlock.http.limits import ConnectionLimits
+from interlock.http.connection import KEEP_ALIVE_SECONDS, ConnectionLimits, Guard, Protocol
 
 log = structlog.get_logger()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from interlock.access.build import Access
-from interlock.http.parameters import Connection
+from interlock.http.requests import Connection
 from interlock.jobs.backfills import Backfills
 from interlock.jobs.exports import Exports, ExportStaging
 from interlock.jobs.receipts import Receipts, Results

@@ -32,9 +32,8 @@ from interlock.jobs.run_sources import Batch, Place, ScopesSource, Source, Stage
 from interlock.jobs.staged_lists import StagedList
 from interlock.jobs.task_rows import Shape, ShardGone, ShardLoader, no_rows, not_json
 from interlock.settings import INGEST_QUEUE, Settings
-from interlock.stores.isolation import UNSTORABLE
 from interlock.stores.objects import Objects
-from interlock.stores.postgres import Database
+from interlock.stores.postgres import UNSTORABLE, Database
 from interlock.strict_json import first_not_strict
 from interlock.tasks.queue import Handle, Queue, Received
 from interlock.tasks.shards import SMALL_SHARD

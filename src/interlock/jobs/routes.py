@@ -11,7 +11,7 @@ from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, Quer
 
 from interlock.access.guards import org_of_result, principal_of, result_guard, user_guard
 from interlock.errors import BadRequest
-from interlock.http.parameters import Cursor, Http, Limit
+from interlock.http.requests import Cursor, Http, Limit
 from interlock.jobs.build import jobs_of
 from interlock.tasks.build import tasks_of
 from interlock.tasks.idempotency import Repeat

@@ -18,8 +18,7 @@ from interlock.jobs.ingest_records import close_open_run
 from interlock.jobs.run_sources import StagedSource, announce
 from interlock.jobs.staged_lists import Uploads
 from interlock.settings import Settings
-from interlock.stores.isolation import UNSTORABLE
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import UNSTORABLE, Connection, Database, Row, queries
 from interlock.strict_json import NotStrict, first_not_strict, pointed, require_strict
 from interlock.tasks.completion import enqueue, run_task_id
 from interlock.tasks.idempotency import Repeat, once

@@ -20,11 +20,13 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from interlock.outbound.addresses import Address
-from interlock.outbound.failures import (
+from interlock.outbound.guard import (
+    Address,
     AddressRefused,
     BadReply,
     BadUrl,
+    Binding,
+    Guard,
     HostNotBound,
     NameUnknown,
     OutboundFailed,
@@ -35,7 +37,6 @@ from interlock.outbound.failures import (
     TooSlow,
     Unreachable,
 )
-from interlock.outbound.guard import Binding, Guard
 
 ACCEPTED: Final = "gzip, deflate"
 """Value of the Accept-Encoding header."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from interlock.http.parameters import Connection
+from interlock.http.requests import Connection
 from interlock.processes.loop import Service
 from interlock.query.records import Queries, QueryRetention
 from interlock.settings import Settings

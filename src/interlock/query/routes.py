@@ -15,7 +15,7 @@ from litestar.response import Stream as Streamed
 from interlock.access.guards import capability_guard, claims_of, principal_of, user_guard
 from interlock.access.principals import PLATFORM
 from interlock.errors import BadRequest
-from interlock.http.parameters import Cursor, Http, Limit
+from interlock.http.requests import Cursor, Http, Limit
 from interlock.query.build import query_history_of
 from interlock.query.service import QueryService, Stream
 from interlock.telemetry import QUERIES_RUNNING, QUERIES_WAITING, metrics_text

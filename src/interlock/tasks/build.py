@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from interlock.access.build import Access
-from interlock.http.parameters import Connection
+from interlock.http.requests import Connection
 from interlock.processes.loop import Service
 from interlock.settings import Settings
 from interlock.stores.notifications import Wakeups

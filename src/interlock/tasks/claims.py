@@ -19,8 +19,7 @@ from interlock.access.tokens import CapabilityTokens, Grant, write_grants
 from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import armed, failpoint
 from interlock.settings import Settings
-from interlock.stores.isolation import isolated
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import Connection, Database, Row, isolated, queries
 from interlock.tasks.completion import Attempts, clean, outputs_of, run_task_id
 from interlock.tasks.dataset_changes import Inputs
 from interlock.tasks.limits import Rates, RunSlots

@@ -18,8 +18,7 @@ from interlock.errors import BadRequest, Conflict, Fenced, Forbidden, InterlockE
 from interlock.failpoints import armed, failpoint
 from interlock.schemas import Marker
 from interlock.settings import Settings
-from interlock.stores.isolation import CONTENT_ERRORS, isolated
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import CONTENT_ERRORS, Connection, Database, Row, isolated, queries
 from interlock.tasks import dataset_changes
 from interlock.tasks.dataset_changes import Admitted, Change, Found, Inputs, Markers
 from interlock.tasks.effects import OperatorState, keep_state

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from interlock.access.seals import Seal
+from interlock.access.secrets import Seal
 from interlock.errors import Conflict
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, queries

@@ -11,10 +11,18 @@ import msgspec
 
 from interlock.failpoints import failpoint
 from interlock.settings import Settings
-from interlock.stores.isolation import CONTENT_ERRORS, isolated, set_aside
 from interlock.stores.low_water import low_water
 from interlock.stores.notifications import Wakeups
-from interlock.stores.postgres import Connection, Database, Row, database_time, queries
+from interlock.stores.postgres import (
+    CONTENT_ERRORS,
+    Connection,
+    Database,
+    Row,
+    database_time,
+    isolated,
+    queries,
+    set_aside,
+)
 from interlock.tasks.queue import Outgoing, Queue
 from interlock.wire.attempts import ClaimRequest
 

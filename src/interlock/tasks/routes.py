@@ -11,7 +11,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from interlock.access.guards import principal_of, user_guard
 from interlock.access.principals import PLATFORM
 from interlock.errors import NotFound
-from interlock.http.parameters import Cursor, Http, Limit, settings_of
+from interlock.http.requests import Cursor, Http, Limit, settings_of
 from interlock.tasks.build import tasks_of
 from interlock.tasks.queue import Queue
 from interlock.wire.access import OrgOperators, OrgOperatorsRequest, WorkerList, WorkerView

@@ -16,7 +16,7 @@ from interlock.access.build import access_of
 from interlock.access.guards import capability_guard, claims_of, worker_guard, worker_of
 from interlock.access.tokens import require_binding
 from interlock.errors import Forbidden
-from interlock.http.parameters import Http, settings_of
+from interlock.http.requests import Http, settings_of
 from interlock.settings import RuntimeKind
 from interlock.tasks.build import tasks_of
 from interlock.tasks.queue import Handle, Received

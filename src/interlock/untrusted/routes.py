@@ -11,8 +11,8 @@ from litestar.params import FromPath, QueryParameter
 
 from interlock.access.guards import principal_of, user_guard
 from interlock.errors import UnsupportedMediaType
-from interlock.http.parameters import Cursor, Http, Limit
 from interlock.http.problems import WITH_A_BODY
+from interlock.http.requests import Cursor, Http, Limit
 from interlock.untrusted.build import untrusted_of
 from interlock.wire.bundles import BundlePage, BundleView
 

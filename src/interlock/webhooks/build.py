@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from interlock.access.seals import Seal
-from interlock.http.parameters import Connection
-from interlock.outbound.addresses import Exceptions
-from interlock.outbound.guard import Guard
+from interlock.access.secrets import Seal
+from interlock.http.requests import Connection
+from interlock.outbound.guard import Exceptions, Guard
 from interlock.processes.loop import Service
 from interlock.settings import Settings
 from interlock.stores.notifications import Wakeups

@@ -19,16 +19,14 @@ from uuid import UUID
 
 import structlog
 
-from interlock.access.seals import Seal
+from interlock.access.secrets import Seal
 from interlock.errors import ConfigurationError
 from interlock.failpoints import failpoint
-from interlock.outbound.failures import OutboundFailed
-from interlock.outbound.guard import Guard
+from interlock.outbound.guard import Guard, OutboundFailed
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
-from interlock.stores.isolation import CONTENT_ERRORS, set_aside
 from interlock.stores.notifications import Wakeups
-from interlock.stores.postgres import Database, Row, queries
+from interlock.stores.postgres import CONTENT_ERRORS, Database, Row, queries, set_aside
 from interlock.tasks.completion import clean
 from interlock.telemetry import WEBHOOK_DELIVERIES
 from interlock.webhooks.registry import purpose

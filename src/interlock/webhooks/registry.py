@@ -15,12 +15,10 @@ from uuid import UUID
 
 from msgspec import Raw
 
-from interlock.access.seals import Seal
+from interlock.access.secrets import Seal
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.http.cursors import LAST, next_cursor, uuid_cursor
-from interlock.outbound.addresses import literal
-from interlock.outbound.failures import AddressRefused
-from interlock.outbound.guard import Guard
+from interlock.outbound.guard import AddressRefused, Guard, literal
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.idempotency import Repeat, once

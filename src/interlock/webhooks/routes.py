@@ -9,7 +9,7 @@ from litestar import delete, get, post
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, RawBody
 
 from interlock.access.guards import principal_of, user_guard
-from interlock.http.parameters import Cursor, Http, Limit
+from interlock.http.requests import Cursor, Http, Limit
 from interlock.tasks.idempotency import Repeat
 from interlock.webhooks.build import webhooks_of
 from interlock.webhooks.registry import Caller

@@ -19,7 +19,7 @@ from uuid import UUID
 from msgspec import Meta, Raw, field
 
 from interlock.wire.base import Name, Reply, Request
-from interlock.wire.bus_alerts import AlertView
+from interlock.wire.bus_events import AlertView
 from interlock.wire.jobs import RunView
 
 SIGNATURE: Final = "X-Interlock-Signature"

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from interlock.outbound.addresses import Exceptions
 from interlock.outbound.exchange import KeptSender, Proxy
-from interlock.outbound.guard import Binding, Guard
+from interlock.outbound.guard import Binding, Exceptions, Guard
 from interlock.wire.access import TaskSecret
 from interlock.workers.context import TaskContext, TaskFailed
 from interlock.workers.failures import BadConfig

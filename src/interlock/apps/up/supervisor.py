@@ -20,8 +20,7 @@ import structlog
 
 from interlock.apps.up.folder import Folder
 from interlock.errors import InterlockError
-from interlock.processes.interrupts import Interrupted, Interrupts
-from interlock.processes.supervised import ChildFailed, Handover, SupervisedChild
+from interlock.processes.supervision import ChildFailed, Handover, Interrupted, Interrupts, SupervisedChild
 from interlock.settings import Settings
 
 if TYPE_CHECKING:

@@ -29,11 +29,10 @@ from interlock.failpoints import failpoint
 from interlock.http.cursors import FIRST, LAST, next_cursor, uuid_cursor
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
-from interlock.stores.isolation import CONTENT_ERRORS, set_aside
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import CONTENT_ERRORS, Connection, Database, Row, queries, set_aside
 from interlock.tasks.completion import clean
 from interlock.tasks.runs import Delivery, insert_deliveries
-from interlock.wire.bus_alerts import (
+from interlock.wire.bus_events import (
     ALERTED,
     CRITICAL,
     AlertPage,

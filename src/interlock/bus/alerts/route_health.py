@@ -20,7 +20,7 @@ from interlock.http.cursors import bad_cursor, next_cursor
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire.bus_alerts import DEAD_LETTERS, ROUTE_UNHEALTHY, RouteHealth, RouteHealthPage, RouteStatus
+from interlock.wire.bus_events import DEAD_LETTERS, ROUTE_UNHEALTHY, RouteHealth, RouteHealthPage, RouteStatus
 
 _sql = queries(__name__, "monitor")
 

@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from interlock.bus.path.caches import Tenant
 from interlock.strict_json import MAX_DEPTH, opened
-from interlock.wire import canonical_json, commands
+from interlock.wire import commands
 from interlock.wire.commands import COMMAND_SENT, Envelope, Message
 
 _COLONS: Final = 12
@@ -34,7 +34,7 @@ _HEX: Final = bytes(b"x"[0] if chr(byte) in "0123456789abcdef" else byte for byt
 costs 0.7 µs more per command. A literal x is refused first."""
 _ID, _HMAC = b"xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", b"x" * 64
 _decoder: Final = msgspec.json.Decoder(list[Message])
-_payloads: Final = msgspec.json.Decoder(list[Any], float_hook=canonical_json.number)
+_payloads: Final = msgspec.json.Decoder(list[Any], float_hook=commands.number)
 _ERRORS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -95,12 +95,12 @@ def _canonical(raws: Sequence[Raw]) -> list[bytes] | None:
     text = b"[%b]" % b",".join(raws)
     try:
         values = _payloads.decode(text)
-        form = canonical_json.encoder.encode(values)
+        form = commands.encoder.encode(values)
     except _ERRORS:
         return None
-    if _LONG in form.translate(_ZEROS) or canonical_json.has_astral(form) or any(map(_may_be_deep, raws)):
+    if _LONG in form.translate(_ZEROS) or commands.has_astral(form) or any(map(_may_be_deep, raws)):
         return None
-    return [bytes(raw) for raw in raws] if form == text else [canonical_json.encoder.encode(value) for value in values]
+    return [bytes(raw) for raw in raws] if form == text else [commands.encoder.encode(value) for value in values]
 
 
 def _may_be_deep(raw: Raw) -> bool:

@@ -10,8 +10,7 @@ from msgspec import Raw, Struct
 from msgspec.json import Decoder, Encoder
 from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError
 
-from interlock.stores.isolation import UNSTORABLE
-from interlock.stores.postgres import Connection, queries
+from interlock.stores.postgres import UNSTORABLE, Connection, queries
 from interlock.tasks.triggers import accept_triggers
 from interlock.wire.commands import Envelope, Metadata
 

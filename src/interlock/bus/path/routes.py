@@ -18,10 +18,8 @@ from interlock.access.guards import principal_of, user_guard, user_of
 from interlock.access.principals import SEND, Principal
 from interlock.bus.build import Bus, bus_of
 from interlock.errors import BadRequest, Forbidden, TooLarge
-from interlock.http.bodies import require_json
-from interlock.http.express import ExpressRequest
-from interlock.http.parameters import Http, settings_of
 from interlock.http.problems import WITH_A_BODY
+from interlock.http.requests import ExpressRequest, Http, require_json, settings_of
 from interlock.settings import Settings
 from interlock.strict_json import NotStrict, RepeatedKey, require_unique_keys
 from interlock.wire.commands import CommandVerdict, CommandVerdicts

@@ -25,10 +25,9 @@ from interlock.errors import Unavailable
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
-from interlock.stores.isolation import CONTENT_ERRORS, set_aside
 from interlock.stores.low_water import Look, low_water
 from interlock.stores.notifications import Wakeups
-from interlock.stores.postgres import Connection, Database, Row, database_time, queries
+from interlock.stores.postgres import CONTENT_ERRORS, Connection, Database, Row, database_time, queries, set_aside
 from interlock.wire.bus_events import FailureReason
 from interlock.wire.bus_registry import DedupeMode, Enforcement
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from interlock.access.seals import SECRET_BYTES, Seal, purpose
+from interlock.access.secrets import SECRET_BYTES, Seal, purpose
 from interlock.bus.registry.changelog import Change, Registrar, record
 from interlock.errors import Conflict, Forbidden, NotFound
 from interlock.failpoints import failpoint

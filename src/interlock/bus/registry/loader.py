@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from interlock.access.seals import Seal, purpose
+from interlock.access.secrets import Seal, purpose
 from interlock.bus.model import Acl, Ban, BanKind, Fairness, Key, Kind, Limit, Route, Service
 from interlock.stores.postgres import Database, Row, queries
 from interlock.wire.bus_registry import DedupeMode, DispatchMode, Enforcement, Sensitivity

@@ -12,7 +12,7 @@ from interlock.access.principals import SEND
 from interlock.bus.build import bus_of
 from interlock.bus.registry.changelog import Registrar
 from interlock.bus.registry.entries import ACL, LIMIT, ROUTE, SERVICE
-from interlock.http.parameters import Cursor, Http, Limit
+from interlock.http.requests import Cursor, Http, Limit
 from interlock.wire.bus_registry import (
     AclPage,
     AclRequest,

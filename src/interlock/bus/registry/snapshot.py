@@ -28,7 +28,7 @@ from msgspec import Struct
 from interlock.access import jwt
 from interlock.access.jwt import PublicKeys
 from interlock.access.keyring import Keyring
-from interlock.access.seals import Seal, purpose
+from interlock.access.secrets import Seal, purpose
 from interlock.bus import metrics
 from interlock.bus.model import Acl, Fairness, Key, Kind, Limit, Route, Service
 from interlock.bus.path.caches import ACL_TTLS, TTLS

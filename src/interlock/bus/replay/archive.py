@@ -24,9 +24,8 @@ from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.schemas import Column, DatasetSchema, Marker, hash_of
 from interlock.settings import Settings
-from interlock.stores.isolation import CONTENT_ERRORS, set_aside
 from interlock.stores.objects import Objects
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import CONTENT_ERRORS, Connection, Database, Row, queries, set_aside
 from interlock.tasks import dataset_changes
 from interlock.tasks.dataset_changes import Change
 from interlock.wire.attempts import Event, Output

@@ -28,7 +28,7 @@ from interlock.settings import Settings
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.result_packs import Packs
-from interlock.wire.bus_replays import (
+from interlock.wire.bus_messages import (
     ReplayFilters,
     ReplayOrigin,
     ReplayPage,

@@ -25,9 +25,8 @@ from interlock.bus.replay.requests import ArchiveSelection, DidNotComplete, NotY
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
-from interlock.stores.isolation import CONTENT_ERRORS, set_aside
-from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.wire.bus_replays import MAX_COMMANDS, ReplayFilters, ReplayOrigin
+from interlock.stores.postgres import CONTENT_ERRORS, Connection, Database, Row, queries, set_aside
+from interlock.wire.bus_messages import MAX_COMMANDS, ReplayFilters, ReplayOrigin
 from interlock.wire.commands import compose
 
 log = structlog.get_logger()

@@ -25,8 +25,7 @@ from interlock.bus.telemetry.events import FULL, emit, telemetry_queue
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Gathering, Periodic
 from interlock.settings import Settings
-from interlock.stores.isolation import CONTENT_ERRORS, set_aside
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import CONTENT_ERRORS, Connection, Database, Row, queries, set_aside
 from interlock.wire.bus_events import CommandFailed, FailureReason, TelemetryDropped, name_of
 
 _sql = queries(__name__, "telemetry")

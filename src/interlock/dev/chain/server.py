@@ -14,7 +14,7 @@ import uvicorn
 from interlock.dev.chain.chain import KEPT_BLOCKS, MAX_BLOCKS, Chain
 from interlock.dev.chain.methods import Methods, Serving
 from interlock.dev.chain.rpc import Endpoint, Limits
-from interlock.http.limits import ConnectionLimits
+from interlock.http.connection import ConnectionLimits
 from interlock.http.server import Server, config_of
 
 # ASGI's types: the keys of a message depend on its type.

@@ -1,7 +1,7 @@
 """Objects: files of datasets, batches, bundles and results, in a directory or in S3, by their full URI.
 
 port.py        the interface of all adapters, and valid keys
-directory.py   files in a directory; tree.py accesses it, uploads.py handles incomplete uploads
+directory.py   files in a directory; tree.py accesses them
 s3.py          a bucket
 """
 

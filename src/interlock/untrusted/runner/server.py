@@ -28,7 +28,7 @@ from interlock.errors import (
     Unauthenticated,
     Unavailable,
 )
-from interlock.http.limits import ConnectionLimits
+from interlock.http.connection import ConnectionLimits
 from interlock.http.server import Server, config_of
 from interlock.processes import linux
 from interlock.untrusted.runner import verdict

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from interlock.outbound.exchange import Bounds, KeptSender, Reply, Request
-from interlock.outbound.failures import BadReply, OutboundFailed, ReplyTooLarge, TlsFailed, TooSlow, Unreachable
+from interlock.outbound.guard import BadReply, OutboundFailed, ReplyTooLarge, TlsFailed, TooSlow, Unreachable
 from interlock.workers.context import TaskFailed
 
 FIRST_PAUSE_SECONDS: Final = 0.1

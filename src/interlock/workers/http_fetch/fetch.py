@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from interlock.outbound.exchange import Bounds, Reply, Request, Sender, read_url
-from interlock.outbound.failures import OutboundFailed
+from interlock.outbound.guard import OutboundFailed
 from interlock.workers.context import TaskFailed, plain
 from interlock.workers.http_fetch.config import FetchConfig
 

@@ -1,4 +1,4 @@
-"""A child process of the supervisor, restarted when it dies; and the part that runs inside the child.
+"""Supervision: child processes that are restarted when they die, and signals to the supervisor.
 
 The supervisor sends settings (as environment variables) and the listening socket through a socket pair. A child can
 therefore start and load its modules before these exist, while the servers start. No secret appears in a command line or
@@ -13,11 +13,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -183,3 +183,46 @@ def take_over(channel: int) -> int | None:
         os._exit(ORPHANED)
     os.environ.update(msgspec.json.decode(received, type=dict[str, str]))
     return listeners[0] if listeners else None
+
+
+T = TypeVar("T")
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Interrupted(Exception):
+    """Raised when a drain is requested before the current work is complete."""
+
+
+class Interrupts:
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+    def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
+                loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self.requested.is_set():
+            log.warning("hurrying", signal=number.name)
+            self.hurry.set()
+        else:
+            log.info("draining", signal=number.name, hint="send it again to hurry")
+            self.requested.set()
+
+    async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T:
+        """Returns the result of `work`. If a drain is requested first, cancels `work` and raises Interrupted."""
+        working = asyncio.create_task(work)
+        requested = asyncio.create_task(self.requested.wait())
+        try:
+            await asyncio.wait({working, requested}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise Interrupted
+        finally:
+            requested.cancel()
+            working.cancel()
+            await asyncio.wait({working})
