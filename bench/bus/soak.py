@@ -18,7 +18,7 @@ import psutil
 
 from bench.bus.registry import TARGET, message
 from bench.bus.sender import Sender
-from interlock.bus.telemetry.events import expanded as written
+from interlock.bus.telemetry import expanded as written
 
 LANES: Final = {"plain": "command-0", "strict": "command-1", "limited": "command-2"}
 LIMIT: Final = 500

@@ -12,9 +12,9 @@ from email.policy import default
 from pathlib import Path
 from typing import Any
 
-from interlock.bus.alerts.alerts import AlertMail
-from interlock.bus.telemetry.events import emit
-from interlock.bus.telemetry.loops import TelemetryBatches
+from interlock.bus.alerts import AlertMail
+from interlock.bus.loops import TelemetryBatches
+from interlock.bus.telemetry import emit
 from interlock.clock import ManualClock
 from interlock.wire.bus_events import AbuseDetected, BusEvent, CommandInvalid, LegacyKeyUsed
 from tests.support.system import System, running

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.bus.inbox import TELEMETRY
+from interlock.bus.loops import TelemetryAgeOut
 from interlock.bus.metrics import TELEMETRY_EVENTS
 from interlock.bus.model import Decision, Outcome, Route
 from interlock.bus.path import reports
 from interlock.bus.path.persistence import Dispatched, Effects
-from interlock.bus.telemetry.events import FULL, MAX_EVENTS, Deliveries, expanded, messages, telemetry_queue
-from interlock.bus.telemetry.loops import TelemetryAgeOut
+from interlock.bus.telemetry import FULL, MAX_EVENTS, Deliveries, expanded, messages, telemetry_queue
 from interlock.client.bus import TelemetryConsumer
 from interlock.clock import ManualClock
 from interlock.wire.bus_events import CommandDelivered, decoded

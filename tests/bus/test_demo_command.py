@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from interlock.apps.ingest import ingest
-from interlock.bus.telemetry.loops import TelemetryBatches
-from interlock.cli.demos.bus_command import Office, Wanted
+from interlock.bus.loops import TelemetryBatches
+from interlock.cli.demos.pipeline import Office, Wanted
 from interlock.client import Client
 from tests.support.deployed_dags import DeployedDags
 from tests.support.polls import answered

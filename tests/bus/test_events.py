@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from interlock.bus.telemetry.events import rows_of
+from interlock.bus.telemetry import rows_of
 from interlock.wire.bus_events import CATALOGUE, EVENT_TYPES, LegacyKeyUsed, decoded, encoded, event_type
 
 EXAMPLES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("catalogue.json").read_text())

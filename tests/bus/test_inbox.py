@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
+from interlock.bus.loops import TelemetryBatches
 from interlock.bus.path.delivery import target_queue
-from interlock.bus.telemetry.events import emit, telemetry_queue
-from interlock.bus.telemetry.loops import TelemetryBatches
+from interlock.bus.telemetry import emit, telemetry_queue
 from interlock.client.bus import Consumer, DeliveredMessage, Delivery, TelemetryConsumer
 from interlock.wire.bus_events import CommandFailed, FailureReason, LegacyKeyUsed
 from tests.support.bus_targets import Target, target

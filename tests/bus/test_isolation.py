@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from interlock.bus.alerts.alerts import AlertMail
+from interlock.bus.alerts import AlertMail
 from interlock.bus.path import slow_stage
 from interlock.bus.replay.archive import Archive
 from interlock.clock import ManualClock

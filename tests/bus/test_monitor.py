@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from interlock.bus.alerts.route_health import LOOKS, Monitor
+from interlock.bus.alerts import LOOKS, Monitor
+from interlock.bus.loops import TelemetryBatches
 from interlock.bus.path.delivery import target_queue
-from interlock.bus.telemetry.events import emit
-from interlock.bus.telemetry.loops import TelemetryBatches
+from interlock.bus.telemetry import emit
 from interlock.clock import ManualClock
 from interlock.wire.access import KeyRequest, Role
 from interlock.wire.bus_events import CommandFailed, FailureReason

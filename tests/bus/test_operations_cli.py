@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from interlock.bus.alerts.route_health import Monitor
-from interlock.bus.telemetry.events import emit
-from interlock.bus.telemetry.loops import TelemetryBatches
+from interlock.bus.alerts import Monitor
+from interlock.bus.loops import TelemetryBatches
+from interlock.bus.telemetry import emit
 from interlock.cli.app import execute
 from interlock.wire.bus_events import CommandInvalid
 from tests.support.bus_targets import target

@@ -6,8 +6,8 @@ import json
 from typing import Any
 from uuid import UUID
 
-from interlock.bus.telemetry.events import emit, telemetry_queue
-from interlock.bus.telemetry.loops import TelemetryAgeOut, TelemetryBatches
+from interlock.bus.loops import TelemetryAgeOut, TelemetryBatches
+from interlock.bus.telemetry import emit, telemetry_queue
 from interlock.clock import ManualClock
 from interlock.telemetry import SET_ASIDE
 from interlock.wire.bus_events import LegacyKeyUsed

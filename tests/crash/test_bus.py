@@ -10,7 +10,7 @@ import pytest
 
 from interlock.bus.path.delivery import target_queue
 from interlock.bus.registry.snapshot import LATEST
-from interlock.bus.telemetry.events import emit, telemetry_queue
+from interlock.bus.telemetry import emit, telemetry_queue
 from interlock.wire.bus_events import CommandInvalid, LegacyKeyUsed
 from tests.bus.test_alerts import mail_server
 from tests.support.accepted_commands import archived_payloads, owe_commands

@@ -32,7 +32,7 @@ from interlock.errors import InvalidDag
 from interlock.settings import load
 from interlock.spark import operators as spark
 from interlock.tasks.inline_runtime import OPERATORS
-from interlock.untrusted.udf import UDF
+from interlock.untrusted.bundles import UDF
 from interlock.wire.base import Priority
 from interlock.workers import operators as workers
 from tests.support.dags import VOCABULARY, block, documents, problems_of, valid

@@ -17,8 +17,7 @@ import asyncpg
 import httpx
 
 from interlock.apps.app import open_app
-from interlock.bus.registry.changelog import Registrar
-from interlock.bus.registry.entries import SERVICE
+from interlock.bus.registry.entries import SERVICE, Registrar
 from interlock.http.listener import bind, url_of
 from interlock.settings import Settings
 from interlock.wire.access import KeyRequest, Role, WorkerTokenRequest

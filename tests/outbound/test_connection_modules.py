@@ -50,7 +50,7 @@ OUTSIDE = {
     "stores/signers.py": "connects to AWS, or to the endpoint in the settings",
     "stores/objects/s3.py": "connects to AWS, or to the endpoint in the settings",
     "stores/objects/": "connects to the object store in the settings",
-    "bus/alerts/alerts.py": "connects to the mail server in the settings; tenants choose only recipients",
+    "bus/alerts.py": "connects to the mail server in the settings; tenants choose only recipients",
     "spark/objects.py": "connects to the object store in the settings",
     "spark/session.py": "connects to the Spark master in the settings",
     "untrusted/runner/bundles.py": "fetches a bundle from the object store by a URL that the dispatcher signed",

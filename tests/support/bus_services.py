@@ -11,7 +11,7 @@ import msgspec
 from interlock.access.secrets import Seal, purpose
 from interlock.bus.path.delivery import target_queue
 from interlock.bus.path.slow_stage import SlowStage
-from interlock.bus.telemetry.events import expanded, telemetry_queue
+from interlock.bus.telemetry import expanded, telemetry_queue
 from interlock.wire.access import KeyRequest, Role
 from tests.support.signed_commands import SECRET, signed
 from tests.support.system import System

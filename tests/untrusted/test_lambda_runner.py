@@ -13,7 +13,7 @@ import pytest
 
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.processes.loop import forever
-from interlock.untrusted.runner.lambda_package import HANDLER, write
+from interlock.untrusted.runner.confinement import HANDLER, write
 from interlock.untrusted.runners import LambdaRunner, RunnerAway
 from tests.conftest import copied
 from tests.support.aws import Aws

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from interlock.access.build import Access
 from interlock.access.keyring import Keyring
 from interlock.access.secrets import Seal
-from interlock.bus.alerts.alerts import Alerts
-from interlock.bus.alerts.route_health import RouteHealths
+from interlock.bus.alerts import Alerts, RouteHealths
 from interlock.bus.inbox import Inbox
 from interlock.bus.path.caches import Caches
 from interlock.bus.path.fast_stage import Fast

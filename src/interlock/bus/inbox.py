@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from interlock.access.principals import Principal
 from interlock.bus.path.delivery import target_queue
-from interlock.bus.telemetry.events import expanded, telemetry_queue
+from interlock.bus.telemetry import expanded, telemetry_queue
 from interlock.errors import Forbidden
 from interlock.http.cursors import next_cursor, number_cursor
 from interlock.stores.postgres import Database, queries

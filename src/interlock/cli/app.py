@@ -13,7 +13,6 @@ from interlock import __version__
 from interlock.cli import (
     alert,
     backfill,
-    buffer,
     bundle,
     bus_changes,
     bus_registry,
@@ -24,7 +23,6 @@ from interlock.cli import (
     job_results,
     operator,
     queue,
-    receipt,
     replay,
     run,
     secret,
@@ -56,7 +54,7 @@ for module in (up, demo):
 for name, group in (
     ("dag", dag.app),
     ("dataset", dataset.app),
-    ("buffer", buffer.app),
+    ("buffer", dataset.buffers),
     ("backfill", backfill.app),
     ("source", source.app),
     ("operator", operator.app),
@@ -64,7 +62,7 @@ for name, group in (
     ("job", job_results.app),
     ("run", run.app),
     ("task", task.app),
-    ("receipt", receipt.app),
+    ("receipt", job_results.receipts),
     ("queue", queue.app),
     ("webhook", webhook.app),
     ("secret", secret.app),

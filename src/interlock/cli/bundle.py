@@ -120,7 +120,7 @@ def write_runner(
 ) -> None:
     """Write the code of the AWS Lambda function that runs bundles, for the setting runner_lambda."""
     from interlock.archives import digest_of
-    from interlock.untrusted.runner.lambda_package import HANDLER, write
+    from interlock.untrusted.runner.confinement import HANDLER, write
 
     files = write(out)
     print(f"{out}: {files} files, sha256 {digest_of(out)}, handler {HANDLER}")

@@ -1,4 +1,4 @@
-"""`interlock dataset`: the outputs of jobs, their lineage, and their invalidation."""
+"""`interlock dataset`: outputs of jobs, their lineage, their invalidation. `interlock buffer`: published batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from interlock.cli.conventions import (
     usage,
 )
 from interlock.cli.output import cell, must_ask, present, sheet, table
-from interlock.wire.datasets import Direction, InvalidateRequest
+from interlock.wire.datasets import Direction, InvalidateRequest, PublishStatus
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from interlock.client import Client
     from interlock.wire.datasets import (
+        BufferPage,
+        BufferView,
         DatasetPage,
         DatasetSummary,
         DatasetView,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         PartitionPage,
         ScopeExplanation,
     )
+
 
 app = group("Datasets: the outputs of jobs, and their lineage.")
 
@@ -284,3 +287,77 @@ def explain(
 
 def _explanation(found: ScopeExplanation) -> RenderableType:
     return sheet([("reason", found.reason), ("detail", found.detail), ("task", found.task_id)])
+
+
+buffers = group("Published batches of buffered datasets.")
+
+PublishId = Annotated[UUID, typer.Argument(help="Id of the published batch.", metavar="PUBLISH_ID")]
+
+
+@command(buffers, "list", example="interlock buffer list --status Refused")
+def list_buffers(
+    status: Annotated[
+        PublishStatus | None, typer.Option(help="Only batches with this status.", show_default=False)
+    ] = None,
+    cursor: Annotated[str | None, typer.Option(help="next_cursor of the previous page.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of batches to show.")] = 100,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show published batches, newest first."""
+    present(ask(folder, lambda client: client.buffers.page(status, cursor, limit)), output, _page)
+
+
+def _page(page: BufferPage) -> RenderableType:
+    rows = [
+        (one.publish_id, one.status, _name(one), one.record_count, one.batch, one.published_at, _why(one))
+        for one in page.buffers
+    ]
+    columns = ("publish", "status", "dataset", "records", "batch", "published", "reason")
+    return table(columns, rows, empty="No batch has been published.")
+
+
+def _name(view: BufferView) -> str:
+    return view.dataset or str(view.dataset_uuid)
+
+
+def _why(view: BufferView) -> str | None:
+    return None if view.refusal is None else f"{view.refusal.code}: {view.refusal.detail}"
+
+
+@command(buffers, "show", example="interlock buffer show 0192f0c1-…")
+def show_buffer(publish_id: PublishId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Show a batch: its status, and its bad rows."""
+    present(ask(folder, lambda client: client.buffers.show(publish_id)), output, _view)
+
+
+def _view(view: BufferView) -> RenderableType:
+    from rich.console import Group
+
+    facts = sheet(
+        [
+            ("publish", view.publish_id),
+            ("status", view.status),
+            ("dataset", f"{_name(view)}, version {view.dataset_version}"),
+            ("producer", f"task {view.task_id}, attempt {view.attempt}"),
+            ("file", view.batch_uri),
+            ("records", view.record_count),
+            ("published", view.published_at),
+            ("settled", view.settled_at),
+            ("batch", view.batch),
+            ("redrives", view.redrives or None),
+            ("load task", view.load_task),
+            ("file deleted", view.swept_at),
+            ("reason", _why(view)),
+        ]
+    )
+    if view.refusal is None or not view.refusal.rows:
+        return facts
+    rows = [(row.line, row.reason) for row in view.refusal.rows]
+    return Group(facts, table(("line", "reason"), rows, empty=""))
+
+
+@command(buffers, "redrive", example="interlock buffer redrive 0192f0c1-…")
+def redrive_buffer(publish_id: PublishId, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Load a batch again that was refused or abandoned."""
+    present(ask(folder, lambda client: client.buffers.redrive(publish_id)), output, _view)

@@ -14,7 +14,7 @@ from interlock.dags.lineage import cycles, producer
 from interlock.dags.problems import Place, Report, listing, quoted
 from interlock.jobs.definitions import inline_problem
 from interlock.tasks import operators
-from interlock.untrusted.udf import UDF, Bundle, bundle_problem, config_problem, pinned
+from interlock.untrusted.bundles import UDF, Bundle, bundle_problem, config_problem, pinned
 
 BUILT_IN: Final = operators.BUILT_IN - {operators.SPARK_MAP}
 """Built-in names, valid in every runtime. Excludes `spark_map`, which is for bulk runs only."""

@@ -22,8 +22,7 @@ from interlock.failpoints import failpoint
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.operators import Operators
-from interlock.untrusted.bundles import bundles_named, hold
-from interlock.untrusted.udf import Bundle
+from interlock.untrusted.bundles import Bundle, bundles_named, hold
 from interlock.wire.dags import DagDeployed, DagState, DagVersionView, PlannedJob
 
 _sql = queries(__name__, "dags")

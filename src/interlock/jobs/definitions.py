@@ -15,8 +15,7 @@ from interlock.settings import Runtime, RuntimeKind, Settings
 from interlock.stores.postgres import Connection, Row, queries
 from interlock.tasks.operators import Operators
 from interlock.tasks.reads import job_by_name
-from interlock.untrusted.bundles import pin
-from interlock.untrusted.udf import UDF
+from interlock.untrusted.bundles import UDF, pin
 from interlock.wire.access import secret_names
 from interlock.wire.base import Priority
 from interlock.wire.jobs import JobRequest, Policy, Scaling

@@ -351,9 +351,9 @@ def _stopped(batch: list[Running]) -> list[Answer]:
 
 
 def _attempt(spark: SparkSession, batch: list[Running], link: Driver) -> dict[int, Outcome]:
-    from interlock.spark.attempt import run_attempt  # noqa: PLC0415 - loads PySpark, so only with the first task
+    # Loads PySpark, so only with the first task.
+    from interlock.spark.attempt import run_attempt, run_together  # noqa: PLC0415
     from interlock.spark.context import TaskContext  # noqa: PLC0415
-    from interlock.spark.spark_map import run_together  # noqa: PLC0415
 
     work, task = batch[0].work, batch[0].task
     data = TaskData(task_id=task.task_id, inputs=[], outputs=[]) if work.data is None else _data.decode(work.data)

@@ -1,7 +1,4 @@
 """Untrusted code: bundles, their invocation, and the runner with its sandbox in `runner/`."""
 
-PUBLIC = (
-    "bundles",
-    "udf",
-)
+PUBLIC = ("bundles",)
 """Modules that other capabilities may import. tests/docs checks it."""

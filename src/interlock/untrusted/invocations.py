@@ -31,8 +31,8 @@ from interlock.tasks.completion import Attempts
 from interlock.tasks.inline_runtime import completion, failure, fence_of, given, keep
 from interlock.tasks.outbox_relay import Invoke, TaskRef, make_due
 from interlock.telemetry import INVOCATIONS, INVOCATIONS_OPEN
+from interlock.untrusted.bundles import DIGEST, bundle_key
 from interlock.untrusted.runners import Runner, RunnerAway, RunnerBusy, RunnerLost
-from interlock.untrusted.udf import DIGEST, bundle_key
 from interlock.wire.attempts import ClaimReply, Completion, Release, TaskPayload
 from interlock.wire.bundles import Endpoints, Invocation, InvocationLimits, RunnerReport
 from interlock.wire.tasks import Crash

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from interlock.bus import metrics
 from interlock.bus.model import Ban, BanKind, Fairness
-from interlock.bus.telemetry.events import emit
+from interlock.bus.telemetry import emit
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings

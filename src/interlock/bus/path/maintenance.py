@@ -14,7 +14,7 @@ from interlock.bus.path import fairness, reports
 from interlock.bus.path.caches import Caches, Revoked, Tenant
 from interlock.bus.path.fast_stage import Memory
 from interlock.bus.path.limits import Limits
-from interlock.bus.telemetry.events import emit
+from interlock.bus.telemetry import emit
 from interlock.errors import InterlockError
 from interlock.stores.notifications import Wakeups
 from interlock.stores.postgres import Connection, Database, queries

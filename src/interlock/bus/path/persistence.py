@@ -22,7 +22,7 @@ from interlock.bus.model import Ban, Decision, Outcome, Route
 from interlock.bus.path import delivery, reports
 from interlock.bus.path.group_commit import GroupCommit
 from interlock.bus.path.verification import Notice
-from interlock.bus.telemetry.events import FULL, Deliveries, array, messages, telemetry_queue
+from interlock.bus.telemetry import FULL, Deliveries, array, messages, telemetry_queue
 from interlock.errors import InterlockError
 from interlock.failpoints import armed, failpoint
 from interlock.stores.postgres import Connection, Database, queries

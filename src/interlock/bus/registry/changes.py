@@ -9,8 +9,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from interlock.bus.registry.changelog import Change, Registrar, change_view, record
-from interlock.bus.registry.entries import ENTRIES, SERVICE, Entry, Org
+from interlock.bus.registry.entries import ENTRIES, SERVICE, Change, Entry, Org, Registrar, change_view, record
 from interlock.bus.registry.keys import ServiceKeys
 from interlock.errors import Conflict, NotFound
 from interlock.failpoints import failpoint

@@ -13,7 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from interlock.access.secrets import SECRET_BYTES, Seal, purpose
-from interlock.bus.registry.changelog import Change, Registrar, record
+from interlock.bus.registry.entries import Change, Registrar, record
 from interlock.errors import Conflict, Forbidden, NotFound
 from interlock.failpoints import failpoint
 from interlock.http.cursors import next_cursor

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from interlock.bus.registry.changelog import Registrar
-from interlock.bus.registry.entries import Org, route_of
+from interlock.bus.registry.entries import Org, Registrar, route_of
 from interlock.errors import NotFound
 from interlock.http.cursors import next_cursor
 from interlock.stores.postgres import Connection, Database, Row, queries

@@ -10,8 +10,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from interlock.access.guards import principal_of, user_guard
 from interlock.access.principals import SEND
 from interlock.bus.build import bus_of
-from interlock.bus.registry.changelog import Registrar
-from interlock.bus.registry.entries import ACL, LIMIT, ROUTE, SERVICE
+from interlock.bus.registry.entries import ACL, LIMIT, ROUTE, SERVICE, Registrar
 from interlock.http.requests import Cursor, Http, Limit
 from interlock.wire.bus_registry import (
     AclPage,

@@ -28,8 +28,7 @@ An Engine does not limit the number of concurrent statements; the caller does.
 
 from interlock.query.engine.engine import Engine
 from interlock.query.engine.jobs import DataFile, Files, Format, Limits, QueryJob, Relation, Summary, Table
-from interlock.query.engine.result import Result
-from interlock.query.engine.row_formats import csv_header, csv_of, rows_of
+from interlock.query.engine.result import Result, csv_header, csv_of, rows_of
 
 __all__ = [
     "DataFile",

@@ -23,7 +23,7 @@ import pyarrow as pa
 from interlock.processes.linux import die_with
 from interlock.query.sql_gate import bare_connection
 from interlock.query.statement import process
-from interlock.query.statement.confinement import drop_descriptors, set_common_limits
+from interlock.query.statement.process import drop_descriptors, set_common_limits
 from interlock.query.statement.protocol import EXIT, FORK, MAX_DESCRIPTORS, ORDER, READY
 
 _BEGIN: Final = b"B"

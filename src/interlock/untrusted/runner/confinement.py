@@ -7,6 +7,8 @@
 
 bwrap comes first because it is widely reviewed. It is a system package that pip cannot install, hence the launcher's
 own namespaces: Landlock alone would give user code no network and no process tree of its own.
+
+`write` packages the code of the Lambda function as a zip: the few modules that it needs, without dependencies.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,11 +27,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+import interlock
+from interlock.archives import pack
 from interlock.errors import ConfigurationError
 from interlock.processes import landlock, seccomp
 from interlock.untrusted.runner.contract import Invocation
 from interlock.untrusted.runner.forwarder import Routes
-from interlock.untrusted.runner.in_sandbox import network
+from interlock.untrusted.runner.in_sandbox import namespaces
 from interlock.untrusted.runner.in_sandbox.job import BUNDLE, PROGRAMS, SANDBOX, WORK, Job
 
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -200,7 +205,7 @@ def _covered(path: str, folders: Iterable[str]) -> bool:
 
 def _files(names: Mapping[str, str], user: int) -> dict[str, str]:
     return {
-        "/etc/hosts": "\n".join(network.hosts(names)) + "\n",
+        "/etc/hosts": "\n".join(namespaces.hosts(names)) + "\n",
         "/etc/nsswitch.conf": "hosts: files\n",
         "/etc/resolv.conf": "",
         "/etc/passwd": f"{SANDBOX}:x:{user}:{user}::{WORK}:/bin/sh\n",
@@ -264,3 +269,19 @@ def unavailable(walls: Walls) -> str | None:
         if not seccomp.supported():
             return "the seccomp filter supports only x86_64 and aarch64"
     return None
+
+
+HANDLER: Final = "interlock.untrusted.runner.lambda_function.handler"
+_OURS: Final = ("archives.py", "errors.py", "http/fetch.py", "untrusted/runner/lambda_function.py")
+
+
+def write(out: Path) -> int:
+    """Writes the zip and returns the number of files. Reproducible, so that deploying the same code changes nothing."""
+    source = Path(interlock.__file__).parent
+    with tempfile.TemporaryDirectory(prefix="interlock-package-") as folder:
+        copy_programs(source, Path(folder))
+        for name in _OURS:
+            target = Path(folder) / "interlock" / name
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, target)
+        return pack(Path(folder), out)

@@ -4,7 +4,7 @@ Lambda is the wall here: each function has its own machine, and its role has no 
 separate process with an empty environment and limits. Before the function returns, this process and all its descendants
 are killed, because Lambda reuses the machine for the next invocation, which may belong to another org.
 
-Uses only the standard library and the files next to it: see lambda_package.py.
+Uses only the standard library and the files next to it: see `write` in confinement.py.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from interlock.errors import (
 from interlock.http.connection import ConnectionLimits
 from interlock.http.server import Server, config_of
 from interlock.processes import linux
-from interlock.untrusted.runner import verdict
+from interlock.untrusted.runner import invocation as verdict
 from interlock.untrusted.runner.bundles import Bundles
 from interlock.untrusted.runner.confinement import Interpreter
 from interlock.untrusted.runner.contract import read
