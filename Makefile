@@ -50,7 +50,7 @@ bench: $(INSTALLED) ## measure the kernel beside bare SQL and other queues on th
 install: $(INSTALLED) ## set up .venv from requirements.lock; the other targets do it when it is due
 
 lock: $(BIN)/uv ## pin dependencies again after a change to pyproject.toml (LOCK_ARGS=--upgrade for the newest)
-	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --universal --extra dev --extra connect \
+	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --universal --extra all --extra connect --extra dev \
 	  --generate-hashes --no-emit-index-url --no-header $(LOCK_ARGS) --output-file requirements.lock pyproject.toml >/dev/null
 
 clean: ## remove .venv, build output and the tools' caches; .interlock stays

@@ -47,7 +47,7 @@ OUTSIDE = {
     "untrusted/runners.py": "connects to the runner in the settings",
     "query/engine/files.py": "reads committed files from the object store in the settings",
     "stores/embedded/valkey.py": "connects to the server that this process has just started",
-    "stores/signers.py": "connects to AWS, or to the endpoint in the settings",
+    "stores/kms.py": "connects to AWS, or to the endpoint in the settings",
     "stores/objects/s3.py": "connects to AWS, or to the endpoint in the settings",
     "stores/objects/": "connects to the object store in the settings",
     "bus/alerts.py": "connects to the mail server in the settings; tenants choose only recipients",

