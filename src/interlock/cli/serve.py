@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine, Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
@@ -258,6 +259,9 @@ def worker(
     join(parent)
     from interlock.workers import main
 
+    if runtime == "spark" and find_spec("pyspark") is None:
+        # Spark is loaded with the first task, which would be too late to say so.
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
     take_over(handover)
     variables = _passed_on(pass_env or (), os.environ)
     settings = configured(f"worker-{runtime}", log_file, dir=folder)
