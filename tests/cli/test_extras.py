@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -91,11 +91,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def _ran(*command: str, cwd: Path | None = None, fails: bool = False, **environment: str) -> str:
+def _ran(
+    *command: str, cwd: Path | None = None, fails: bool = False, environment: Mapping[str, str] | None = None
+) -> str:
     """Runs a command without the settings of this process, and returns what it prints."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("INTERLOCK_", "PYTHON"))}
     done = subprocess.run(
-        command, cwd=cwd, env=kept | environment, capture_output=True, text=True, timeout=110, check=False
+        command, cwd=cwd, env=kept | dict(environment or {}), capture_output=True, text=True, timeout=110, check=False
     )
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -130,10 +132,10 @@ async def test_client_alone_submits_a_job_and_reads_it_back(
     import asyncio
 
     command = [str(client / "interlock"), "job", "submit", "--operator", "echo", "--task", '{"n": 1}']
-    printed = await asyncio.to_thread(_ran, *command, cwd=tmp_path, **gateway)
+    printed = await asyncio.to_thread(_ran, *command, cwd=tmp_path, environment=gateway)
     assert "run" in printed.lower()
     listed = await asyncio.to_thread(
-        _ran, str(client / "interlock"), "task", "list", "--output", "json", cwd=tmp_path, **gateway
+        _ran, str(client / "interlock"), "task", "list", "--output", "json", cwd=tmp_path, environment=gateway
     )
     assert '"Queued"' in listed
 
