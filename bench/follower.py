@@ -32,10 +32,9 @@ from interlock.outbound import Exceptions, Guard
 from interlock.outbound.exchange import KeptSender, Request
 from interlock.stores.embedded import EmbeddedPostgres
 from interlock.wire.attempts import Event, WriteGrant
-from interlock.workers.block_follower.chain import Chain
+from interlock.workers.block_follower.chain import COLUMNS, Chain, Record, records
 from interlock.workers.block_follower.config import KINDS, Kind
 from interlock.workers.block_follower.operator import block_follower
-from interlock.workers.block_follower.rows import COLUMNS, Record, records
 from interlock.workers.block_follower.rpc import Endpoint
 from interlock.workers.context import TaskContext
 from interlock.workers.protocol import Assignment, Outbound, Work

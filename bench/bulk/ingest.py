@@ -28,8 +28,7 @@ from rich.table import Table
 
 from bench.harness import Installation, installation, machine, spread
 from interlock.client import Client
-from interlock.jobs.list_chunks import Chunk, PartReader, Unpacked
-from interlock.jobs.task_rows import Shape, rows_of, task_ids
+from interlock.jobs.task_rows import Chunk, PartReader, Shape, Unpacked, rows_of, task_ids
 from interlock.wire.jobs import JobRequest, ListFormat, ListSource
 
 LIMIT = 262_144

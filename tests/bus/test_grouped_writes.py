@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from interlock.bus.path.group_commit import GroupCommit
+from interlock.bus.path.persistence import GroupCommit
 from interlock.errors import Unavailable
 
 

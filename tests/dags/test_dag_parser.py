@@ -27,7 +27,7 @@ from interlock.dags.definition import (
     document,
 )
 from interlock.dags.parser import Vocabulary, examine, examine_file, read
-from interlock.dags.problems import MAX_PROBLEMS
+from interlock.dags.yaml_nodes import MAX_PROBLEMS
 from interlock.errors import InvalidDag
 from interlock.settings import load
 from interlock.spark import operators as spark

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from interlock.dags.triggers import Triggers
+from interlock.dags.sources import Triggers
 from interlock.wire.access import Role
 from tests.support.source_dags import active_job, deploy, hold_back, let_go, make_tasks, other_key, payloads, source_job
 from tests.support.system import System

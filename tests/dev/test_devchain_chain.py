@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.dev.chain.blocks import ZERO_HASH
-from interlock.dev.chain.chain import Chain, Shape
-from interlock.dev.chain.contents import (
+from interlock.dev.blocks import ZERO_HASH
+from interlock.dev.chain import Chain, Shape
+from interlock.dev.contents import (
     APPROVAL,
     SECONDS_PER_BLOCK,
     TRANSFER,

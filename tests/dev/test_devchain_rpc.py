@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from interlock.dev.chain.chain import Chain, Shape
-from interlock.dev.chain.contents import APPROVAL, TRANSFER
-from interlock.dev.chain.methods import Methods, Serving
-from interlock.dev.chain.rpc import Endpoint, Limits, Method
-from interlock.dev.chain.server import Application
+from interlock.dev.chain import Chain, Shape
+from interlock.dev.contents import APPROVAL, TRANSFER
+from interlock.dev.methods import Methods, Serving
+from interlock.dev.rpc import Endpoint, Limits, Method
+from interlock.dev.server import Application
 
 NOWHERE = "0x" + "ab" * 32
 

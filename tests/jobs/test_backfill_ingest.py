@@ -15,7 +15,7 @@ from interlock.access.tokens import shard_of
 from interlock.apps.ingest import ingest
 from interlock.errors import Unavailable
 from interlock.failpoints import arm, disarm
-from interlock.jobs import held_runs
+from interlock.jobs import backfills
 from interlock.jobs.backfills import Scopes
 from interlock.jobs.ingest_records import Overtaken, Records
 from interlock.jobs.run_sources import Place, ScopesSource
@@ -263,7 +263,7 @@ async def test_backfill_that_cannot_be_read_fails_with_a_reason(site: Intake, fl
 async def test_held_tasks_are_neither_lost_nor_sent_and_are_explained(
     site: Intake, flow: DeployedDags, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_runs, "_MAX_WAITING", 80)
+    monkeypatch.setattr(backfills, "_MAX_WAITING", 80)
     run_id = await started(flow)
     await site.drain()
     assert (await shown(flow, run_id))["made"] == 80

@@ -13,7 +13,7 @@ import pytest
 
 from interlock import failpoints
 from interlock.clock import ManualClock
-from interlock.jobs import held_runs
+from interlock.jobs import backfills
 from interlock.wire.access import KeyRequest, Role
 from tests.support.deployed_dags import DeployedDags
 from tests.support.staged_lists import Intake, intake
@@ -61,8 +61,8 @@ def _disarmed() -> Iterator[None]:
 @pytest.fixture
 def tens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hands out ten tasks at a time, in one message."""
-    monkeypatch.setattr(held_runs, "_MAX_TASKS", 10)
-    monkeypatch.setattr(held_runs, "_MAX_WAITING", 40)
+    monkeypatch.setattr(backfills, "_MAX_TASKS", 10)
+    monkeypatch.setattr(backfills, "_MAX_WAITING", 40)
 
 
 @pytest.fixture(params=[10_000, 3], ids=["among small runs", "in its own shard"])

@@ -21,11 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.client._lists import spans_of
-from interlock.jobs import list_chunks
-from interlock.jobs.list_chunks import BadList, PartReader, Unpacked
+from interlock.jobs import task_rows
 from interlock.jobs.run_sources import Batch, Place, StagedPart, StagedSource, part_uri
 from interlock.jobs.staged_lists import StagedList
-from interlock.jobs.task_rows import Shape, json_strings, task_ids
+from interlock.jobs.task_rows import BadList, PartReader, Shape, Unpacked, json_strings, task_ids
 from interlock.stores.objects import open_objects
 from interlock.tasks.completion import run_task_id
 from interlock.wire.jobs import ListFormat
@@ -155,9 +154,9 @@ def test_endless_line_is_never_held_in_memory(tmp_path: Path) -> None:
     reader = PartReader(stream, 1, ListFormat.JSONL, line_limit=LIMIT)
     chunks = reader.chunks()
     assert next(chunks) == (0, b"1\n")
-    with pytest.raises(list_chunks.LineTooLong):
+    with pytest.raises(task_rows.LineTooLong):
         next(chunks)
-    assert stream._stream.tell() <= 2 * list_chunks.CHUNK_BYTES
+    assert stream._stream.tell() <= 2 * task_rows.CHUNK_BYTES
     stream.close()
 
 
@@ -165,7 +164,7 @@ def test_compressed_zeros_are_unpacked_only_up_to_the_line_limit(tmp_path: Path)
     path = tmp_path / "list"
     path.write_bytes(gzip.compress(b"0" * (64 << 20)))
     stream = Unpacked(path, 1)
-    with pytest.raises(list_chunks.LineTooLong):
+    with pytest.raises(task_rows.LineTooLong):
         next(PartReader(stream, 1, ListFormat.JSONL, line_limit=LIMIT).chunks())
     stream.close()
 

@@ -36,7 +36,7 @@ from interlock.query.engine import (
     csv_of,
     rows_of,
 )
-from interlock.query.engine.io_server import Lanes
+from interlock.query.engine.files import Lanes
 from interlock.query.engine.pool import Fork, Warm
 from interlock.query.engine.result import Statement
 from interlock.query.engine.tables import UnknownType, duckdb_type

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from interlock.dev.chain.chain import Chain, Shape
+from interlock.dev.chain import Chain, Shape
 from interlock.spark.built_in.block_ingest import block_ingest
 from interlock.spark.built_in.integrity_check import IntegrityFindings, integrity_check
 from interlock.wire.access import TaskSecret

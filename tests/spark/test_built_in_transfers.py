@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.dev.chain.chain import Chain, Shape
+from interlock.dev.chain import Chain, Shape
 from interlock.spark.built_in.erc20_transfers import TRANSFER, erc20_transfers
 from interlock.spark.testing import run
 from interlock.workers.failures import BadConfig

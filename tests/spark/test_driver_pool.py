@@ -33,11 +33,10 @@ from interlock.wire.attempts import (
 )
 from interlock.wire.tasks import JobRef
 from interlock.workers import driver_pool
-from interlock.workers.claimed_tasks import Held
+from interlock.workers.claimed_tasks import Held, Pace
 from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import PLATFORM, PREFIX, DriverLaunch, Scratch, sweep
 from interlock.workers.protocol import SparkOptions
-from interlock.workers.task_durations import Pace
 
 Ask = Callable[[DataRequest], Awaitable[DataReply]]
 

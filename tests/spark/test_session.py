@@ -13,7 +13,7 @@ import pytest
 from interlock.errors import ConfigurationError
 from interlock.settings import load
 from interlock.spark import driver, session
-from interlock.spark.concurrent_tasks import Pools, Running, job_of
+from interlock.spark.driver import Pools, Running, job_of
 from interlock.workers.context import TaskCanceled
 from interlock.workers.protocol import Assignment, SparkOptions, Work
 

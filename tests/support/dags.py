@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from interlock.dags.definition import Dag
 from interlock.dags.parser import Vocabulary, examine
-from interlock.dags.problems import Problem
 from interlock.dags.where import (
     AllOf,
     AnyOf,
@@ -26,6 +25,7 @@ from interlock.dags.where import (
     Not,
     OneOf,
 )
+from interlock.dags.yaml_nodes import Problem
 from tests.support.system import System
 
 VOCABULARY = Vocabulary(frozenset({"platform", "spark", "udf", "dispatcher"}))

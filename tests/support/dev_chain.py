@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from interlock.dev.chain.chain import Chain, Shape
-from interlock.dev.chain.methods import Methods, Serving
-from interlock.dev.chain.rpc import Endpoint, Limits
+from interlock.dev.chain import Chain, Shape
+from interlock.dev.methods import Methods, Serving
+from interlock.dev.rpc import Endpoint, Limits
 
 
 class Answer(NamedTuple):

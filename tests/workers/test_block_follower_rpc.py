@@ -13,12 +13,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from interlock.dev.chain.methods import Serving
-from interlock.dev.chain.rpc import Limits
+from interlock.dev.methods import Serving
+from interlock.dev.rpc import Limits
 from interlock.workers import TaskFailed
 from interlock.workers.block_follower import rpc
+from interlock.workers.block_follower.chain import COLUMNS
 from interlock.workers.block_follower.config import FollowerConfig, read_config
-from interlock.workers.block_follower.rows import COLUMNS
 from interlock.workers.failures import BadConfig
 from interlock.workers.operator_requests import Placeholders
 from interlock.workers.protocol import Outbound

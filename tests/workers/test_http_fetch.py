@@ -24,9 +24,17 @@ from interlock.outbound import guard
 from interlock.outbound.guard import Binding, HostNotBound, OutboundFailed
 from interlock.wire.access import TaskSecret
 from interlock.workers import TaskContext, TaskFailed
-from interlock.workers.http_fetch.config import FetchConfig, read_config, rendered
-from interlock.workers.http_fetch.fetch import HostBusy, Hosts, WaitBudget, hosts_of_this_machine, retry_after
-from interlock.workers.http_fetch.operator import http_fetch
+from interlock.workers.http_fetch import (
+    FetchConfig,
+    HostBusy,
+    Hosts,
+    WaitBudget,
+    hosts_of_this_machine,
+    http_fetch,
+    read_config,
+    rendered,
+    retry_after,
+)
 from interlock.workers.operator_requests import Placeholders
 from interlock.workers.protocol import Assignment, Outbound, Work
 from tests.support.dags import valid
@@ -329,7 +337,7 @@ async def test_proxy_of_the_job_is_checked_unlike_that_of_the_installation(there
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from interlock.workers.http_fetch.fetch import Hosts, WaitBudget
+from interlock.workers.http_fetch import Hosts, WaitBudget
 
 async def main():
     async with Hosts(Path(sys.argv[1])).permit("a.test:80", 2, 0, WaitBudget(0)):

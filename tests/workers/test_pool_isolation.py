@@ -17,11 +17,11 @@ from interlock.wire.access import TaskSecret
 from interlock.wire.attempts import ClaimBatchReply, ClaimGroup, ClaimReply, GroupedTask, TaskPayload
 from interlock.wire.tasks import JobRef
 from interlock.workers import pool as pools
+from interlock.workers.claimed_tasks import Pace
+from interlock.workers.heartbeats import Watch
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch
 from interlock.workers.protocol import Outbound
-from interlock.workers.task_durations import Pace
-from interlock.workers.timeouts import Watch
 from tests.spark.test_driver_pool import Reports
 from tests.support.system import until
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from interlock.wire.attempts import Completion, Event
-from interlock.workers.claimed_tasks import Held
+from interlock.workers.claimed_tasks import Held, Pace
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch
-from interlock.workers.task_durations import Pace
 
 
 class Nobody:

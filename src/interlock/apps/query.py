@@ -20,9 +20,9 @@ from interlock.apps.http_application import application, health
 from interlock.apps.process import listener_of, serve, stop_on_signals
 from interlock.dags.checks import RANGES
 from interlock.http.listener import url_of
-from interlock.query.batch import BatchQueries
 from interlock.query.engine import Engine
 from interlock.query.engine.files import OpenStore
+from interlock.query.records import BatchQueries
 from interlock.query.relations import QueryRelations
 from interlock.query.routes import HANDLERS
 from interlock.query.service import QueryService

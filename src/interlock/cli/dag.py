@@ -16,7 +16,7 @@ from interlock.cli.output import print_json
 if TYPE_CHECKING:
     from interlock.dags.definition import Dag
     from interlock.dags.parser import Vocabulary
-    from interlock.dags.problems import Problem
+    from interlock.dags.yaml_nodes import Problem
 
 app = group("DAGs: files of jobs and the data flow between them.")
 

@@ -120,9 +120,8 @@ async def _tasks(supervisor: Supervisor, started: Started) -> bool:
 
 @contextlib.asynccontextmanager
 async def _chain(rpc: str | None) -> AsyncIterator[Play]:
-    from interlock.cli.demos.alerts import AlertWatch
     from interlock.cli.demos.chain import BLOCKS, development_chain, foreign_chain
-    from interlock.cli.demos.pipeline import SPAN, Office, Play, play
+    from interlock.cli.demos.pipeline import SPAN, AlertWatch, Office, Play, play
     from interlock.client import Client, QueryClient
 
     async with development_chain() if rpc is None else foreign_chain(rpc) as chain:

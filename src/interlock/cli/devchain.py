@@ -14,9 +14,9 @@ from interlock.cli.conventions import Output, OutputOption, Panel, command, usag
 from interlock.cli.serve import Parent, join
 
 if TYPE_CHECKING:
-    from interlock.dev.chain.chain import Chain
-    from interlock.dev.chain.methods import Serving
-    from interlock.dev.chain.rpc import Limits
+    from interlock.dev.chain import Chain
+    from interlock.dev.methods import Serving
+    from interlock.dev.rpc import Limits
 
 app = typer.Typer()
 
@@ -66,9 +66,9 @@ def devchain(
     It stores nothing on disk and needs no key. It prints one line when it is ready; SIGTERM or Ctrl-C stops it.
     """
     join(parent)
-    from interlock.dev.chain.chain import Chain, Shape
-    from interlock.dev.chain.methods import Serving
-    from interlock.dev.chain.rpc import Limits
+    from interlock.dev.chain import Chain, Shape
+    from interlock.dev.methods import Serving
+    from interlock.dev.rpc import Limits
 
     if max_depth > finality:
         raise usage(
@@ -95,7 +95,7 @@ def _serve(
 ) -> None:
     import uvloop
 
-    from interlock.dev.chain.server import serve
+    from interlock.dev.server import serve
     from interlock.telemetry import configure
 
     configure("warning", process="devchain")

@@ -12,8 +12,7 @@ from interlock.dags.deployment import Deployments
 from interlock.dags.invalidation import Invalidations
 from interlock.dags.routing import Router, ScopeReconciler
 from interlock.dags.scope_explanations import ScopeExplanations
-from interlock.dags.sources import AlwaysOn, ManualEvents, Sources
-from interlock.dags.triggers import Triggers
+from interlock.dags.sources import AlwaysOn, ManualEvents, Sources, Triggers
 from interlock.dags.versions import DagReads
 from interlock.dags.webhook_sources import Hooks
 from interlock.datasets.build import Datasets

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from interlock.dags.definition import Activation, Dag, Job, JobOutput, OnConflict, Published, Storage, UpdateStrategy
 from interlock.dags.fields import EXAMPLES
 from interlock.dags.lineage import cycles, producer
-from interlock.dags.problems import Place, Report, listing, quoted
+from interlock.dags.yaml_nodes import Place, Report, listing, quoted
 from interlock.jobs.definitions import inline_problem
 from interlock.tasks import operators
 from interlock.untrusted.bundles import UDF, Bundle, bundle_problem, config_problem, pinned

@@ -14,8 +14,7 @@ from interlock.dags.definition import Dag, canonical, content_hash, dag_of
 from interlock.dags.generations import Generations, columns, external_names
 from interlock.dags.lineage import Change, compare
 from interlock.dags.parser import Vocabulary, examine
-from interlock.dags.plan import plan
-from interlock.dags.versions import version_view
+from interlock.dags.versions import plan, version_view
 from interlock.dags.yaml_nodes import MAX_BYTES
 from interlock.errors import BadRequest, Conflict, InvalidDag, NotFound, TooLarge
 from interlock.failpoints import failpoint

@@ -14,8 +14,7 @@ from croniter import croniter
 from msgspec.structs import FieldInfo
 
 from interlock.dags.definition import PATH_NAME, DurationSeconds
-from interlock.dags.problems import Place, Report, listing, quoted
-from interlock.dags.yaml_nodes import Fields, Items, Node, Scalar, kind_of, plain
+from interlock.dags.yaml_nodes import Fields, Items, Node, Place, Report, Scalar, kind_of, listing, plain, quoted
 from interlock.schemas import TABLE_TYPES, table_type
 from interlock.wire.base import OperatorName
 

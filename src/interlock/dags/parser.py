@@ -32,9 +32,21 @@ from interlock.dags.definition import (
     job_of,
 )
 from interlock.dags.fields import EXAMPLES, Converter, FieldReader, Malformed, Rejected
-from interlock.dags.problems import START, Place, Problem, Report, listing, quoted
 from interlock.dags.where import sql
-from interlock.dags.yaml_nodes import MAX_BYTES, Fields, Node, Scalar, plain, tree
+from interlock.dags.yaml_nodes import (
+    MAX_BYTES,
+    START,
+    Fields,
+    Node,
+    Place,
+    Problem,
+    Report,
+    Scalar,
+    listing,
+    plain,
+    quoted,
+    tree,
+)
 from interlock.errors import InvalidDag, InvalidWhere
 from interlock.settings import RuntimeKind, Settings
 from interlock.wire.access import Role

@@ -19,10 +19,10 @@ import msgspec
 import structlog
 from croniter import CroniterBadDateError, CroniterError, croniter
 
-from interlock.dags import triggers
+from interlock.dags import sources
 from interlock.dags.definition import CatchUp, Source, SourceKind
 from interlock.dags.fields import duration
-from interlock.dags.triggers import Trigger
+from interlock.dags.sources import Trigger
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
@@ -179,7 +179,7 @@ class Scheduler(Periodic):
         steps = [_step(row) for row in await _sql.due_schedules(connection, limit=_SCHEDULES)]
         for step in steps:
             if step.starts:
-                await triggers.accept(connection, [step.job_id], [_trigger(start) for start in utc_texts(step.starts)])
+                await sources.accept(connection, [step.job_id], [_trigger(start) for start in utc_texts(step.starts)])
         if steps:
             await _sql.set_schedules(
                 connection,

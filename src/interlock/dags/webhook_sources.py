@@ -21,9 +21,9 @@ import structlog
 
 from interlock.access.secrets import Seal
 from interlock.clock import Clock
-from interlock.dags import triggers
+from interlock.dags import sources
 from interlock.dags.definition import SourceKind, WebhookAuth
-from interlock.dags.triggers import Trigger, check_payload
+from interlock.dags.sources import Trigger, check_payload
 from interlock.errors import ConfigurationError, Conflict, NotFound, Unauthenticated
 from interlock.http.request_limits import Lockout, Refused, too_many_failures
 from interlock.settings import Settings
@@ -81,7 +81,7 @@ class Hooks:
                 connection, org_id=hook["org_id"], dag_name=hook["dag_name"], name=hook["job_name"]
             )
             jobs = [row["job_id"] for row in rows if row["kind"] == SourceKind.WEBHOOK]
-            return await triggers.accept(connection, jobs, [trigger])
+            return await sources.accept(connection, jobs, [trigger])
 
         return HookAccepted(duplicate=not await self._database.run(work))
 

@@ -8,8 +8,7 @@ from interlock.access.build import Access
 from interlock.datasets.buffers.records import Buffers
 from interlock.datasets.credentials import Credentials
 from interlock.datasets.files import Files, Sweeper
-from interlock.datasets.lineage import DatasetLineage
-from interlock.datasets.registry import Registry
+from interlock.datasets.registry import DatasetLineage, Registry
 from interlock.http.requests import Connection
 from interlock.processes.loop import Service
 from interlock.settings import Settings

@@ -13,7 +13,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from interlock.access.guards import capability_guard, claims_of, principal_of, user_guard, worker_guard
 from interlock.access.tokens import require_binding
 from interlock.datasets.build import datasets_of
-from interlock.datasets.lineage import MAX_DEPTH
+from interlock.datasets.registry import MAX_DEPTH
 from interlock.http.cursors import HIGHEST, LOWEST
 from interlock.http.requests import Cursor, Http, Limit
 from interlock.wire.access import CredentialsRequest, TaskCredentials

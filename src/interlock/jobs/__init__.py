@@ -3,7 +3,6 @@
 PUBLIC = (
     "backfills",
     "definitions",
-    "list_chunks",
     "run_sources",
     "spark_loads",
     "submission",

@@ -24,13 +24,11 @@ import structlog
 
 from interlock.errors import InterlockError
 from interlock.failpoints import failpoint
-from interlock.jobs.backfills import Scopes
-from interlock.jobs.held_runs import HeldRuns
+from interlock.jobs.backfills import HeldRuns, Scopes
 from interlock.jobs.ingest_records import Overtaken, Pending, Records, Step
-from interlock.jobs.list_chunks import BadList
 from interlock.jobs.run_sources import Batch, Place, ScopesSource, Source, StagedSource
 from interlock.jobs.staged_lists import StagedList
-from interlock.jobs.task_rows import Shape, ShardGone, ShardLoader, no_rows, not_json
+from interlock.jobs.task_rows import BadList, Shape, ShardGone, ShardLoader, no_rows, not_json
 from interlock.settings import INGEST_QUEUE, Settings
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import UNSTORABLE, Database

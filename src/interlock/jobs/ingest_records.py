@@ -74,7 +74,7 @@ class Pending:
     runtime: str
     queue: str | None
     held: bool
-    """Messages are sent as the queue has room for its tasks; see held_runs.py."""
+    """Messages are sent as the queue has room for its tasks; see backfills.py."""
     priority: int
     max_attempts: int
     slot_pointer: str | None

@@ -9,7 +9,7 @@ from uuid import UUID
 import structlog
 
 from interlock.failpoints import failpoint
-from interlock.jobs.held_runs import HeldRuns
+from interlock.jobs.backfills import HeldRuns
 from interlock.jobs.ingest import Ingest
 from interlock.jobs.ingest_records import Records, close_open_run
 from interlock.jobs.run_sources import announce

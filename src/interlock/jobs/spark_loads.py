@@ -16,10 +16,10 @@ from msgspec import Raw
 
 from interlock.jobs.ingest import Outcome
 from interlock.jobs.ingest_records import Pending, Records
-from interlock.jobs.list_chunks import BadList
 from interlock.jobs.run_sources import announce
 from interlock.jobs.staged_lists import StagedList
 from interlock.jobs.submission import ClosedRuns
+from interlock.jobs.task_rows import BadList
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries

@@ -11,9 +11,19 @@ from typing import Final
 from uuid import UUID
 
 from interlock.errors import Conflict, NotFound, TooLarge
-from interlock.jobs.list_chunks import BadList, Chunk, LineTooLong, PartReader, Unpacked, compression_of
 from interlock.jobs.run_sources import Batch, Place, StagedPart, StagedSource, part_uri
-from interlock.jobs.task_rows import Shape, header_of, rows_of, too_long
+from interlock.jobs.task_rows import (
+    BadList,
+    Chunk,
+    LineTooLong,
+    PartReader,
+    Shape,
+    Unpacked,
+    compression_of,
+    header_of,
+    rows_of,
+    too_long,
+)
 from interlock.settings import Settings
 from interlock.stores.objects import LONGEST_SECONDS, Objects
 from interlock.stores.postgres import Connection, Database, Row, queries

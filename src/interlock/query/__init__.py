@@ -1,7 +1,6 @@
 """Queries: the SQL gate, the DuckDB engine with a process per statement, the query service, batch queries."""
 
 PUBLIC = (
-    "batch",
     "records",
     "relations",
 )

@@ -2,6 +2,10 @@
 
 A record is opened before any check and closed at the end, so refused queries have one too. No statement runs before its
 record is committed. If the process dies, the record stays open until a loop marks it as lost.
+
+A batch query runs on Spark, as a task of the built-in operator batch_query, which reads pinned versions. One
+transaction writes the task, its inputs and the end of the query's record. The job's edges define what the task may
+read, and the dispatcher decides where it writes. A task with a forged payload therefore reaches nothing.
 """
 
 from __future__ import annotations
@@ -16,22 +20,27 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from interlock.access.principals import Principal
 from interlock.access.tokens import Claims
 from interlock.errors import NotFound
 from interlock.failpoints import failpoint
 from interlock.http.cursors import FIRST, LAST, next_cursor, uuid_cursor
-from interlock.jobs.spark_loads import batch_prefix
+from interlock.jobs.spark_loads import BATCH_QUERY, batch_prefix
+from interlock.jobs.submission import ClosedRuns
 from interlock.processes.loop import Periodic
+from interlock.query.relations import Granted
 from interlock.settings import Settings
 from interlock.stores.low_water import LowWater
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.tasks.completion import run_task_id
 from interlock.tasks.result_packs import Packs
 from interlock.tasks.shards import SMALL_SHARD
+from interlock.telemetry import TASKS_CREATED
 from interlock.wire.base import TaskStatus
+from interlock.wire.jobs import JobRequest, Policy
 from interlock.wire.queries import ExportedFile, QueryExport, QueryMode, QueryOutcome, QueryPage, QueryView
 
 _sql = queries(__name__, "queries")
@@ -314,3 +323,47 @@ def summary(record: Record) -> dict[str, Any]:
         "code": record.code,
         "rows": record.rows,
     }
+
+
+RUNTIME: Final = "spark"
+_EVERYTHING: Final = {"start": -(2**62), "end": 2**62}
+"""Scope of the inputs."""
+_POLICY: Final = Policy(max_attempts=3, non_retryable=["BadConfig", "UnsafeQuery"])
+
+
+class BatchQueries:
+    def __init__(self, database: Database, closed_runs: ClosedRuns) -> None:
+        self._database = database
+        self._closed_runs = closed_runs
+
+    async def submit(self, record: Record, sql: str, relations: Granted) -> UUID:
+        """Creates the task that runs the query and returns its id. The statement has passed the SQL gate."""
+        request = _job(record, sql, relations)
+
+        async def work(connection: Connection) -> UUID:
+            return await self._write(connection, record, request, relations)
+
+        task_id = await self._database.run(work)
+        TASKS_CREATED.labels(runtime=RUNTIME).inc()
+        return task_id
+
+    async def _write(self, connection: Connection, record: Record, request: JobRequest, relations: Granted) -> UUID:
+        org_id = record.asker.org_id
+        accepted = await self._closed_runs.within(connection, request, org_id)
+        versions = [version.dataset_version for version in relations.values()]
+        await _sql.insert_query_edges(connection, job_id=accepted.job_id, org_id=org_id, versions=versions)
+        record.batch_task_id = run_task_id(accepted.run_id, 0)
+        record.outcome = QueryOutcome.BATCHED
+        await close_record(connection, record)
+        await failpoint("batch_query.before_commit")
+        return record.batch_task_id
+
+
+def _job(record: Record, sql: str, relations: Granted) -> JobRequest:
+    payload: dict[str, Any] = {
+        "query_id": str(record.query_id),
+        "sql": sql,
+        "relations": list(relations),
+        **_EVERYTHING,
+    }
+    return JobRequest(operator=BATCH_QUERY, runtime=RUNTIME, policy=_POLICY, tasks=[Raw(msgspec.json.encode(payload))])

@@ -32,7 +32,6 @@ from interlock.errors import (
     Unavailable,
 )
 from interlock.query.admission import Places
-from interlock.query.batch import BatchQueries
 from interlock.query.engine import (
     DataFile,
     Engine,
@@ -47,7 +46,7 @@ from interlock.query.engine import (
     csv_of,
     rows_of,
 )
-from interlock.query.records import Asker, Queries, Record, StoredFile, export_prefix, summary
+from interlock.query.records import Asker, BatchQueries, Queries, Record, StoredFile, export_prefix, summary
 from interlock.query.relations import Attempt, Granted, QueryRelations, ReadableFile, Version, mentioned
 from interlock.settings import Settings
 from interlock.stores.objects import Objects

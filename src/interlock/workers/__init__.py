@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from interlock.workers.wrapper import Worker, main
 
 PUBLIC = (
-    "block_follower.chain",
     "block_follower.config",
-    "block_follower.rows",
+    "block_follower.chain",
     "block_follower.rpc",
     "catalogue",
     "child_runtime",

@@ -28,11 +28,10 @@ from interlock.errors import Fenced, Forbidden, InterlockError, NotFound, Unauth
 from interlock.wire.attempts import ClaimBatchReply, DataReply, DataRequest, Refusal, TaskData
 from interlock.wire.tasks import Crash
 from interlock.workers import driver_process, protocol
-from interlock.workers.claimed_tasks import Held
+from interlock.workers.claimed_tasks import Held, Kind, Pace
 from interlock.workers.driver_process import PLATFORM, DriverLaunch, DriverProcess
 from interlock.workers.operators import ON_STATE, SPARK_MAP
 from interlock.workers.process import Handlers
-from interlock.workers.task_durations import Kind, Pace
 from interlock.workers.work_pool import ReportSink, WorkPool
 
 log = structlog.get_logger()

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Operator)
 
 PLATFORM: Final = {
     "block_follower": "interlock.workers.block_follower.operator:block_follower",
-    "http_fetch": "interlock.workers.http_fetch.operator:http_fetch",
+    "http_fetch": "interlock.workers.http_fetch:http_fetch",
 }
 """The platform's own operators that are loaded when a task names them."""
 SPARK_MAP: Final = "spark_map"

@@ -12,9 +12,8 @@ import structlog
 from interlock.wire.attempts import ClaimBatchReply, Completion
 from interlock.wire.tasks import Crash
 from interlock.workers import process, protocol
-from interlock.workers.claimed_tasks import Held
+from interlock.workers.claimed_tasks import Held, Kind, Pace
 from interlock.workers.process import ChildProcess, Launch
-from interlock.workers.task_durations import Kind, Pace
 from interlock.workers.work_pool import ReportSink, WorkPool
 
 log = structlog.get_logger()

@@ -1,4 +1,7 @@
-"""The wrapper's side of a child process: start it, assign work, read its reports, end it, and explain its exit."""
+"""The wrapper's side of a child process: start it, assign work, read its reports, end it, and explain its exit.
+
+`Tenancy` decides which tasks may share a process, so that operators find no secrets of another org or of the platform.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast
+from uuid import UUID
 
 import structlog
 
@@ -26,8 +30,38 @@ from interlock.processes.child import Child
 from interlock.wire.tasks import Crash
 from interlock.workers import protocol
 from interlock.workers.claimed_tasks import Held, Variables
-from interlock.workers.isolation import Tenancy
+from interlock.workers.operators import runs_users_code
 from interlock.workers.redaction import Redaction
+
+if TYPE_CHECKING:
+    from interlock.workers.claimed_tasks import Lease
+
+
+class Tenancy:
+    """The kinds of tasks that a process was assigned, which decide what it may be assigned next.
+
+    An operator can search the memory of its process, and can leave a thread there that searches it later. If two tasks
+    must not share a process, neither may therefore come first.
+    """
+
+    def __init__(self) -> None:
+        self._orgs: set[UUID] = set()
+        self._private = False
+        self._credentials = False
+        self._users_code = False
+
+    def admits(self, lease: Lease) -> bool:
+        if (self._private or lease.private) and not self._orgs <= {lease.org_id}:
+            return False
+        credentials = self._credentials or lease.credentials
+        return not credentials or not (self._users_code or runs_users_code(lease.work.operator))
+
+    def add(self, lease: Lease) -> None:
+        self._orgs.add(lease.org_id)
+        self._private |= lease.private
+        self._credentials |= lease.credentials
+        self._users_code |= runs_users_code(lease.work.operator)
+
 
 _cgroup_line = re.compile(r"^\d+:(?P<controllers>[^:]*):(?P<path>.*)$", re.MULTILINE)
 _killed = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)

@@ -17,8 +17,8 @@ from interlock.errors import Forbidden, InterlockError, NotFound, Unauthenticate
 from interlock.failpoints import failpoint
 from interlock.wire.attempts import ClaimBatchReply, ClaimRange, ClaimRequest, Receipt
 from interlock.wire.tasks import MessageRef, QueueMessage, ReceiveReply, ReceiveRequest, SettleRequest
+from interlock.workers.claimed_tasks import Kind, Pace
 from interlock.workers.reporter import Reporter
-from interlock.workers.task_durations import Kind, Pace
 from interlock.workers.work_pool import WorkPool
 
 log = structlog.get_logger()

@@ -18,9 +18,18 @@ from interlock.errors import ConfigurationError
 from interlock.wire.attempts import ClaimBatchReply, Completion, Event, GroupedTask
 from interlock.wire.tasks import Crash
 from interlock.workers import protocol
-from interlock.workers.claimed_tasks import NONE, Held, Lease, Variables, beat_interval, lease_alone, lease_of
+from interlock.workers.claimed_tasks import (
+    NONE,
+    Held,
+    Kind,
+    Lease,
+    Pace,
+    Variables,
+    beat_interval,
+    lease_alone,
+    lease_of,
+)
 from interlock.workers.process import OperatorProcess
-from interlock.workers.task_durations import Kind, Pace
 
 log = structlog.get_logger()
 

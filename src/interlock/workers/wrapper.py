@@ -28,19 +28,17 @@ from interlock.processes import linux
 from interlock.settings import Runtime, RuntimeKind, Settings, config_file
 from interlock.workers import catalogue, confinement
 from interlock.workers.catalogue import OperatorReports
-from interlock.workers.claimed_tasks import NONE, Variables
+from interlock.workers.claimed_tasks import NONE, Pace, Variables
 from interlock.workers.confinement import NOT_CONFINED, OF_ROOT
 from interlock.workers.driver_pool import DriverPool
 from interlock.workers.driver_process import DriverLaunch
-from interlock.workers.heartbeats import Leases
+from interlock.workers.heartbeats import CANCEL_GRACE_SECONDS, Leases, Watch
 from interlock.workers.operators import catalogue_of
 from interlock.workers.pool import Pool
 from interlock.workers.process import Launch
 from interlock.workers.protocol import Outbound, SparkOptions
 from interlock.workers.puller import PULLERS, Puller
 from interlock.workers.reporter import Reporter
-from interlock.workers.task_durations import Pace
-from interlock.workers.timeouts import CANCEL_GRACE_SECONDS, Watch
 from interlock.workers.work_pool import WorkPool
 
 log = structlog.get_logger()

@@ -20,8 +20,7 @@ from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.http.cursors import LAST, next_cursor, uuid_cursor
 from interlock.jobs.spark_loads import batch_prefix
 from interlock.jobs.submission import ClosedRuns
-from interlock.query.batch import BatchQueries
-from interlock.query.records import Asker, Queries, StoredFile, batch_task
+from interlock.query.records import Asker, BatchQueries, Queries, StoredFile, batch_task
 from interlock.query.relations import Version
 from interlock.schemas import DatasetSchema
 from interlock.settings import Settings

@@ -13,8 +13,7 @@ import msgspec
 import structlog
 
 from interlock.datasets.buffers.records import Records, rearm
-from interlock.datasets.buffers.sink import Sink
-from interlock.datasets.buffers.spark_loads import SparkLoads, staging_prefix
+from interlock.datasets.buffers.sink import Sink, SparkLoads, staging_prefix
 from interlock.datasets.buffers.store import Store
 from interlock.errors import InterlockError
 from interlock.failpoints import failpoint

@@ -16,8 +16,7 @@ from typing import Final
 from interlock.errors import BadRequest, ConfigurationError, InvalidQuery
 from interlock.processes import landlock
 from interlock.query import sql_gate
-from interlock.query.engine.files import OpenStore, Reading, opened_by_duckdb, pruned
-from interlock.query.engine.io_server import Lanes
+from interlock.query.engine.files import Lanes, OpenStore, Reading, opened_by_duckdb, pruned
 from interlock.query.engine.jobs import MAX_RELATIONS, DataFile, Files, Limits, QueryJob, Relation, Table
 from interlock.query.engine.pool import Warm
 from interlock.query.engine.result import Result, Statement

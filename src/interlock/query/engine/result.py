@@ -26,7 +26,7 @@ import msgspec
 import pyarrow as pa
 
 from interlock.errors import InterlockError, InvalidQuery, QueryCrashed, QueryTooLarge, Unavailable
-from interlock.query.engine.io_server import Lanes
+from interlock.query.engine.files import Lanes
 from interlock.query.engine.jobs import Format, QueryJob, Summary
 from interlock.query.engine.pool import Fork
 from interlock.query.statement import protocol

@@ -16,10 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from interlock.outbound.exchange import Request
 from interlock.spark.context import Scope, TaskContext
-from interlock.workers.block_follower.chain import Block, Chain, Moved
+from interlock.workers.block_follower.chain import Block, Chain, Moved, records
 from interlock.workers.block_follower.config import Kind, Seconds
 from interlock.workers.block_follower.config import read_config as read_follower_config
-from interlock.workers.block_follower.rows import records
 from interlock.workers.block_follower.rpc import Endpoint, RpcFailed
 from interlock.workers.context import TaskFailed
 from interlock.workers.operator_requests import Placeholders, kept_sender

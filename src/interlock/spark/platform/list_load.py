@@ -17,9 +17,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's usual alias
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from interlock.jobs.list_chunks import BadList
 from interlock.jobs.run_sources import Batch
-from interlock.jobs.task_rows import Shape, ShardGone, ShardLoader, rows_of_lines
+from interlock.jobs.task_rows import BadList, Shape, ShardGone, ShardLoader, rows_of_lines
 from interlock.spark.context import TaskContext
 from interlock.spark.operators import operator
 from interlock.wire.attempts import ListLoad

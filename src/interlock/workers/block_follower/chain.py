@@ -1,4 +1,4 @@
-"""Reads blocks with their logs, all from one branch of the chain.
+"""Reads blocks with their logs, all from one branch of the chain, and converts them to records of the outputs.
 
 Blocks and logs come from different calls. Between the two, a reorg may happen, or another node behind the same address
 may answer. Logs are therefore accepted only if they carry the hash of the block that was read. If the bloom of a block
@@ -8,12 +8,14 @@ indicates logs but none arrived, they are requested again by the hash of the blo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct, field
 
+from interlock.workers.block_follower.config import Kind
 from interlock.workers.block_follower.rpc import Call, Endpoint, Refused, RpcFailed
 
 T = TypeVar("T")
@@ -221,3 +223,141 @@ def _log_index(log: Log) -> int:
 def _linked(blocks: Sequence[Block], first: int) -> bool:
     heights = all(block.height == number for number, block in enumerate(blocks, first))
     return heights and all(block.parent_hash == before.hash for before, block in itertools.pairwise(blocks))
+
+
+Record = tuple[Any, ...]
+
+COLUMNS: Final[dict[Kind, tuple[str, ...]]] = {
+    "blocks": (
+        "block_number",
+        "block_hash",
+        "parent_hash",
+        "block_timestamp",
+        "miner",
+        "gas_limit",
+        "gas_used",
+        "base_fee_per_gas",
+        "difficulty",
+        "size",
+        "extra_data",
+        "state_root",
+        "transactions_root",
+        "receipts_root",
+        "transaction_count",
+    ),
+    "transactions": (
+        "block_number",
+        "transaction_index",
+        "block_hash",
+        "block_timestamp",
+        "transaction_hash",
+        "from_address",
+        "to_address",
+        "value",
+        "nonce",
+        "gas",
+        "gas_price",
+        "max_fee_per_gas",
+        "max_priority_fee_per_gas",
+        "type",
+        "input",
+    ),
+    "logs": (
+        "block_number",
+        "log_index",
+        "block_hash",
+        "block_timestamp",
+        "transaction_hash",
+        "transaction_index",
+        "address",
+        "topic0",
+        "topic1",
+        "topic2",
+        "topic3",
+        "data",
+    ),
+}
+"""Same columns as in schema.sql."""
+
+_NO_TOPICS: Final = (None, None, None, None)
+
+
+def records(kind: Kind, blocks: Sequence[Block]) -> list[Record]:
+    """Returns the records of some blocks. Raises ValueError for values that a chain cannot have."""
+    return [record for block in blocks for record in _MAKERS[kind](block)]
+
+
+def _number(quantity: str | None) -> int | None:
+    return None if quantity is None else int(quantity, 16)
+
+
+def _moment(block: Block) -> datetime:
+    return datetime.fromtimestamp(int(block.timestamp, 16), UTC)
+
+
+def _block_record(block: Block) -> Iterator[Record]:
+    yield (
+        block.height,
+        block.hash,
+        block.parent_hash,
+        _moment(block),
+        block.miner,
+        int(block.gas_limit, 16),
+        int(block.gas_used, 16),
+        _number(block.base_fee_per_gas),
+        _number(block.difficulty),
+        _number(block.size),
+        block.extra_data,
+        block.state_root,
+        block.transactions_root,
+        block.receipts_root,
+        len(block.transactions),
+    )
+
+
+def _transactions(block: Block) -> Iterator[Record]:
+    height, moment = block.height, _moment(block)
+    for one in block.transactions:
+        if not isinstance(one, Transaction):
+            raise ValueError("the endpoint returned hashes although full transactions were requested")  # noqa: TRY004 - the answer is wrong, not our type
+        yield (
+            height,
+            int(one.transaction_index, 16),
+            block.hash,
+            moment,
+            one.hash,
+            one.from_,
+            one.to,
+            int(one.value, 16),
+            int(one.nonce, 16),
+            int(one.gas, 16),
+            _number(one.gas_price),
+            _number(one.max_fee_per_gas),
+            _number(one.max_priority_fee_per_gas),
+            _number(one.type),
+            one.input,
+        )
+
+
+def _log_records(block: Block) -> Iterator[Record]:
+    height, moment = block.height, _moment(block)
+    for log in block.logs:
+        topics = (*log.topics, *_NO_TOPICS)[:4]
+        yield (
+            height,
+            int(log.log_index, 16),
+            block.hash,
+            moment,
+            log.transaction_hash,
+            int(log.transaction_index, 16),
+            log.address,
+            *topics,
+            log.data,
+        )
+
+
+_MAKERS: Final[dict[Kind, Callable[[Block], Iterator[Record]]]] = {
+    "blocks": _block_record,
+    "transactions": _transactions,
+    "logs": _log_records,
+}

@@ -16,8 +16,8 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from interlock.stores.postgres import Connection, queries
+from interlock.workers.block_follower.chain import COLUMNS, Record
 from interlock.workers.block_follower.config import Kind
-from interlock.workers.block_follower.rows import COLUMNS, Record
 from interlock.workers.context import TaskFailed
 from interlock.workers.failures import DataDatabaseAway
 

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias
 
 import uvicorn
 
-from interlock.dev.chain.chain import KEPT_BLOCKS, MAX_BLOCKS, Chain
-from interlock.dev.chain.methods import Methods, Serving
-from interlock.dev.chain.rpc import Endpoint, Limits
+from interlock.dev.chain import KEPT_BLOCKS, MAX_BLOCKS, Chain
+from interlock.dev.methods import Methods, Serving
+from interlock.dev.rpc import Endpoint, Limits
 from interlock.http.connection import ConnectionLimits
 from interlock.http.server import Server, config_of
 

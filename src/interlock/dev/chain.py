@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Final
 
-from interlock.dev.chain.blocks import ZERO_HASH, Hex
-from interlock.dev.chain.contents import Contents, Header, Writer, transaction_place
+from interlock.dev.blocks import ZERO_HASH, Hex
+from interlock.dev.contents import Contents, Header, Writer, transaction_place
 from interlock.errors import ConfigurationError
 
 KEPT_BLOCKS: Final = 1_024

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from interlock.dev.chain.blocks import (
+from interlock.dev.blocks import (
     EMPTY_BLOOM,
     EMPTY_TRIE,
     FULL_BLOOM,
