@@ -24,7 +24,7 @@ from msgspec import Raw
 from interlock.client import Client, Fence, QueryClient, TaskClient
 from interlock.errors import ServerUnreachable
 from interlock.failpoints import NAMES
-from interlock.tasks.completion import run_task_id
+from interlock.tasks.shards import run_task_id
 from interlock.wire.attempts import (
     ClaimRequest,
     Completion,

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from interlock.tasks.completion import run_task_id
+from interlock.tasks.shards import run_task_id
 from interlock.wire.base import Outcome, TaskStatus
 from tests.crash.ledger import Accepted, Ledger
 from tests.crash.load import Kind, Load

@@ -11,7 +11,7 @@ from uuid import UUID
 import psutil
 import pytest
 
-from interlock.tasks.completion import run_task_id
+from interlock.tasks.shards import run_task_id
 from interlock.wire.base import Outcome
 from interlock.wire.tasks import Crash
 from tests.crash.ledger import Ledger

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from interlock.dags.definition import content_hash
-from interlock.tasks.completion import run_task_id
+from interlock.tasks.shards import run_task_id
 from tests.fuzz.listeners import ORG, PRODUCER, TARGET, FuzzedListeners
 from tests.support.code_bundles import zipped
 from tests.support.dags import valid

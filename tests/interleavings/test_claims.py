@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from interlock.tasks.completion import run_task_id
+from interlock.tasks.shards import run_task_id
 from tests.interleavings.operations import (
     End,
     cancel,

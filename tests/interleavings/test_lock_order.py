@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from interlock.tasks.completion import run_task_id
 from interlock.tasks.queue import Outgoing
+from interlock.tasks.shards import run_task_id
 from tests.interleavings.operations import (
     QUEUE,
     Operation,

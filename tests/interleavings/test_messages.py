@@ -5,8 +5,8 @@ from __future__ import annotations
 from uuid import UUID
 
 from interlock.apps.app import App
-from interlock.tasks.completion import run_task_id
 from interlock.tasks.queue import Received
+from interlock.tasks.shards import run_task_id
 from tests.interleavings.operations import (
     VISIBILITY_SECONDS,
     Operation,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from interlock.apps.app import App
-from interlock.tasks.completion import run_task_id
+from interlock.tasks.shards import run_task_id
 from tests.interleavings.operations import claim
 from tests.interleavings.race_arena import Arena
 from tests.interleavings.scheduler import Order, in_every_order, while_one_breaks

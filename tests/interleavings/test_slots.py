@@ -8,8 +8,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from interlock.tasks.completion import run_task_id
 from interlock.tasks.queue import Received
+from interlock.tasks.shards import run_task_id
 from tests.interleavings.operations import (
     Lease,
     cancel,

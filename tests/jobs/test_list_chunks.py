@@ -26,7 +26,7 @@ from interlock.jobs.run_sources import Batch, Place, StagedPart, StagedSource, p
 from interlock.jobs.staged_lists import StagedList
 from interlock.jobs.task_rows import BadList, PartReader, Shape, Unpacked, json_strings, task_ids
 from interlock.stores.objects import open_objects
-from interlock.tasks.completion import run_task_id
+from interlock.tasks.shards import run_task_id
 from interlock.wire.jobs import ListFormat
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import pytest
 
 from interlock import failpoints
 from interlock.clock import ManualClock
-from interlock.tasks.completion import run_task_id
+from interlock.tasks.shards import run_task_id
 from interlock.wire.access import KeyRequest, Role
 from tests.support.system import System, running, until
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from interlock.apps.app import App
-from interlock.tasks.completion import enqueue, run_task_id
 from interlock.tasks.idempotency import Repeat
-from interlock.tasks.shards import SMALL_SHARD
+from interlock.tasks.queue import enqueue
+from interlock.tasks.shards import SMALL_SHARD, run_task_id
 from interlock.wire.base import RunState
 from interlock.wire.jobs import JobAccepted, JobRequest
 from tests.model.dispatchers import Crashed

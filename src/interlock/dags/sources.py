@@ -28,9 +28,9 @@ from interlock.stores.notifications import Wakeups
 from interlock.stores.postgres import UNSTORABLE, Connection, Database, Row, database_time, queries, try_lock
 from interlock.strict_json import NotStrict, require_strict
 from interlock.tasks import dataset_changes
-from interlock.tasks.completion import enqueue
 from interlock.tasks.dataset_changes import Change
 from interlock.tasks.idempotency import Repeat, once
+from interlock.tasks.queue import enqueue
 from interlock.tasks.triggers import accept_triggers
 from interlock.telemetry import SOURCE_RESTARTS, TASKS_ROUTED
 from interlock.wire.attempts import Event

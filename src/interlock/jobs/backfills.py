@@ -30,7 +30,7 @@ from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.actions import Actions, request_run_cancel
-from interlock.tasks.completion import enqueue
+from interlock.tasks.queue import enqueue
 from interlock.wire.base import Priority, RunState
 from interlock.wire.dags import (
     BackfillAnswer,

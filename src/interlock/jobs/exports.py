@@ -23,9 +23,9 @@ from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks.completion import run_task_id
 from interlock.tasks.idempotency import Repeat, once
 from interlock.tasks.reads import Reads
+from interlock.tasks.shards import run_task_id
 from interlock.telemetry import TASKS_CREATED
 from interlock.wire.base import TaskStatus
 from interlock.wire.jobs import (

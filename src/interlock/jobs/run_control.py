@@ -14,7 +14,7 @@ from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.actions import Actions
-from interlock.tasks.completion import enqueue
+from interlock.tasks.queue import enqueue
 from interlock.tasks.reads import Reads
 from interlock.tasks.runs import HotStatus, delete_nameless_job
 from interlock.wire.jobs import JobView

@@ -23,8 +23,8 @@ from interlock.jobs.task_rows import BadList
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks.completion import run_task_id
 from interlock.tasks.result_packs import results_prefix
+from interlock.tasks.shards import run_task_id
 from interlock.telemetry import TASKS_CREATED
 from interlock.wire.attempts import ListLoad, RunExport
 from interlock.wire.base import TaskStatus

@@ -20,12 +20,13 @@ from interlock.jobs.staged_lists import Uploads
 from interlock.settings import Settings
 from interlock.stores.postgres import UNSTORABLE, Connection, Database, Row, queries
 from interlock.strict_json import NotStrict, first_not_strict, pointed, require_strict
-from interlock.tasks.completion import enqueue, run_task_id
 from interlock.tasks.idempotency import Repeat, once
 from interlock.tasks.limits import rate_key
 from interlock.tasks.operators import Operators
+from interlock.tasks.queue import enqueue
 from interlock.tasks.reads import Reads, run_by_id, run_view
 from interlock.tasks.runs import record_run_events
+from interlock.tasks.shards import run_task_id
 from interlock.telemetry import TASKS_CREATED
 from interlock.wire.base import RunState
 from interlock.wire.jobs import JobAccepted, JobRequest, RunView, TasksAdded, TasksRequest

@@ -35,9 +35,8 @@ from interlock.settings import Settings
 from interlock.stores.low_water import LowWater
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks.completion import run_task_id
 from interlock.tasks.result_packs import Packs
-from interlock.tasks.shards import SMALL_SHARD
+from interlock.tasks.shards import SMALL_SHARD, run_task_id
 from interlock.telemetry import TASKS_CREATED
 from interlock.wire.base import TaskStatus
 from interlock.wire.jobs import JobRequest, Policy

@@ -10,7 +10,7 @@ from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks.completion import enqueue, wake_parked
+from interlock.tasks.queue import enqueue, wake_parked
 from interlock.tasks.reads import Reads
 from interlock.tasks.shards import SMALL_SHARD, find_task
 from interlock.wire.base import TaskStatus

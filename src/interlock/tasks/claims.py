@@ -20,12 +20,12 @@ from interlock.errors import BadRequest, NotFound
 from interlock.failpoints import armed, failpoint
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, isolated, queries
-from interlock.tasks.completion import Attempts, clean, outputs_of, run_task_id
+from interlock.tasks.completion import Attempts, clean, outputs_of
 from interlock.tasks.dataset_changes import Inputs
 from interlock.tasks.limits import Rates, RunSlots
 from interlock.tasks.operators import NOT_ALLOWED, Operators, refusal
 from interlock.tasks.queue import Handle, Queue
-from interlock.tasks.shards import SMALL_SHARD, Shards, find_task
+from interlock.tasks.shards import SMALL_SHARD, Shards, find_task, run_task_id
 from interlock.telemetry import TASKS_CLAIMED
 from interlock.wire.access import TaskSecret, secret_names
 from interlock.wire.attempts import (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -22,8 +21,10 @@ from interlock.stores.postgres import CONTENT_ERRORS, Connection, Database, Row,
 from interlock.tasks import dataset_changes
 from interlock.tasks.dataset_changes import Admitted, Change, Found, Inputs, Markers
 from interlock.tasks.effects import OperatorState, keep_state
+from interlock.tasks.limits import RunSlots
+from interlock.tasks.queue import enqueue, wake_parked
 from interlock.tasks.result_packs import Packs, Place
-from interlock.tasks.shards import SMALL_SHARD, by_shard, shards_of_jobs
+from interlock.tasks.shards import by_shard, run_task_id
 from interlock.telemetry import ATTEMPTS_ENDED
 from interlock.wire.attempts import (
     Completion,
@@ -40,16 +41,7 @@ from interlock.wire.attempts import (
 from interlock.wire.base import TaskStatus
 from interlock.wire.jobs import DatasetRef
 
-if TYPE_CHECKING:
-    from interlock.tasks.limits import RunSlots
-
 _sql = queries(__name__, "tasks")
-_jobs_sql = queries(__name__, "jobs")
-
-
-def run_task_id(run_id: UUID, index: int) -> UUID:
-    """Computes the same id as interlock.run_task_id in SQL."""
-    return UUID(bytes=hashlib.sha256(f"{run_id}:{index}".encode()).digest()[:16])
 
 
 @dataclass
@@ -426,24 +418,6 @@ class Attempts:
     async def fenced(self, item: Release | Heartbeat) -> Fenced:
         """Returns the error for an attempt that no longer holds its task."""
         return _fenced((await self._fence_states([item])).get(item.task_id), item)
-
-
-async def enqueue(connection: Connection, task_ids: Sequence[UUID], *, direct: bool, shard: int = SMALL_SHARD) -> None:
-    """Sends wake-ups for tasks that were just queued, in the transaction that queued them."""
-    await _jobs_sql.enqueue_tasks(connection, shard=shard, task_ids=list(task_ids), direct=direct)
-
-
-async def wake_parked(connection: Connection, jobs: Sequence[UUID], keys: Sequence[str], *, direct: bool) -> int:
-    """Gives freed slots of these jobs and concurrency keys to parked tasks."""
-    await _sql.lock_capped_jobs(connection, job_ids=list(jobs))
-    woken = 0
-    for shard in await shards_of_jobs(connection, jobs):
-        rows = await _sql.unpark(connection, shard=shard, job_ids=list(jobs), keys=list(keys))
-        if rows:
-            await enqueue(connection, [row["task_id"] for row in rows], shard=shard, direct=direct)
-        woken += len(rows)
-    await failpoint("wake.before_commit")
-    return woken
 
 
 def outputs_of(job: Row) -> list[DatasetRef]:

@@ -25,9 +25,8 @@ from interlock.settings import Settings
 from interlock.stores.postgres import Database, Row, queries
 from interlock.stores.valkey import Coordination
 from interlock.strict_json import as_key, resolved
-from interlock.tasks.completion import enqueue, run_task_id
-from interlock.tasks.queue import Outgoing, Queue
-from interlock.tasks.shards import Rate, Shards
+from interlock.tasks.queue import Outgoing, Queue, enqueue
+from interlock.tasks.shards import Rate, Shards, run_task_id
 from interlock.telemetry import LIMITS_UNAVAILABLE
 
 HOST: Final = "host"

@@ -1,4 +1,4 @@
-"""The queue port. Messages are wake-ups: at-least-once, roughly ordered, small."""
+"""The queue port, and the messages of tasks. Messages are wake-ups: at-least-once, roughly ordered, small."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 from uuid import UUID
+
+from interlock.failpoints import failpoint
+from interlock.stores.postgres import Connection, queries
+from interlock.tasks.shards import SMALL_SHARD, shards_of_jobs
+
+_sql = queries(__name__, "tasks")
+_jobs_sql = queries(__name__, "jobs")
 
 
 @dataclass(frozen=True)
@@ -81,3 +88,21 @@ class Queue(Protocol):
     async def dead_letter_count(self, queue: str) -> int: ...
 
     async def redrive(self, queue: str, limit: int) -> int: ...
+
+
+async def enqueue(connection: Connection, task_ids: Sequence[UUID], *, direct: bool, shard: int = SMALL_SHARD) -> None:
+    """Sends wake-ups for tasks that were just queued, in the transaction that queued them."""
+    await _jobs_sql.enqueue_tasks(connection, shard=shard, task_ids=list(task_ids), direct=direct)
+
+
+async def wake_parked(connection: Connection, jobs: Sequence[UUID], keys: Sequence[str], *, direct: bool) -> int:
+    """Gives freed slots of these jobs and concurrency keys to parked tasks."""
+    await _sql.lock_capped_jobs(connection, job_ids=list(jobs))
+    woken = 0
+    for shard in await shards_of_jobs(connection, jobs):
+        rows = await _sql.unpark(connection, shard=shard, job_ids=list(jobs), keys=list(keys))
+        if rows:
+            await enqueue(connection, [row["task_id"] for row in rows], shard=shard, direct=direct)
+        woken += len(rows)
+    await failpoint("wake.before_commit")
+    return woken

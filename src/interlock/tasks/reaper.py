@@ -14,8 +14,8 @@ from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.low_water import LowWater, low_water
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks.completion import enqueue, wake_parked
 from interlock.tasks.limits import RunSlots
+from interlock.tasks.queue import enqueue, wake_parked
 from interlock.tasks.shards import Shards
 from interlock.telemetry import TASKS_REAPED, TASKS_REQUEUED
 

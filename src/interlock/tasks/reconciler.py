@@ -13,8 +13,8 @@ from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries, try_lock
-from interlock.tasks.completion import enqueue, wake_parked
 from interlock.tasks.limits import RunSlots
+from interlock.tasks.queue import enqueue, wake_parked
 from interlock.tasks.shards import SMALL_SHARD, Shards, shards_of_jobs
 
 log = structlog.get_logger()

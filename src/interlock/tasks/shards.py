@@ -1,4 +1,4 @@
-"""Finds the partition of `tasks` that a task is in: shard 0, or the shard of its run.
+"""Finds the partition of `tasks` that a task is in: shard 0, or the shard of its run. Computes ids of tasks in runs.
 
 A large run has its own table, loaded by COPY and dropped with the run. Shards do not appear on the wire. The lease
 token of an attempt carries the shard, and a message names its run. A caller that has only a task id looks in shard 0
@@ -7,6 +7,7 @@ first.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
@@ -128,3 +129,8 @@ async def drop(database: Database, shard: int) -> bool:
     except (asyncpg.LockNotAvailableError, asyncpg.ObjectNotInPrerequisiteStateError):
         return False
     return True
+
+
+def run_task_id(run_id: UUID, index: int) -> UUID:
+    """Computes the same id as interlock.run_task_id in SQL."""
+    return UUID(bytes=hashlib.sha256(f"{run_id}:{index}".encode()).digest()[:16])

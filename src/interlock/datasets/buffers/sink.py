@@ -44,8 +44,8 @@ from interlock.processes.loop import Periodic
 from interlock.settings import BUFFER_QUEUE, Settings
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks.completion import run_task_id
 from interlock.tasks.queue import Handle, Queue, Received
+from interlock.tasks.shards import run_task_id
 from interlock.telemetry import SINK_BATCHES, SINK_ROWS, TASKS_CREATED
 from interlock.wire.base import TaskStatus
 from interlock.wire.datasets import BatchRefusal, PublishStatus
