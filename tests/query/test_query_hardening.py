@@ -301,9 +301,9 @@ async def test_landlock_restricts_a_process_to_the_given_paths(tmp_path: Path, p
 
 REFUSED_CALLS = """
 import ctypes, json, os, socket
-from interlock.query.statement import confinement
+from interlock.query.statement import process
 
-confinement.install_seccomp_filter()
+process.install_seccomp_filter()
 libc = ctypes.CDLL(None, use_errno=True)
 
 def refused(action):

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import traceback
+import urllib.request  # noqa: F401 - what the SDK loads, for a process that waits in stock
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
