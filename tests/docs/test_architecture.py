@@ -85,3 +85,17 @@ def test_handlers_use_their_own_capability() -> None:
         and package(other) not in {package(one), "tasks", "access"}
     }
     assert foreign == set(), "handlers receive their own capability; pass the collaborator to its build function"
+
+
+def test_capability_is_read_from_the_application_only_by_its_own_modules() -> None:
+    """The state of a listener has every capability; `build.py` of each has the one function that reads it."""
+    foreign = {
+        (name, node.attr)
+        for name, path in modules().items()
+        if package(name) in CAPABILITIES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value).endswith(".app.state")
+        and (name, node.attr) not in {(f"{node.attr}.build", node.attr), ("query.routes", "queries")}
+    }
+    assert foreign == set(), "receive the collaborator from build.py"

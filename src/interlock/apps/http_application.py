@@ -89,7 +89,7 @@ def application(
     if express is not None:
         listening.asgi_handler = express(listening.asgi_handler)
     # This wraps the routing too, so that unknown paths and wrong methods are counted like other requests.
-    listening.asgi_handler = observed(listener)(listening.asgi_handler)
+    listening.asgi_handler = observed(listener, app.access.lockout)(listening.asgi_handler)
     return listening
 
 

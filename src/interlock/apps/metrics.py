@@ -75,5 +75,5 @@ def _application(access: Access) -> Litestar:
         logging_config=None,
         debug=False,
     )
-    made.asgi_handler = observed("metrics")(made.asgi_handler)
+    made.asgi_handler = observed("metrics", access.lockout)(made.asgi_handler)
     return made

@@ -22,7 +22,7 @@ _CREDENTIALS = frozenset({b"authorization", b"x-trace-worker-token", b"x-trace-t
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
-def observed(listener: str) -> Callable[[ASGIApp], ASGIApp]:
+def observed(listener: str, lockout: Lockout) -> Callable[[ASGIApp], ASGIApp]:
     """Returns the middleware of a listener. A request keeps its own id if that id is valid."""
 
     def wrap(app: ASGIApp) -> ASGIApp:
@@ -42,7 +42,6 @@ def observed(listener: str) -> Callable[[ASGIApp], ASGIApp]:
                     message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
                 await send(message)
 
-            lockout: Lockout = scope["litestar_app"].state.access.lockout
             peer, credentials = peer_of_scope(scope), _credentials(scope)
             wait = lockout.wait(peer, credentials) if credentials else None
             try:
