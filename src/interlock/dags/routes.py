@@ -83,8 +83,7 @@ def _file(request: Http, body: bytes) -> bytes:
     status_code=200,
     summary="Deploy a DAG, or return the plan with dry_run",
     description="Deploying the same content again changes nothing. Changed parts are built next to the current "
-    "version, "
-    "which they replace once they are complete.",
+    "version, which they replace once they are complete.",
     operation_class=_TakesAFile,
     responses=WITH_A_BODY,
 )
@@ -238,8 +237,7 @@ class _Called(Operation):
     operation_class=_Called,
     summary="Call a webhook source: the body becomes the payload of a task",
     description="Needs no API key: the call is authenticated by X-Interlock-Signature or X-Interlock-Token, as the "
-    "source "
-    "configures. Calls with the same Idempotency-Key, or otherwise X-Request-Id, are deduplicated.",
+    "source configures. Calls with the same Idempotency-Key, or otherwise X-Request-Id, are deduplicated.",
 )
 async def call_hook(
     request: Http,

@@ -46,10 +46,8 @@ IdempotencyKey = Annotated[
     opt={"scope": "jobs:write"},
     summary="Submit a list of tasks",
     description="A small closed list is inserted and enqueued in one transaction: 201. A long list, a list in an "
-    "upload, "
-    "an open run, or any request with `async` is accepted, and its tasks are created in the background: 202. A "
-    "repeated "
-    "Idempotency-Key with the same body returns the same response.",
+    "upload, an open run, or any request with `async` is accepted, and its tasks are created in the background: 202. A "
+    "repeated Idempotency-Key with the same body returns the same response.",
     responses={
         202: ResponseSpec(JobAccepted, description="Accepted; poll `status_url` for progress", generate_examples=False)
     },
@@ -68,8 +66,7 @@ async def submit_job(
     opt={"scope": "jobs:write"},
     summary="Create an upload for a long list of tasks",
     description="PUT the list as JSONL, CSV or one text per line, uncompressed or compressed with gzip or zstd, and "
-    "use "
-    "the upload as the `source` of a job. Parts may be uploaded concurrently; no line may span two parts.",
+    "use the upload as the `source` of a job. Parts may be uploaded concurrently; no line may span two parts.",
 )
 async def create_upload(
     request: Http, data: JSONBody[UploadRequest], body: RawBody, idempotency_key: IdempotencyKey = None

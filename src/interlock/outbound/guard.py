@@ -290,9 +290,8 @@ class Binding:
         plain = _plain(host)
         if (plain, None) not in self.hosts and (plain, port) not in self.hosts:
             raise HostNotBound(
-                f"The secret {self.secret!r} is not bound to {host}:{port}, so the request was not sent. To allow "
-                "this host, "
-                "set the secret again and add the host with --host."
+                f"The secret {self.secret!r} is not bound to {host}:{port}, so the request was not sent. To allow this "
+                "host, set the secret again and add the host with --host."
             )
 
 

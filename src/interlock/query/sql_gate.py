@@ -300,8 +300,7 @@ class _Gate:
         if parsed.get("error_type") == "not implemented":
             return self._refused(
                 "only SELECT is allowed, not ATTACH, COPY, SET, PRAGMA, INSTALL, LOAD, CALL, EXPLAIN or any statement "
-                "that "
-                "writes; PIVOT needs IN (…) with its values"
+                "that writes; PIVOT needs IN (…) with its values"
             )
         position = str(parsed.get("position", ""))
         self.at = int(position) if position.isdigit() else -1
@@ -409,8 +408,7 @@ class _Gate:
         if function.get("class") != "FUNCTION" or folded(name) not in TABLE_FUNCTIONS:
             raise self._refused(
                 f"{_short(name)}(…) is not allowed in FROM: a query reads only its relations and UNNEST(…), not files "
-                "or "
-                "other table functions"
+                "or other table functions"
             )
 
     def _expression(self, node: Node) -> None:

@@ -42,8 +42,7 @@ class Access(Area):
         False,
         description="For development only: sign capability tokens with HS256 and a secret in keys_dir, for tools "
         "without support for elliptic curves. Requires that all listeners are loopback addresses, keys are files, "
-        "objects "
-        "are in a directory and the runner is not AWS Lambda. false: HS256 tokens are always rejected.",
+        "objects are in a directory and the runner is not AWS Lambda. false: HS256 tokens are always rejected.",
     )
     token_issuer: str = Field("interlock", min_length=1, description="`iss` of capability tokens.")
     token_ttl_seconds: float = Field(300.0, ge=10, le=3600, description="Lifetime of a capability token.")

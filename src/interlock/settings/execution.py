@@ -30,8 +30,7 @@ class Spark(Area):
     spark_driver_per_org: bool = Field(
         False,
         description="Run tasks of different orgs in different driver processes, each with its own session and heap. "
-        "With a "
-        "master URL of a cluster, each driver is a separate Spark application.",
+        "With a master URL of a cluster, each driver is a separate Spark application.",
     )
     spark_drivers: int = Field(
         4,
@@ -105,9 +104,8 @@ class Runner(Area):
     runner_concurrency: int = Field(0, ge=0, le=180, description="Concurrent invocations of a runner; 0: one per core.")
     runner_confinement: Literal["auto", "bubblewrap", "namespaces", "landlock", "none"] = Field(
         "auto",
-        description="Isolation of untrusted code. auto: the strongest that this machine supports; if it supports "
-        "none, every "
-        "invocation is refused. none: only resource limits and an empty environment, for code that you trust.",
+        description="Isolation of untrusted code. auto: the strongest that this machine supports; if it supports none, "
+        "every invocation is refused. none: only resource limits and an empty environment, for code that you trust.",
     )
     runner_python: Path | None = Field(
         None, description="Python interpreter for handlers, 3.11 or newer; unset: the one that runs Interlock."

@@ -51,15 +51,13 @@ class Listeners(Area):
         4096,
         ge=0,
         description="Maximum open connections of one listener. At the limit, the connections that have waited longest "
-        "for "
-        "a request are closed in favour of new ones; if there are none, new connections get 503. 0: no limit.",
+        "for a request are closed in favour of new ones; if there are none, new connections get 503. 0: no limit.",
     )
     max_connections_per_peer: int = Field(
         1024,
         ge=0,
         description="Maximum open connections of one client address (for IPv6: one /64 network) to a listener; more "
-        "get "
-        "429. 0: no limit, for a listener behind a proxy.",
+        "get 429. 0: no limit, for a listener behind a proxy.",
     )
     requests_per_second: int = Field(
         0,
@@ -116,8 +114,7 @@ class Outbound(Area):
     outbound_allow: list[str] = Field(
         default_factory=list,
         description="Addresses, networks (`10.1.0.0/16`) and hosts (`hooks.example`, `*.example`) that user-provided "
-        "URLs may "
-        "reach although they are not public; an address or a host may have a port (`127.0.0.1:8545`).",
+        "URLs may reach although they are not public; an address or a host may have a port (`127.0.0.1:8545`).",
     )
     outbound_ports: list[int] = Field(
         default_factory=list, description="Ports that user-provided URLs may reach; empty: all."

@@ -19,8 +19,7 @@ class Queries(Area):
         None,
         description="postgresql:// URL of the data database for the query service, with a role that can only read the "
         "tables of datasets; unset: `interlock up` creates a role in the embedded database, otherwise only files can "
-        "be "
-        "queried.",
+        "be queried.",
     )
     query_max_rows: int = Field(10_000, ge=1, description="Maximum rows of a JSON response; further rows are left out.")
     query_max_bytes: int = Field(
@@ -34,15 +33,13 @@ class Queries(Area):
         512,
         ge=64,
         description="Memory of one query, in MiB. A query that needs more spills to disk, or gets 413 if it cannot. "
-        "Its "
-        "process uses up to 256 MiB more for the interpreter and the libraries.",
+        "Its process uses up to 256 MiB more for the interpreter and the libraries.",
     )
     query_total_memory_mb: int | None = Field(
         None,
         ge=320,
         description="Memory of all queries of one query service together, in MiB. Each counts as query_memory_mb + "
-        "256, so "
-        "fewer than query_concurrency may run at a time. Unset: only query_concurrency limits them.",
+        "256, so fewer than query_concurrency may run at a time. Unset: only query_concurrency limits them.",
     )
     query_temp_mb: int = Field(2048, ge=1, description="Disk space of one query, and of its export, in MiB.")
     query_threads: int = Field(2, ge=1, le=256, description="Threads of one query.")
@@ -67,7 +64,6 @@ class Queries(Area):
         if self.query_total_memory_mb is not None and self.query_total_memory_mb < least:
             raise ValueError(
                 f"query_total_memory_mb is {self.query_total_memory_mb}, too little for one query: write at least "
-                f"{least} "
-                f"(query_memory_mb + {QUERY_OVERHEAD_MB}), or lower query_memory_mb"
+                f"{least} (query_memory_mb + {QUERY_OVERHEAD_MB}), or lower query_memory_mb"
             )
         return self

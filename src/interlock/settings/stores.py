@@ -30,8 +30,7 @@ class Stores(Area):
     objects_public_url: HttpUrl | None = Field(
         None,
         description="URL of the gateway in signed URLs, if objects are in a directory; unset: gateway_url, otherwise "
-        "the "
-        "address of the gateway.",
+        "the address of the gateway.",
     )
     object_limit_bytes: int = Field(
         5 * 1024**3,
@@ -46,8 +45,7 @@ class Stores(Area):
         30.0,
         gt=0,
         description="Timeout of a statement of the control plane, and of a transaction that is idle; the request then "
-        "gets "
-        "503.",
+        "gets 503.",
     )
 
     @field_validator("objects_url")

@@ -101,8 +101,7 @@ class Tasks(Area):
         1024,
         ge=0,
         description="Results of run tasks up to this size are stored in the state database; larger ones are packed "
-        "into "
-        "objects.",
+        "into objects.",
     )
     export_days: float = Field(7.0, gt=0, description="Files of exported runs are deleted after this time.")
     payload_limit_bytes: int = Field(262_144, ge=1024, description="Maximum size of the payload of a task.")
@@ -115,8 +114,7 @@ class Tasks(Area):
     operators: list[str] = Field(
         default_factory=list,
         description="Folders and Python modules with operators that a worker runs, in addition to --operators; empty: "
-        "only "
-        "the built-in operators, and with `interlock up` also those of the folder in which it is started.",
+        "only the built-in operators, and with `interlock up` also those of the folder in which it is started.",
     )
     operator_hours: float = Field(
         168.0,

@@ -177,10 +177,9 @@ _MANY_PROCESSES = 1000
 # works
 # with a simulated clock. Transactions end within the statement timeout, so those older than a minute are not ours.
 _OLDEST_BEGIN = (
-    "select interlock.clock() - least(interval '1 minute',"
-    " coalesce(max(clock_timestamp() - a.xact_start), interval '0')) from pg_stat_get_activity(null) a"
-    " where a.application_name like 'interlock%' and a.pid <> pg_backend_pid()"
-    " and a.datid = (select d.oid from pg_database d where d.datname = current_database())"
+    "select interlock.clock() - least(interval '1 minute', coalesce(max(clock_timestamp() - a.xact_start), interval "
+    "'0')) from pg_stat_get_activity(null) a where a.application_name like 'interlock%' and a.pid <> pg_backend_pid() "
+    "and a.datid = (select d.oid from pg_database d where d.datname = current_database())"
 )
 _OLDEST_SECONDS = 1.0
 

@@ -42,8 +42,7 @@ def _caller(request: Http) -> Caller:
     opt={"scope": "admin"},
     summary="Create a webhook; its secret is shown once",
     description="It is called when a run ends, and when the share of failed or ended tasks of a run passes a "
-    "threshold. "
-    "A repeated Idempotency-Key with the same body returns the same response.",
+    "threshold. A repeated Idempotency-Key with the same body returns the same response.",
 )
 async def create_webhook(
     request: Http, data: JSONBody[WebhookRequest], body: RawBody, idempotency_key: IdempotencyKey = None

@@ -278,8 +278,7 @@ def _refused(why: str) -> TooLarge | Unavailable:
     if why == "PackedPolicyTooLarge":
         return TooLarge(
             "The session policy of this task is too large for STS. Reduce the inputs and outputs of the job, or "
-            "shorten "
-            "the prefix in objects_url.",
+            "shorten the prefix in objects_url.",
             code="policy_too_large",
         )
     return Unavailable(
