@@ -24,8 +24,7 @@ import valkey.asyncio as valkey
 
 from interlock.stores.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedServerError, EmbeddedValkey, account
 from interlock.stores.embedded.account import Account, AccountError
-from interlock.stores.embedded.files import trim_log
-from interlock.stores.embedded.server import is_alive
+from interlock.stores.embedded.server import is_alive, trim_log
 from tests.support.polls import answered
 
 STARTER = """

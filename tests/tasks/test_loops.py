@@ -20,7 +20,7 @@ from interlock.clock import ManualClock
 from interlock.dags.checks import RANGES
 from interlock.errors import Unavailable
 from interlock.jobs.definitions import INLINE_OPERATORS
-from interlock.tasks import actions, reconciler, retention
+from interlock.tasks import actions, reaper, retention
 from interlock.tasks.inline_runtime import OPERATORS, Call, InlineLimits, InlineOperator, InlineRunner, Reaction
 from interlock.tasks.outbox_relay import Relay, TaskRef
 from interlock.telemetry import SET_ASIDE
@@ -380,8 +380,8 @@ async def test_a_parked_task_whose_wake_up_was_lost_is_woken(still: System) -> N
 async def test_reconciler_visits_all_tasks_in_steps(
     still: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciler, "_WALKED", 2)
-    monkeypatch.setattr(reconciler, "_RUNS", 3)
+    monkeypatch.setattr(reaper, "_WALKED", 2)
+    monkeypatch.setattr(reaper, "_RUNS", 3)
     tasks = {await still.one() for _ in range(5)}
     tasks |= set(await still.task_ids((await still.submit([1, 2, 3, 4, 5]))["run_id"]))
     await still.value("delete from interlock.queue_messages")
@@ -393,7 +393,7 @@ async def test_reconciler_visits_all_tasks_in_steps(
 async def test_the_reconciler_walks_tasks_of_no_run_in_steps(
     still: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciler, "_BATCH", 2)
+    monkeypatch.setattr(reaper, "_LOST_BATCH", 2)
     tasks = {await still.one() for _ in range(5)}
     await still.value("update interlock.tasks set run_id = null, task_index = null")
     await still.value("delete from interlock.queue_messages")

@@ -10,8 +10,7 @@ from interlock.dags.backpressure import Pauses, Pressure
 from interlock.dags.cutover import CutOver, Retirement
 from interlock.dags.deployment import Deployments
 from interlock.dags.invalidation import Invalidations
-from interlock.dags.routing import Router, ScopeReconciler
-from interlock.dags.scope_explanations import ScopeExplanations
+from interlock.dags.routing import Router, ScopeExplanations, ScopeReconciler
 from interlock.dags.sources import AlwaysOn, ManualEvents, Sources, Triggers
 from interlock.dags.versions import DagReads
 from interlock.dags.webhook_sources import Hooks

@@ -25,8 +25,7 @@ from interlock.tasks.operators import Operators
 from interlock.tasks.postgres_queue import PgQueue
 from interlock.tasks.queue import Queue
 from interlock.tasks.reads import Reads
-from interlock.tasks.reaper import Reaper, Retries
-from interlock.tasks.reconciler import Reconciler
+from interlock.tasks.reaper import Reaper, Reconciler, Retries
 from interlock.tasks.result_packs import Packs
 from interlock.tasks.retention import Retention, RunDeletions
 from interlock.tasks.runs import HotStatus, Pace, RunCancels, RunCounters

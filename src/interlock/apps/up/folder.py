@@ -113,7 +113,7 @@ class Folder:
 
 
 def _write(file: Path, values: Mapping[str, str]) -> None:
-    from interlock.stores.embedded.files import write_private
+    from interlock.stores.embedded.server import write_private
 
     write_private(file, msgspec.json.format(msgspec.json.encode(values), indent=2).decode() + "\n")
 

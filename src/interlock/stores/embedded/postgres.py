@@ -23,7 +23,7 @@ from typing import Final
 import asyncpg
 import psutil
 
-from interlock.stores.embedded import files, server
+from interlock.stores.embedded import server
 from interlock.stores.embedded import server as ports
 from interlock.stores.embedded.server import EmbeddedServer
 
@@ -100,14 +100,14 @@ class EmbeddedPostgres(EmbeddedServer):
     def _configure(self, port: int) -> None:
         self._remove_stale_pid_file()
         hba_file = self.directory / "pg_hba.conf"
-        files.write_private(hba_file, HOST_AUTHENTICATION, self._account)
+        server.write_private(hba_file, HOST_AUTHENTICATION, self._account)
         settings = render(
             port=port,
             hba_file=hba_file,
             cluster_name=self._cluster_name,
             memory_mib=server.memory_mib(),
         )
-        files.write_private(self.directory / "interlock.conf", settings, self._account)
+        server.write_private(self.directory / "interlock.conf", settings, self._account)
 
     def _remove_stale_pid_file(self) -> None:
         """Removes the pid file. PostgreSQL trusts it, and does not start while an unrelated process has its pid.
@@ -150,7 +150,7 @@ class EmbeddedPostgres(EmbeddedServer):
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        files.sync_folder(self.directory)
+        server.sync_folder(self.directory)
 
     def _fill(self, draft: Path) -> None:
         locale = ["--encoding=UTF8", "--no-locale", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
@@ -168,7 +168,7 @@ class EmbeddedPostgres(EmbeddedServer):
         """Sets a new password if its file is lost. The file is written last, because it marks completion."""
         draft = self.directory / "password.new"
         draft.unlink(missing_ok=True)
-        files.write_private(draft, f"{secrets.token_urlsafe(32)}\n")
+        server.write_private(draft, f"{secrets.token_urlsafe(32)}\n")
         self._remove_stale_pid_file()
         self._run_alone(self.data, _CHANGE_PASSWORD.format(password=draft.read_text().strip()))
         draft.replace(self._password_file)

@@ -6,29 +6,117 @@
 
 A server runs in its own session. It is identified by three things together: the pid in its folder, a command line that
 names the folder, and that it accepts the folder's password. A pid file alone proves nothing.
+
+Its files are private, and its log is limited in size.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import BinaryIO, ClassVar, Final
 
 import psutil
 import structlog
 
 from interlock.errors import InterlockError
-from interlock.stores.embedded import files
 from interlock.stores.embedded.account import Account, server_account
-from interlock.stores.embedded.files import TICK
+
+LOG_BYTES: Final = 10 * 1024 * 1024
+TICK: Final = 0.02
+"""Poll interval in seconds for changes by another process."""
+
+
+def write_private(path: Path, text: str, owner: Account | None = None) -> None:
+    """Writes `text` atomically to a file that only its owner can read.
+
+    Writes nothing if nothing changes, so that a server can restart on a full disk.
+    """
+    if path.is_file() and not path.is_symlink() and path.read_text() == text:
+        return
+    draft = path.with_name(f".{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    if owner is not None:
+        owner.own(draft)
+    draft.replace(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in `folder` durable across a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def open_log(path: Path) -> BinaryIO:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+
+def trim_log(path: Path, limit: int = LOG_BYTES) -> None:
+    """Moves the content of a log over `limit` bytes to `{path}.1`.
+
+    The server has the file open for appending, so the file is truncated in place instead of renamed.
+    """
+    if not path.is_file() or path.stat().st_size <= limit:
+        return
+    earlier = path.with_name(f"{path.name}.1")
+    earlier.unlink(missing_ok=True)
+    shutil.copyfile(path, earlier)
+    earlier.chmod(0o600)
+    os.truncate(path, 0)
+
+
+def last_lines(path: Path, since: int, count: int = 15) -> list[str]:
+    """Returns the last lines of a log, ignoring its first `since` bytes."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(since if since <= size else 0, size - 16_384))
+        return file.read().decode(errors="replace").splitlines()[-count:]
+
+
+@asynccontextmanager
+async def locked(path: Path, patience: float) -> AsyncIterator[None]:
+    """Holds a kernel lock on `path`, which is released when its holder ends for any reason."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        while not _try_lock(handle):
+            if loop.time() > deadline:
+                raise TimeoutError(f"another process has been starting this server for {patience:.0f} s")
+            await asyncio.sleep(TICK)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
 
 PROBE_SECONDS: Final = 5.0
 LAUNCHES: Final = 3
@@ -76,7 +164,7 @@ class EmbeddedServer(ABC):
         """Starts or adopts the server and returns its URL. Also restarts a server that has died."""
         try:
             await asyncio.to_thread(self._prepare_folders)
-            async with files.locked(self.directory / "start.lock", self.patience):
+            async with locked(self.directory / "start.lock", self.patience):
                 if not await self._adopt():
                     await self._launch()
                 return self._url(self._port(), self._password())
@@ -93,7 +181,7 @@ class EmbeddedServer(ABC):
 
     def trim_log(self) -> None:
         """Limits the size of the log and its previous part. Every start does this as well."""
-        files.trim_log(self.log)
+        trim_log(self.log)
 
     @cached_property
     def _account(self) -> Account:
@@ -160,7 +248,7 @@ class EmbeddedServer(ABC):
         await asyncio.to_thread(self._make_data)
         for _ in range(LAUNCHES):
             port = choose(self._port_before())
-            files.write_private(self.directory / "port", f"{port}\n")
+            write_private(self.directory / "port", f"{port}\n")
             self._configure(port)
             # Not in a thread: if this task were cancelled in the meantime, nothing would know about the server.
             self._process = self._spawn()
@@ -173,7 +261,7 @@ class EmbeddedServer(ABC):
 
     def _spawn(self) -> psutil.Process:
         self._launched_at_byte = self.log.stat().st_size if self.log.exists() else 0
-        with files.open_log(self.log) as log:
+        with open_log(self.log) as log:
             return spawn(self._command(), account=self._account, cwd=self.data, log=log.fileno())
 
     async def _ready(self, process: psutil.Process) -> bool:
@@ -189,7 +277,7 @@ class EmbeddedServer(ABC):
                     f"answer: {self._last_answer}). If it is recovering, start again to continue waiting; if it "
                     f"hangs, run `kill -KILL {process.pid}` and start again: committed data is safe."
                 )
-            await asyncio.sleep(files.TICK)
+            await asyncio.sleep(TICK)
         return False
 
     async def _end_remains(self) -> bool:
@@ -229,11 +317,11 @@ class EmbeddedServer(ABC):
 
     def _make_password(self) -> str:
         if not self._password_file.is_file():
-            files.write_private(self._password_file, f"{secrets.token_urlsafe(32)}\n")
+            write_private(self._password_file, f"{secrets.token_urlsafe(32)}\n")
         return self._password_file.read_text().strip()
 
     def _failure(self, what: str) -> EmbeddedServerError:
-        lines = files.last_lines(self.log, self._launched_at_byte)
+        lines = last_lines(self.log, self._launched_at_byte)
         sentence = f"The embedded {self.product} server {self.name!r} {what} Its log: {self.log}"
         return EmbeddedServerError(self._without_password("\n".join([sentence, *lines])))
 

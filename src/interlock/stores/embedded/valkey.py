@@ -16,7 +16,7 @@ from typing import Final
 
 import psutil
 
-from interlock.stores.embedded import files, server
+from interlock.stores.embedded import server
 from interlock.stores.embedded import server as ports
 from interlock.stores.embedded.server import EmbeddedServer
 
@@ -86,7 +86,7 @@ class EmbeddedValkey(EmbeddedServer):
             data=_quoted(self.data),
             memory=max(16, min(512, server.memory_mib() // 8)),
         )
-        files.write_private(self._config, settings, self._account)
+        server.write_private(self._config, settings, self._account)
 
     async def _answers(self, port: int, password: str) -> bool:
         try:
