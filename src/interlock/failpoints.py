@@ -178,5 +178,6 @@ NAMES: Final = frozenset(
         "worker.received",
         "worker.claimed",
         "worker.before_complete",
+        "worker.before_logs",
     }
 )

@@ -123,6 +123,7 @@ _under_load("dispatcher", "pressure.before_commit", 2)
 _under_load("worker", "worker.received", 3)
 _under_load("worker", "worker.claimed", 3)
 _under_load("worker", "worker.before_complete", 3)
+_under_load("worker", "worker.before_logs", 3)
 
 
 def _with_work(failpoint: str, kind: Kind) -> None:

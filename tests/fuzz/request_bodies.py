@@ -217,6 +217,7 @@ DISPATCHER: dict[str, list[Body]] = {
         {"items": [_COMPLETED], "groups": [{**_GROUP, "indexes": [0, 1], "results": [None, {"n": 1}]}]},
     ],
     "/internal/task-release": [{"items": [FENCE]}],
+    "/internal/task-logs": [{"items": [{**FENCE, "start": 0, "text": "0000000000000oodd\nno time"}]}],
     "/internal/task-data": [{"items": [FENCE]}],
     "/internal/queue/receive": [
         {"queue": "udf", "worker_id": "odd", "max": 1, "wait_seconds": 0, "visibility_seconds": 5}

@@ -619,11 +619,36 @@ SECRETS: dict[str, list[Expectation]] = {
 _AT_START = Exempt("one row, read when a process starts")
 SEALS: dict[str, list[Expectation]] = {name: [_AT_START] for name in ("check_value", "first_key", "keep_check_value")}
 
+_LOG_OF = _ORG | {"scope_id": "seed.id('run running')", "limit": "100"}
+LOGS: dict[str, list[Expectation]] = {
+    "keep_logs": [
+        Bounded(
+            100,
+            _FENCES
+            | {"run_ids": "array_fill(seed.id('run running'), array[100])", "half": "131072"}
+            | {"starts": "array_fill(0::bigint, array[100])", "sizes": "array_fill(20, array[100])"}
+            | {"texts": "seed.repeat('0000000000000oline', 100)", "packs": "array_fill(null::uuid, array[100])"}
+            | {"offsets": "array_fill(null::int, array[100])"},
+            rows=8,
+            pages=60,
+        )
+    ],
+    "logs_of_attempt": [
+        Bounded(100, _ORG | {"task_id": "seed.task('running', 7)", "attempt": "1", "after": "0", "limit": "100"})
+    ],
+    "newest_logs_of_run": [Bounded(100, _LOG_OF)],
+    "next_logs_of_run": [Bounded(100, _LOG_OF | {"after": "1"})],
+    "newest_logs_of_job": [Bounded(100, _LOG_OF | {"scope_id": "seed.id('job 3')"})],
+    "next_logs_of_job": [Bounded(100, _LOG_OF | {"scope_id": "seed.id('job 3')", "after": "1"})],
+    "delete_logs_of_run": [Bounded(5000, _run("sweep") | {"limit": "5000"})],
+}
+
 EXPECTED: dict[str, list[Expectation]] = {
     f"{area}.{name}": cases
     for area, table in {
         "effects": EFFECTS,
         "jobs": JOBS,
+        "logs": LOGS,
         "members": MEMBERS,
         "operators": OPERATORS,
         "principals": PRINCIPALS,

@@ -49,6 +49,7 @@ class Reports:
     def __init__(self) -> None:
         self.completions: asyncio.Queue[Completion] = asyncio.Queue()
         self.released: list[UUID] = []
+        self.printed_lines: list[tuple[str, str]] = []
         self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     def complete(self, completion: Completion) -> None:
@@ -56,6 +57,9 @@ class Reports:
 
     def completed(self, held: Held, result: bytes) -> None:
         self.complete(held.completed(result))
+
+    def printed(self, held: Held, stream: str, line: str) -> None:
+        self.printed_lines.append((stream, line))
 
     def release(self, held: Iterable[Held]) -> None:
         self.released += [one.task_id for one in held]

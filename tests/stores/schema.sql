@@ -1218,6 +1218,30 @@ CREATE TABLE interlock.sweeps (
     "position" bigint,
     task_id uuid
 );
+CREATE TABLE interlock.task_logs (
+    task_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    lease_token uuid NOT NULL,
+    start bigint NOT NULL,
+    size integer NOT NULL,
+    log_id bigint NOT NULL,
+    org_id uuid NOT NULL,
+    job_id uuid NOT NULL,
+    run_id uuid,
+    text text,
+    pack uuid,
+    pack_offset integer,
+    written_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+);
+COMMENT ON TABLE interlock.task_logs IS 'Chunks of the logs of attempts; deleted with their task';
+ALTER TABLE interlock.task_logs ALTER COLUMN log_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME interlock.task_logs_log_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 CREATE TABLE interlock.tasks_0 (
     shard integer DEFAULT 0 CONSTRAINT tasks_shard_not_null NOT NULL,
     task_id uuid CONSTRAINT tasks_task_id_not_null NOT NULL,
@@ -1500,6 +1524,8 @@ ALTER TABLE ONLY interlock.source_tasks
     ADD CONSTRAINT source_tasks_pkey PRIMARY KEY (job_id);
 ALTER TABLE ONLY interlock.sweeps
     ADD CONSTRAINT sweeps_pkey PRIMARY KEY (name);
+ALTER TABLE ONLY interlock.task_logs
+    ADD CONSTRAINT task_logs_pkey PRIMARY KEY (task_id, attempt, lease_token, start);
 ALTER TABLE ONLY interlock.tasks_0
     ADD CONSTRAINT tasks_0_pkey PRIMARY KEY (task_id);
 ALTER TABLE ONLY interlock.triggers
@@ -1629,6 +1655,8 @@ CREATE INDEX runs_open_unwanted ON interlock.runs USING btree (run_id) WHERE (op
 CREATE INDEX runs_waking ON interlock.runs USING btree (run_id) WHERE (wake_index IS NOT NULL);
 CREATE UNIQUE INDEX signing_keys_active ON interlock.signing_keys USING btree ((true)) WHERE (retired_at IS NULL);
 CREATE INDEX slots_by_job ON interlock.slots USING btree (job_id, slot_key);
+CREATE INDEX task_logs_of_jobs ON interlock.task_logs USING btree (job_id, log_id) WHERE (run_id IS NULL);
+CREATE INDEX task_logs_of_runs ON interlock.task_logs USING btree (run_id, log_id) WHERE (run_id IS NOT NULL);
 CREATE INDEX tasks_0_by_job ON interlock.tasks_0 USING btree (listed_status, job_id, task_id) WHERE (run_id IS NULL);
 CREATE UNIQUE INDEX tasks_0_by_run ON interlock.tasks_0 USING btree (run_id, task_index) WHERE (run_id IS NOT NULL);
 CREATE INDEX tasks_0_by_run_status ON interlock.tasks_0 USING btree (run_id, listed_status, task_index) WHERE ((run_id IS NOT NULL) AND (listed_status IS NOT NULL));

@@ -22,6 +22,9 @@ class Nobody:
     def completed(self, held: Held, result: bytes) -> None:
         raise AssertionError(held, result)
 
+    def printed(self, held: Held, stream: str, line: str) -> None:
+        raise AssertionError(held, stream, line)
+
     def release(self, held: Iterable[Held]) -> None:
         assert not list(held)
 

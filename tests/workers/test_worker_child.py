@@ -366,7 +366,7 @@ async def test_stack_trace_is_logged_without_the_message(harness: Harness) -> No
     harness.child.assign([held(2, "own_operators:large", {"a secret": 1})])
     answer = await harness.answer(2)
     assert answer.error_class == "TypeError"
-    shown = "\n".join(m.line for m in harness.of(protocol.Printed, 2))
+    shown = "\n".join(m.frames for m in harness.of(protocol.Traced, 2))
     assert "own_operators.py" in shown
     assert "a secret" not in shown
 

@@ -21,7 +21,7 @@ from interlock.cli.conventions import (
     group,
     usage,
 )
-from interlock.cli.output import present, sheet, table
+from interlock.cli.output import console, present, sheet, table
 from interlock.cli.progress import uploaded
 from interlock.cli.run import follow, run_rows
 from interlock.wire.base import Priority
@@ -358,6 +358,22 @@ def _runs(page: RunPage) -> RenderableType:
     ]
     columns = ("run", "state", "tasks", "completed", "dead", "created", "ended")
     return table(columns, rows, empty="The job has no runs.")
+
+
+@command(app, "logs", example="interlock job logs nightly\ninterlock job logs tokens/activity --follow")
+def logs(
+    job: JobName,
+    run: RunOfJob = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Also print what tasks print from now on.")] = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show the newest lines that the tasks of a job printed. With -o json, one line of JSON each."""
+    from interlock.cli.logs import print_job_log
+
+    count = ask(folder, lambda client: print_job_log(client, job, run=run, follow=follow, output=output))
+    if not count and output is Output.TABLE:
+        console().print("The tasks of this job have printed nothing.")
 
 
 @command(app, "pause", example="interlock job pause nightly")

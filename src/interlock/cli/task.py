@@ -20,7 +20,7 @@ from interlock.cli.conventions import (
     group,
     usage,
 )
-from interlock.cli.output import confirm, must_ask, percent, present, sheet, table
+from interlock.cli.output import confirm, console, must_ask, percent, present, sheet, table
 from interlock.cli.progress import watch_task
 from interlock.wire.base import TaskStatus
 from interlock.wire.tasks import RedriveRequest, TaskPage
@@ -137,6 +137,24 @@ def attempt_table(page: AttemptPage) -> RenderableType:
         rows.append((one.attempt, one.outcome or "Running", one.started_at, one.ended_at, one.worker_id, error, crash))
     columns = ("attempt", "outcome", "started", "ended", "worker", "error", "crash")
     return table(columns, rows, empty="The task has no attempts yet.")
+
+
+@command(
+    app, "logs", example=f"interlock task logs {_EXAMPLE_ID}\ninterlock task logs {_EXAMPLE_ID} --attempt 1 --follow"
+)
+def logs(
+    task_id: TaskId,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Default: the latest.", show_default=False)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print lines until the attempt has ended.")] = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show what an attempt printed: stdout, stderr, logging and the traceback. With -o json, one line of JSON each."""
+    from interlock.cli.logs import print_task_log
+
+    count = ask(folder, lambda client: print_task_log(client, task_id, attempt=attempt, follow=follow, output=output))
+    if not count and output is Output.TABLE:
+        console().print("The attempt has printed nothing.")
 
 
 @command(app, "explain", example=f"interlock task explain {_EXAMPLE_ID}")

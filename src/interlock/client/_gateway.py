@@ -17,6 +17,7 @@ from interlock.client._dags import BackfillCalls, DagCalls, SourceCalls
 from interlock.client._datasets import BufferCalls, DatasetCalls, QueryCalls
 from interlock.client._http import refuse_line_breaks
 from interlock.client._lists import ListCalls
+from interlock.client._logs import LogCalls
 from interlock.client._results import ResultCalls
 from interlock.client._webhooks import WebhookCalls
 from interlock.wire.access import (
@@ -138,6 +139,7 @@ class Client:
         self.dags = DagCalls(self._caller)
         self.bundles = BundleCalls(self._caller)
         self.lists = ListCalls(self._caller, verify)
+        self.logs = LogCalls(self._caller)
         self.webhooks = WebhookCalls(self._caller)
         self.secrets = SecretCalls(self._caller)
         self.registry = RegistryCalls(self._caller)

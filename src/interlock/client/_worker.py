@@ -26,6 +26,7 @@ from interlock.wire.attempts import (
     ReleaseBatch,
     ReleaseReply,
 )
+from interlock.wire.logs import LogBatch, LogsKept
 from interlock.wire.tasks import (
     OperatorsReport,
     OperatorsReported,
@@ -45,6 +46,7 @@ _fetched = msgspec.json.Decoder(FetchReply)
 _beats = msgspec.json.Decoder(HeartbeatBatchReply)
 _completed = msgspec.json.Decoder(CompletionBatchReply)
 _data = msgspec.json.Decoder(DataReply)
+_logs_kept = msgspec.json.Decoder(LogsKept)
 _released = msgspec.json.Decoder(ReleaseReply)
 
 
@@ -127,3 +129,6 @@ class WorkerClient:
 
     async def release(self, batch: ReleaseBatch) -> ReleaseReply:
         return await self._post("/internal/task-release", _released, batch)
+
+    async def keep_logs(self, batch: LogBatch) -> LogsKept:
+        return await self._post("/internal/task-logs", _logs_kept, batch)

@@ -103,6 +103,13 @@ class Tasks(Area):
         description="Results of run tasks up to this size are stored in the state database; larger ones are packed "
         "into objects.",
     )
+    task_log_bytes: int = Field(
+        262_144,
+        ge=0,
+        le=16 << 20,
+        description="Size up to which the output of an attempt is kept: the first half from its beginning, the rest "
+        "from its end. 0: no output is kept.",
+    )
     export_days: float = Field(7.0, gt=0, description="Files of exported runs are deleted after this time.")
     payload_limit_bytes: int = Field(262_144, ge=1024, description="Maximum size of the payload of a task.")
     idempotency_hours: float = Field(24.0, gt=0, description="Time for which an Idempotency-Key is remembered.")

@@ -34,7 +34,7 @@ from interlock.processes import linux
 from interlock.spark import operators, session
 from interlock.wire.attempts import Event, Output, TaskData
 from interlock.workers import catalogue, confinement, protocol
-from interlock.workers.child_runtime import Lines, LineSink, encoded, raised, wait_for_the_wrapper
+from interlock.workers.child_runtime import Lines, LineSink, encoded, keep_logging, raised, wait_for_the_wrapper
 from interlock.workers.context import PROGRESS_TEXT, TaskCanceled, TaskFailed, plain
 from interlock.workers.failures import SparkStopped
 from interlock.workers.operators import SPARK_MAP
@@ -305,7 +305,7 @@ class Driver:
                 raise value
             result = encoded(value, self._result_limit)
         except TaskFailed as error:
-            return raised(running.slot, seconds, error)
+            return raised(self, running.slot, seconds, error)
         return protocol.Finished(running.slot, seconds, result, events, outputs)
 
     def _started_session(self) -> session.Session:
@@ -335,7 +335,7 @@ class Driver:
     ) -> protocol.Raised | None:
         """Reports a failure. One caused by the end of the session must not be reported as the operator's."""
         if found is None or found.usable():
-            return raised(running.slot, seconds, error)
+            return raised(self, running.slot, seconds, error)
         if self._died.wait(DEATH_SECONDS):
             return None
         self._spend("An operator stopped the Spark session.")
@@ -344,7 +344,7 @@ class Driver:
                 "The shared Spark session was stopped while this task ran: the next attempt gets a new one. Remove "
                 "spark.stop() from the operator that calls it."
             )
-        return raised(running.slot, seconds, error)
+        return raised(self, running.slot, seconds, error)
 
     def _stop(self, slot: int) -> None:
         running = self._running.get(slot)
@@ -503,6 +503,7 @@ def main() -> NoReturn:
     threading.excepthook = _show_no_cancel
     driver = Driver(asked.work, asked.reports, asked.result_limit, asked.scratch)
     sys.stdout, sys.stderr = ThreadLines(driver, "stdout"), ThreadLines(driver, "stderr")
+    keep_logging()
     confinement.confine(asked.hidden, asked.kept)
     given = catalogue.sources(asked.operators)
     catalogue.extend_search_path(given)

@@ -21,6 +21,7 @@ from interlock.tasks.effects import Effects
 from interlock.tasks.explain import Explanations, Presence
 from interlock.tasks.inline_runtime import InlineOperator, InlineRunner
 from interlock.tasks.limits import Rates, RunSlotRecount, RunSlots
+from interlock.tasks.logs import Logs
 from interlock.tasks.operators import Operators
 from interlock.tasks.postgres_queue import PgQueue
 from interlock.tasks.queue import Queue
@@ -42,6 +43,7 @@ class TaskKernel:
     actions: Actions
     inline: InlineRunner
     reads: Reads
+    logs: Logs
     status: HotStatus
     explanations: Explanations
     presence: Presence
@@ -80,6 +82,7 @@ def build_tasks(
         actions=actions,
         inline=InlineRunner(database, claims, attempts, effects, wakeups, inline_operators),
         reads=reads,
+        logs=Logs(database, packs, reads, settings.task_log_bytes),
         status=HotStatus(reads, pace, coordination),
         explanations=Explanations(database, coordination),
         presence=Presence(database),

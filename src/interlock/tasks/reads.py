@@ -164,6 +164,10 @@ class Reads:
         found: Row = row
         return found
 
+    async def task_row(self, task_id: UUID, org_id: UUID) -> Row:
+        row, _ = await self._task(task_id, org_id)
+        return row
+
     async def _task(self, task_id: UUID, org_id: UUID) -> tuple[Row, int]:
         """Returns the task and its shard."""
         async with self._database.connection() as connection:

@@ -89,8 +89,15 @@ class Packs:
         if row["pack"] is None:
             text: str | None = row["result"]
             return None if text is None else text.encode()
+        return await self._read(row, row["pack_length"])
+
+    async def part(self, row: Row) -> bytes | None:
+        """Returns a chunk of a log from its pack; None if the pack is gone."""
+        return await self._read(row, row["size"])
+
+    async def _read(self, row: Row, length: int) -> bytes | None:
         uri = pack_uri(self._objects.root, row["run_id"], row["pack"])
-        return await self._objects.read_range(uri, row["pack_offset"], row["pack_length"])
+        return await self._objects.read_range(uri, row["pack_offset"], length)
 
 
 async def forget_results(connection: Connection, settings: Settings, run_id: UUID) -> None:

@@ -20,6 +20,7 @@ from interlock.tasks.shards import SMALL_SHARD, Shards
 
 _sql = queries(__name__, "runs")
 _retention_sql = queries(__name__, "retention")
+_logs_sql = queries(__name__, "logs")
 _BATCH = 5000
 _JOBS = 1000
 _NO_JOB = UUID(int=0)
@@ -189,6 +190,10 @@ class RunDeletions(Periodic):
         if not await shards.drop(self._database, run["shard"]):
             return 0
         await failpoint("deletion.dropped")
+        async with self._database.connection() as connection:
+            gone = len(await _logs_sql.delete_logs_of_run(connection, run_id=run["run_id"], limit=_BATCH))
+        if gone == _BATCH:
+            return gone
         await self._database.run(lambda connection: _delete_run(connection, self._settings, run))
         return 1
 

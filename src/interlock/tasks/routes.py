@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
 from litestar import get, post
-from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from interlock.access.guards import principal_of, user_guard
 from interlock.access.principals import PLATFORM
@@ -16,6 +17,7 @@ from interlock.tasks.build import tasks_of
 from interlock.tasks.queue import Queue
 from interlock.wire.access import OrgOperators, OrgOperatorsRequest, WorkerList, WorkerView
 from interlock.wire.base import MAX_PAGE, TaskStatus
+from interlock.wire.logs import JobLog, TaskLog
 from interlock.wire.tasks import (
     AttemptPage,
     CancelRequest,
@@ -29,6 +31,10 @@ from interlock.wire.tasks import (
     TaskPage,
     TaskView,
 )
+
+After = Annotated[int, QueryParameter(name="after", ge=0, lt=2**62, description="`next` of the previous reply")]
+Chunks = Annotated[int, QueryParameter(name="limit", ge=1, le=100, description="maximum number of chunks of lines")]
+AttemptNumber = Annotated[int | None, QueryParameter(name="attempt", ge=1, lt=2**31, required=False)]
 
 
 @get("/v1/tasks", guards=[user_guard], opt={"scope": "tasks:read"}, summary="Tasks by job, run and status")
@@ -90,6 +96,39 @@ async def cancel_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
 )
 async def retry_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
     return await tasks_of(request).actions.retry(task_id, principal_of(request).org_id)
+
+
+@get(
+    "/v1/tasks/{task_id:str}/logs",
+    guards=[user_guard],
+    opt={"scope": "tasks:read"},
+    summary="What an attempt printed, by default the latest",
+)
+async def task_logs(
+    request: Http,
+    task_id: FromPath[UUID],
+    attempt: AttemptNumber = None,
+    after: After = 0,
+    limit: Chunks = 16,
+) -> TaskLog:
+    logs = tasks_of(request).logs
+    return await logs.of_task(task_id, principal_of(request).org_id, attempt=attempt, after=after, limit=limit)
+
+
+@get(
+    "/v1/jobs/{job:str}/logs",
+    guards=[user_guard],
+    opt={"scope": "tasks:read"},
+    summary="What the tasks of a run, or of a job of a DAG, printed; without `after` the newest lines",
+)
+async def job_logs(
+    request: Http,
+    job: FromPath[str],
+    run: FromQuery[UUID | None] = None,
+    after: After = 0,
+    limit: Chunks = 16,
+) -> JobLog:
+    return await tasks_of(request).logs.of_job(job, run, principal_of(request).org_id, after=after, limit=limit)
 
 
 @post(
@@ -212,6 +251,8 @@ HANDLERS = [
     explain_task,
     cancel_task,
     retry_task,
+    task_logs,
+    job_logs,
     cancel_tasks,
     redrive_tasks,
     list_queues,

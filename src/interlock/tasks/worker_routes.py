@@ -41,6 +41,7 @@ from interlock.wire.attempts import (
     ReleaseBatch,
     ReleaseReply,
 )
+from interlock.wire.logs import LogBatch, LogsKept
 from interlock.wire.tasks import (
     OperatorsReport,
     OperatorsReported,
@@ -83,6 +84,11 @@ async def complete_batch(request: Http, data: JSONBody[CompletionBatch]) -> Comp
 @post("/internal/task-release", guards=[worker_guard], status_code=200, summary="Release attempts unused")
 async def release_batch(request: Http, data: JSONBody[ReleaseBatch]) -> ReleaseReply:
     return ReleaseReply(released=await tasks_of(request).attempts.release(data.items))
+
+
+@post("/internal/task-logs", guards=[worker_guard], status_code=200, summary="Keep what attempts have printed")
+async def keep_logs(request: Http, data: JSONBody[LogBatch]) -> LogsKept:
+    return await tasks_of(request).logs.keep(data.items)
 
 
 @post(
@@ -223,6 +229,7 @@ HANDLERS = [
     heartbeat_batch,
     complete_batch,
     release_batch,
+    keep_logs,
     report_operators,
     receive,
     extend,

@@ -26,7 +26,7 @@ import msgspec
 from interlock.processes import linux
 from interlock.wire.attempts import Event
 from interlock.workers import catalogue, confinement, operators, protocol
-from interlock.workers.child_runtime import Lines, encoded, raised, wait_for_the_wrapper
+from interlock.workers.child_runtime import Lines, encoded, keep_logging, raised, wait_for_the_wrapper
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
 from interlock.workers.process import EXIT_OUT_OF_MEMORY
 
@@ -101,7 +101,7 @@ class Child:
             raise
         except BaseException as error:
             self._running = None
-            return raised(task.slot, time.perf_counter() - start, error)
+            return raised(self, task.slot, time.perf_counter() - start, error)
         return protocol.Finished(task.slot, time.perf_counter() - start, result, *context.committed)
 
     # Calls from operators (see context.Link)
@@ -231,6 +231,7 @@ def main() -> NoReturn:
     faulthandler.enable(file=2)
     child = Child(asked.work, asked.control, asked.reports, asked.result_limit)
     sys.stdout, sys.stderr = Lines(child, "stdout"), Lines(child, "stderr")
+    keep_logging()
     _limit_memory(asked.memory_mb)
     confinement.confine(asked.hidden, asked.kept)
     given = catalogue.sources(asked.operators)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
-import traceback
 from typing import Protocol
 
 import msgspec
 
-from interlock.workers import protocol
+from interlock.workers import protocol, tracebacks
 from interlock.workers.catalogue import OperatorNotFound
 from interlock.workers.context import TaskFailed, plain
 
 ERROR_CLASS = 200
 ERROR_MESSAGE = 10_000
 LINE = 2_000
-TRACE_FRAMES = 10
 
 _encode = msgspec.json.Encoder().encode
 
@@ -48,18 +47,35 @@ def encoded(value: object, limit: int) -> bytes:
     return result
 
 
-def raised(slot: int, seconds: float, error: BaseException) -> protocol.Raised:
+def raised(sink: LineSink, slot: int, seconds: float, error: BaseException) -> protocol.Raised:
+    """Returns the report of a failure, after the traceback is sent."""
     error_class = str(getattr(error, "error_class", None) or type(error).__name__)
-    if not isinstance(error, TaskFailed | OperatorNotFound):
-        _show_trace(error)
+    trace = tracebacks.text_of(error)
+    if trace is not None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # the traceback comes after what the operator printed
+        expected = isinstance(error, TaskFailed | OperatorNotFound)
+        frames = "" if expected else tracebacks.frames_of(error)
+        sink.report(protocol.Traced(slot, plain(frames, ERROR_MESSAGE), plain(trace, 2 * tracebacks.MAX_TEXT)))
     message = plain(str(error) or error_class, ERROR_MESSAGE)
     return protocol.Raised(slot, seconds, plain(error_class, ERROR_CLASS), message)
 
 
-def _show_trace(error: BaseException) -> None:
-    """Writes the stack trace to the worker's log, without the message, which may quote the payload."""
-    frames = traceback.extract_tb(error.__traceback__)[-TRACE_FRAMES:]
-    sys.stderr.write(f"{type(error).__name__} raised\n{''.join(traceback.format_list(frames))}")
+def keep_logging() -> None:
+    """Sends records of `logging` from level INFO on to the log of the task, unless the operator configures logging."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=_Stderr())
+    for name in ("py4j", "httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class _Stderr(io.TextIOBase):
+    """The current sys.stderr, also if an operator replaces it."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 class Lines(io.TextIOBase):

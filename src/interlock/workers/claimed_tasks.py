@@ -22,6 +22,7 @@ from interlock.client import Fence, TaskClient
 from interlock.wire.access import TaskSecret
 from interlock.wire.attempts import ClaimGroup, Completion, Event, Heartbeat, Output, Release, TaskPayload
 from interlock.wire.tasks import Crash
+from interlock.workers.logs import AttemptLog
 from interlock.workers.operators import ON_DATA, ON_SERVERS
 from interlock.workers.protocol import Assignment, Outbound, Progressed, Work
 
@@ -193,6 +194,8 @@ class Held:
     progress_text: str | None = None
     client: TaskClient | None = None
     """Created when the operator first emits."""
+    log: AttemptLog | None = None
+    """Created when the operator first prints."""
 
     @property
     def attempt(self) -> int:

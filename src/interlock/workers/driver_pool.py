@@ -207,7 +207,9 @@ class DriverPool(WorkPool):
             case protocol.Emit():
                 self._emit(driver, message)
             case protocol.Printed():
-                self._show(driver, message.slot, message.stream, message.line)
+                self._show(driver, message.slot or _only(driver), message.stream, message.line)
+            case protocol.Traced():
+                self._traced(driver, message)
             case protocol.Ready():
                 driver.ready, self._failed_starts = True, 0
             case protocol.Spent():
@@ -408,6 +410,11 @@ class DriverPool(WorkPool):
     async def ended(self) -> None:
         while works := self._lives | self._asks:
             await asyncio.wait(works)
+
+
+def _only(driver: DriverProcess) -> int:
+    """Returns the slot of the only task, to which the output of threads that it started belongs; else 0."""
+    return next(iter(driver.assigned)) if len(driver.assigned) == 1 else 0
 
 
 def _permits(tasks: Iterable[Held]) -> int:

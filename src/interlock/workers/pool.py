@@ -186,6 +186,8 @@ class Pool(WorkPool):
                 self._emit(child, message)
             case protocol.Printed():
                 self._show(child, message.slot, message.stream, message.line)
+            case protocol.Traced():
+                self._traced(child, message)
             case protocol.Ready():
                 child.ready, self._failed_starts = True, 0
 

@@ -147,6 +147,7 @@ READ_PAUSE_SECONDS = 0.002
 """Pause between two reads, so that reports in quick succession are read together. The first is read immediately."""
 STUCK_SECONDS = 0.5
 EOF_SECONDS = 5.0
+OUTPUT_SECONDS = 0.2
 LINE = 2_000
 
 PASSED_ON = frozenset(
@@ -233,6 +234,8 @@ class OperatorProcess:
         self.pid = process.pid
         self.ready = False
         self.redaction = Redaction()
+        self.output_ended = asyncio.Event()
+        """Set when everything that bypassed Python's streams is read, such as the last words of a crash."""
         self.stopping: tuple[Why, int] | None = None
         """The reason why it was killed, and the slot on whose account."""
 
@@ -264,6 +267,8 @@ class OperatorProcess:
         try:
             returncode = await self._process.wait_for_group()
             await self._reports.wait_for_end(EOF_SECONDS)
+            with suppress(TimeoutError):  # a program that the operator started may keep it open
+                await asyncio.wait_for(self.output_ended.wait(), OUTPUT_SECONDS)
         finally:
             self._work.close()
             self._reports.close()
@@ -424,6 +429,7 @@ class Output(asyncio.Protocol):
     def __init__(self) -> None:
         self._rest = b""
         self.heard: Callable[[str], None] = lambda _: None
+        self.ended = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -435,6 +441,7 @@ class Output(asyncio.Protocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         if self._rest:
             self.heard(self._rest[:LINE].decode("utf-8", "replace"))
+        self.ended.set()
 
 
 class Pipe:
@@ -508,6 +515,7 @@ async def spawn(
     reader, output_reader = Reports(), Output()
     started = made(process, writer, reader)
     reader.heard = lambda messages: handlers.heard(started, started.redaction.cleaned(messages))
+    started.output_ended = output_reader.ended
     output_reader.heard = lambda line: handlers.printed(started, started.redaction.line(line))
     await loop.connect_read_pipe(lambda: reader, os.fdopen(reports.read, "rb", 0))
     await loop.connect_read_pipe(lambda: output_reader, os.fdopen(output.read, "rb", 0))

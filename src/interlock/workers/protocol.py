@@ -130,6 +130,15 @@ class Printed(Struct, array_like=True, tag=10, frozen=True):
     line: str
 
 
+class Traced(Struct, array_like=True, tag=16, frozen=True):
+    """The traceback of the exception with which a task fails."""
+
+    slot: int
+    frames: str
+    """Without the error's text."""
+    text: str
+
+
 # Only for the driver of a Spark session. Unlike a child, it runs its slots concurrently and answers them in any order.
 # Its main thread does nothing but read, so control messages need no separate pipe and no signal.
 
@@ -171,7 +180,7 @@ class SparkDied(Struct, array_like=True, tag=15, frozen=True):
 
 ToChild = Assign | EmitAnswered
 ToDriver = Assign | EmitAnswered | SparkOptions | Stop | Hold
-ToWrapper = Ready | Finished | Raised | Stopped | GivenBack | Progressed | Emit | Printed | Spent | SparkDied
+ToWrapper = Ready | Finished | Raised | Stopped | GivenBack | Progressed | Emit | Printed | Traced | Spent | SparkDied
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 import msgspec
 
@@ -146,9 +146,9 @@ class Redaction:
     def given(self, assign: protocol.Assign) -> None:
         work = assign.work
         values = [one.value for one in work.secrets if one.value is not None] + list(work.environment.values())
-        redactor = Redactor(values)
+        redactor = Redactor([*values, *_passwords(work)])
         if redactor:
-            self._ever.add(values)
+            self._ever.add([*values, *_passwords(work)])
             self._by_slot |= dict.fromkeys((task.slot for task in assign.tasks), redactor)
 
     def line(self, line: str) -> str:
@@ -179,9 +179,22 @@ class Redaction:
                 return message if own is None else replace(message, events=_structs(message.events, own))
             case protocol.Printed():
                 return replace(message, line=self._ever.line(message.line))
-            case protocol.Spent():
-                return replace(message, reason=self._ever.text(message.reason))
+            case protocol.Traced() | protocol.Spent():
+                return self._without_slot(message)
         return message
+
+    def _without_slot(self, message: protocol.Traced | protocol.Spent) -> protocol.ToWrapper:
+        if isinstance(message, protocol.Spent):
+            return msgspec.structs.replace(message, reason=self._ever.text(message.reason))
+        frames, text = self._ever.text(message.frames), self._ever.text(message.text)
+        return msgspec.structs.replace(message, frames=frames, text=text)
+
+
+def _passwords(work: protocol.Work) -> list[str]:
+    """Returns the passwords of the platform that the process gets, with the URLs that contain them."""
+    urls = [work.data_url, work.state_url, work.outbound.proxy if work.outbound else None]
+    parts = [(url, urlsplit(url).password) for url in urls if url is not None]
+    return [text for url, password in parts if password for text in (url, unquote(password), password)]
 
 
 def _finished(message: protocol.Finished, own: Redactor) -> protocol.Finished:

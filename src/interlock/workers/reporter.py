@@ -29,6 +29,7 @@ from interlock.wire.attempts import (
     ReleaseBatch,
 )
 from interlock.workers.claimed_tasks import Held, Lease, bare_failure
+from interlock.workers.logs import LogShipper
 
 log = structlog.get_logger()
 
@@ -50,8 +51,9 @@ _refused = "ReportRefused"
 
 
 class Reporter:
-    def __init__(self, client: WorkerClient, call_bytes: int) -> None:
+    def __init__(self, client: WorkerClient, call_bytes: int, log_bytes: int = 0) -> None:
         self._client = client
+        self.logs = LogShipper(client, log_bytes)
         self._call_bytes = call_bytes
         self._waiting: list[Report] = []
         self._flights: set[asyncio.Task[None]] = set()
@@ -69,6 +71,9 @@ class Reporter:
     def fail(self, error: BaseException) -> None:
         if not self.failure.done():
             self.failure.set_exception(error)
+
+    def printed(self, held: Held, stream: str, line: str) -> None:
+        self.logs.printed(held, stream, line)
 
     # Completions
 
@@ -113,6 +118,7 @@ class Reporter:
         return batch
 
     async def _send(self, batch: list[Report]) -> None:
+        await self.logs.before_reports()
         await failpoint("worker.before_complete")
         try:
             reply = await self._client.complete(_together(batch))
@@ -221,6 +227,7 @@ class Reporter:
                 while self._waiting or self._flights or self._others:
                     self._flush()
                     await asyncio.wait(self._flights | self._others)
+                await self.logs.run_once()
         if self._waiting or self._flights or self._others:
             log.error("worker.reports_lost", waiting=len(self._waiting), calls=len(self._flights))
 

@@ -44,6 +44,9 @@ class ReportSink(Protocol):
     def completed(self, held: Held, result: bytes) -> None:
         """Reports a task that succeeded with a result only, without events and outputs."""
 
+    def printed(self, held: Held, stream: str, line: str) -> None:
+        """Keeps a line that an attempt printed."""
+
     def release(self, held: Iterable[Held]) -> None: ...
 
     def emit(self, held: Held, events: list[Event], answer: Callable[[int, str | None], None]) -> None: ...
@@ -170,7 +173,18 @@ class WorkPool(ABC):
     def _show(self, process: OperatorProcess, slot: int, stream: str, line: str) -> None:
         held = self.held.get(slot)
         task_id = str(held.task_id) if held else None
+        if held is not None:
+            self._sink.printed(held, stream, line)
         log.info("operator.output", task_id=task_id, pid=process.pid, stream=stream, line=line)
+
+    def _traced(self, process: OperatorProcess, message: protocol.Traced) -> None:
+        """Keeps a traceback. The worker's own log gets it without the error's text, which may quote the payload."""
+        held = self.held.get(message.slot)
+        if held is not None:
+            self._sink.printed(held, "traceback", message.text)
+        if message.frames:
+            task_id = str(held.task_id) if held else None
+            log.info("operator.output", task_id=task_id, pid=process.pid, stream="traceback", line=message.frames)
 
     def _finished(self, held: Held, message: protocol.Finished) -> None:
         if held.lost:

@@ -100,7 +100,7 @@ class Worker:
 
     async def _run(self, client: WorkerClient) -> None:
         pace = Pace(self._settings.range_size)
-        reporter = Reporter(client, self._settings.body_limit_bytes // 2)
+        reporter = Reporter(client, self._settings.body_limit_bytes // 2, self._settings.task_log_bytes)
         lease = self._runtime.lease_seconds
         pool, watch = self._spark_pool(client, pace, reporter) if self._on_spark else self._pool(pace, reporter)
         declared = catalogue_of(self._sources, spark=self._on_spark)
@@ -120,6 +120,7 @@ class Worker:
                         watch,
                         _raise_from(reporter.failure),
                         reports.run(),
+                        reporter.logs.run(),
                     )
                 ]
                 pullers = [group.create_task(puller.run(self._draining)) for _ in range(PULLERS)]

@@ -130,7 +130,8 @@ update interlock.runs set swept_index = :swept where run_id = :run_id;
 -- name: delete_task_traces!
 with a as (delete from interlock.attempts where task_id = any(:task_ids::uuid[])),
 o as (delete from interlock.output_commits where task_id = any(:task_ids::uuid[])),
-e as (delete from interlock.dataset_events where task_id = any(:task_ids::uuid[]))
+e as (delete from interlock.dataset_events where task_id = any(:task_ids::uuid[])),
+l as (delete from interlock.task_logs where task_id = any(:task_ids::uuid[]))
 delete from interlock.buffer_publishes where task_id = any(:task_ids::uuid[]);
 
 -- name: delete_run!
