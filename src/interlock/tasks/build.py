@@ -21,7 +21,6 @@ from interlock.tasks.effects import Effects
 from interlock.tasks.explain import Explanations, Presence
 from interlock.tasks.inline_runtime import InlineOperator, InlineRunner
 from interlock.tasks.limits import Rates, RunSlotRecount, RunSlots
-from interlock.tasks.logs import Logs
 from interlock.tasks.operators import Operators
 from interlock.tasks.postgres_queue import PgQueue
 from interlock.tasks.queue import Queue
@@ -43,7 +42,6 @@ class TaskKernel:
     actions: Actions
     inline: InlineRunner
     reads: Reads
-    logs: Logs
     status: HotStatus
     explanations: Explanations
     presence: Presence
@@ -70,7 +68,7 @@ def build_tasks(
     gates = Gates(turns, Rates(coordination, database.clock), operators, attempts)
     claims = Claims(database, settings, queue, access.tokens, inputs, shards, gates, access.secrets)
     effects = Effects(database, settings)
-    reads = Reads(database, packs, settings.retention_days)
+    reads = Reads(database, packs, settings.retention_days, settings.task_log_bytes)
     actions = Actions(database, settings, reads)
     pace = Pace(coordination, database.clock)
     return TaskKernel(
@@ -82,7 +80,6 @@ def build_tasks(
         actions=actions,
         inline=InlineRunner(database, claims, attempts, effects, wakeups, inline_operators),
         reads=reads,
-        logs=Logs(database, packs, reads, settings.task_log_bytes),
         status=HotStatus(reads, pace, coordination),
         explanations=Explanations(database, coordination),
         presence=Presence(database),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 import structlog
@@ -18,7 +18,6 @@ import structlog
 from interlock.errors import InterlockError, NotFound
 from interlock.stores.isolation import isolated
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks.reads import Reads
 from interlock.tasks.result_packs import Packs, Place
 from interlock.tasks.shards import by_shard
 from interlock.wire.base import TaskStatus
@@ -33,6 +32,16 @@ _LEFT_OUT: Final = "{} bytes left out: the log is longer than task_log_bytes"
 _LOST: Final = "this part of the log is no longer available"
 
 
+class Found(Protocol):
+    """Finds tasks and runs for their readers."""
+
+    async def task_row(self, task_id: UUID, org_id: UUID) -> Row: ...
+
+    async def find_job(self, name_or_id: str, org_id: UUID) -> Row: ...
+
+    async def run_of_job(self, name_or_id: str, run_id: UUID | None, org_id: UUID) -> Row: ...
+
+
 @dataclass(frozen=True)
 class _Sized:
     chunk: LogChunk
@@ -44,7 +53,7 @@ class _Sized:
 
 
 class Logs:
-    def __init__(self, database: Database, packs: Packs, reads: Reads, limit: int) -> None:
+    def __init__(self, database: Database, packs: Packs, reads: Found, limit: int) -> None:
         self._database, self._packs, self._reads = database, packs, reads
         self._half = limit // 2
 

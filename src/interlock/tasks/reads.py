@@ -14,6 +14,7 @@ from msgspec import Raw
 from interlock.errors import NotFound
 from interlock.http.cursors import bad_cursor, next_cursor, uuid_cursor
 from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.tasks.logs import Logs
 from interlock.tasks.result_packs import Packs
 from interlock.tasks.shards import SMALL_SHARD, find_task
 from interlock.wire.base import LONGEST_SECONDS, Outcome, Priority, RunState, TaskStatus
@@ -70,10 +71,11 @@ async def run_by_id(connection: Connection, run_id: UUID, org_id: UUID) -> Row |
 
 
 class Reads:
-    def __init__(self, database: Database, packs: Packs, retention_days: float) -> None:
+    def __init__(self, database: Database, packs: Packs, retention_days: float, log_bytes: int) -> None:
         self._database = database
         self._packs = packs
         self.retention_days = retention_days
+        self.logs = Logs(database, packs, self, log_bytes)
 
     async def find_job(self, name_or_id: str, org_id: UUID) -> Row:
         """Finds a job by id, by name, or by `dag/name`."""

@@ -111,7 +111,7 @@ async def task_logs(
     after: After = 0,
     limit: Chunks = 16,
 ) -> TaskLog:
-    logs = tasks_of(request).logs
+    logs = tasks_of(request).reads.logs
     return await logs.of_task(task_id, principal_of(request).org_id, attempt=attempt, after=after, limit=limit)
 
 
@@ -128,7 +128,7 @@ async def job_logs(
     after: After = 0,
     limit: Chunks = 16,
 ) -> JobLog:
-    return await tasks_of(request).logs.of_job(job, run, principal_of(request).org_id, after=after, limit=limit)
+    return await tasks_of(request).reads.logs.of_job(job, run, principal_of(request).org_id, after=after, limit=limit)
 
 
 @post(

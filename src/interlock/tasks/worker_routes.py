@@ -88,7 +88,7 @@ async def release_batch(request: Http, data: JSONBody[ReleaseBatch]) -> ReleaseR
 
 @post("/internal/task-logs", guards=[worker_guard], status_code=200, summary="Keep what attempts have printed")
 async def keep_logs(request: Http, data: JSONBody[LogBatch]) -> LogsKept:
-    return await tasks_of(request).logs.keep(data.items)
+    return await tasks_of(request).reads.logs.keep(data.items)
 
 
 @post(
