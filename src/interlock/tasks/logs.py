@@ -16,8 +16,7 @@ from uuid import UUID
 import structlog
 
 from interlock.errors import InterlockError, NotFound
-from interlock.stores.isolation import isolated
-from interlock.stores.postgres import Connection, Database, Row, queries
+from interlock.stores.postgres import Connection, Database, Row, isolated, queries
 from interlock.tasks.result_packs import Packs, Place
 from interlock.tasks.shards import by_shard
 from interlock.wire.base import TaskStatus
