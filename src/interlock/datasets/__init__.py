@@ -1,4 +1,7 @@
-"""Datasets: registry, lineage, files of attempts, credentials for objects; buffered datasets in `buffers/`."""
+"""Datasets: registry, lineage, files of attempts, credentials for objects; buffered datasets in `buffers/`.
+
+Outputs of attempts become visible in tasks/dataset_changes.py, with the completion that reports them.
+"""
 
 PUBLIC = (
     "buffers.batch",

@@ -137,7 +137,7 @@ def _refused(envelope: Envelope, refusal: FailureReason | Escalation | None) -> 
 def _look_up(tenant: Tenant, source: str, key: tuple[str, str], now: float) -> _Lookup:
     lookup = _Lookup()
     route = _route(tenant, lookup, key, now)
-    if route is not None and _is_allowed(tenant, lookup, (source, *key), now):
+    if route is not None and _acl_allows(tenant, lookup, (source, *key), now):
         lookup.route = route
         lookup.limit = tenant.limits.get(key)
         lookup.unlimited = lookup.limit is None and route.dedupe_mode is not DedupeMode.STRICT
@@ -163,7 +163,7 @@ def _route(tenant: Tenant, lookup: _Lookup, key: tuple[str, str], now: float) ->
     return route
 
 
-def _is_allowed(tenant: Tenant, lookup: _Lookup, entry: tuple[str, str, str], now: float) -> bool:
+def _acl_allows(tenant: Tenant, lookup: _Lookup, entry: tuple[str, str, str], now: float) -> bool:
     age = now - tenant.checked_at[Kind.ACLS]
     acl = tenant.acls.get(entry)
     if acl is None or _is_absent(acl, now):
