@@ -33,8 +33,8 @@ async def competing(here: Installation, connection: asyncpg.Connection[Any], org
     before = await _delivered(connection)
     bodies = [body(read(message()), source) for _ in range(rate + rate // 2)]
     await connection.execute(
-        "insert into interlock.bus_handoffs (org_id, source, reason, body, facts, received_at)"
-        " select $1, $2, 'token_required', m, '{}', now() from unnest($3::text[]) m",
+        "insert into interlock.bus_handoffs (org_id, source, command_id, reason, body, facts, received_at)"
+        " select $1, $2, gen_random_uuid(), 'token_required', m, '{}', now() from unnest($3::text[]) m",
         org_id,
         source,
         bodies,

@@ -92,7 +92,7 @@ async def _send(sender: Sender, ledger: Ledger, chance: random.Random, rate: flo
                 await asyncio.sleep(0.2)
                 continue
             ledger.answered += len(results)
-            ledger.accepted |= {r["command_id"] for r in results if r["outcome"] in ("delivered", "escalated")}
+            ledger.accepted |= {r["command_id"] for r in results if r["outcome"] in ("delivered", "pending")}
             break
 
 

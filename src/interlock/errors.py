@@ -24,6 +24,7 @@
     ├── QueryCrashed 500      the child process of a statement died; other statements are unaffected
     ├── ConfigurationError    an invalid setting that prevents the start
     ├── CommandRefused        raised by the client when the bus rejects a command; carries the verdict
+    ├── CommandPending        raised by the client when the bus has not decided about a command in time
     └── ServerUnreachable     raised by the client when the server does not respond
 
 Each class defines its HTTP status and a stable `code`; no other module chooses a status.
@@ -240,6 +241,17 @@ class CommandRefused(InterlockError):
         super().__init__(detail)
         self.verdict = verdict
         """Typed as Any so that this module does not depend on the wire types."""
+
+
+class CommandPending(InterlockError):
+    """Raised when the fate of a command is still unknown. The command is durable, and may be delivered later."""
+
+    default_code = "command_pending"
+
+    def __init__(self, detail: str, verdict: Any) -> None:
+        super().__init__(detail)
+        self.verdict = verdict
+        """As in CommandRefused."""
 
 
 HTTP_ERRORS: tuple[type[InterlockError], ...] = (

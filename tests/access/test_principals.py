@@ -289,10 +289,15 @@ REGISTRY: list[Route] = [
 ]
 """Routes that tests/bus/test_registry.py tries with another org's admin."""
 
-SENDING: list[Route] = [("POST", "/v1/commands"), ("GET", "/v1/tenant-config")]
+SENDING: list[Route] = [
+    ("POST", "/v1/commands"),
+    ("GET", "/v1/commands"),
+    ("GET", "/v1/commands/{command_id}"),
+    ("GET", "/v1/tenant-config"),
+]
 """Routes for keys of services, which act only for their own org.
 
-tests/bus/test_path.py and tests/bus/test_service_keys.py test them.
+tests/bus/test_path.py, tests/bus/test_fates.py and tests/bus/test_service_keys.py test them.
 """
 
 INBOX: list[Route] = [

@@ -53,13 +53,21 @@ async def _asked(bus: Bus, path: str, **request: Any) -> tuple[int, dict[str, An
         pytest.param({"content": b'{"commands":[{}],"metadata":{}}'}, 400, id="one and a batch"),
         pytest.param({"content": b"[" * 100_000}, 400, id="too deep"),
         pytest.param({"content": b'{"metadata":{},"command":{}}'}, 202, id="a command that is none"),
-        pytest.param({"method": "GET"}, 405, id="another method"),
+        pytest.param({"method": "PUT"}, 405, id="another method"),
+        pytest.param({"content": b'{"metadata":{},"command":{}}', "params": {"wait": "0.5"}}, 202, id="a wait"),
     ],
 )
 async def test_both_handlers_reply_alike(bus: Bus, request_: dict[str, Any], status: int) -> None:
     short, long = [await _asked(bus, path, **_copied(request_)) for path in (SHORT, LONG)]
     assert short[0] == status
     assert short == long
+
+
+@pytest.mark.parametrize("path", [SHORT, LONG])
+@pytest.mark.parametrize("wait", ["-1", "31", "nan", "soon", ""])
+async def test_wait_that_is_no_number_of_seconds_is_refused(bus: Bus, path: str, wait: str) -> None:
+    status, answer, _ = await _asked(bus, path, params={"wait": wait}, content=bus.message())
+    assert (status, answer["code"]) == (400, "invalid_request")
 
 
 def _copied(request: dict[str, Any]) -> dict[str, Any]:

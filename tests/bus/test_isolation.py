@@ -55,8 +55,8 @@ async def test_a_hand_off_that_cannot_be_read_is_given_up_after_its_tries(still:
     queue = await bus.lane("sound", dedupe_mode="strict")
     before = set_aside("bus_slow")
     await bus.execute(
-        "insert into interlock.bus_handoffs (org_id, source, reason, body, facts, received_at)"
-        " values ($1, 'test/billing', 'cache_miss', 'no message at all', '{}', interlock.clock())",
+        "insert into interlock.bus_handoffs (org_id, source, command_id, reason, body, facts, received_at)"
+        " values ($1, 'test/billing', gen_random_uuid(), 'cache_miss', 'no message at all', '{}', interlock.clock())",
         still.org_id,
     )
     for passes in range(1, slow_stage._MAX_TRIES + 1):

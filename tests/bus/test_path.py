@@ -62,7 +62,7 @@ async def test_each_command_of_a_batch_has_its_own_verdict(bus: Bus) -> None:
 async def test_strict_command_is_delivered_once(bus: Bus) -> None:
     queue = await bus.lane("strict", dedupe_mode="strict")
     message = bus.message("strict", command_id=(command_id := fresh()))
-    assert [r["outcome"] for r in await bus.batch([message, message])] == ["escalated", "escalated"]
+    assert [r["outcome"] for r in await bus.batch([message, message])] == ["pending", "pending"]
     await bus.settle()
     assert (await bus.send(message))["reason"] == "dedupe_required"
     await bus.settle()
@@ -128,8 +128,8 @@ async def test_prefetched_tokens_admit_commands_within_the_limit(bus: Bus) -> No
     cold = await bus.batch([bus.message("warm") for _ in range(4)])
     await bus.looked_after()
     warm = await bus.batch([bus.message("warm") for _ in range(4)])
-    assert [result["outcome"] for result in cold] == ["escalated"] * 4
-    assert [result["outcome"] for result in warm] == ["delivered"] * 3 + ["escalated"]
+    assert [result["outcome"] for result in cold] == ["pending"] * 4
+    assert [result["outcome"] for result in warm] == ["delivered"] * 3 + ["pending"]
     await bus.batch([bus.message("warm") for _ in range(100)])
     await bus.settle()
     assert 54 <= len(await bus.queue(queue)) <= 60
@@ -157,20 +157,18 @@ async def test_shadow_limit_refuses_nothing(bus: Bus) -> None:
         assert {result["outcome"] for result in results} == {"delivered"}
 
 
-async def test_new_route_works_immediately_through_the_slow_stage(bus: Bus, clock_of_bus: ManualClock) -> None:
+async def test_new_route_works_and_a_missing_one_is_refused_at_first_use(bus: Bus, clock_of_bus: ManualClock) -> None:
     clock_of_bus.advance(3)
     await bus.route("brand-new")
     await bus.acl("brand-new")
-    verdict = await bus.send(bus.message("brand-new", command_id=(command_id := fresh())))
-    assert (verdict["outcome"], verdict["reason"]) == ("escalated", "cache_miss")
-    await bus.settle()
-    assert await bus.outcomes(command_id) == ["delivered"]
-    await bus.looked_after()
-    assert (await bus.send(bus.message("brand-new")))["outcome"] == "delivered"
+    missing, new = await bus.batch([bus.message("no-such-command"), bus.message("brand-new")])
+    assert new["outcome"] == "delivered"
+    assert (missing["outcome"], missing["reason"]) == ("failed", "route-missing")
+    assert "interlock route add mailer no-such-command" in missing["detail"]
 
 
 @pytest.mark.parametrize(
-    ("age", "outcome"), [(1.0, "delivered"), (3.0, "delivered"), (5.0, "escalated")], ids=["fresh", "stale", "expired"]
+    ("age", "outcome"), [(1.0, "delivered"), (3.0, "delivered"), (5.0, "pending")], ids=["fresh", "stale", "expired"]
 )
 async def test_revoked_acl_works_no_longer_than_its_sensitivity_allows(
     bus: Bus, clock_of_bus: ManualClock, age: float, outcome: str
@@ -185,10 +183,10 @@ async def test_revoked_acl_works_no_longer_than_its_sensitivity_allows(
     await bus.looked_after()
     events = [e for e in await bus.events() if e["event"].endswith("acl_revoked") and e["command.name"] == name]
     assert len(events) == (1 if age == 3.0 else 0)
-    if outcome == "escalated":
+    if outcome == "pending":
         assert [e["reason"] for e in await bus.events(command_id)] == ["acl-deny"]
     clock_of_bus.advance(5)
-    assert (await bus.send(bus.message(name)))["outcome"] in ("failed", "escalated")
+    assert (await bus.send(bus.message(name)))["outcome"] in ("failed", "pending")
 
 
 async def test_api_key_without_a_service_sends_nothing(bus: Bus) -> None:
@@ -220,7 +218,7 @@ async def test_new_key_version_is_known_at_first_use(bus: Bus, clock_of_bus: Man
     await bus.acl(NAME, source="rotating")
     clock_of_bus.advance(3)
     verdict = await bus.send(bus.message(), key=key)
-    assert verdict["outcome"] in ("delivered", "escalated")
+    assert verdict["outcome"] in ("delivered", "pending")
 
 
 async def test_failed_write_gives_no_verdict(bus: Bus) -> None:
@@ -265,7 +263,7 @@ async def test_slow_stage_ignores_expired_entries(bus: Bus, clock_of_bus: Manual
         f"update interlock.{table} set expires_at = interlock.clock() + interval '1 second' where name = $1", name
     )
     await bus.refreshed()
-    assert (await bus.send(bus.message(name, command_id=(command_id := fresh()))))["outcome"] == "escalated"
+    assert (await bus.send(bus.message(name, command_id=(command_id := fresh()))))["outcome"] == "pending"
     clock_of_bus.advance(1)
     await bus.settle()
     assert await bus.queue(queue) == []
@@ -289,8 +287,8 @@ async def test_use_of_the_old_key_is_reported_in_telemetry(bus: Bus) -> None:
 async def test_hand_off_that_breaks_its_batch_delays_no_other(bus: Bus) -> None:
     queue = await bus.lane("sound", dedupe_mode="strict")
     await bus.execute(
-        "insert into interlock.bus_handoffs (org_id, source, reason, body, facts, received_at)"
-        " values ($1, 'test/billing', 'cache_miss', 'no message at all', '{}', interlock.clock())",
+        "insert into interlock.bus_handoffs (org_id, source, command_id, reason, body, facts, received_at)"
+        " values ($1, 'test/billing', gen_random_uuid(), 'cache_miss', 'no message at all', '{}', interlock.clock())",
         bus.system.org_id,
     )
     await bus.send(bus.message("sound"))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from interlock.cli.app import execute
+from tests.support.bus_services import slow_stage
 from tests.support.bus_tenants import Tenant, tenant
 from tests.support.documentation import read
 from tests.support.system import System
@@ -56,7 +57,8 @@ async def registered(owner: Tenant) -> None:
 async def test_commands_of_the_documentation_lead_to_a_delivered_command(
     owner: Tenant, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await documented(capsys)
+    async with slow_stage(owner.system):
+        await documented(capsys)
     trial = await asked(capsys, "route", "test", "billing", "discord-bot", "post-message")
     assert trial["deliverable"]
     shown = {

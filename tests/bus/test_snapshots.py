@@ -19,7 +19,7 @@ from interlock.bus.model import Kind
 from interlock.bus.path.caches import Caches
 from interlock.bus.registry.loader import RegistryReads
 from interlock.bus.registry.snapshot import LATEST, OrgEntries, SnapshotPublisher, Snapshots, document_uri
-from interlock.client.bus import Producer
+from interlock.client.bus import Command, Producer
 from interlock.clock import ManualClock
 from tests.support.bus_tenants import Tenant, tenant
 from tests.support.system import System
@@ -125,13 +125,14 @@ async def test_dispatcher_starts_from_a_snapshot_and_then_refreshes(shop: Shop, 
     assert known.age(Kind.ACLS, now) == 0
 
 
-async def test_gateway_accepts_commands_by_a_snapshot(shop: Shop) -> None:
+async def test_gateway_accepts_commands_by_a_snapshot(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interlock.client._bus_producer._FATE_SECONDS", 0.01)
     key = await shop.owner.service_key("other")
     async with Producer(
-        shop.system.gateway_url, key, now=lambda: shop.kernel.stores.clock.now().timestamp()
+        shop.system.gateway_url, key, patience=0, now=lambda: shop.kernel.stores.clock.now().timestamp()
     ) as producer:
-        verdict = await producer.send("bot", "say", 1)
-    assert verdict.outcome in ("delivered", "escalated")
+        (verdict,) = await producer.send_many([Command(target="bot", name="say", payload=1)])
+    assert (verdict.outcome, verdict.reason) == ("pending", "cold_only")
     (known,) = shop.kernel.bus.ingress._caches._tenants.values()
     assert known.versions[Kind.ROUTES] == (await shop.loaded()).versions[Kind.ROUTES]  # type: ignore[union-attr]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,7 +48,7 @@ async def test_strict_command_is_delivered_once_if_slow_stage_dies_before_commit
     await bus.limit("strict", 30)
     ids = sorted(fresh() for _ in range(20))
     messages = [bus.message("strict", command_id=command_id) for command_id in ids]
-    assert {r["outcome"] for r in await bus.batch(messages)} == {"escalated"}
+    assert {r["outcome"] for r in await bus.batch(messages)} == {"pending"}
     process = Process(
         "bus", ["serve", "bus", "--dir", str(tmp_path / "bus")], _settings(system), tmp_path / "bus.stderr"
     )
@@ -100,6 +101,49 @@ async def test_batch_leaves_nothing_if_gateway_dies_before_commit(system: System
         assert await process.stop() == 0
     finally:
         await process.give_up()
+
+
+async def test_fate_of_a_pending_command_is_readable_after_its_gateway_was_killed(
+    system: System, tmp_path: Path
+) -> None:
+    bus = await opened(system)
+    await bus.lane("strict", dedupe_mode="strict")
+    await bus.limit("strict", 1)
+    door = bind("127.0.0.1:0", setting="gateway")
+    folder = str(system.kernel.settings.dir)
+    process = Process(
+        "gateway", ["serve", "gateway", "--dir", folder], _settings(system), tmp_path / "gateway.stderr", door
+    )
+    ids, headers = [fresh(), fresh()], {"Authorization": f"Bearer {bus.key}"}
+    body = b'{"commands":[' + b",".join(bus.message("strict", command_id=each) for each in ids) + b"]}"
+    try:
+        await process.start()
+        await process.ready()
+        waiting = asyncio.create_task(
+            system.http.post(f"{process.url}/v1/commands", params={"wait": 30}, content=body, headers=headers)
+        )
+        await answered(lambda: _handed_over(bus))
+        await process.kill()
+        with pytest.raises(httpx.TransportError):
+            await waiting
+        await process.start()
+        await process.ready()
+        fates = asyncio.create_task(
+            system.http.get(f"{process.url}/v1/commands", params={"id": ids, "wait": 30}, headers=headers)
+        )
+        await bus.settle()
+        results = (await fates).json()["results"]
+        assert [(each["outcome"], each.get("reason")) for each in results] == [
+            ("delivered", None),
+            ("failed", "rate-limit-exceeded"),
+        ]
+        assert await process.stop() == 0
+    finally:
+        await process.give_up()
+
+
+async def _handed_over(bus: Bus) -> bool:
+    return bool(await bus.system.value("select exists (select 1 from interlock.bus_handoffs)"))
 
 
 async def test_abuse_is_reported_once_if_auditor_dies_before_commit(system: System, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ _TIMES = "array_fill(now(), array[50])"
 _HANDOFFS = {
     "handoff_org_ids": _ORGS,
     "handoff_sources": _SOURCES,
+    "handoff_command_ids": _FRESH_IDS,
     "handoff_reasons": "seed.repeat('cache_miss', 50)",
     "handoff_bodies": _JSON,
     "handoff_facts": _JSON,
@@ -48,7 +49,8 @@ PATH: dict[str, list[Expectation]] = {
     "put_back_handoffs": [
         Bounded(
             50,
-            {"org_ids": _ORGS, "sources": _SOURCES, "reasons": "seed.repeat('cache_miss', 50)", "bodies": _JSON}
+            {"org_ids": _ORGS, "sources": _SOURCES, "command_ids": _FRESH_IDS}
+            | {"reasons": "seed.repeat('cache_miss', 50)", "bodies": _JSON}
             | {"facts": _JSON, "received": _TIMES, "tries": "array_fill(1, array[50])"},
         )
     ],
@@ -65,6 +67,20 @@ PATH: dict[str, list[Expectation]] = {
     "release_ids": [Bounded(50, {"org_ids": _ORGS, "sources": _SOURCES, "command_ids": _IDS})],
     "delivered_ids": [Bounded(50, _ORG | {"sources": _SOURCES, "command_ids": _IDS})],
     "forget_ids": [Bounded(1000, {"limit": "1000"}, rows=6, pages=20)],
+    "record_fates": [
+        Bounded(
+            50,
+            {"org_ids": _ORGS, "sources": _SOURCES, "command_ids": ids}
+            | {"outcomes": "seed.repeat('failed', 50)", "reasons": "seed.repeat('acl-deny', 50)", "throttled": _TIMES}
+            | {"targets": _TARGETS, "names": _NAMES},
+            pages=20,
+        )
+        for ids in (_IDS, _FRESH_IDS)
+    ],
+    "find_fates": [
+        Bounded(50, {"org_ids": _ORGS, "sources": _SOURCES, "command_ids": ids}) for ids in (_IDS, _FRESH_IDS)
+    ],
+    "forget_fates": [Bounded(1000, {"limit": "1000", "seconds": "3600"}, rows=6, pages=20)],
     "revoked_at": [
         Bounded(
             50,

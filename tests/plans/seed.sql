@@ -459,8 +459,13 @@ insert into interlock.bus_dedupe (org_id, source, command_id, handoff_id, expire
 select seed.id('org 0'), 'org 0/service-0', seed.id('command ' || n), n,
        now() + (case when n % 2 = 0 then interval '1 day' else interval '-1 day' end)
 from generate_series(0, 1999 + seed.mass() / 20) n;
-insert into interlock.bus_handoffs (org_id, source, reason, body, facts, received_at)
-select seed.id('org 0'), 'org 0/service-0', 'cache_miss', '{}', '{}', now() from generate_series(1, 300) n;
+insert into interlock.bus_handoffs (org_id, source, command_id, reason, body, facts, received_at)
+select seed.id('org 0'), 'org 0/service-0', seed.id('command ' || n), 'cache_miss', '{}', '{}', now()
+from generate_series(1, 300) n;
+insert into interlock.bus_fates (org_id, source, command_id, outcome, reason, target, name, decided_at)
+select seed.id('org 0'), 'org 0/service-0', seed.id('command ' || n), 'failed', 'acl-deny', 'service-1', 'command-1',
+       now() - (case when n % 2 = 0 then interval '0' else interval '1 day' end)
+from generate_series(0, 1999 + seed.mass() / 20) n;
 insert into interlock.bus_bans (org_id, source, target, name, kind, until, source_share, competing_share, dispatch_volume)
 select seed.id('org 0'), 'org 0/service-0', target, name, 'warm',
        now() + (case when row_number() over () <= 50 then interval '1 day' else interval '-1 day' end), 0.9, 0.1, 100

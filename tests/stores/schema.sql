@@ -523,6 +523,19 @@ CREATE TABLE interlock.bus_dedupe (
     expires_at timestamp with time zone NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='5000');
+CREATE TABLE interlock.bus_fates (
+    org_id uuid NOT NULL,
+    source text NOT NULL,
+    command_id uuid NOT NULL,
+    outcome text NOT NULL,
+    reason text NOT NULL,
+    target text NOT NULL,
+    name text NOT NULL,
+    throttle_until timestamp with time zone,
+    decided_at timestamp with time zone NOT NULL,
+    CONSTRAINT bus_fates_outcome_check CHECK ((outcome = ANY (ARRAY['delivered'::text, 'duplicate'::text, 'failed'::text])))
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_insert_threshold='-1', autovacuum_analyze_threshold='100000', autovacuum_analyze_scale_factor='1');
 CREATE TABLE interlock.bus_handoffs (
     handoff_id bigint NOT NULL,
     org_id uuid NOT NULL,
@@ -532,7 +545,8 @@ CREATE TABLE interlock.bus_handoffs (
     facts json NOT NULL,
     received_at timestamp with time zone NOT NULL,
     due_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
-    tries integer DEFAULT 0 NOT NULL
+    tries integer DEFAULT 0 NOT NULL,
+    command_id uuid NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_threshold='-1', autovacuum_analyze_threshold='100000', autovacuum_analyze_scale_factor='1');
 ALTER TABLE interlock.bus_handoffs ALTER COLUMN handoff_id ADD GENERATED ALWAYS AS IDENTITY (
@@ -1408,6 +1422,8 @@ ALTER TABLE ONLY interlock.bus_changes
     ADD CONSTRAINT bus_changes_pkey PRIMARY KEY (change_id);
 ALTER TABLE ONLY interlock.bus_dedupe
     ADD CONSTRAINT bus_dedupe_pkey PRIMARY KEY (org_id, source, command_id);
+ALTER TABLE ONLY interlock.bus_fates
+    ADD CONSTRAINT bus_fates_pkey PRIMARY KEY (org_id, source, command_id);
 ALTER TABLE ONLY interlock.bus_handoffs
     ADD CONSTRAINT bus_handoffs_pkey PRIMARY KEY (handoff_id);
 ALTER TABLE ONLY interlock.bus_keys
@@ -1570,6 +1586,8 @@ CREATE INDEX bus_changes_by_org ON interlock.bus_changes USING btree (org_id, ch
 CREATE INDEX bus_changes_by_subject ON interlock.bus_changes USING btree (org_id, kind, subject, change_id);
 CREATE INDEX bus_changes_revoked ON interlock.bus_changes USING btree (subject, changed_at) WHERE ((kind = 'acls'::interlock.bus_kind) AND (action = 'delete'::interlock.bus_action));
 CREATE INDEX bus_dedupe_expiry ON interlock.bus_dedupe USING btree (expires_at);
+CREATE INDEX bus_fates_age ON interlock.bus_fates USING btree (decided_at);
+CREATE INDEX bus_handoffs_command ON interlock.bus_handoffs USING btree (org_id, source, command_id);
 CREATE INDEX bus_handoffs_due ON interlock.bus_handoffs USING btree (due_at, handoff_id);
 CREATE UNIQUE INDEX bus_keys_current ON interlock.bus_keys USING btree (org_id, service) WHERE (expires_at IS NULL);
 CREATE INDEX bus_keys_expiring ON interlock.bus_keys USING btree (expires_at) WHERE (expires_at IS NOT NULL);

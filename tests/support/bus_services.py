@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -12,6 +15,7 @@ from interlock.access.secrets import Seal, purpose
 from interlock.bus.path.delivery import target_queue
 from interlock.bus.path.slow_stage import SlowStage
 from interlock.bus.telemetry import expanded, telemetry_queue
+from interlock.processes.loop import forever
 from interlock.wire.access import KeyRequest, Role
 from tests.support.signed_commands import SECRET, signed
 from tests.support.system import System
@@ -111,8 +115,8 @@ class Bus:
         )
         seal = Seal(self.system.kernel.settings.signing_keys_dir)
         await self.execute(
-            "insert into interlock.bus_keys (org_id, service, number, sealed, created_by)"
-            " values ($1, $2, 1, $3, 'test')",
+            "insert into interlock.bus_keys (org_id, service, number, sealed, created_by, rotates_at)"
+            " values ($1, $2, 1, $3, 'test', interlock.clock() + interval '30 days')",
             org_id,
             name,
             seal.seal(SECRET, purpose(org_id, name, 1)),
@@ -205,6 +209,18 @@ async def opened(system: System) -> Bus:
     bus.key = await bus.service(PRODUCER)
     await bus.lane(NAME)
     return bus
+
+
+@asynccontextmanager
+async def slow_stage(system: System) -> AsyncIterator[None]:
+    """Runs a slow stage in the background."""
+    kernel = system.kernel
+    slow = SlowStage(kernel.stores.database, kernel.settings, kernel.stores.wakeups)
+    task = asyncio.create_task(forever(slow))
+    yield
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 def fresh() -> str:

@@ -11,6 +11,7 @@ from interlock.bus.alerts import Alerts, RouteHealths
 from interlock.bus.inbox import Inbox
 from interlock.bus.path.caches import Caches
 from interlock.bus.path.fast_stage import Fast
+from interlock.bus.path.fates import Fates
 from interlock.bus.path.ingress import Ingress
 from interlock.bus.path.limits import Limits
 from interlock.bus.path.verification import Shield
@@ -32,6 +33,7 @@ from interlock.wire.bus_registry import DispatchMode
 @dataclass(frozen=True)
 class Bus:
     ingress: Ingress
+    fates: Fates
     inbox: Inbox
     alerts: Alerts
     route_health: RouteHealths
@@ -46,6 +48,7 @@ def build_bus(settings: Settings, database: Database, wakeups: Wakeups, access: 
     snapshots = _snapshots(settings, database, access.objects, access.keyring)
     return Bus(
         ingress=build_ingress(settings, database, wakeups, snapshots),
+        fates=Fates(database, wakeups),
         inbox=Inbox(database, queue),
         alerts=Alerts(database, settings),
         route_health=RouteHealths(database),

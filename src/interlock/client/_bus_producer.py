@@ -7,20 +7,22 @@ timestamp and signature, because a signed message is valid for one minute and a 
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from math import ceil
 from typing import Any, Final, Self
 from uuid import uuid4
 
 import msgspec
 from msgspec import Raw, Struct
 
-from interlock.client._caller import Caller, bearer
-from interlock.errors import BadRequest, CommandRefused, ServerUnreachable, Unavailable
+from interlock.client._caller import Caller, bearer, path
+from interlock.errors import BadRequest, CommandPending, CommandRefused, ServerUnreachable, Unavailable
 from interlock.wire.bus_registry import TenantConfig
-from interlock.wire.commands import CommandVerdict, CommandVerdicts, NotCanonical, compose
+from interlock.wire.commands import MAX_FATES, PENDING, CommandVerdict, CommandVerdicts, NotCanonical, compose
 
 BATCH: Final = 100
 _PATIENCE_SECONDS: Final = 20.0
@@ -28,10 +30,20 @@ _PATIENCE_SECONDS: Final = 20.0
 _LONGEST_WAIT_SECONDS: Final = 60.0
 _UNHINTED_SECONDS: Final = 1.0
 _STALE_KEY: Final = frozenset({"unknown_key", "expired_key", "invalid_hmac"})
-_PASSING: Final = frozenset({"rate-limit-exceeded", "fairness-violation", "delivery-failure"})
+_PASSING: Final = frozenset(
+    {"rate-limit-exceeded", "rate-limit-exceeded: source-quota", "fairness-violation", "delivery-failure"}
+)
 """Transient failures."""
+_FATE_SECONDS: Final = 5.0
+"""How long one request waits for pending commands."""
+_LEAST_FATE_SECONDS: Final = 10.0
+"""How long pending commands are awaited even with less `patience`: it limits retries, and waiting is none."""
+_SPREAD: Final = 0.1
+_MAX_SPREAD_SECONDS: Final = 5.0
+"""Retries spread over a longer time with each attempt, so that many senders do not all return with the next window."""
 
 _config = msgspec.json.Decoder(TenantConfig)
+_verdict = msgspec.json.Decoder(CommandVerdict)
 _verdicts = msgspec.json.Decoder(CommandVerdicts)
 _json = msgspec.json.Encoder()
 
@@ -62,12 +74,14 @@ class Producer:
         verify: ssl.SSLContext | bool = True,
         now: Callable[[], float] = time.time,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         """`patience`: for how many seconds a command with a transient failure is retried."""
         self._caller = Caller(url, bearer(api_key, None), verify=verify, patience=min(patience, _PATIENCE_SECONDS))
         self._patience = patience
         self._now = now
         self._pause = pause
+        self._random = rng
         self._known: TenantConfig | None = None
         self._poll_at = 0.0
         self._polling = asyncio.Lock()
@@ -84,50 +98,86 @@ class Producer:
     async def send(
         self, target: str, name: str, payload: Any = None, *, command_id: str | None = None
     ) -> CommandVerdict:
-        """Sends one command. Raises CommandRefused, with the verdict, if the outcome is `failed` or `invalid`."""
+        """Sends one command and returns once its fate is known: `delivered`, or `duplicate` of a delivered one.
+
+        Raises CommandRefused, with the verdict, for any other fate; a transient one only after retries for `patience`
+        seconds. Raises CommandPending if the bus has not decided in that time.
+        """
         command = Command(target=target, name=name, payload=payload, command_id=command_id or _new_id())
         (verdict,) = await self.send_many([command])
-        if verdict.outcome in ("failed", "invalid"):
-            raise CommandRefused(f"The command was refused: {verdict.reason}. {verdict.detail or ''}".strip(), verdict)
-        return verdict
+        return delivered(verdict)
 
     async def send_many(self, commands: Iterable[Command]) -> list[CommandVerdict]:
-        """Returns a verdict for each command, in order. Retries transient failures while `patience` lasts."""
+        """Returns the fate of each command, in order. Retries transient failures while `patience` lasts."""
         waiting = list(commands)
         verdicts: dict[int, CommandVerdict] = {}
         deadline = self._now() + self._patience
         open_places = list(range(len(waiting)))
+        attempt = 0
         while open_places:
-            for start in range(0, len(open_places), BATCH):
-                places = open_places[start : start + BATCH]
-                sent = await self._send([waiting[place] for place in places])
-                verdicts |= dict(zip(places, sent, strict=True))
+            verdicts |= await self._round(waiting, open_places, deadline)
             open_places = [place for place in open_places if _again(verdicts[place])]
             if open_places:
-                wait = max(_hint(verdicts[place]) for place in open_places)
+                attempt += 1
+                wait = max(_hint(verdicts[place]) for place in open_places) + self._spread(attempt)
                 if self._now() + wait > deadline:
                     break
                 await self._pause(wait)
         return [verdicts[place] for place in range(len(waiting))]
 
-    async def _send(self, commands: Sequence[Command]) -> list[CommandVerdict]:
+    async def fate(self, command_id: str, *, wait: float = 0.0) -> CommandVerdict:
+        """Returns the verdict of a command that was pending, after up to `wait` seconds. Raises NotFound."""
+        return await self._caller.call("GET", f"/v1/commands{path(command_id)}?wait={wait:g}", _verdict)
+
+    def _spread(self, attempt: int) -> float:
+        return self._random() * min(attempt * _SPREAD, _MAX_SPREAD_SECONDS)
+
+    async def _round(
+        self, commands: Sequence[Command], places: Sequence[int], deadline: float
+    ) -> dict[int, CommandVerdict]:
+        """Sends commands in batches, and waits for the fates of those that are pending."""
+        verdicts: dict[int, CommandVerdict] = {}
+        wait = _FATE_SECONDS if len(places) <= BATCH else 0.0  # several batches are sent before any is awaited
+        for start in range(0, len(places), BATCH):
+            batch = places[start : start + BATCH]
+            sent = await self._send([commands[place] for place in batch], wait)
+            verdicts |= dict(zip(batch, sent, strict=True))
+        pending = [place for place in places if verdicts[place].outcome == PENDING]
+        patience = max(deadline - self._now(), _LEAST_FATE_SECONDS)
+        for _ in range(ceil(patience / _FATE_SECONDS)):
+            if not pending:
+                break
+            for start in range(0, len(pending), MAX_FATES):
+                batch = pending[start : start + MAX_FATES]
+                fates = await self._fates([commands[place].command_id for place in batch])
+                verdicts |= dict(zip(batch, fates, strict=True))
+            pending = [place for place in pending if verdicts[place].outcome == PENDING]
+        return verdicts
+
+    async def _fates(self, ids: Sequence[str]) -> list[CommandVerdict]:
+        listed = "&".join(f"id={command_id}" for command_id in ids)
+        reply = await self._caller.call("GET", f"/v1/commands?{listed}&wait={_FATE_SECONDS:g}", _verdicts)
+        return list(reply.results)
+
+    async def _send(self, commands: Sequence[Command], wait: float) -> list[CommandVerdict]:
         """Sends one request, and a second one for commands whose signing key was outdated."""
         config = await self.config()
-        verdicts = await self._post(commands, config)
+        verdicts = await self._post(commands, config, wait)
         stale = [place for place, verdict in enumerate(verdicts) if verdict.reason in _STALE_KEY]
         if not stale:
             return verdicts
         newer = await self.config(newer_than=config)
         if newer.active.version_id == config.active.version_id:
             return verdicts
-        again = await self._post([commands[place] for place in stale], newer)
+        again = await self._post([commands[place] for place in stale], newer, wait)
         for place, verdict in zip(stale, again, strict=True):
             verdicts[place] = verdict
         return verdicts
 
-    async def _post(self, commands: Sequence[Command], config: TenantConfig) -> list[CommandVerdict]:
+    async def _post(self, commands: Sequence[Command], config: TenantConfig, wait: float) -> list[CommandVerdict]:
         messages = [Raw(self._signed(command, config)) for command in commands]
-        reply = await self._caller.call("POST", "/v1/commands", _verdicts, {"commands": messages})
+        target = f"/v1/commands?wait={wait:g}" if wait else "/v1/commands"
+        reply = await self._caller.call("POST", target, _verdicts, {"commands": messages})
         return list(reply.results)
 
     def _signed(self, command: Command, config: TenantConfig) -> bytes:
@@ -162,6 +212,19 @@ class Producer:
                 return known
             self._known, self._poll_at = fresh, self._now() + fresh.poll_seconds
             return fresh
+
+
+def delivered(verdict: CommandVerdict) -> CommandVerdict:
+    """Returns the verdict of a delivered command. Raises CommandRefused or CommandPending for another one."""
+    if verdict.outcome in ("delivered", "duplicate"):
+        return verdict
+    if verdict.outcome in ("failed", "invalid"):
+        raise CommandRefused(f"The command was refused: {verdict.reason}. {verdict.detail or ''}".strip(), verdict)
+    raise CommandPending(
+        f"The bus has accepted command {verdict.command_id} and has not decided about it yet: it may still be "
+        "delivered. Read its fate with Producer.fate, and check that `interlock serve bus` is running.",
+        verdict,
+    )
 
 
 def _again(verdict: CommandVerdict) -> bool:

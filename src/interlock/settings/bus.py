@@ -23,6 +23,11 @@ class Bus(Area):
         le=3600,
         description="Maximum difference between the timestamp of a command and now, in either direction.",
     )
+    command_fate_seconds: float = Field(
+        3600.0,
+        ge=60,
+        description="The fate of a command that was pending can be read for this long after the decision.",
+    )
     dispatch_mode: Literal["adaptive", "cold-only"] = Field(
         "adaptive", description="cold-only: every command takes the slow stage. A service can override this."
     )

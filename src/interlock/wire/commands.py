@@ -427,15 +427,26 @@ _MAX_SALVAGED: Final = 200
 _SALVAGED: Final = frozenset({"id", "timestamp", "type", "version_id", "hmac", "target", "name", "source"})
 
 
+PENDING: Final = "pending"
+"""The outcome of a command that is durable and not decided yet."""
+UNKNOWN: Final = "unknown"
+"""The outcome that is returned for an id without a known fate."""
+LONGEST_WAIT_SECONDS: Final = 30.0
+"""Maximum of `wait`: clients and proxies give up a request after about a minute."""
+MAX_FATES: Final = 100
+"""Commands whose fate one request may ask for."""
+
+
 class CommandVerdict(Reply, frozen=True, kw_only=True):
-    """The decision about one command. Telemetry reports it too, and the later decision about an escalated command."""
+    """The decision about one command. Telemetry reports it too."""
 
     command_id: str | None
     """None if the message could not be decoded."""
     outcome: str
-    """`delivered`, `escalated`, `duplicate`, `failed` or `invalid`."""
+    """`delivered`, `duplicate`, `failed`, `invalid`, or `pending` until the slow stage has decided. `unknown` only if
+    a list of fates was asked for one that is not known."""
     reason: str | None = None
-    """A short code for the reason of `escalated`, `failed` or `invalid`."""
+    """A short code for the reason of `failed` or `invalid`, or for the check that a `pending` command waits for."""
     detail: str | None = None
     """A sentence about what to change."""
     retry_after_ms: int | None = None
@@ -444,6 +455,6 @@ class CommandVerdict(Reply, frozen=True, kw_only=True):
 
 
 class CommandVerdicts(Reply, frozen=True, kw_only=True):
-    """One verdict for each command of the batch, in its order."""
+    """One verdict for each command of the request, in its order."""
 
     results: list[CommandVerdict]

@@ -168,7 +168,7 @@ class Caches:
             await self.refresh(tenant)
         elif tenant.age(Kind.BANS, now) >= TTLS[Kind.BANS].stale * tenant.shorter:
             # The org was idle, and a source may have been banned since: the ban must hold from the first command.
-            await self._refresh_if_possible(tenant)
+            await self.refresh_if_possible(tenant)
         return tenant
 
     async def refresh(self, tenant: Tenant, *, unless_since: float | None = None) -> None:
@@ -187,13 +187,16 @@ class Caches:
         for tenant in tenants:
             # Commands do not set `due` for bans, which have the shortest time to live.
             if tenant.due or tenant.age(Kind.BANS, now) >= TTLS[Kind.BANS].fresh * tenant.shorter:
-                await self._refresh_if_possible(tenant)
+                await self.refresh_if_possible(tenant)
 
-    async def _refresh_if_possible(self, tenant: Tenant) -> None:
+    async def refresh_if_possible(self, tenant: Tenant) -> bool:
+        """Returns False if the refresh failed."""
         try:
             await self.refresh(tenant)
         except InterlockError as error:
             log.warning("bus.cache_refresh_failed", org_id=str(tenant.org_id), reason=str(error))
+            return False
+        return True
 
     async def _load(self, tenant: Tenant) -> None:
         if tenant.checked_at[Kind.KEYS] == 0 and await self._started(tenant):

@@ -19,7 +19,7 @@ import structlog
 from msgspec import Raw
 
 from interlock.bus import metrics
-from interlock.bus.model import Decision, Kind
+from interlock.bus.model import Decision, Escalation, Kind
 from interlock.bus.path import fairness, persistence, reports
 from interlock.bus.path.caches import ABSENT_SECONDS, Caches, Revoked, Tenant
 from interlock.bus.path.fast_stage import Fast, Memory
@@ -214,6 +214,7 @@ class Ingress:
             notices += more
             for n, decision in zip(unknown, again, strict=True):
                 decisions[n] = decision
+        await self._decide_missing(memory, source, decisions)
         return Batch(org_id, source, messages, decisions, notices, received_at)
 
     async def write(self, connection: Connection, batch: Batch) -> Written:
@@ -252,6 +253,17 @@ class Ingress:
             return False
         await self._caches.refresh(tenant)
         return True
+
+    async def _decide_missing(self, memory: Memory, source: str, decisions: list[Decision]) -> None:
+        """Decides again, with refreshed caches, about commands without a cached route or ACL: the sender learns at
+        once of a target that does not exist, and a new one is known at its first use. It costs one refresh within
+        ABSENT_SECONDS; if that fails, the slow stage decides."""
+        missing = [n for n, decision in enumerate(decisions) if decision.reason == Escalation.CACHE_MISS]
+        if not missing or not await self._caches.refresh_if_possible(memory.tenant):
+            return
+        envelopes = [found for n in missing if (found := decisions[n].envelope) is not None]
+        for n, decision in zip(missing, self._fast.decide(memory, source, envelopes, self._caches.now()), strict=True):
+            decisions[n] = decision
 
     async def close(self) -> None:
         await self.maintenance.close()

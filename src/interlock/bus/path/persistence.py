@@ -32,7 +32,7 @@ from interlock.errors import InterlockError, Unavailable
 from interlock.failpoints import armed, failpoint
 from interlock.stores.postgres import Connection, Database, queries
 from interlock.wire.bus_events import BusEvent, CommandDelivered, FailureReason, encoded, name_of
-from interlock.wire.commands import CommandVerdict, Metadata
+from interlock.wire.commands import CommandVerdict, Envelope, Metadata
 
 T = TypeVar("T")
 
@@ -318,7 +318,7 @@ class Effects:
         """When all of it was accepted."""
         self._messages: defaultdict[str, list[str]] = defaultdict(list)
         """Bodies, by queue."""
-        self._handoffs: list[tuple[UUID, str, str, str, str, datetime]] = []
+        self._handoffs: list[tuple[UUID, str, UUID, str, str, str, datetime]] = []
         self._events: defaultdict[UUID, list[Raw]] = defaultdict(list)
         self._deliveries: defaultdict[UUID, list[Deliveries]] = defaultdict(list)
         """Deliveries of the fast stage, for telemetry."""
@@ -353,7 +353,7 @@ class Effects:
         if outcome is Outcome.INVALID or envelope is None:
             self.emit(org_id, reports.invalid(bytes(message), source, decision, self.moment))
         elif outcome is Outcome.ESCALATED:
-            self._hand_off(org_id, source, decision, delivery.body(envelope, source))
+            self._hand_off(org_id, source, decision, envelope)
         else:
             about = envelope.metadata, source, envelope.command.target, envelope.command.name
             if outcome is Outcome.DUPLICATE:
@@ -364,10 +364,11 @@ class Effects:
     def deliver(self, org_id: UUID, queue: str, body: str) -> None:
         self._messages[delivery.target_queue(org_id, queue)].append(body)
 
-    def _hand_off(self, org_id: UUID, source: str, decision: Decision, body: str) -> None:
+    def _hand_off(self, org_id: UUID, source: str, decision: Decision, envelope: Envelope) -> None:
         """Hands a command to the slow stage. It counts as accepted, whatever the slow stage decides."""
-        known = _encoder.encode(Facts(decision.ban)).decode()
-        self._handoffs.append((org_id, source, decision.reason, body, known, self.moment))
+        body, known = delivery.body(envelope, source), _encoder.encode(Facts(decision.ban)).decode()
+        command_id = UUID(envelope.metadata.id)
+        self._handoffs.append((org_id, source, command_id, decision.reason, body, known, self.moment))
         self._accepted[org_id].append(body)
 
     def emit(self, org_id: UUID, event: BusEvent) -> None:
@@ -410,7 +411,7 @@ class Effects:
                 self.queued_events += amount
 
     def _handoff_columns(self) -> dict[str, list[Any]]:
-        names = ("org_ids", "sources", "reasons", "bodies", "facts", "received")
+        names = ("org_ids", "sources", "command_ids", "reasons", "bodies", "facts", "received")
         columns = zip(*self._handoffs, strict=True) if self._handoffs else [()] * len(names)
         return {f"handoff_{name}": list(column) for name, column in zip(names, columns, strict=True)}
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec import UNSET, UnsetType
 
-from interlock.bus.model import Ban, Decision, Outcome
+from interlock.bus.model import Ban, Decision, Escalation, Outcome
 from interlock.bus.path.verification import EXPIRED_TIMESTAMP, FUTURE_TIMESTAMP
 from interlock.wire.bus_events import (
     CommandDelivered,
@@ -18,25 +18,60 @@ from interlock.wire.bus_events import (
     FailureReason,
     WarmPathBan,
 )
-from interlock.wire.commands import CommandVerdict, Metadata, salvage
+from interlock.wire.commands import PENDING, CommandVerdict, Metadata, salvage
 
 _TIMESTAMPS: Final = (EXPIRED_TIMESTAMP, FUTURE_TIMESTAMP)
 Path = Literal["fast", "slow"]
 
 
 def verdict(decision: Decision, now: datetime) -> CommandVerdict:
-    command_id = None if decision.envelope is None else decision.envelope.metadata.id
+    envelope = decision.envelope
+    command_id = None if envelope is None else envelope.metadata.id
     if decision.outcome is Outcome.DELIVERED:
         return CommandVerdict(command_id=command_id, outcome="delivered")
     hinted = decision.wait_seconds is not None
+    detail: str | None = decision.detail
+    if not detail and envelope is not None:
+        detail = advice(decision.reason, envelope.command.target, envelope.command.name)
     return CommandVerdict(
         command_id=command_id,
-        outcome=decision.outcome.value,
+        outcome=PENDING if decision.outcome is Outcome.ESCALATED else decision.outcome.value,
         reason=decision.reason or None,
-        detail=decision.detail or None,
+        detail=detail or None,
         retry_after_ms=retry_after_ms(decision) if hinted else None,
         throttle_until=throttle_until(decision, now) if hinted else None,
     )
+
+
+def pending(command_id: str, waits_for: str) -> CommandVerdict:
+    return CommandVerdict(command_id=command_id, outcome=PENDING, reason=waits_for, detail=advice(waits_for, "", ""))
+
+
+_ADVICE: Final[dict[str, str]] = {
+    FailureReason.ROUTE_MISSING: "No route leads to the target {target!r} for the command {name!r}: `interlock route "
+    "list` shows the routes, `interlock route add {target} {name} --queue QUEUE` adds one.",
+    FailureReason.ACL_DENY: "This service may not send {name!r} to {target!r}: an admin allows it with `interlock acl "
+    "allow SOURCE {target} {name}`.",
+    FailureReason.RATE_LIMIT_EXCEEDED: "The limit of {target}/{name}, or of the sender, admits no more for now: send "
+    "the command again after retry_after_ms.",
+    FailureReason.SOURCE_QUOTA: "The sender is banned from the fast path and has used up its quota for "
+    "{target}/{name}: send the command again after retry_after_ms.",
+    FailureReason.FAIRNESS_VIOLATION: "The sender took most of the capacity of {target}/{name} while others competed: "
+    "send fewer, and send this command again after retry_after_ms.",
+    FailureReason.DELIVERY_FAILURE: "The destination of {target}/{name} did not take the command: check with "
+    "`interlock route show {target} {name}` that its queue or job exists.",
+    **dict.fromkeys(
+        Escalation,
+        "Accepted and durable; the slow stage decides. Read the verdict with GET /v1/commands/{{command_id}}, or send "
+        "with ?wait=5.",
+    ),
+}
+
+
+def advice(reason: str, target: str, name: str) -> str | None:
+    """Returns a sentence about what to do, for the reason of a verdict."""
+    text = _ADVICE.get(reason)
+    return None if text is None else text.format(target=target, name=name)
 
 
 def delivered(

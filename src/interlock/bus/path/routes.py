@@ -1,28 +1,30 @@
-"""`POST /v1/commands`: one signed command, or a batch with a verdict for each."""
+"""`/v1/commands`: takes a signed command, or a batch with a verdict for each, and returns the fate of pending ones."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+from urllib.parse import parse_qs
+from uuid import UUID
 
 import msgspec
-from litestar import post
+from litestar import get, post
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, RequestBody, Schema
-from litestar.params import RawBody
+from litestar.params import FromPath, QueryParameter, RawBody
 from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.access.guards import principal_of, user_guard, user_of
 from interlock.access.principals import SEND, Principal
 from interlock.bus.build import Bus, bus_of
-from interlock.errors import BadRequest, Forbidden, TooLarge
+from interlock.errors import BadRequest, Forbidden, NotFound, TooLarge
 from interlock.http.problems import WITH_A_BODY
 from interlock.http.requests import ExpressRequest, Http, require_json, settings_of
 from interlock.settings import Settings
 from interlock.strict_json import NotStrict, RepeatedKey, require_unique_keys
-from interlock.wire.commands import CommandVerdict, CommandVerdicts
+from interlock.wire.commands import LONGEST_WAIT_SECONDS, MAX_FATES, UNKNOWN, CommandVerdict, CommandVerdicts
 
 PATH: Final = "/v1/commands"
 _STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
@@ -81,6 +83,22 @@ class _Commands(Operation):
         self.request_body = RequestBody(content=content, required=True)
 
 
+Wait = Annotated[
+    float,
+    QueryParameter(
+        name="wait",
+        required=False,
+        ge=0,
+        le=LONGEST_WAIT_SECONDS,
+        description="seconds to wait for the fates of commands that are pending",
+    ),
+]
+Ids = Annotated[
+    list[UUID],
+    QueryParameter(name="id", min_items=1, max_items=MAX_FATES, description="id of a command; repeat it for several"),
+]
+
+
 @post(
     PATH,
     guards=[user_guard],
@@ -89,12 +107,45 @@ class _Commands(Operation):
     operation_class=_Commands,
     responses=WITH_A_BODY,
     summary="Send a signed command, or a batch of them",
-    description="Replies 202 with a verdict for each command, which is durable by then. `escalated` commands are "
-    "decided later, and telemetry reports the decision.",
+    description="Replies 202 with a verdict for each command, which is durable by then. A command that is `pending` "
+    "is decided by the slow stage: `wait` holds the reply for its verdict, GET /v1/commands/{command_id} reads it.",
 )
-async def send_commands(request: Http, body: RawBody) -> CommandVerdict | CommandVerdicts:
+async def send_commands(request: Http, body: RawBody, wait: Wait = 0.0) -> CommandVerdict | CommandVerdicts:
     require_json(request.headers.getall("content-type", []))
-    return await _accept(bus_of(request), settings_of(request), principal_of(request), body)
+    return await _accept(bus_of(request), settings_of(request), principal_of(request), body, wait)
+
+
+@get(
+    PATH,
+    guards=[user_guard],
+    opt={"scope": SEND},
+    summary="Fates of commands that were pending",
+    description="Returns one verdict per id, in the order of the request. The outcome is `unknown` for a command that "
+    "was never pending, that another service sent, or whose fate is older than `command_fate_seconds`.",
+)
+async def get_commands(request: Http, ids: Ids, wait: Wait = 0.0) -> CommandVerdicts:
+    caller, wanted = principal_of(request), [str(each) for each in ids]
+    found = await bus_of(request).fates.of(caller.org_id, _source(caller), wanted, wait)
+    return CommandVerdicts(
+        results=[found.get(each) or CommandVerdict(command_id=each, outcome=UNKNOWN) for each in wanted]
+    )
+
+
+@get(
+    f"{PATH}/{{command_id:str}}",
+    guards=[user_guard],
+    opt={"scope": SEND},
+    summary="Fate of a command that was pending",
+)
+async def get_command(request: Http, command_id: FromPath[UUID], wait: Wait = 0.0) -> CommandVerdict:
+    caller, wanted = principal_of(request), str(command_id)
+    found = await bus_of(request).fates.of(caller.org_id, _source(caller), [wanted], wait)
+    if wanted not in found:
+        raise NotFound(
+            f"No command {command_id} of this service was pending within the last command_fate_seconds: the reply to "
+            "POST /v1/commands has the verdict of every other command."
+        )
+    return found[wanted]
 
 
 def express(app: ASGIApp) -> ASGIApp:
@@ -112,8 +163,9 @@ def express(app: ASGIApp) -> ASGIApp:
         try:
             principal = await user_of(state.access, request.header, scope=SEND, warm=True)
             require_json(request.header("content-type"))
+            wait = _wait_of(scope["query_string"]) if scope["query_string"] else 0.0
             body = await request.body(state.settings.body_limit_bytes)
-            reply = await _accept(state.bus, state.settings, principal, body)
+            reply = await _accept(state.bus, state.settings, principal, body, wait)
         except Exception as error:  # becomes a problem document, as in the framework's handlers
             await request.refuse(error)
         else:
@@ -122,16 +174,40 @@ def express(app: ASGIApp) -> ASGIApp:
     return middleware
 
 
-async def _accept(bus: Bus, settings: Settings, principal: Principal, body: bytes) -> CommandVerdict | CommandVerdicts:
+def _wait_of(query: bytes) -> float:
+    """Returns `wait` of a query string, as the framework's handler reads it."""
+    given = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("wait", ["0"])[-1]
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST_WAIT_SECONDS:
+        raise BadRequest(
+            f"`wait` must be a number of seconds from 0 to {LONGEST_WAIT_SECONDS:g}, got {given[:40]!r}.",
+            code="invalid_request",
+        )
+    return seconds
+
+
+async def _accept(
+    bus: Bus, settings: Settings, principal: Principal, body: bytes, wait: float
+) -> CommandVerdict | CommandVerdicts:
+    source = _source(principal)
+    single, messages = _messages(body, limit=settings.command_batch_limit)
+    verdicts = await bus.ingress.accept(principal.org_id, source, messages)
+    if wait:
+        verdicts = await bus.fates.settled(principal.org_id, source, verdicts, wait)
+    return verdicts[0] if single else CommandVerdicts(results=verdicts)
+
+
+def _source(principal: Principal) -> str:
     if principal.service is None:
         raise Forbidden(
             "This API key belongs to no service and cannot send commands. Create one that does: "
             "interlock users create --service NAME.",
             code="no_service",
         )
-    single, messages = _messages(body, limit=settings.command_batch_limit)
-    verdicts = await bus.ingress.accept(principal.org_id, f"{principal.org}/{principal.service}", messages)
-    return verdicts[0] if single else CommandVerdicts(results=verdicts)
+    return f"{principal.org}/{principal.service}"
 
 
 class _Parts:
@@ -226,4 +302,4 @@ def _require_few(count: int, limit: int) -> None:
         raise TooLarge(f"The batch has more than {limit} commands; send several batches.", code="batch_too_large")
 
 
-HANDLERS = [send_commands]
+HANDLERS = [send_commands, get_commands, get_command]

@@ -7,7 +7,7 @@ command, limits count exactly what was sent, and a crash at any point leaves the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -17,8 +17,9 @@ import structlog
 
 from interlock.bus import metrics
 from interlock.bus.model import Ban, BanKind, Decision, Escalation, Limit, Outcome
-from interlock.bus.path import delivery, limits, reports
+from interlock.bus.path import delivery, fates, limits, reports
 from interlock.bus.path.delivery import Delivered, delivered
+from interlock.bus.path.fates import Fate
 from interlock.bus.path.limits import LimitUse, WindowKey
 from interlock.bus.path.persistence import HANDOFFS, Effects, Facts, facts, notify
 from interlock.errors import Unavailable
@@ -187,25 +188,25 @@ class SlowStage:
                 connection,
                 org_ids=[row["org_id"] for row in again],
                 sources=[row["source"] for row in again],
+                command_ids=[row["command_id"] for row in again],
                 reasons=[row["reason"] for row in again],
                 bodies=[row["body"] for row in again],
                 facts=[row["facts"] for row in again],
                 received=[row["received_at"] for row in again],
                 tries=[row["tries"] + 1 for row in again],
             )
-            effects = Effects(self._database.clock.now())
-            for row in exhausted:
-                try:
-                    case = Case(row, delivered(row["body"]), Facts())
-                except CONTENT_ERRORS as error:
-                    set_aside(self.name, error, org_id=str(row["org_id"]))
-                    continue
-                case.fail(FailureReason.DELIVERY_FAILURE)
-                _note(effects, case, self._database.clock.now())
-            if exhausted:
-                await effects.write(connection)
-                await notify(connection, effects.notified)
+            await _report(connection, list(self._given_up(exhausted)), self._database.clock.now())
         return len(rows)
+
+    def _given_up(self, rows: Sequence[Row]) -> Iterator[Case]:
+        for row in rows:
+            try:
+                case = Case(row, delivered(row["body"]), Facts())
+            except CONTENT_ERRORS as error:
+                set_aside(self.name, error, org_id=str(row["org_id"]))
+                continue
+            case.fail(FailureReason.DELIVERY_FAILURE)
+            yield case
 
     async def _decide(self, connection: Connection, cases: Sequence[Case]) -> None:
         await _resolve(connection, cases)
@@ -214,12 +215,7 @@ class SlowStage:
         await self._judge_banned(connection, cases)
         await _trigger_jobs(connection, cases)
         await _release(connection, cases, followers)
-        now = self._database.clock.now()
-        effects = Effects(now)
-        for case in cases:
-            _note(effects, case, now)
-        await effects.write(connection)
-        await notify(connection, effects.notified)
+        await _report(connection, cases, self._database.clock.now())
 
     async def _judge_banned(self, connection: Connection, cases: Sequence[Case]) -> None:
         """Counts commands of banned sources that found no room, and refuses the source beyond a number of them."""
@@ -393,6 +389,24 @@ async def _release(connection: Connection, cases: Sequence[Case], followers: dic
             case.decision = leader.decision
 
 
+async def _report(connection: Connection, cases: Sequence[Case], now: datetime) -> None:
+    """Writes the effects of the decisions, and the fates for the senders."""
+    if not cases:
+        return
+    effects = Effects(now)
+    for case in cases:
+        _note(effects, case, now)
+    await effects.write(connection)
+    await fates.record(connection, [_fate(case, now) for case in cases])
+    await notify(connection, [*effects.notified, fates.DECIDED])
+
+
+def _fate(case: Case, now: datetime) -> Fate:
+    decision, command = case.decision or Decision(Outcome.DELIVERED), case.message.command
+    until = None if decision.wait_seconds is None else reports.throttle_until(decision, now)
+    return Fate(*case.entry, decision.outcome.value, decision.reason, command.target, command.name, until)
+
+
 def _note(effects: Effects, case: Case, now: datetime) -> None:
     message, command = case.message, case.message.command
     about = message.metadata, case.source, command.target, command.name
@@ -422,14 +436,17 @@ def _count(cases: Sequence[Case], now: datetime) -> None:
 
 
 class BusSweep(Periodic):
-    """Deletes expired ids of strict commands. They affect no decision any more, but they take space."""
+    """Deletes expired ids of strict commands, which affect no decision any more, and old fates."""
 
     name = "bus_sweep"
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self.seconds = settings.retention_seconds
         self._database = database
+        self._fate_seconds = settings.command_fate_seconds
 
     async def run_once(self) -> int:
         async with self._database.connection() as connection:
-            return len(await _sql.forget_ids(connection, limit=_MAX_SWEPT))
+            ids = await _sql.forget_ids(connection, limit=_MAX_SWEPT)
+            old = await _sql.forget_fates(connection, seconds=self._fate_seconds, limit=_MAX_SWEPT)
+        return len(ids) + len(old)

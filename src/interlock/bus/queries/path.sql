@@ -13,11 +13,12 @@ with moment as materialized (
     from moment n cross join unnest(:queues::text[], :bodies::text[]) as q(queue, bodies)
     cross join lateral string_to_table(q.bodies, E'\n') as m(body)
 ), handed as (
-    insert into interlock.bus_handoffs (org_id, source, reason, body, facts, received_at)
-    select h.org_id, h.source, h.reason, h.body, h.facts::json, h.received_at
-    from unnest(:handoff_org_ids::uuid[], :handoff_sources::text[], :handoff_reasons::text[], :handoff_bodies::text[],
-                :handoff_facts::text[], :handoff_received::timestamptz[])
-        as h(org_id, source, reason, body, facts, received_at)
+    insert into interlock.bus_handoffs (org_id, source, command_id, reason, body, facts, received_at)
+    select h.org_id, h.source, h.command_id, h.reason, h.body, h.facts::json, h.received_at
+    from unnest(:handoff_org_ids::uuid[], :handoff_sources::text[], :handoff_command_ids::uuid[],
+                :handoff_reasons::text[], :handoff_bodies::text[], :handoff_facts::text[],
+                :handoff_received::timestamptz[])
+        as h(org_id, source, command_id, reason, body, facts, received_at)
 ), emitted as (
     insert into interlock.bus_telemetry (org_id, events, events_in)
     select t.org_id, t.events::json, t.events_in
@@ -41,15 +42,16 @@ where handoff_id = any(array(
     where due_at > :since::timestamptz and due_at <= interlock.clock()
     order by due_at, handoff_id limit :limit
     for update skip locked))
-returning handoff_id, org_id, source, reason, body, facts, received_at, due_at, tries;
+returning handoff_id, org_id, source, command_id, reason, body, facts, received_at, due_at, tries;
 
 -- name: put_back_handoffs!
 -- Hand-offs that could not be decided, because of an outage or an unknown cause: retried later, one by one.
-insert into interlock.bus_handoffs (org_id, source, reason, body, facts, received_at, due_at, tries)
-select h.org_id, h.source, h.reason, h.body, h.facts::json, h.received_at,
+insert into interlock.bus_handoffs (org_id, source, command_id, reason, body, facts, received_at, due_at, tries)
+select h.org_id, h.source, h.command_id, h.reason, h.body, h.facts::json, h.received_at,
        interlock.clock() + make_interval(secs => least(60, power(2, h.tries))), h.tries
-from unnest(:org_ids::uuid[], :sources::text[], :reasons::text[], :bodies::text[], :facts::text[],
-            :received::timestamptz[], :tries::int[]) as h(org_id, source, reason, body, facts, received_at, tries);
+from unnest(:org_ids::uuid[], :sources::text[], :command_ids::uuid[], :reasons::text[], :bodies::text[],
+            :facts::text[], :received::timestamptz[], :tries::int[])
+    as h(org_id, source, command_id, reason, body, facts, received_at, tries);
 
 -- name: resolve
 -- The registry's current state for each lane and source: the slow stage uses no cache. The source of an ACL is compared
@@ -126,3 +128,41 @@ select name from interlock.orgs where org_id = :org_id;
 select j.job_id, j.source ->> 'kind' as kind from interlock.jobs j
 where j.org_id = :org_id and j.dag_name = :dag_name and j.name = :name and j.active
 order by j.current desc, j.job_id;
+
+-- Fates of handed-off commands
+
+-- name: record_fates!
+-- In the transaction that decides. A command whose id was sent twice keeps `delivered`. In key order, so that slow
+-- stages cannot deadlock.
+insert into interlock.bus_fates as f (org_id, source, command_id, outcome, reason, target, name, throttle_until, decided_at)
+select distinct on (d.org_id, d.source, d.command_id)
+       d.org_id, d.source, d.command_id, d.outcome, d.reason, d.target, d.name, d.throttle_until, interlock.clock()
+from unnest(:org_ids::uuid[], :sources::text[], :command_ids::uuid[], :outcomes::text[], :reasons::text[],
+            :targets::text[], :names::text[], :throttled::timestamptz[]) with ordinality
+    as d(org_id, source, command_id, outcome, reason, target, name, throttle_until, n)
+order by d.org_id, d.source, d.command_id, d.outcome <> 'delivered', d.n desc
+on conflict (org_id, source, command_id) do update
+    set outcome = excluded.outcome, reason = excluded.reason, target = excluded.target, name = excluded.name,
+        throttle_until = excluded.throttle_until, decided_at = excluded.decided_at
+    where f.outcome <> 'delivered';
+
+-- name: find_fates
+-- A command that was sent again is pending while a hand-off of it exists, unless it was delivered before.
+select i.n::int as n, f.outcome, f.reason, f.target, f.name, f.throttle_until, h.reason as waits_for
+from unnest(:org_ids::uuid[], :sources::text[], :command_ids::uuid[]) with ordinality as i(org_id, source, command_id, n)
+left join interlock.bus_fates f
+    on f.org_id = i.org_id and f.source = i.source and f.command_id = i.command_id
+left join lateral (
+    select h.reason from interlock.bus_handoffs h
+    where h.org_id = i.org_id and h.source = i.source and h.command_id = i.command_id
+    limit 1) h on true
+order by i.n;
+
+-- name: forget_fates
+delete from interlock.bus_fates
+where (org_id, source, command_id) in (
+    select org_id, source, command_id from interlock.bus_fates
+    where decided_at <= interlock.clock() - make_interval(secs => :seconds::float8)
+    order by decided_at limit :limit
+    for update skip locked)
+returning 1;
