@@ -5,11 +5,10 @@ attempt. Bodies are the structs of `interlock.wire`; errors are the classes of `
 """
 
 from interlock.client._datasets import QueryClient, QueryOptions
+from interlock.client._dispatcher import Ending, Fence, TaskClient, WorkerClient
 from interlock.client._gateway import Client, JobOptions, TaskFilter
 from interlock.client._locate import Access, dispatcher_access, gateway_access, query_access
-from interlock.client._task import Ending, Fence, TaskClient
 from interlock.client._webhooks import verify_webhook
-from interlock.client._worker import WorkerClient
 
 __all__ = [
     "Access",
