@@ -32,23 +32,16 @@ from interlock.wire.bus_messages import (
 from interlock.wire.tasks import MessageRef, QueueMessage
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 TELEMETRY: Final = "@telemetry"
 _LONGEST_PAUSE_SECONDS: Final = 300.0
 _EXTENDS: Final = 3
 """How often the visibility timeout is extended per `visibility_seconds`."""
 
-_messages = msgspec.json.Decoder(InboxMessages)
-_settled = msgspec.json.Decoder(InboxSettled)
-_dead = msgspec.json.Decoder(InboxDead)
-_command = msgspec.json.Decoder(DeliveredMessage)
-
 
 class TelemetryMessage(Struct, frozen=True):
     events: list[Telemetry]
-
-
-_telemetry = msgspec.json.Decoder(TelemetryMessage)
 
 
 class Delivery(Generic[T]):
@@ -76,7 +69,7 @@ class Delivery(Generic[T]):
         return await self._settle("extend", InboxExtend(items=self._items, visibility_seconds=visibility_seconds))
 
     async def _settle(self, what: str, body: Any) -> bool:
-        reply = await self._consumer.call("POST", what, _settled, body)
+        reply = await self._consumer.call("POST", what, InboxSettled, body)
         return bool(reply.settled == 1)
 
 
@@ -86,14 +79,14 @@ class _Receiver(Generic[T]):
         url: str,
         api_key: str,
         queue: str,
-        decoder: msgspec.json.Decoder[T],
+        kind: type[T],
         *,
         visibility_seconds: float,
         patience: float,
         verify: ssl.SSLContext | bool,
     ) -> None:
         self.visibility_seconds = visibility_seconds
-        self._decoder = decoder
+        self._kind = kind
         self._queue = queue
         self._caller = Caller(url, bearer(api_key, None), verify=verify, patience=patience)
 
@@ -107,23 +100,20 @@ class _Receiver(Generic[T]):
         self,
         method: str,
         what: str,
-        decoder: msgspec.json.Decoder[Any],
+        kind: type[R],
         body: Any = None,
         *,
         timeout: float = TIMEOUT_SECONDS,
         **parameters: object,
-    ) -> Any:
-        """Returns Any because the type depends on the decoder."""
+    ) -> R:
         target = query(path("v1", "inbox", self._queue, what), **parameters)
-        return await self._caller.call(method, target, decoder, body, timeout=timeout)
+        return await self._caller.call(method, target, kind, body, timeout=timeout)
 
     async def receive(self, limit: int = 10, wait_seconds: float = 10.0) -> list[Delivery[T]]:
         """Waits for the first message. Returns an empty list after `wait_seconds`."""
         wanted = InboxReceive(max=limit, wait_seconds=wait_seconds, visibility_seconds=self.visibility_seconds)
-        reply: InboxMessages = await self.call(
-            "POST", "receive", _messages, wanted, timeout=wait_seconds + TIMEOUT_SECONDS
-        )
-        return [Delivery(self, each, self._decoder.decode(each.body)) for each in reply.messages]
+        reply = await self.call("POST", "receive", InboxMessages, wanted, timeout=wait_seconds + TIMEOUT_SECONDS)
+        return [Delivery(self, each, msgspec.json.decode(each.body, type=self._kind)) for each in reply.messages]
 
     async def run(
         self,
@@ -204,17 +194,17 @@ class _Receiver(Generic[T]):
 
     async def dead_letters(self, cursor: str | None = None, limit: int = 100) -> InboxDead:
         """Returns messages that were delivered too often without being settled, oldest first."""
-        reply: InboxDead = await self.call("GET", "dead-letters", _dead, cursor=cursor, limit=limit)
+        reply: InboxDead = await self.call("GET", "dead-letters", InboxDead, cursor=cursor, limit=limit)
         return reply
 
     async def redrive(self, message_ids: list[str] | None = None, limit: int = 1_000) -> int:
         """Redelivers the given dead letters, or the oldest ones, and returns their number."""
-        reply = await self.call("POST", "redrive", _settled, DeadSelection(message_ids=message_ids, limit=limit))
+        reply = await self.call("POST", "redrive", InboxSettled, DeadSelection(message_ids=message_ids, limit=limit))
         return int(reply.settled)
 
     async def discard(self, message_ids: list[str] | None = None, limit: int = 1_000) -> int:
         """Deletes the given dead letters, or the oldest ones, and returns their number."""
-        reply = await self.call("POST", "discard", _settled, DeadSelection(message_ids=message_ids, limit=limit))
+        reply = await self.call("POST", "discard", InboxSettled, DeadSelection(message_ids=message_ids, limit=limit))
         return int(reply.settled)
 
 
@@ -238,7 +228,13 @@ class Consumer(_Receiver[DeliveredMessage]):
         verify: ssl.SSLContext | bool = True,
     ) -> None:
         super().__init__(
-            url, api_key, queue, _command, visibility_seconds=visibility_seconds, patience=patience, verify=verify
+            url,
+            api_key,
+            queue,
+            DeliveredMessage,
+            visibility_seconds=visibility_seconds,
+            patience=patience,
+            verify=verify,
         )
 
 
@@ -255,5 +251,11 @@ class TelemetryConsumer(_Receiver[TelemetryMessage]):
         verify: ssl.SSLContext | bool = True,
     ) -> None:
         super().__init__(
-            url, api_key, TELEMETRY, _telemetry, visibility_seconds=visibility_seconds, patience=patience, verify=verify
+            url,
+            api_key,
+            TELEMETRY,
+            TelemetryMessage,
+            visibility_seconds=visibility_seconds,
+            patience=patience,
+            verify=verify,
         )

@@ -42,9 +42,6 @@ _SPREAD: Final = 0.1
 _MAX_SPREAD_SECONDS: Final = 5.0
 """Retries spread over a longer time with each attempt, so that many senders do not all return with the next window."""
 
-_config = msgspec.json.Decoder(TenantConfig)
-_verdict = msgspec.json.Decoder(CommandVerdict)
-_verdicts = msgspec.json.Decoder(CommandVerdicts)
 _json = msgspec.json.Encoder()
 
 
@@ -127,7 +124,7 @@ class Producer:
 
     async def fate(self, command_id: str, *, wait: float = 0.0) -> CommandVerdict:
         """Returns the verdict of a command that was pending, after up to `wait` seconds. Raises NotFound."""
-        return await self._caller.call("GET", f"/v1/commands{path(command_id)}?wait={wait:g}", _verdict)
+        return await self._caller.call("GET", f"/v1/commands{path(command_id)}?wait={wait:g}", CommandVerdict)
 
     def _spread(self, attempt: int) -> float:
         return self._random() * min(attempt * _SPREAD, _MAX_SPREAD_SECONDS)
@@ -156,7 +153,7 @@ class Producer:
 
     async def _fates(self, ids: Sequence[str]) -> list[CommandVerdict]:
         listed = "&".join(f"id={command_id}" for command_id in ids)
-        reply = await self._caller.call("GET", f"/v1/commands?{listed}&wait={_FATE_SECONDS:g}", _verdicts)
+        reply = await self._caller.call("GET", f"/v1/commands?{listed}&wait={_FATE_SECONDS:g}", CommandVerdicts)
         return list(reply.results)
 
     async def _send(self, commands: Sequence[Command], wait: float) -> list[CommandVerdict]:
@@ -177,7 +174,7 @@ class Producer:
     async def _post(self, commands: Sequence[Command], config: TenantConfig, wait: float) -> list[CommandVerdict]:
         messages = [Raw(self._signed(command, config)) for command in commands]
         target = f"/v1/commands?wait={wait:g}" if wait else "/v1/commands"
-        reply = await self._caller.call("POST", target, _verdicts, {"commands": messages})
+        reply = await self._caller.call("POST", target, CommandVerdicts, {"commands": messages})
         return list(reply.results)
 
     def _signed(self, command: Command, config: TenantConfig) -> bytes:
@@ -203,7 +200,7 @@ class Producer:
             if known is not None and known is not newer_than and self._now() < self._poll_at:
                 return known
             try:
-                fresh = await self._caller.call("GET", "/v1/tenant-config", _config)
+                fresh = await self._caller.call("GET", "/v1/tenant-config", TenantConfig)
             except (ServerUnreachable, Unavailable):
                 # The cached keys are valid for days: use them. If they are not, sending fails with a reason.
                 if known is None or newer_than is not None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
-import msgspec
-
 from interlock.client._caller import Caller, path, query
 from interlock.wire.bus_events import (
     AlertPage,
@@ -42,12 +40,6 @@ from interlock.wire.bus_registry import (
 
 PAGE: Final = 100
 
-_alerts = msgspec.json.Decoder(AlertPage)
-_alert = msgspec.json.Decoder(AlertView)
-_listed = msgspec.json.Decoder(AlertSettingsList)
-_settings = msgspec.json.Decoder(AlertSettingsView)
-_health = msgspec.json.Decoder(RouteHealthPage)
-
 
 class BusOperationCalls:
     """`client.bus`."""
@@ -57,42 +49,28 @@ class BusOperationCalls:
 
     async def alerts(self, cursor: str | None = None, limit: int = PAGE) -> AlertPage:
         """Returns the org's alerts, newest first."""
-        return await self._caller.call("GET", query("/v1/alerts", cursor=cursor, limit=limit), _alerts)
+        return await self._caller.call("GET", query("/v1/alerts", cursor=cursor, limit=limit), AlertPage)
 
     async def alert_channels(self) -> AlertSettingsList:
-        return await self._caller.call("GET", "/v1/alert-channels", _listed)
+        return await self._caller.call("GET", "/v1/alert-channels", AlertSettingsList)
 
     async def set_alert_channels(self, event: str, channels: list[Channel]) -> AlertSettingsView:
         """Sets the channels that receive alerts for an event."""
         body = AlertSettings(channels=channels)
-        return await self._caller.call("PUT", path("v1", "alert-channels", event), _settings, body)
+        return await self._caller.call("PUT", path("v1", "alert-channels", event), AlertSettingsView, body)
 
     async def unrouted_alerts(self, cursor: str | None = None, limit: int = PAGE) -> AlertPage:
         """Returns critical alerts of all orgs that were delivered to no channel."""
-        return await self._caller.call("GET", query("/v1/operations/alerts", cursor=cursor, limit=limit), _alerts)
+        return await self._caller.call("GET", query("/v1/operations/alerts", cursor=cursor, limit=limit), AlertPage)
 
     async def resolve_alert(self, alert_id: UUID) -> AlertView:
-        return await self._caller.call("POST", path("v1", "operations", "alerts", alert_id, "resolve"), _alert)
+        return await self._caller.call("POST", path("v1", "operations", "alerts", alert_id, "resolve"), AlertView)
 
     async def route_health(
         self, cursor: str | None = None, limit: int = PAGE, *, only_bad: bool = False
     ) -> RouteHealthPage:
         target = query("/v1/route-health", cursor=cursor, limit=limit, bad="true" if only_bad else None)
-        return await self._caller.call("GET", target, _health)
-
-
-_change = msgspec.json.Decoder(RegistryChange)
-_changes = msgspec.json.Decoder(ChangePage)
-_service = msgspec.json.Decoder(ServiceView)
-_services = msgspec.json.Decoder(ServicePage)
-_route = msgspec.json.Decoder(RouteView)
-_routes = msgspec.json.Decoder(RoutePage)
-_trial = msgspec.json.Decoder(RouteTrial)
-_acls = msgspec.json.Decoder(AclPage)
-_limits = msgspec.json.Decoder(LimitPage)
-_key = msgspec.json.Decoder(ServiceKeyView)
-_keys = msgspec.json.Decoder(ServiceKeyPage)
-_config = msgspec.json.Decoder(TenantConfig)
+        return await self._caller.call("GET", target, RouteHealthPage)
 
 
 class RegistryCalls:
@@ -102,10 +80,10 @@ class RegistryCalls:
         self._caller = caller
 
     async def _put(self, kind: str, request: Any, dry_run: bool) -> RegistryChange:
-        return await self._caller.call("POST", _dry(f"/v1/{kind}", dry_run), _change, request)
+        return await self._caller.call("POST", _dry(f"/v1/{kind}", dry_run), RegistryChange, request)
 
     async def _drop(self, target: str) -> RegistryChange:
-        return await self._caller.call("DELETE", target, _change, repeatable=False)
+        return await self._caller.call("DELETE", target, RegistryChange, repeatable=False)
 
     # Services
 
@@ -113,10 +91,10 @@ class RegistryCalls:
         return await self._put("services", request, dry_run)
 
     async def services(self, cursor: str | None = None, limit: int = PAGE) -> ServicePage:
-        return await self._caller.call("GET", query("/v1/services", cursor=cursor, limit=limit), _services)
+        return await self._caller.call("GET", query("/v1/services", cursor=cursor, limit=limit), ServicePage)
 
     async def service(self, name: str) -> ServiceView:
-        return await self._caller.call("GET", path("v1", "services", name), _service)
+        return await self._caller.call("GET", path("v1", "services", name), ServiceView)
 
     async def drop_service(self, name: str, *, dry_run: bool = False) -> RegistryChange:
         return await self._drop(_dry(path("v1", "services", name), dry_run))
@@ -127,10 +105,10 @@ class RegistryCalls:
         return await self._put("routes", request, dry_run)
 
     async def routes(self, target: str | None = None, cursor: str | None = None, limit: int = PAGE) -> RoutePage:
-        return await self._caller.call("GET", query("/v1/routes", target=target, cursor=cursor, limit=limit), _routes)
+        return await self._caller.call("GET", query("/v1/routes", target=target, cursor=cursor, limit=limit), RoutePage)
 
     async def route(self, target: str, name: str) -> RouteView:
-        return await self._caller.call("GET", path("v1", "routes", target, name), _route)
+        return await self._caller.call("GET", path("v1", "routes", target, name), RouteView)
 
     async def drop_route(self, target: str, name: str, *, dry_run: bool = False) -> RegistryChange:
         return await self._drop(_dry(path("v1", "routes", target, name), dry_run))
@@ -138,7 +116,7 @@ class RegistryCalls:
     async def test_route(self, source: str, target: str, name: str) -> RouteTrial:
         """Reports what would happen to a command, without sending one."""
         request = RouteTrialRequest(source=source, target=target, name=name)
-        return await self._caller.call("POST", "/v1/routes/test", _trial, request)
+        return await self._caller.call("POST", "/v1/routes/test", RouteTrial, request)
 
     # ACLs
 
@@ -146,7 +124,7 @@ class RegistryCalls:
         return await self._put("acls", request, dry_run)
 
     async def acls(self, target: str | None = None, cursor: str | None = None, limit: int = PAGE) -> AclPage:
-        return await self._caller.call("GET", query("/v1/acls", target=target, cursor=cursor, limit=limit), _acls)
+        return await self._caller.call("GET", query("/v1/acls", target=target, cursor=cursor, limit=limit), AclPage)
 
     async def drop_acl(self, source: str, target: str, name: str, *, dry_run: bool = False) -> RegistryChange:
         """Drops an ACL entry. `source` is the service, without its org."""
@@ -158,7 +136,7 @@ class RegistryCalls:
         return await self._put("limits", request, dry_run)
 
     async def limits(self, target: str | None = None, cursor: str | None = None, limit: int = PAGE) -> LimitPage:
-        return await self._caller.call("GET", query("/v1/limits", target=target, cursor=cursor, limit=limit), _limits)
+        return await self._caller.call("GET", query("/v1/limits", target=target, cursor=cursor, limit=limit), LimitPage)
 
     async def drop_limit(
         self, target: str | None, name: str | None, source: str | None = None, *, dry_run: bool = False
@@ -172,42 +150,38 @@ class RegistryCalls:
     async def rotate_key(self, service: str, *, overlap_seconds: float | None = None) -> ServiceKeyView:
         """Rotates the service's signing key. The service reads the new secret from its tenant config."""
         request = ServiceKeyRequest(service=service, overlap_seconds=overlap_seconds)
-        return await self._caller.call("POST", "/v1/service-keys", _key, request, repeatable=False)
+        return await self._caller.call("POST", "/v1/service-keys", ServiceKeyView, request, repeatable=False)
 
     async def keys(self, service: str | None = None, cursor: str | None = None, limit: int = PAGE) -> ServiceKeyPage:
         target = query("/v1/service-keys", service=service, cursor=cursor, limit=limit)
-        return await self._caller.call("GET", target, _keys)
+        return await self._caller.call("GET", target, ServiceKeyPage)
 
     async def revoke_key(self, service: str, version_id: str) -> ServiceKeyView:
         return await self._caller.call(
-            "DELETE", path("v1", "service-keys", service, version_id), _key, repeatable=False
+            "DELETE", path("v1", "service-keys", service, version_id), ServiceKeyView, repeatable=False
         )
 
     async def tenant_config(self) -> TenantConfig:
         """Returns the configuration of the service that this client's API key belongs to."""
-        return await self._caller.call("GET", "/v1/tenant-config", _config)
+        return await self._caller.call("GET", "/v1/tenant-config", TenantConfig)
 
     # The changelog
 
     async def changes(
         self, kind: RegistryKind | None = None, cursor: str | None = None, limit: int = PAGE
     ) -> ChangePage:
-        return await self._caller.call("GET", query("/v1/changes", kind=kind, cursor=cursor, limit=limit), _changes)
+        return await self._caller.call("GET", query("/v1/changes", kind=kind, cursor=cursor, limit=limit), ChangePage)
 
     async def change(self, change_id: int) -> RegistryChange:
-        return await self._caller.call("GET", path("v1", "changes", change_id), _change)
+        return await self._caller.call("GET", path("v1", "changes", change_id), RegistryChange)
 
     async def revert(self, change_id: int, *, dry_run: bool = False) -> RegistryChange:
         target = _dry(path("v1", "changes", change_id, "revert"), dry_run)
-        return await self._caller.call("POST", target, _change, repeatable=False)
+        return await self._caller.call("POST", target, RegistryChange, repeatable=False)
 
 
 def _dry(target: str, dry_run: bool) -> str:
     return query(target, dry_run="true" if dry_run else None)
-
-
-_view = msgspec.json.Decoder(ReplayView)
-_page = msgspec.json.Decoder(ReplayPage)
 
 
 class ReplayCalls:
@@ -215,13 +189,13 @@ class ReplayCalls:
         self._caller = caller
 
     async def start(self, request: ReplayRequest) -> ReplayView:
-        return await self._caller.call("POST", "/v1/replays", _view, request, repeatable=False)
+        return await self._caller.call("POST", "/v1/replays", ReplayView, request, repeatable=False)
 
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> ReplayPage:
-        return await self._caller.call("GET", query("/v1/replays", cursor=cursor, limit=limit), _page)
+        return await self._caller.call("GET", query("/v1/replays", cursor=cursor, limit=limit), ReplayPage)
 
     async def replay(self, replay_id: UUID) -> ReplayView:
-        return await self._caller.call("GET", path("v1", "replays", replay_id), _view)
+        return await self._caller.call("GET", path("v1", "replays", replay_id), ReplayView)
 
     async def cancel(self, replay_id: UUID) -> ReplayView:
-        return await self._caller.call("POST", path("v1", "replays", replay_id, "cancel"), _view)
+        return await self._caller.call("POST", path("v1", "replays", replay_id, "cancel"), ReplayView)

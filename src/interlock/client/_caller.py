@@ -96,7 +96,7 @@ class Caller:
         self,
         method: str,
         target: str,
-        decoder: msgspec.json.Decoder[T],
+        kind: type[T],
         body: Any = None,
         *,
         extra: str = "",
@@ -112,7 +112,7 @@ class Caller:
         while True:
             outcome = await self._try(method, target, encoded, extra, timeout, fresh=not repeatable)
             if isinstance(outcome, Reply):
-                return decoder.decode(outcome.body)
+                return msgspec.json.decode(outcome.body, type=kind)
             if not _worth_retrying(outcome, repeatable=repeatable):
                 raise outcome
             if self._on_retry is not None:

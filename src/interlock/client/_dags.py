@@ -8,8 +8,6 @@ from typing import Final
 from urllib.parse import urlencode
 from uuid import UUID, uuid4
 
-import msgspec
-
 from interlock.client._caller import Caller, path, query
 from interlock.client._http import refuse_line_breaks
 from interlock.wire.dags import (
@@ -36,8 +34,6 @@ from interlock.wire.dags import (
 
 BACKFILL_PAGE = 100
 
-_one = msgspec.json.Decoder(BackfillView)
-
 
 class BackfillCalls:
     """A backfill is identified by its run."""
@@ -47,15 +43,15 @@ class BackfillCalls:
 
     async def start(self, dag: str, job: str, request: BackfillRequest) -> BackfillAnswer:
         target = path("v1", "dags", dag, "jobs", job, "backfills")
-        decoder = msgspec.json.Decoder(BackfillAnswer)
-        return await self._caller.call("POST", target, decoder, request, repeatable=request.dry_run)
+        kind = BackfillAnswer
+        return await self._caller.call("POST", target, kind, request, repeatable=request.dry_run)
 
     async def page(self, cursor: str | None = None, limit: int = BACKFILL_PAGE) -> BackfillPage:
         target = query("/v1/backfills", cursor=cursor, limit=limit)
-        return await self._caller.call("GET", target, msgspec.json.Decoder(BackfillPage))
+        return await self._caller.call("GET", target, BackfillPage)
 
     async def show(self, run_id: UUID | str) -> BackfillView:
-        return await self._caller.call("GET", path("v1", "backfills", run_id), _one)
+        return await self._caller.call("GET", path("v1", "backfills", run_id), BackfillView)
 
     async def wait(
         self,
@@ -76,23 +72,16 @@ class BackfillCalls:
             await asyncio.sleep(poll_seconds)
 
     async def pause(self, run_id: UUID | str) -> BackfillView:
-        return await self._caller.call("POST", path("v1", "backfills", run_id, "pause"), _one)
+        return await self._caller.call("POST", path("v1", "backfills", run_id, "pause"), BackfillView)
 
     async def resume(self, run_id: UUID | str) -> BackfillView:
-        return await self._caller.call("POST", path("v1", "backfills", run_id, "resume"), _one)
+        return await self._caller.call("POST", path("v1", "backfills", run_id, "resume"), BackfillView)
 
     async def cancel(self, run_id: UUID | str) -> BackfillView:
-        return await self._caller.call("POST", path("v1", "backfills", run_id, "cancel"), _one)
+        return await self._caller.call("POST", path("v1", "backfills", run_id, "cancel"), BackfillView)
 
 
 PAGE: Final = 100
-
-_deployed = msgspec.json.Decoder(DagDeployed)
-_page = msgspec.json.Decoder(DagPage)
-_dag = msgspec.json.Decoder(DagView)
-_versions = msgspec.json.Decoder(DagVersionPage)
-_version = msgspec.json.Decoder(DagVersionView)
-_document = msgspec.json.Decoder(DagDocument)
 
 
 class DagCalls:
@@ -105,32 +94,34 @@ class DagCalls:
         """Deploys a DAG. `operators` are the names under which your workers register operators."""
         parameters = [("dry_run", str(dry_run).lower()), *(("operator", name) for name in operators)]
         target = f"/v1/dags?{urlencode(parameters)}"
-        return await self._caller.call("POST", target, _deployed, DagRequest(yaml=yaml))
+        return await self._caller.call("POST", target, DagDeployed, DagRequest(yaml=yaml))
 
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> DagPage:
-        return await self._caller.call("GET", query("/v1/dags", cursor=cursor, limit=limit), _page)
+        return await self._caller.call("GET", query("/v1/dags", cursor=cursor, limit=limit), DagPage)
 
     async def dag(self, name: str) -> DagView:
-        return await self._caller.call("GET", path("v1", "dags", name), _dag)
+        return await self._caller.call("GET", path("v1", "dags", name), DagView)
 
     async def versions(self, name: str, cursor: str | None = None, limit: int = PAGE) -> DagVersionPage:
         target = query(path("v1", "dags", name, "versions"), cursor=cursor, limit=limit)
-        return await self._caller.call("GET", target, _versions)
+        return await self._caller.call("GET", target, DagVersionPage)
 
     async def document(self, name: str) -> DagDocument:
-        return await self._caller.call("GET", path("v1", "dags", name, "document"), _document)
+        return await self._caller.call("GET", path("v1", "dags", name, "document"), DagDocument)
 
     async def rollback(self, name: str, to: str | None = None) -> DagVersionView:
         """Rolls back to the version whose content hash starts with `to`; by default to the previous one."""
         target = path("v1", "dags", name, "rollback")
-        return await self._caller.call("POST", target, _version, RollbackRequest(to=to), repeatable=to is not None)
+        return await self._caller.call(
+            "POST", target, DagVersionView, RollbackRequest(to=to), repeatable=to is not None
+        )
 
     async def cut_over(self, name: str) -> DagVersionView:
-        return await self._caller.call("POST", path("v1", "dags", name, "cutover"), _version, repeatable=False)
+        return await self._caller.call("POST", path("v1", "dags", name, "cutover"), DagVersionView, repeatable=False)
 
     async def purge(self, name: str, version: str) -> DagVersionView:
         return await self._caller.call(
-            "POST", path("v1", "dags", name, "purge"), _version, PurgeRequest(version=version)
+            "POST", path("v1", "dags", name, "purge"), DagVersionView, PurgeRequest(version=version)
         )
 
 
@@ -139,7 +130,7 @@ class SourceCalls:
         self._caller = caller
 
     async def of_dag(self, dag: str) -> SourceList:
-        return await self._caller.call("GET", path("v1", "dags", dag, "sources"), msgspec.json.Decoder(SourceList))
+        return await self._caller.call("GET", path("v1", "dags", dag, "sources"), SourceList)
 
     async def send(
         self, dag: str, job: str, events: Sequence[SourceEvent], *, idempotency_key: str | None = None
@@ -150,7 +141,7 @@ class SourceCalls:
         return await self._caller.call(
             "POST",
             path("v1", "dags", dag, "jobs", job, "events"),
-            msgspec.json.Decoder(SourceEventsAccepted),
+            SourceEventsAccepted,
             SourceEvents(events=list(events)),
             extra=f"Idempotency-Key: {key}\r\n",
         )
@@ -158,5 +149,5 @@ class SourceCalls:
     async def make_secret(self, dag: str, job: str, *, rotate: bool = False) -> HookSecret:
         """Creates a secret. Not retried: the secret of a lost reply cannot be read again."""
         target = path("v1", "dags", dag, "jobs", job, "secret")
-        decoder = msgspec.json.Decoder(HookSecret)
-        return await self._caller.call("POST", target, decoder, SecretRequest(rotate=rotate), repeatable=False)
+        kind = HookSecret
+        return await self._caller.call("POST", target, kind, SecretRequest(rotate=rotate), repeatable=False)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypedDict, Unpack
 from uuid import UUID
 
-import msgspec
-
 from interlock.client._caller import Caller, bearer, path, query
 from interlock.wire.datasets import (
     BufferPage,
@@ -36,10 +34,10 @@ class BufferCalls:
         self, status: PublishStatus | None = None, cursor: str | None = None, limit: int = PAGE
     ) -> BufferPage:
         target = query("/v1/buffers", status=status, cursor=cursor, limit=limit)
-        return await self._caller.call("GET", target, msgspec.json.Decoder(BufferPage))
+        return await self._caller.call("GET", target, BufferPage)
 
     async def show(self, publish_id: UUID) -> BufferView:
-        return await self._caller.call("GET", path("v1", "buffers", publish_id), msgspec.json.Decoder(BufferView))
+        return await self._caller.call("GET", path("v1", "buffers", publish_id), BufferView)
 
     async def redrive(self, publish_id: UUID) -> BufferView:
         """Redrives a dead batch.
@@ -47,7 +45,7 @@ class BufferCalls:
         Not retried after a lost reply: the second call would fail because the batch is Pending.
         """
         target = path("v1", "buffers", publish_id, "redrive")
-        return await self._caller.call("POST", target, msgspec.json.Decoder(BufferView), repeatable=False)
+        return await self._caller.call("POST", target, BufferView, repeatable=False)
 
 
 class DatasetCalls:
@@ -58,10 +56,10 @@ class DatasetCalls:
 
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> DatasetPage:
         target = query("/v1/datasets", cursor=cursor, limit=limit)
-        return await self._caller.call("GET", target, msgspec.json.Decoder(DatasetPage))
+        return await self._caller.call("GET", target, DatasetPage)
 
     async def show(self, dataset: UUID | str) -> DatasetView:
-        return await self._caller.call("GET", path("v1", "datasets", dataset), msgspec.json.Decoder(DatasetView))
+        return await self._caller.call("GET", path("v1", "datasets", dataset), DatasetView)
 
     async def partition_page(
         self,
@@ -78,31 +76,29 @@ class DatasetCalls:
             path("v1", "datasets", dataset, "partitions"),
             **{"version": version, "from": first, "to": last, "cursor": cursor, "limit": limit},
         )
-        return await self._caller.call("GET", target, msgspec.json.Decoder(PartitionPage))
+        return await self._caller.call("GET", target, PartitionPage)
 
     async def lineage(
         self, dataset: UUID | str, direction: Direction = Direction.BOTH, depth: int | None = None
     ) -> Lineage:
         target = query(path("v1", "datasets", dataset, "lineage"), direction=direction, depth=depth)
-        return await self._caller.call("GET", target, msgspec.json.Decoder(Lineage))
+        return await self._caller.call("GET", target, Lineage)
 
     async def invalidate(self, dataset: UUID | str, request: InvalidateRequest) -> Invalidated:
         """Invalidates a scope. Not retried after a lost reply: a second call would invalidate it again."""
         target = path("v1", "datasets", dataset, "invalidate")
-        decoder = msgspec.json.Decoder(Invalidated)
-        return await self._caller.call("POST", target, decoder, request, repeatable=request.dry_run)
+        kind = Invalidated
+        return await self._caller.call("POST", target, kind, request, repeatable=request.dry_run)
 
     async def explain(self, dag: str, job: str, start: int, end: int) -> ScopeExplanation:
         """Explains why a job has or has not processed a scope."""
         target = query(path("v1", "dags", dag, "jobs", job, "explain"), start=start, end=end)
-        return await self._caller.call("GET", target, msgspec.json.Decoder(ScopeExplanation))
+        return await self._caller.call("GET", target, ScopeExplanation)
 
 
 PATIENCE_SECONDS = 5.0
 REPLY_SECONDS = 3_700.0
 """The service cancels a query that takes too long and reports it. Its longest configurable timeout is one hour."""
-
-_reply = msgspec.json.Decoder(QueryReply)
 
 
 class QueryOptions(TypedDict, total=False):
@@ -144,7 +140,9 @@ class QueryClient:
         body = _body(sql, QueryFormat.JSON, options)
         # A repeated query is harmless, unless it starts an export or a batch task.
         repeatable = body.mode is QueryMode.INTERACTIVE and not body.export
-        return await self._caller.call("POST", "/v1/query", _reply, body, timeout=REPLY_SECONDS, repeatable=repeatable)
+        return await self._caller.call(
+            "POST", "/v1/query", QueryReply, body, timeout=REPLY_SECONDS, repeatable=repeatable
+        )
 
     async def stream(
         self, sql: str, form: QueryFormat, take: Callable[[bytes], object], **options: Unpack[QueryOptions]
@@ -175,8 +173,8 @@ class QueryCalls:
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> QueryPage:
         """Returns a page of queries, newest first."""
         target = query("/v1/queries", cursor=cursor, limit=limit)
-        return await self._caller.call("GET", target, msgspec.json.Decoder(QueryPage))
+        return await self._caller.call("GET", target, QueryPage)
 
     async def show(self, query_id: UUID | str) -> QueryView:
         """Returns a query, with fresh URLs for its export."""
-        return await self._caller.call("GET", path("v1", "queries", query_id), msgspec.json.Decoder(QueryView))
+        return await self._caller.call("GET", path("v1", "queries", query_id), QueryView)

@@ -52,17 +52,6 @@ from interlock.wire.tasks import (
 
 T = TypeVar("T")
 
-_received = msgspec.json.Decoder(ReceiveReply)
-_reported = msgspec.json.Decoder(OperatorsReported)
-_settled = msgspec.json.Decoder(Settled)
-_claims = msgspec.json.Decoder(ClaimBatchReply)
-_fetched = msgspec.json.Decoder(FetchReply)
-_beats = msgspec.json.Decoder(HeartbeatBatchReply)
-_batch_completed = msgspec.json.Decoder(CompletionBatchReply)
-_data = msgspec.json.Decoder(DataReply)
-_logs_kept = msgspec.json.Decoder(LogsKept)
-_released = msgspec.json.Decoder(ReleaseReply)
-
 
 class WorkerClient:
     """Calls of a worker, authenticated by its worker token.
@@ -95,30 +84,28 @@ class WorkerClient:
     def close(self) -> None:
         self._caller.close()
 
-    async def _post(
-        self, target: str, decoder: msgspec.json.Decoder[T], body: Any, timeout: float = TIMEOUT_SECONDS
-    ) -> T:
-        return await self._caller.call("POST", target, decoder, body, timeout=timeout)
+    async def _post(self, target: str, kind: type[T], body: Any, timeout: float = TIMEOUT_SECONDS) -> T:
+        return await self._caller.call("POST", target, kind, body, timeout=timeout)
 
     async def health(self) -> Health:
-        return await self._caller.call("GET", "/healthz", msgspec.json.Decoder(Health))
+        return await self._caller.call("GET", "/healthz", Health)
 
     async def receive(self, request: ReceiveRequest) -> ReceiveReply:
         """Long-polls for up to `request.wait_seconds`. An empty reply is not an error."""
         timeout = request.wait_seconds + TIMEOUT_SECONDS
-        return await self._post("/internal/queue/receive", _received, request, timeout)
+        return await self._post("/internal/queue/receive", ReceiveReply, request, timeout)
 
     async def report_operators(self, report: OperatorsReport) -> OperatorsReported:
-        return await self._post("/internal/operators", _reported, report)
+        return await self._post("/internal/operators", OperatorsReported, report)
 
     async def extend(self, request: SettleRequest) -> Settled:
-        return await self._post("/internal/queue/extend", _settled, request)
+        return await self._post("/internal/queue/extend", Settled, request)
 
     async def ack(self, request: SettleRequest) -> Settled:
-        return await self._post("/internal/queue/ack", _settled, request)
+        return await self._post("/internal/queue/ack", Settled, request)
 
     async def nack(self, request: SettleRequest) -> Settled:
-        return await self._post("/internal/queue/nack", _settled, request)
+        return await self._post("/internal/queue/nack", Settled, request)
 
     async def claim(self, request: ClaimRequest) -> ClaimBatchReply:
         """Claims tasks out of `request.task_ids` or of ranges of runs.
@@ -126,38 +113,32 @@ class WorkerClient:
         Without tokens, tasks come in groups: the fields that they share occur once per group.
         """
         grouped = msgspec.structs.replace(request, grouped=not request.tokens)
-        return await self._post("/internal/task-claim", _claims, grouped)
+        return await self._post("/internal/task-claim", ClaimBatchReply, grouped)
 
     async def fetch(self, task_id: UUID) -> FetchReply:
-        return await self._caller.call("GET", query("/internal/task-fetch", task_id=task_id), _fetched)
+        return await self._caller.call("GET", query("/internal/task-fetch", task_id=task_id), FetchReply)
 
     async def heartbeat(self, batch: HeartbeatBatch) -> HeartbeatBatchReply:
-        return await self._post("/internal/task-heartbeat", _beats, batch)
+        return await self._post("/internal/task-heartbeat", HeartbeatBatchReply, batch)
 
     async def complete(self, batch: CompletionBatch) -> CompletionBatchReply:
-        return await self._post("/internal/task-complete", _batch_completed, batch)
+        return await self._post("/internal/task-complete", CompletionBatchReply, batch)
 
     async def task_data(self, request: DataRequest) -> DataReply:
         """Returns the committed inputs of attempts that hold their lease, and the prefixes they write to."""
-        return await self._post("/internal/task-data", _data, request)
+        return await self._post("/internal/task-data", DataReply, request)
 
     async def release(self, batch: ReleaseBatch) -> ReleaseReply:
-        return await self._post("/internal/task-release", _released, batch)
+        return await self._post("/internal/task-release", ReleaseReply, batch)
 
     async def keep_logs(self, batch: LogBatch) -> LogsKept:
-        return await self._post("/internal/task-logs", _logs_kept, batch)
+        return await self._post("/internal/task-logs", LogsKept, batch)
 
 
 PATIENCE_SECONDS = 60.0
 QUERY_SECONDS = 3_700.0
 """The query service itself cancels a query that takes too long."""
 
-_beat = msgspec.json.Decoder(HeartbeatReply)
-_completed = msgspec.json.Decoder(CompletionReply)
-_events = msgspec.json.Decoder(EventsAccepted)
-_published = msgspec.json.Decoder(BufferPublished)
-_minted = msgspec.json.Decoder(TaskCredentials)
-_queried = msgspec.json.Decoder(QueryReply)
 _json = msgspec.json.Encoder()
 
 
@@ -213,15 +194,15 @@ class TaskClient:
         refuse_line_breaks("capability token", capability_token)
         self._extra = f"X-Trace-Task-Capability: {capability_token}\r\n"
 
-    async def _post(self, target: str, decoder: msgspec.json.Decoder[T], body: Any) -> T:
-        return await self._caller.call("POST", target, decoder, body, extra=self._extra)
+    async def _post(self, target: str, kind: type[T], body: Any) -> T:
+        return await self._caller.call("POST", target, kind, body, extra=self._extra)
 
     async def heartbeat(
         self, progress: float | None = None, progress_text: str | None = None, *, renew: bool = False
     ) -> HeartbeatReply:
         """Extends the lease. The reply says whether to stop; `renew` requests a token with a later expiry."""
         beat = Heartbeat(**self.fence._asdict(), progress=progress, progress_text=progress_text, token=renew)
-        reply = await self._post("/v1/task/heartbeat", _beat, beat)
+        reply = await self._post("/v1/task/heartbeat", HeartbeatReply, beat)
         if reply.capability_token is not None:
             self.use_token(reply.capability_token)
         return reply
@@ -240,11 +221,11 @@ class TaskClient:
             error_message=ending.get("error_message"),
             crash=ending.get("crash"),
         )
-        return await self._post("/v1/task/complete", _completed, completion)
+        return await self._post("/v1/task/complete", CompletionReply, completion)
 
     async def events(self, events: Sequence[Event]) -> EventsAccepted:
         batch = EventBatch(**self.fence._asdict(), events=list(events))
-        return await self._post("/v1/task/events", _events, batch)
+        return await self._post("/v1/task/events", EventsAccepted, batch)
 
     async def publish(
         self, dataset_uuid: UUID, dataset_version: UUID, batch_uri: str, record_count: int
@@ -257,11 +238,11 @@ class TaskClient:
             batch_uri=batch_uri,
             record_count=record_count,
         )
-        return await self._post("/v1/task/buffer-publish", _published, body)
+        return await self._post("/v1/task/buffer-publish", BufferPublished, body)
 
     async def credentials(self) -> TaskCredentials:
         """Returns credentials for the attempt's own object prefixes, valid until the current lease expires."""
-        return await self._post("/v1/task/credentials", _minted, CredentialsRequest(**self.fence._asdict()))
+        return await self._post("/v1/task/credentials", TaskCredentials, CredentialsRequest(**self.fence._asdict()))
 
     async def query(self, sql: str, *, limit: int | None = None, export: bool = False) -> QueryReply:
         """Runs one SELECT over the task's inputs, by their names.
@@ -272,5 +253,5 @@ class TaskClient:
             raise ConfigurationError("This client has no address of the query service: pass query_url.")
         body = TaskQuery(**self.fence._asdict(), sql=sql, limit=limit, export=export)
         return await self._queries.call(
-            "POST", "/v1/task/query", _queried, body, extra=self._extra, timeout=QUERY_SECONDS, repeatable=not export
+            "POST", "/v1/task/query", QueryReply, body, extra=self._extra, timeout=QUERY_SECONDS, repeatable=not export
         )

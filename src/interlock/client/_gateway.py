@@ -104,14 +104,6 @@ class TaskFilter(TypedDict, total=False):
     status: TaskStatus | None
 
 
-_jobs = msgspec.json.Decoder(JobPage)
-_job = msgspec.json.Decoder(JobView)
-_accepted = msgspec.json.Decoder(JobAccepted)
-_runs = msgspec.json.Decoder(RunPage)
-_run = msgspec.json.Decoder(RunView)
-_tasks = msgspec.json.Decoder(TaskPage)
-_task = msgspec.json.Decoder(TaskView)
-_changed = msgspec.json.Decoder(Changed)
 _raw = msgspec.json.Encoder()
 
 
@@ -161,16 +153,14 @@ class Client:
     def close(self) -> None:
         self._caller.close()
 
-    async def _get(self, target: str, decoder: msgspec.json.Decoder[T]) -> T:
-        return await self._caller.call("GET", target, decoder)
+    async def _get(self, target: str, kind: type[T]) -> T:
+        return await self._caller.call("GET", target, kind)
 
-    async def _post(
-        self, target: str, decoder: msgspec.json.Decoder[T], body: Any = None, *, repeatable: bool = True
-    ) -> T:
-        return await self._caller.call("POST", target, decoder, body, repeatable=repeatable)
+    async def _post(self, target: str, kind: type[T], body: Any = None, *, repeatable: bool = True) -> T:
+        return await self._caller.call("POST", target, kind, body, repeatable=repeatable)
 
     async def health(self) -> Health:
-        return await self._get("/healthz", msgspec.json.Decoder(Health))
+        return await self._get("/healthz", Health)
 
     # Jobs and runs
 
@@ -188,13 +178,13 @@ class Client:
         key = idempotency_key or str(uuid4())
         refuse_line_breaks("Idempotency-Key", key)
         extra = f"Idempotency-Key: {key}\r\n"
-        return await self._caller.call("POST", "/v1/jobs", _accepted, request, extra=extra)
+        return await self._caller.call("POST", "/v1/jobs", JobAccepted, request, extra=extra)
 
     async def job(self, job_id: UUID | str) -> JobView:
-        return await self._get(path("v1", "jobs", job_id), _job)
+        return await self._get(path("v1", "jobs", job_id), JobView)
 
     async def job_page(self, cursor: str | None = None, limit: int = PAGE) -> JobPage:
-        return await self._get(query("/v1/jobs", cursor=cursor, limit=limit), _jobs)
+        return await self._get(query("/v1/jobs", cursor=cursor, limit=limit), JobPage)
 
     async def jobs(self, page_size: int = PAGE) -> AsyncIterator[JobView]:
         async for page in _pages(lambda cursor: self.job_page(cursor, page_size)):
@@ -202,7 +192,7 @@ class Client:
                 yield job
 
     async def run_page(self, job_id: UUID | str, cursor: str | None = None, limit: int = PAGE) -> RunPage:
-        return await self._get(query(path("v1", "jobs", job_id, "runs"), cursor=cursor, limit=limit), _runs)
+        return await self._get(query(path("v1", "jobs", job_id, "runs"), cursor=cursor, limit=limit), RunPage)
 
     async def runs(self, job_id: UUID | str, page_size: int = PAGE) -> AsyncIterator[RunView]:
         async for page in _pages(lambda cursor: self.run_page(job_id, cursor, page_size)):
@@ -210,25 +200,25 @@ class Client:
                 yield run
 
     async def run(self, run_id: UUID | str) -> RunView:
-        return await self._get(path("v1", "runs", run_id), _run)
+        return await self._get(path("v1", "runs", run_id), RunView)
 
     async def pause_job(self, job_id: UUID | str) -> JobView:
         """Pauses a job. Running tasks continue; no other task of it starts."""
-        return await self._post(path("v1", "jobs", job_id, "pause"), _job)
+        return await self._post(path("v1", "jobs", job_id, "pause"), JobView)
 
     async def resume_job(self, job_id: UUID | str) -> JobView:
-        return await self._post(path("v1", "jobs", job_id, "resume"), _job)
+        return await self._post(path("v1", "jobs", job_id, "resume"), JobView)
 
     async def cancel_job(self, job_id: UUID | str) -> JobView:
         """Cancels the job's runs that have not ended."""
-        return await self._post(path("v1", "jobs", job_id, "cancel"), _job)
+        return await self._post(path("v1", "jobs", job_id, "cancel"), JobView)
 
     async def delete_job(self, job_id: UUID | str) -> JobView:
         """Deletes a job with its runs, tasks and results, in whatever state they are."""
-        return await self._caller.call("DELETE", path("v1", "jobs", job_id), _job, repeatable=False)
+        return await self._caller.call("DELETE", path("v1", "jobs", job_id), JobView, repeatable=False)
 
     async def cancel_run(self, run_id: UUID | str) -> Changed:
-        return await self._post(path("v1", "runs", run_id, "cancel"), _changed)
+        return await self._post(path("v1", "runs", run_id, "cancel"), Changed)
 
     async def wait(
         self,
@@ -248,10 +238,10 @@ class Client:
     # Tasks
 
     async def task(self, task_id: UUID | str) -> TaskView:
-        return await self._get(path("v1", "tasks", task_id), _task)
+        return await self._get(path("v1", "tasks", task_id), TaskView)
 
     async def task_page(self, cursor: str | None = None, limit: int = PAGE, **which: Unpack[TaskFilter]) -> TaskPage:
-        return await self._get(query("/v1/tasks", **which, cursor=cursor, limit=limit), _tasks)
+        return await self._get(query("/v1/tasks", **which, cursor=cursor, limit=limit), TaskPage)
 
     async def tasks(self, page_size: int = PAGE, **which: Unpack[TaskFilter]) -> AsyncIterator[TaskView]:
         """Yields every matching task and fetches pages as needed."""
@@ -260,16 +250,16 @@ class Client:
                 yield task
 
     async def attempts(self, task_id: UUID | str) -> AttemptPage:
-        return await self._get(path("v1", "tasks", task_id, "attempts"), msgspec.json.Decoder(AttemptPage))
+        return await self._get(path("v1", "tasks", task_id, "attempts"), AttemptPage)
 
     async def explain(self, task_id: UUID | str) -> Explanation:
-        return await self._get(path("v1", "tasks", task_id, "explain"), msgspec.json.Decoder(Explanation))
+        return await self._get(path("v1", "tasks", task_id, "explain"), Explanation)
 
     async def cancel_task(self, task_id: UUID | str) -> TaskView:
-        return await self._post(path("v1", "tasks", task_id, "cancel"), _task)
+        return await self._post(path("v1", "tasks", task_id, "cancel"), TaskView)
 
     async def retry_task(self, task_id: UUID | str) -> TaskView:
-        return await self._post(path("v1", "tasks", task_id, "retry"), _task, repeatable=False)
+        return await self._post(path("v1", "tasks", task_id, "retry"), TaskView, repeatable=False)
 
     async def cancel_tasks(self, *, dry_run: bool = False, **which: Unpack[TaskFilter]) -> Changed:
         job = which.get("job")
@@ -279,84 +269,84 @@ class Client:
             status=which.get("status"),
             dry_run=dry_run,
         )
-        return await self._post("/v1/tasks/cancel", _changed, request)
+        return await self._post("/v1/tasks/cancel", Changed, request)
 
     async def redrive_tasks(self, request: RedriveRequest) -> Changed:
-        return await self._post("/v1/tasks/redrive", _changed, request, repeatable=False)
+        return await self._post("/v1/tasks/redrive", Changed, request, repeatable=False)
 
     # Queues and workers
 
     async def queues(self) -> QueueList:
-        return await self._get("/v1/queues", msgspec.json.Decoder(QueueList))
+        return await self._get("/v1/queues", QueueList)
 
     async def dead_letters(self, queue: str, limit: int = PAGE) -> DeadMessagePage:
         target = query(path("v1", "queues", queue, "dead-letters"), limit=limit)
-        return await self._get(target, msgspec.json.Decoder(DeadMessagePage))
+        return await self._get(target, DeadMessagePage)
 
     async def redrive_queue(self, queue: str) -> Changed:
-        return await self._post(path("v1", "queues", queue, "redrive"), _changed, repeatable=False)
+        return await self._post(path("v1", "queues", queue, "redrive"), Changed, repeatable=False)
 
     async def pause_page(self, cursor: str | None = None, limit: int = PAGE) -> PausePage:
         """Returns jobs that are paused because a downstream queue is too long."""
-        return await self._get(query("/v1/pauses", cursor=cursor, limit=limit), msgspec.json.Decoder(PausePage))
+        return await self._get(query("/v1/pauses", cursor=cursor, limit=limit), PausePage)
 
     async def workers(self) -> WorkerList:
-        return await self._get("/v1/workers", msgspec.json.Decoder(WorkerList))
+        return await self._get("/v1/workers", WorkerList)
 
     # Principals. A call that shows a secret once is not retried: the secret of a lost reply cannot be read again.
 
     async def keys(self) -> KeyList:
-        return await self._get("/v1/keys", msgspec.json.Decoder(KeyList))
+        return await self._get("/v1/keys", KeyList)
 
     async def create_key(self, request: KeyRequest) -> KeyCreated:
-        return await self._post("/v1/keys", msgspec.json.Decoder(KeyCreated), request, repeatable=False)
+        return await self._post("/v1/keys", KeyCreated, request, repeatable=False)
 
     async def revoke_key(self, key_id: str) -> KeyView:
-        return await self._delete(path("v1", "keys", key_id), msgspec.json.Decoder(KeyView))
+        return await self._delete(path("v1", "keys", key_id), KeyView)
 
     async def member_page(self, cursor: str | None = None, limit: int = PAGE, *, org: str | None = None) -> MemberPage:
         """Returns the users of the identity provider who have access."""
         target = query("/v1/members", org=org, cursor=cursor, limit=limit)
-        return await self._get(target, msgspec.json.Decoder(MemberPage))
+        return await self._get(target, MemberPage)
 
     async def allow_member(self, request: MemberRequest) -> MemberView:
-        return await self._post("/v1/members", msgspec.json.Decoder(MemberView), request)
+        return await self._post("/v1/members", MemberView, request)
 
     async def disallow_member(self, subject: str, *, org: str | None = None) -> MemberView:
-        return await self._delete(query("/v1/members", subject=subject, org=org), msgspec.json.Decoder(MemberView))
+        return await self._delete(query("/v1/members", subject=subject, org=org), MemberView)
 
     async def worker_tokens(self) -> WorkerTokenList:
-        return await self._get("/v1/worker-tokens", msgspec.json.Decoder(WorkerTokenList))
+        return await self._get("/v1/worker-tokens", WorkerTokenList)
 
     async def create_worker_token(self, request: WorkerTokenRequest) -> WorkerTokenCreated:
-        decoder = msgspec.json.Decoder(WorkerTokenCreated)
-        return await self._post("/v1/worker-tokens", decoder, request, repeatable=False)
+        kind = WorkerTokenCreated
+        return await self._post("/v1/worker-tokens", kind, request, repeatable=False)
 
     async def revoke_worker_token(self, token_id: str) -> WorkerTokenView:
-        return await self._delete(path("v1", "worker-tokens", token_id), msgspec.json.Decoder(WorkerTokenView))
+        return await self._delete(path("v1", "worker-tokens", token_id), WorkerTokenView)
 
     async def org_operators(self, org: str) -> OrgOperators:
         """Returns the operators that an org may use. Needs the platform scope."""
-        return await self._get(path("v1", "orgs", org, "operators"), msgspec.json.Decoder(OrgOperators))
+        return await self._get(path("v1", "orgs", org, "operators"), OrgOperators)
 
     async def limit_org_operators(self, org: str, operators: list[str] | None) -> OrgOperators:
         """Limits an org to these operators; None allows all. Needs the platform scope."""
-        request, decoder = OrgOperatorsRequest(operators=operators), msgspec.json.Decoder(OrgOperators)
-        return await self._post(path("v1", "orgs", org, "operators"), decoder, request)
+        request, kind = OrgOperatorsRequest(operators=operators), OrgOperators
+        return await self._post(path("v1", "orgs", org, "operators"), kind, request)
 
     async def create_org(self, name: str) -> OrgView:
-        decoder = msgspec.json.Decoder(OrgView)
-        return await self._post("/v1/orgs", decoder, OrgRequest(name=name), repeatable=False)
+        kind = OrgView
+        return await self._post("/v1/orgs", kind, OrgRequest(name=name), repeatable=False)
 
     async def signing_keys(self) -> list[SigningKeyView]:
-        return await self._get("/v1/signing-keys", msgspec.json.Decoder(list[SigningKeyView]))
+        return await self._get("/v1/signing-keys", list[SigningKeyView])
 
     async def rotate_signing_key(self) -> SigningKeyView:
-        decoder = msgspec.json.Decoder(SigningKeyView)
-        return await self._post("/v1/signing-keys/rotate", decoder, repeatable=False)
+        kind = SigningKeyView
+        return await self._post("/v1/signing-keys/rotate", kind, repeatable=False)
 
-    async def _delete(self, target: str, decoder: msgspec.json.Decoder[T]) -> T:
-        return await self._caller.call("DELETE", target, decoder)
+    async def _delete(self, target: str, kind: type[T]) -> T:
+        return await self._caller.call("DELETE", target, kind)
 
 
 async def _pages(read: Callable[[str | None], Awaitable[Page]]) -> AsyncIterator[Page]:
@@ -370,10 +360,6 @@ async def _pages(read: Callable[[str | None], Awaitable[Page]]) -> AsyncIterator
             return
 
 
-_view = msgspec.json.Decoder(OrgSecretView)
-_page = msgspec.json.Decoder(OrgSecretPage)
-
-
 class SecretCalls:
     """`client.secrets`, for admins of the org."""
 
@@ -383,19 +369,16 @@ class SecretCalls:
     async def set(self, name: str, value: str, *, hosts: Iterable[str] = ()) -> OrgSecretView:
         """Sets the value and the hosts that it may be sent to. Without hosts, it may be sent to any."""
         request = OrgSecretRequest(value=value, hosts=list(hosts))
-        return await self._caller.call("PUT", path("v1", "secrets", name), _view, request)
+        return await self._caller.call("PUT", path("v1", "secrets", name), OrgSecretView, request)
 
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> OrgSecretPage:
-        return await self._caller.call("GET", query("/v1/secrets", cursor=cursor, limit=limit), _page)
+        return await self._caller.call("GET", query("/v1/secrets", cursor=cursor, limit=limit), OrgSecretPage)
 
     async def remove(self, name: str) -> OrgSecretView:
-        return await self._caller.call("DELETE", path("v1", "secrets", name), _view, repeatable=False)
+        return await self._caller.call("DELETE", path("v1", "secrets", name), OrgSecretView, repeatable=False)
 
 
 _UPLOAD_SECONDS: Final = 300.0
-
-_bundle_view = msgspec.json.Decoder(BundleView)
-_bundle_page = msgspec.json.Decoder(BundlePage)
 
 
 class BundleCalls:
@@ -408,14 +391,14 @@ class BundleCalls:
         """Uploads a bundle. Idempotent: equal content is the same bundle. `name`, if in use, moves to this bundle."""
         target = query("/v1/bundles", name=name)
         async with self._caller.sending("application/zip") as caller:
-            return await caller.call("POST", target, _bundle_view, Raw(content), timeout=_UPLOAD_SECONDS)
+            return await caller.call("POST", target, BundleView, Raw(content), timeout=_UPLOAD_SECONDS)
 
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> BundlePage:
-        return await self._caller.call("GET", query("/v1/bundles", cursor=cursor, limit=limit), _bundle_page)
+        return await self._caller.call("GET", query("/v1/bundles", cursor=cursor, limit=limit), BundlePage)
 
     async def bundle(self, which: str) -> BundleView:
-        return await self._caller.call("GET", path("v1", "bundles", which), _bundle_view)
+        return await self._caller.call("GET", path("v1", "bundles", which), BundleView)
 
     async def delete(self, which: str) -> BundleView:
         """Deletes a bundle that no job uses."""
-        return await self._caller.call("DELETE", path("v1", "bundles", which), _bundle_view, repeatable=False)
+        return await self._caller.call("DELETE", path("v1", "bundles", which), BundleView, repeatable=False)

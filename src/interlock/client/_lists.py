@@ -57,9 +57,7 @@ class ListCalls:
 
     async def upload(self, parts: int = 1, *, idempotency_key: str | None = None) -> ListUpload:
         """Requests upload URLs for a list."""
-        return await self._post(
-            "/v1/uploads", msgspec.json.Decoder(ListUpload), UploadRequest(parts=parts), idempotency_key
-        )
+        return await self._post("/v1/uploads", ListUpload, UploadRequest(parts=parts), idempotency_key)
 
     async def put(
         self,
@@ -117,16 +115,16 @@ class ListCalls:
         """Adds tasks to a job's open run, all or none."""
         raws = [task if isinstance(task, Raw) else Raw(_raw.encode(task)) for task in tasks]
         target = path("v1", "jobs", job, "tasks")
-        return await self._post(target, msgspec.json.Decoder(TasksAdded), TasksRequest(tasks=raws), idempotency_key)
+        return await self._post(target, TasksAdded, TasksRequest(tasks=raws), idempotency_key)
 
     async def close(self, job: UUID | str) -> RunView:
         """Closes the open run: no more tasks can be added."""
-        return await self._post(path("v1", "jobs", job, "close"), msgspec.json.Decoder(RunView), None, None)
+        return await self._post(path("v1", "jobs", job, "close"), RunView, None, None)
 
-    async def _post(self, target: str, decoder: msgspec.json.Decoder[T], body: Any, key: str | None) -> T:
+    async def _post(self, target: str, kind: type[T], body: Any, key: str | None) -> T:
         key = key or str(uuid4())
         refuse_line_breaks("Idempotency-Key", key)
-        return await self._caller.call("POST", target, decoder, body, extra=f"Idempotency-Key: {key}\r\n")
+        return await self._caller.call("POST", target, kind, body, extra=f"Idempotency-Key: {key}\r\n")
 
 
 def spans_of(file: Path, form: ListFormat, part_bytes: int = PART_BYTES) -> list[Span]:

@@ -7,15 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Final
 from uuid import UUID
 
-import msgspec
-
 from interlock.client._caller import Caller, path, query
 from interlock.wire.logs import JobLog, JobLogLine, LogLine, TaskLog
 
 POLL_SECONDS: Final = 0.5
-
-_task_log = msgspec.json.Decoder(TaskLog)
-_job_log = msgspec.json.Decoder(JobLog)
 
 
 class LogCalls:
@@ -27,7 +22,7 @@ class LogCalls:
     ) -> TaskLog:
         """Returns a part of the log of an attempt, by default of the latest."""
         target = query(path("v1", "tasks", task_id, "logs"), attempt=attempt, after=after, limit=limit)
-        return await self._caller.call("GET", target, _task_log)
+        return await self._caller.call("GET", target, TaskLog)
 
     async def of_task(
         self, task_id: UUID | str, *, attempt: int | None = None, follow: bool = False
@@ -51,7 +46,7 @@ class LogCalls:
         Without `after` these are the newest lines.
         """
         target = query(path("v1", "jobs", job, "logs"), run=run, after=after, limit=limit)
-        return await self._caller.call("GET", target, _job_log)
+        return await self._caller.call("GET", target, JobLog)
 
     async def of_job(
         self, job: UUID | str, *, run: UUID | None = None, follow: bool = False

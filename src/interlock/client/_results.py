@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 from uuid import UUID, uuid4
 
-import msgspec
 from msgspec import Raw
 
 from interlock.client._caller import Caller, path, query
@@ -26,13 +25,6 @@ from interlock.wire.tasks import TaskView
 
 PAGE: Final = 100
 
-_accepted = msgspec.json.Decoder(JobAccepted)
-_export = msgspec.json.Decoder(ExportView)
-_task = msgspec.json.Decoder(TaskView)
-_raw = msgspec.json.Decoder(Raw)
-_receipt = msgspec.json.Decoder(ReceiptReply)
-_keys = msgspec.json.Decoder(ReceiptKeys)
-
 
 class ResultCalls:
     """`client.results`. A job is identified by its name or its id. `run` defaults to the newest run."""
@@ -42,11 +34,11 @@ class ResultCalls:
 
     async def task(self, job: str | UUID, index: int, *, run: UUID | None = None) -> TaskView:
         """Returns a task with its result and a URL for the result. Anyone can read that URL for one day."""
-        return await self._caller.call("GET", query(path("v1", "jobs", job, "tasks", index), run=run), _task)
+        return await self._caller.call("GET", query(path("v1", "jobs", job, "tasks", index), run=run), TaskView)
 
     async def result(self, run_id: UUID, index: int) -> Raw:
         """Returns the result of one task, byte for byte."""
-        return await self._caller.call("GET", path("v1", "results", run_id, index), _raw)
+        return await self._caller.call("GET", path("v1", "results", run_id, index), Raw)
 
     async def receipt(
         self, job: str | UUID, *, run: UUID | None = None, on_progress: Callable[[ReceiptReply], None] | None = None
@@ -54,7 +46,7 @@ class ResultCalls:
         """Returns the signed receipt. A large run takes several calls; each continues where the previous one ended."""
         target = query(path("v1", "jobs", job, "receipt"), run=run)
         while True:
-            reply = await self._caller.call("GET", target, _receipt)
+            reply = await self._caller.call("GET", target, ReceiptReply)
             if reply.signed is not None:
                 return reply
             if on_progress is not None:
@@ -65,7 +57,7 @@ class ResultCalls:
         key = idempotency_key or str(uuid4())
         refuse_line_breaks("Idempotency-Key", key)
         target, extra = path("v1", "jobs", job, "rerun"), f"Idempotency-Key: {key}\r\n"
-        return await self._caller.call("POST", target, _accepted, request, extra=extra)
+        return await self._caller.call("POST", target, JobAccepted, request, extra=extra)
 
     async def start_export(
         self, job: str | UUID, request: ExportRequest, *, idempotency_key: str | None = None
@@ -74,14 +66,14 @@ class ResultCalls:
         key = idempotency_key or str(uuid4())
         refuse_line_breaks("Idempotency-Key", key)
         target, extra = path("v1", "jobs", job, "exports"), f"Idempotency-Key: {key}\r\n"
-        return await self._caller.call("POST", target, _export, request, extra=extra)
+        return await self._caller.call("POST", target, ExportView, request, extra=extra)
 
     async def export(
         self, job: str | UUID, export_id: UUID, cursor: str | None = None, limit: int = PAGE
     ) -> ExportView:
         """Returns the state of an export and, once it is complete, a page of its files."""
         target = query(path("v1", "jobs", job, "exports", export_id), cursor=cursor, limit=limit)
-        return await self._caller.call("GET", target, _export)
+        return await self._caller.call("GET", target, ExportView)
 
     async def wait_export(
         self,
@@ -111,4 +103,4 @@ class ResultCalls:
                 return
 
     async def receipt_keys(self) -> ReceiptKeys:
-        return await self._caller.call("GET", path("v1", "receipt-keys"), _keys)
+        return await self._caller.call("GET", path("v1", "receipt-keys"), ReceiptKeys)

@@ -29,12 +29,6 @@ from interlock.wire.webhooks import (
 
 PAGE: Final = 100
 
-_view = msgspec.json.Decoder(WebhookView)
-_page = msgspec.json.Decoder(WebhookPage)
-_secret = msgspec.json.Decoder(WebhookSecret)
-_delivery = msgspec.json.Decoder(DeliveryView)
-_deliveries = msgspec.json.Decoder(DeliveryPage)
-_changed = msgspec.json.Decoder(Changed)
 _event = msgspec.json.Decoder(WebhookEvent)
 
 
@@ -46,47 +40,49 @@ class WebhookCalls:
 
     async def create(self, request: WebhookRequest) -> WebhookSecret:
         """Creates a webhook. Only this reply contains the secret."""
-        return await self._caller.call("POST", path("v1", "webhooks"), _secret, request, extra=_once())
+        return await self._caller.call("POST", path("v1", "webhooks"), WebhookSecret, request, extra=_once())
 
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> WebhookPage:
-        return await self._caller.call("GET", query("/v1/webhooks", cursor=cursor, limit=limit), _page)
+        return await self._caller.call("GET", query("/v1/webhooks", cursor=cursor, limit=limit), WebhookPage)
 
     async def webhook(self, which: str | UUID) -> WebhookView:
-        return await self._caller.call("GET", path("v1", "webhooks", which), _view)
+        return await self._caller.call("GET", path("v1", "webhooks", which), WebhookView)
 
     async def pause(self, which: str | UUID) -> WebhookView:
-        return await self._caller.call("POST", path("v1", "webhooks", which, "pause"), _view)
+        return await self._caller.call("POST", path("v1", "webhooks", which, "pause"), WebhookView)
 
     async def resume(self, which: str | UUID) -> WebhookView:
-        return await self._caller.call("POST", path("v1", "webhooks", which, "resume"), _view)
+        return await self._caller.call("POST", path("v1", "webhooks", which, "resume"), WebhookView)
 
     async def rotate(self, which: str | UUID, *, overlap_seconds: float = 86_400.0) -> WebhookSecret:
         """Replaces the secret. For `overlap_seconds`, calls are signed with both the new and the old one."""
         body = RotateRequest(overlap_seconds=overlap_seconds)
-        return await self._caller.call("POST", path("v1", "webhooks", which, "rotate"), _secret, body, extra=_once())
+        return await self._caller.call(
+            "POST", path("v1", "webhooks", which, "rotate"), WebhookSecret, body, extra=_once()
+        )
 
     async def delete(self, which: str | UUID) -> WebhookView:
-        return await self._caller.call("DELETE", path("v1", "webhooks", which), _view, repeatable=False)
+        return await self._caller.call("DELETE", path("v1", "webhooks", which), WebhookView, repeatable=False)
 
     async def test(self, which: str | UUID) -> DeliveryView:
         """Sends a `webhook.test` event. Poll `delivery` for the outcome."""
-        return await self._caller.call("POST", path("v1", "webhooks", which, "test"), _delivery, extra=_once())
+        return await self._caller.call("POST", path("v1", "webhooks", which, "test"), DeliveryView, extra=_once())
 
     async def deliveries(
         self, which: str | UUID, status: DeliveryStatus | None = None, cursor: str | None = None, limit: int = PAGE
     ) -> DeliveryPage:
         target = query(path("v1", "webhooks", which, "deliveries"), status=status, cursor=cursor, limit=limit)
-        return await self._caller.call("GET", target, _deliveries)
+        return await self._caller.call("GET", target, DeliveryPage)
 
     async def delivery(self, which: str | UUID, delivery_id: UUID) -> DeliveryView:
-        return await self._caller.call("GET", path("v1", "webhooks", which, "deliveries", delivery_id), _delivery)
+        return await self._caller.call("GET", path("v1", "webhooks", which, "deliveries", delivery_id), DeliveryView)
 
     async def redrive(
         self, which: str | UUID, delivery_ids: list[UUID] | None = None, *, limit: int = 1_000
     ) -> Changed:
         """Retries dead deliveries: the given ones, or the oldest."""
         body = DeliveryRedrive(delivery_ids=delivery_ids, limit=limit)
-        return await self._caller.call("POST", path("v1", "webhooks", which, "redrive"), _changed, body)
+        return await self._caller.call("POST", path("v1", "webhooks", which, "redrive"), Changed, body)
 
 
 def verify_webhook(
