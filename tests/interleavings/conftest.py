@@ -1,8 +1,4 @@
-"""One arena per module, emptied before each race: creating a database takes longer than most races.
-
-Plans, and with them the order in which rows are locked, depend on the table statistics. In an arena shared by all
-modules, they would depend on what an autovacuum found between the races of other modules.
-"""
+"""One arena per module, emptied before each race: creating a database takes longer than most races."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from interlock.tasks.result_packs import Packs
 from interlock.tasks.retention import Retention, RunDeletions
 from interlock.tasks.runs import HotStatus, Pace, RunCancels, RunCounters
 from interlock.tasks.shards import Shards
+from interlock.tasks.table_statistics import TableStatistics
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def _loops(
         RunCounters(database, settings, pace),
         RunCancels(database, settings, actions),
         Reconciler(database, settings, shards, turns),
+        TableStatistics(database),
         Retention(database, settings, access.keyring),
         RunDeletions(database, settings, shards),
         RunSlotRecount(database, settings, turns),
