@@ -202,7 +202,7 @@ async def test_readers_that_leave_early_leave_no_open_files(site: ObjectGateway,
 # Writing
 
 
-async def test_a_chunked_body_needs_no_length(site: ObjectGateway, key: str) -> None:
+async def test_chunked_body_needs_no_length(site: ObjectGateway, key: str) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(10):
             yield b"x" * 1000
@@ -211,7 +211,7 @@ async def test_a_chunked_body_needs_no_length(site: ObjectGateway, key: str) -> 
     assert (reply.status_code, reply.json()["size"]) == (200, 10_000)
 
 
-async def test_a_put_may_only_create(site: ObjectGateway, key: str) -> None:
+async def test_put_may_only_create(site: ObjectGateway, key: str) -> None:
     await site.put(key, b"first", headers={"If-None-Match": "*"})
     again = await site.ask("PUT", key, content=b"second", headers={"If-None-Match": "*"})
     assert (again.status_code, again.json()["code"]) == (412, "object_exists")

@@ -40,7 +40,7 @@ async def test_after_a_rotation_new_tokens_use_the_new_key_and_old_ones_still_ve
     assert part(reply.json()["capability_token"], 0)["kid"] == kid
 
 
-async def test_a_retired_key_leaves_the_jwks_after_its_last_token(still: System, clock: ManualClock) -> None:
+async def test_retired_key_leaves_the_jwks_after_its_last_token(still: System, clock: ManualClock) -> None:
     old = (await listed(still))[0]["kid"]
     pem = still.kernel.settings.signing_keys_dir / f"{old}.pem"
     assert pem.stat().st_mode & 0o777 == 0o600

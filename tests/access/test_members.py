@@ -172,7 +172,7 @@ async def test_without_an_identity_provider_there_are_no_members(shared: System,
     [{}, {"subject": ""}, {"subject": "a" * 256}, {"subject": "a", "role": "owner"}, {"subject": "a\0"}],
     ids=str,
 )
-async def test_a_malformed_member_is_refused(site: System, body: dict[str, Any]) -> None:
+async def test_malformed_member_is_refused(site: System, body: dict[str, Any]) -> None:
     assert (await site.user("POST", "/v1/members", json=body)).status_code == 400
 
 

@@ -154,7 +154,7 @@ async def test_key_is_valid_only_for_its_own_algorithm(provider: IdentityProvide
     assert await refused(issuer, provider.token(alg="ES256", kid="only")) == "bad_token"
 
 
-async def test_a_signature_by_another_key_is_refused(provider: IdentityProvider, issuer: Issuer) -> None:
+async def test_signature_by_another_key_is_refused(provider: IdentityProvider, issuer: Issuer) -> None:
     assert await refused(issuer, provider.token(key=ec.generate_private_key(ec.SECP256R1()))) == "bad_token"
     assert await refused(issuer, provider.token(alg="RS256", kid="ES256")) == "bad_token"
 

@@ -384,14 +384,14 @@ def _with_keys() -> list[tuple[Route, str | None]]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_role_reaches_exactly_its_routes(shared: System, role: str) -> None:
+async def test_role_reaches_exactly_its_routes(shared: System, role: str) -> None:
     api_key = await key(shared, role=role)
     for route, scope in _with_keys():
         assert await reached(shared, route, api_key) == (scope is None or scope in ROLES[role]), (route, scope)
 
 
 @pytest.mark.parametrize("scope", sorted(ROLES["admin"]))
-async def test_a_scope_alone_reaches_exactly_its_routes(shared: System, scope: str) -> None:
+async def test_scope_alone_reaches_exactly_its_routes(shared: System, scope: str) -> None:
     api_key = await key(shared, role="admin", scopes=[scope])
     for route, needed in _with_keys():
         assert await reached(shared, route, api_key) == (needed is None or needed == scope), (route, needed)
@@ -535,7 +535,7 @@ async def narrow(still: System) -> str:
     return await worker_token(still, runtimes=["udf"])
 
 
-async def test_a_worker_token_for_some_runtimes_claims_no_other(still: System, narrow: str) -> None:
+async def test_worker_token_for_some_runtimes_claims_no_other(still: System, narrow: str) -> None:
     foreign, mine = await still.one(), await still.one(runtime="udf")
     capped = await still.one(scaling={"max_concurrency": 1})
     accepted = await still.submit([1, 2])
@@ -559,7 +559,7 @@ async def test_a_worker_token_for_some_runtimes_claims_no_other(still: System, n
 
 @pytest.mark.parametrize("call", ["receive", "extend", "ack", "nack"])
 @pytest.mark.parametrize("queue", ["platform", "spark", "buffer", "none-such"])
-async def test_a_worker_token_for_some_runtimes_reaches_no_other_queue(shared: System, call: str, queue: str) -> None:
+async def test_worker_token_for_some_runtimes_reaches_no_other_queue(shared: System, call: str, queue: str) -> None:
     await shared.one()
     token = await worker_token(shared, runtimes=["udf"])
     items = [{"message_id": "1", "receipt": str(uuid4())}]
@@ -570,7 +570,7 @@ async def test_a_worker_token_for_some_runtimes_reaches_no_other_queue(shared: S
     assert reply.status_code == 200, reply.text
 
 
-async def test_a_claim_cannot_settle_a_message_of_a_queue_out_of_reach(still: System, narrow: str) -> None:
+async def test_claim_cannot_settle_a_message_of_a_queue_out_of_reach(still: System, narrow: str) -> None:
     await still.one()
     (message,) = await still.receive()
     receipt = {"message_id": message["message_id"], "receipt": message["receipt"]}
@@ -602,7 +602,7 @@ async def test_revoked_worker_token_is_refused_within_seconds(still: System, clo
     assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated")
 
 
-async def test_a_worker_token_expires(still: System, clock: ManualClock) -> None:
+async def test_worker_token_expires(still: System, clock: ManualClock) -> None:
     token = await worker_token(still, expires_in_days=1)
     clock.advance(timedelta(days=1).total_seconds())
     assert (await still.worker("GET", f"/internal/task-fetch?task_id={uuid4()}", token=token)).status_code == 401

@@ -94,7 +94,7 @@ def _impatient() -> Iterator[None]:
         yield
 
 
-async def test_a_token_carries_exactly_the_claims_of_the_contract(held: Held) -> None:
+async def test_token_carries_exactly_the_claims_of_the_contract(held: Held) -> None:
     header, claims = part(held.token, 0), part(held.token, 1)
     assert header == {"alg": "ES256", "typ": "JWT", "kid": header["kid"]}
     assert set(claims) == set(CLAIMS)
@@ -106,7 +106,7 @@ async def test_a_token_carries_exactly_the_claims_of_the_contract(held: Held) ->
     assert claims["exp"] - claims["iat"] == 300
 
 
-async def test_the_same_claims_signed_again_by_our_key_are_accepted(held: Held) -> None:
+async def test_same_claims_signed_again_by_our_key_are_accepted(held: Held) -> None:
     """The baseline of the refusals below, which proves that the changed part causes each refusal."""
     token = held.signed(part(held.token, 1))
     reply = await held.system.attempt("/v1/task/heartbeat", token, held.body())
@@ -114,14 +114,14 @@ async def test_the_same_claims_signed_again_by_our_key_are_accepted(held: Held) 
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-async def test_a_token_without_one_of_its_claims_is_refused(held: Held, name: str) -> None:
+async def test_token_without_one_of_its_claims_is_refused(held: Held, name: str) -> None:
     claims = part(held.token, 1)
     del claims[name]
     await held.refused(held.signed(claims))
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-async def test_a_claim_of_another_type_is_refused(held: Held, name: str) -> None:
+async def test_claim_of_another_type_is_refused(held: Held, name: str) -> None:
     claims = part(held.token, 1)
     values: list[Any] = [None, True, 1.5, "x", ["x"], {"x": 1}, [[]]]
     for wrong in values:
@@ -174,11 +174,11 @@ WRONG_VALUES: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_VALUES, ids=[f"{n}={v}"[:40] for n, v in WRONG_VALUES])
-async def test_a_claim_with_a_wrong_value_is_refused(held: Held, name: str, value: Any) -> None:
+async def test_claim_with_a_wrong_value_is_refused(held: Held, name: str, value: Any) -> None:
     await held.refused(held.signed(part(held.token, 1) | {name: value}))
 
 
-async def test_an_expired_token_says_that_it_has_expired(held: Held) -> None:
+async def test_expired_token_says_that_it_has_expired(held: Held) -> None:
     now = int(time.time())
     claims = part(held.token, 1) | {"iat": now - 600, "exp": now - 1}
     await held.refused(held.signed(claims), code="token_expired")
@@ -325,7 +325,7 @@ FORGERIES: dict[str, Callable[[Held], str]] = {
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-async def test_a_forged_token_is_refused(held: Held, forgery: str) -> None:
+async def test_forged_token_is_refused(held: Held, forgery: str) -> None:
     await held.refused(FORGERIES[forgery](held))
 
 
@@ -337,7 +337,7 @@ async def test_missing_token_is_refused_on_every_task_endpoint(held: Held) -> No
             assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated")
 
 
-async def test_a_token_with_bytes_beyond_ascii_is_refused(held: Held) -> None:
+async def test_token_with_bytes_beyond_ascii_is_refused(held: Held) -> None:
     for raw in (b"\xff\xfe.\xff.\xff", held.token.encode() + b"\xe9"):
         reply = await held.system.http.post(
             held.system.internal_url + "/v1/task/heartbeat",
@@ -371,7 +371,7 @@ async def test_no_mutation_of_a_valid_token_verifies(held: Held, data: st.DataOb
 
 
 @pytest.mark.parametrize("path", TASK_PATHS)
-async def test_a_body_that_names_another_task_or_attempt_is_refused(held: Held, path: str) -> None:
+async def test_body_that_names_another_task_or_attempt_is_refused(held: Held, path: str) -> None:
     other = await held.system.one()
     answers = [
         await held.system.attempt(path, held.token, held.body(path, **wrong))
@@ -391,7 +391,7 @@ async def test_stale_lease_is_fenced(held: Held, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", TASK_PATHS)
-async def test_a_stale_attempt_is_fenced_off_and_changes_nothing(still: System, clock: ManualClock, path: str) -> None:
+async def test_stale_attempt_is_fenced_off_and_changes_nothing(still: System, clock: ManualClock, path: str) -> None:
     task_id = await still.one(policy={"lease_seconds": 30, "backoff_seconds": 0, "jitter": 0})
     stale = Held(still, await still.claim(task_id))
     clock.advance(31)
@@ -405,7 +405,7 @@ async def test_a_stale_attempt_is_fenced_off_and_changes_nothing(still: System, 
 
 
 @pytest.mark.parametrize("path", TASK_PATHS)
-async def test_a_token_of_ours_for_an_unknown_task_is_fenced_off(held: Held, path: str) -> None:
+async def test_token_of_ours_for_an_unknown_task_is_fenced_off(held: Held, path: str) -> None:
     """The task is missing as it is after retention: the attempt learns only that it is over."""
     nobody = str(uuid4())
     token = held.signed(part(held.token, 1) | {"task_id": nobody, "sub": f"task:{nobody}"})
@@ -413,7 +413,7 @@ async def test_a_token_of_ours_for_an_unknown_task_is_fenced_off(held: Held, pat
     assert (reply.status_code, reply.json()["code"], reply.json()["stale"]) == (409, "fenced", "task")
 
 
-async def test_a_token_of_another_installation_is_refused(held: Held, state_url: str, tmp_path: Path) -> None:
+async def test_token_of_another_installation_is_refused(held: Held, state_url: str, tmp_path: Path) -> None:
     async with running(state_url, tmp_path) as elsewhere:
         claim = await elsewhere.claim(await elsewhere.one())
         await held.refused(claim["capability_token"])
@@ -445,7 +445,7 @@ async def test_heartbeat_renews_a_token_only_near_its_expiry(still: System, cloc
     assert (await still.complete(claim | {"capability_token": fresh})).status_code == 200
 
 
-async def test_a_token_is_not_renewed_once_the_lease_is_lost(still: System, clock: ManualClock) -> None:
+async def test_token_is_not_renewed_once_the_lease_is_lost(still: System, clock: ManualClock) -> None:
     claim = await still.claim(await still.one(policy={"lease_seconds": 60}))
     clock.advance(290)
     await still.settle()
@@ -494,9 +494,7 @@ async def test_grants_beyond_8_kb_are_looked_up_by_capability_id(still: System, 
     assert (await still.attempt("/v1/task/heartbeat", token, fence(claim))).status_code == 200
 
 
-async def test_a_renewed_reference_outlives_the_first_and_ends_with_retention(
-    still: System, clock: ManualClock
-) -> None:
+async def test_renewed_reference_outlives_the_first_and_ends_with_retention(still: System, clock: ManualClock) -> None:
     claim = await still.claim(await still.one(outputs=outputs(40), policy={"lease_seconds": 3600}))
     token = claim["capability_token"]
     for _ in range(4):
@@ -512,7 +510,7 @@ async def test_a_renewed_reference_outlives_the_first_and_ends_with_retention(
     assert await still.pass_of("retention") == 1
 
 
-async def test_a_reference_to_another_tasks_grants_is_refused(held: Held) -> None:
+async def test_reference_to_another_tasks_grants_is_refused(held: Held) -> None:
     mine = await held.system.claim(await held.system.one(outputs=outputs(40)))
     reference = part(mine["capability_token"], 1)["capability_id"]
     await held.refused(held.signed(part(held.token, 1) | {"capability_id": reference}))

@@ -235,7 +235,7 @@ async def test_each_process_has_a_log_without_secrets(shared: Up, client: Client
     assert shared.ready["state_url"] not in everything
 
 
-def test_a_second_one_on_the_same_folder_is_refused(shared: Up) -> None:
+def test_second_one_on_the_same_folder_is_refused(shared: Up) -> None:
     assert shared.process is not None
     done = interlock("up", "--dir", str(shared.folder))
     assert (done.returncode, done.stdout) == (1, "")
@@ -261,7 +261,7 @@ def test_doctor_reports_no_failure_for_a_running_installation(shared: Up) -> Non
         ("shout", '{"text": "all aboard"}', "ALL ABOARD!!!"),
     ],
 )
-async def test_the_example_operators_run(operator: str, payload: str, result: Any, shared: Up, client: Client) -> None:
+async def test_example_operators_run(operator: str, payload: str, result: Any, shared: Up, client: Client) -> None:
     line = ("--dir", str(shared.folder), "--operator", operator, "--task", payload, "--config", '{"mark": "!!!"}')
     done = interlock("job", "submit", *line, "--watch", "--output", "json")
     assert done.returncode == 0, done.stderr
@@ -392,7 +392,7 @@ async def test_kill_or_drain_during_start_is_harmless_and_lost_credentials_are_r
 # Refusals
 
 
-def test_a_listener_beyond_this_machine_needs_tls(tmp_path: Path) -> None:
+def test_listener_beyond_this_machine_needs_tls(tmp_path: Path) -> None:
     done = interlock("up", "--dir", str(tmp_path / "d"), "--internal", "0.0.0.0:0", gateway="127.0.0.1:0")
     assert (done.returncode, done.stdout) == (1, "")
     assert (

@@ -14,7 +14,7 @@ from bench.bulk import program
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_small_run_measures_every_part(
+def test_small_run_measures_every_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -32,7 +32,7 @@ def shown(figures: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", ["pgqueuer", "procrastinate"])
-async def test_a_peer_works_all_its_tasks_and_gets_a_figure_for_each_measure(postgres_url: str, name: str) -> None:
+async def test_peer_works_all_its_tasks_and_gets_a_figure_for_each_measure(postgres_url: str, name: str) -> None:
     figures: dict[str, Any] = {}
 
     await measure_peers(postgres_url, 50, figures, [name], timed=5)
@@ -47,7 +47,7 @@ async def test_a_peer_works_all_its_tasks_and_gets_a_figure_for_each_measure(pos
     assert figures[name]["name"] in shown(figures)
 
 
-async def test_a_peer_whose_tables_tell_of_fewer_tasks_gets_no_figure(
+async def test_peer_with_tables_of_fewer_tasks_gets_no_figure(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def forgetful() -> Peer:
@@ -63,7 +63,7 @@ async def test_a_peer_whose_tables_tell_of_fewer_tasks_gets_no_figure(
     assert "49 completed tasks, but 50 were created" in shown(figures)
 
 
-async def test_a_peer_whose_process_dies_is_skipped_with_a_sentence(
+async def test_peer_whose_process_dies_is_skipped_with_a_sentence(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def dying() -> Peer:
@@ -98,7 +98,7 @@ def put_npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(folder / "environment"))
 
 
-async def test_a_graphile_worker_with_another_hash_than_the_known_one_is_not_run(
+async def test_graphile_worker_with_another_hash_than_the_known_one_is_not_run(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     record = json.dumps({"packages": {"node_modules/graphile-worker": {"integrity": "sha512-another"}}})
@@ -110,7 +110,7 @@ async def test_a_graphile_worker_with_another_hash_than_the_known_one_is_not_run
     assert f"npm installed a graphile-worker {graphile.VERSION} with a different hash" in shown(figures)
 
 
-async def test_a_failing_install_is_a_sentence_with_the_reason_npm_gave(
+async def test_failing_install_is_a_sentence_with_the_reason_npm_gave(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     put_npm(tmp_path, "echo 'npm error code ENOTFOUND' >&2; exit 1", monkeypatch)

@@ -178,7 +178,7 @@ def _examples() -> dict[str, Any]:
     return found
 
 
-async def test_the_examples_of_the_documentation_receive_commands_and_telemetry(
+async def test_examples_of_the_documentation_receive_commands_and_telemetry(
     shared: System, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bot = await target(shared)

@@ -50,7 +50,7 @@ async def test_accepted_commands_that_cannot_be_read_stop_no_other_archive(
     assert set_aside("archive") == before + 1
 
 
-async def test_a_hand_off_that_cannot_be_read_is_given_up_after_its_tries(still: System, clock: ManualClock) -> None:
+async def test_hand_off_that_cannot_be_read_is_given_up_after_its_tries(still: System, clock: ManualClock) -> None:
     bus = await opened(still)
     queue = await bus.lane("sound", dedupe_mode="strict")
     before = set_aside("bus_slow")
@@ -69,7 +69,7 @@ async def test_a_hand_off_that_cannot_be_read_is_given_up_after_its_tries(still:
     assert await still.value("select count(*) from interlock.bus_handoffs") == 0
 
 
-async def test_an_alert_mail_that_cannot_be_written_stops_no_other(state_url: str, tmp_path: Path) -> None:
+async def test_alert_mail_that_cannot_be_written_stops_no_other(state_url: str, tmp_path: Path) -> None:
     clock = ManualClock()
     async with (
         mail_server() as mail,

@@ -375,7 +375,7 @@ async def test_lone_surrogate_refuses_only_its_command(bus: Bus, odd: bytes) -> 
 
 
 @pytest.mark.parametrize("odd", [rb"\ud800", b"\xff", b'",' + b'"a":[' * 2_000 + b"0" + b"]" * 2_000 + b',"b":"'])
-async def test_a_single_command_that_cannot_be_read_gets_a_verdict(bus: Bus, odd: bytes) -> None:
+async def test_single_command_that_cannot_be_read_gets_a_verdict(bus: Bus, odd: bytes) -> None:
     verdict = await bus.send(bus.message(payload={"s": "MARK"}).replace(b"MARK", odd))
     assert (verdict["outcome"], verdict["reason"]) == ("invalid", "malformed")
 
@@ -426,7 +426,7 @@ async def test_bad_commands_of_a_batch_are_refused_alone(bus: Bus) -> None:
         b'{"commands":[' + b"[1," * 1_000_000 + b"]" * 1_000_000 + b"]}",
     ],
 )
-async def test_a_batch_whose_commands_cannot_be_told_apart_is_refused(bus: Bus, body: bytes) -> None:
+async def test_batch_with_indistinguishable_commands_is_refused(bus: Bus, body: bytes) -> None:
     reply = await bus.system.user("POST", "/v1/commands", key=bus.key, content=body)
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
 

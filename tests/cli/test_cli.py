@@ -66,7 +66,7 @@ def terminal(system: System, capsys: pytest.CaptureFixture[str], monkeypatch: py
 # Jobs and runs
 
 
-async def test_a_job_is_submitted_from_options_a_file_and_stdin(
+async def test_job_is_submitted_from_options_a_file_and_stdin(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     file = tmp_path / "tasks.jsonl"
@@ -200,7 +200,7 @@ async def test_colour_only_on_terminals_and_not_with_no_color(
 # Tasks
 
 
-async def test_a_dead_letter_is_listed_shown_explained_and_redriven(terminal: Terminal) -> None:
+async def test_dead_letter_is_listed_shown_explained_and_redriven(terminal: Terminal) -> None:
     _, task_id = await terminal.dead_letter(name="hopeless")
     listed = await terminal("task", "list", "--job", "hopeless", "--status", "Failed")
     assert "Failed, dead letter" in listed.out
@@ -218,7 +218,7 @@ async def test_a_dead_letter_is_listed_shown_explained_and_redriven(terminal: Te
     assert (await terminal.json("task", "show", task_id))["status"] == "Queued"
 
 
-async def test_a_task_is_retried_watched_and_canceled(terminal: Terminal) -> None:
+async def test_task_is_retried_watched_and_canceled(terminal: Terminal) -> None:
     _, task_id = await terminal.dead_letter()
     done = await terminal("task", "watch", task_id)
     assert done.code == 1
@@ -261,7 +261,7 @@ async def test_queues_and_workers_are_shown(terminal: Terminal) -> None:
     assert (done.code, "Unknown queue 'nowhere'" in done.err) == (1, True)
 
 
-async def test_a_key_is_made_used_and_revoked(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_key_is_made_used_and_revoked(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     made = await terminal.json("users", "create", "ada", "--role", "reader", "--expires-in-days", "1")
     assert made["key"] not in (await terminal("users", "list")).out
     monkeypatch.setenv("INTERLOCK_API_KEY", made["key"])
@@ -285,7 +285,7 @@ async def test_each_org_has_its_own_keys(terminal: Terminal, monkeypatch: pytest
     assert (await terminal("job", "show", "ours")).code == 1
 
 
-async def test_a_worker_token_is_made_and_revoked(terminal: Terminal) -> None:
+async def test_worker_token_is_made_and_revoked(terminal: Terminal) -> None:
     made = await terminal.json("users", "worker-token", "rack-7", "--runtime", "platform")
     asked = {"queue": "platform", "worker_id": "rack-7", "wait_seconds": 0}
     reply = await terminal.system.worker("POST", "/internal/queue/receive", token=made["token"], json=asked)

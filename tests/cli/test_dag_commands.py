@@ -26,7 +26,7 @@ def written(folder: Path, text: str) -> str:
     return str(file)
 
 
-async def test_a_file_is_planned_deployed_shown_and_drawn(terminal: Terminal, tmp_path: Path) -> None:
+async def test_file_is_planned_deployed_shown_and_drawn(terminal: Terminal, tmp_path: Path) -> None:
     file = written(tmp_path, chain())
     planned = await terminal("dag", "plan", file)
     assert planned.code == 0
@@ -80,7 +80,7 @@ async def test_deploy_wait_fails_when_its_version_is_abandoned(terminal: Termina
     assert (done.code, "abandoned" in done.err) == (1, True)
 
 
-async def test_a_file_with_problems_is_refused_with_all_of_them(terminal: Terminal, tmp_path: Path) -> None:
+async def test_file_with_problems_is_refused_with_all_of_them(terminal: Terminal, tmp_path: Path) -> None:
     done = await terminal("dag", "deploy", written(tmp_path, chain().replace("job: follow", "job: folow")))
     assert (done.code, "write follow" in done.err) == (1, True)
     missing = await terminal("dag", "deploy", str(tmp_path / "none.yaml"))

@@ -195,7 +195,7 @@ async def test_refusal_is_raised_immediately_with_its_code(
     assert platform.paths() == ["/v1/task/complete"]
 
 
-async def test_a_redirect_is_not_followed_with_the_token(platform: Platform) -> None:
+async def test_redirect_is_not_followed_with_the_token(platform: Platform) -> None:
     async with platform_at() as elsewhere:
         moved = web.Response(status=307, headers={"Location": f"{elsewhere.url}/v1/task/complete"})
         platform.answers["/v1/task/complete"] = [moved]
@@ -237,7 +237,7 @@ async def test_query_values_are_decoded_exactly(platform: Platform) -> None:
     assert await aside(lambda: task.query_arrow("select 1")) == b"ARROW1"
 
 
-async def test_a_batch_is_put_under_the_attempts_prefix_and_then_published(platform: Platform) -> None:
+async def test_batch_is_put_under_the_attempts_prefix_and_then_published(platform: Platform) -> None:
     task = platform.task()
     rows: list[dict[str, Any]] = [
         {"id": 1, "at": date(2026, 11, 16), "amount": Decimal("1e30"), "raw": b"\xff"},
@@ -268,7 +268,7 @@ async def test_publishing_a_parquet_file_requires_its_row_count(platform: Platfo
     assert platform.body("/v1/task/buffer-publish")["batch_uri"].endswith(".parquet")
 
 
-async def test_an_output_is_file_then_marker_then_part_of_the_completion(platform: Platform) -> None:
+async def test_output_is_file_then_marker_then_part_of_the_completion(platform: Platform) -> None:
     task = platform.task()
     columns = [{"name": "n", "type": "bigint", "nullable": False}]
 

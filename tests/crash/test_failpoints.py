@@ -995,7 +995,7 @@ async def site() -> AsyncIterator[tuple[Deployment, Ledger]]:
 
 
 @pytest.mark.parametrize("process", ["gateway", "worker", "dispatcher", "scheduler", "query"])
-async def test_a_kill_at_every_failpoint_loses_nothing_and_commits_nothing_twice(
+async def test_kill_at_every_failpoint_loses_nothing_and_commits_nothing_twice(
     site: tuple[Deployment, Ledger], process: str
 ) -> None:
     deployment, ledger = site

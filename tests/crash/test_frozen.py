@@ -163,7 +163,7 @@ async def test_late_report_of_thawed_worker_is_accepted_before_a_newer_attempt_s
 
 
 @pytest.mark.parametrize("failpoint", ["complete.before_commit", "complete.committed"])
-async def test_a_late_report_of_a_dead_letter_survives_the_death_of_its_dispatcher(
+async def test_late_report_of_a_dead_letter_survives_the_death_of_its_dispatcher(
     site: TwoDispatchers, failpoint: str
 ) -> None:
     load = site.load(f"a late report whose dispatcher dies at {failpoint}")

@@ -35,7 +35,7 @@ def test_spellings_of_a_condition_or_a_duration_do_not_change_the_hash() -> None
     )
 
 
-def test_the_order_of_outputs_is_part_of_the_definition() -> None:
+def test_order_of_outputs_is_part_of_the_definition() -> None:
     def with_outputs(outputs: str) -> str:
         return content_hash(valid(with_jobs(SOURCE, reactive(f"outputs: [{outputs}]"))))
 
@@ -50,14 +50,14 @@ def test_job_hash_covers_only_its_own_definition() -> None:
     assert len(job_hash(before.jobs[0])) == 64
 
 
-def test_the_canonical_form_names_every_default() -> None:
+def test_canonical_form_names_every_default() -> None:
     text = canonical(valid(TWO)).decode()
     assert '"max_attempts":3' in text
     assert '"storage":"parquet"' in text
     assert text.index('"name":"r"') < text.index('"name":"s"')
 
 
-def test_a_published_name_that_moves_to_another_job_changes_its_readers() -> None:
+def test_published_name_that_moves_to_another_job_changes_its_readers() -> None:
     def publishing(job: str) -> str:
         reader = "{name: z, operator: echo, inputs: [{from: {dataset: p}}]}"
         return with_jobs(

@@ -92,7 +92,7 @@ def test_drawing_fits_its_width_and_is_deterministic(width: int, readers: int) -
     assert drawn.count("▼") in (0, 2 * readers)
 
 
-def test_an_svg_is_well_formed_self_contained_and_names_every_job() -> None:
+def test_svg_is_well_formed_self_contained_and_names_every_job() -> None:
     drawn = drawing.draw_svg(valid(_fan(5)))
     root = ET.fromstring(drawn)  # noqa: S314 - our own text
     assert root.tag.endswith("svg")

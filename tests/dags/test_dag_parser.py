@@ -462,7 +462,7 @@ def test_unneeded_yaml_features_are_refused(text: str, what: str, place: tuple[i
         (b"\xc3", "byte 0xc3 is not valid UTF-8", (1, 1)),
     ],
 )
-def test_a_file_that_is_not_utf_8_is_refused(content: bytes, what: str, place: tuple[int, int]) -> None:
+def test_file_that_is_not_utf_8_is_refused(content: bytes, what: str, place: tuple[int, int]) -> None:
     (found,) = problems_of(content)
     assert (found.what, (found.line, found.column)) == (what, place)
 
@@ -492,7 +492,7 @@ def test_oversized_input_is_refused_within_seconds(text: str) -> None:
     assert 0 < len(found) <= MAX_PROBLEMS + 1
 
 
-def test_a_file_that_is_too_large_is_not_parsed() -> None:
+def test_file_that_is_too_large_is_not_parsed() -> None:
     (found,) = problems_of(b"\xff" * 5_000_000)
     assert "larger than 1,000,000 bytes" in found.what
 
@@ -529,7 +529,7 @@ def test_message_has_no_terminal_control_characters() -> None:
 
 @given(documents())
 @settings(deadline=None, max_examples=40)
-def test_a_random_valid_dag_is_read_and_its_canonical_form_reads_the_same(written: dict[str, Any]) -> None:
+def test_random_valid_dag_is_read_and_its_canonical_form_reads_the_same(written: dict[str, Any]) -> None:
     dag = valid(block(written))
     again = valid(canonical(dag))
     assert document(again) == document(dag)
@@ -586,7 +586,7 @@ def _mutated(text: str, how: str, at: int, length: int, snippet: str) -> str:
 
 @given(_mutations)
 @settings(deadline=None, max_examples=100)
-def test_a_mutation_of_a_valid_file_is_read_or_refused_but_never_crashes(
+def test_mutation_of_a_valid_file_is_read_or_refused_but_never_crashes(
     mutations: list[tuple[str, int, int, str]],
 ) -> None:
     text = CHAIN.read_text()

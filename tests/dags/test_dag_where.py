@@ -102,7 +102,7 @@ def test_condition_has_the_meaning_of_sql(text: str, condition: Condition) -> No
         ("A = true", '"A" = TRUE'),
     ],
 )
-def test_the_canonical_text_has_one_spelling(text: str, canonical: str) -> None:
+def test_canonical_text_has_one_spelling(text: str, canonical: str) -> None:
     assert sql(parse(text)) == canonical
 
 

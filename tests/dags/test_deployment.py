@@ -57,7 +57,7 @@ async def test_tasks_of_a_dags_job_are_found_by_both_its_names(shared: System) -
     assert (await shared.user("GET", "/v1/tasks?job=other/follow")).status_code == 404
 
 
-async def test_the_same_content_in_another_layout_changes_nothing(shared: System) -> None:
+async def test_same_content_in_another_layout_changes_nothing(shared: System) -> None:
     text = CHAIN.replace("name: chain", "name: twice")
     first = await deploy(shared, text.replace("facts:", "f2:"))
     again = await deploy(shared, "# The same.\n" + text.replace("facts:", "f2:"))
@@ -92,7 +92,7 @@ async def test_dry_run_returns_the_plan_and_writes_nothing(system: System) -> No
     assert await system.value("select count(*) from interlock.dag_versions") == 1
 
 
-async def test_a_file_with_problems_is_refused_with_all_of_them(shared: System) -> None:
+async def test_file_with_problems_is_refused_with_all_of_them(shared: System) -> None:
     text = CHAIN.replace("operator: echo, activation", "operator: ecko, activation").replace(
         "job: follow", "job: folow"
     )
@@ -129,7 +129,7 @@ async def test_runtime_without_a_runner_is_refused(shared: System) -> None:
     assert (await post(shared, capped)).status_code == 400
 
 
-async def test_a_file_that_is_too_large_is_refused(shared: System) -> None:
+async def test_file_that_is_too_large_is_refused(shared: System) -> None:
     refused(await post(shared, CHAIN + "#" * 1_000_000), 413, "dag_too_large")
 
 
@@ -182,7 +182,7 @@ async def test_jobs_of_a_dag_are_read_by_id_and_never_submitted_to_by_name(share
     refused(await shared.user("POST", "/v1/jobs", json=foreign), 409, "dataset_of_a_dag")
 
 
-async def test_an_output_keeps_its_dataset_through_all_versions(system: System) -> None:
+async def test_output_keeps_its_dataset_through_all_versions(system: System) -> None:
     uuids = set()
     for operator in ("echo", "sleep", "fail"):
         await deploy(system, CHAIN.replace("operator: echo, inputs", f"operator: {operator}, inputs"))
@@ -197,7 +197,7 @@ async def test_an_output_keeps_its_dataset_through_all_versions(system: System) 
     assert len(uuids) == 1
 
 
-async def test_the_canonical_document_deploys_the_same(shared: System) -> None:
+async def test_canonical_document_deploys_the_same(shared: System) -> None:
     deployed = await deploy(shared, CHAIN)
     shown = await shared.user("GET", "/v1/dags/chain/document")
     assert shown.json()["content_hash"] == deployed["content_hash"]

@@ -121,7 +121,7 @@ async def test_output_of_older_inputs_does_not_replace_a_newer_one(pipe: Pipelin
 
 
 @pytest.mark.parametrize("first", ["left", "right"])
-async def test_a_job_waits_until_all_of_its_inputs_have_the_scope(pipe: Pipeline, first: str) -> None:
+async def test_job_waits_until_all_of_its_inputs_have_the_scope(pipe: Pipeline, first: str) -> None:
     await pipe.lay([Node("left"), Node("right"), Node("join", ("left", "right"))])
     await pipe.report(first, 0, 9)
     await pipe.run("router")
@@ -194,7 +194,7 @@ async def test_concurrent_passes_start_one_task_of_a_stream(pipe: Pipeline, *, k
     assert await scopes(pipe, "reader") == ["4-5"]
 
 
-async def test_a_cursor_moves_only_with_a_fenced_completion(pipe: Pipeline) -> None:
+async def test_cursor_moves_only_with_a_fenced_completion(pipe: Pipeline) -> None:
     await pipe.lay([STREAM, Node("reader", ("stream",))])
     await pipe.advance("stream", 3)
     await pipe.run("router")
@@ -208,7 +208,7 @@ async def test_a_cursor_moves_only_with_a_fenced_completion(pipe: Pipeline) -> N
     assert await pipe.rows.fetchval(committed) == 3
 
 
-async def test_a_canceled_reader_of_a_stream_is_replaced(pipe: Pipeline) -> None:
+async def test_canceled_reader_of_a_stream_is_replaced(pipe: Pipeline) -> None:
     await pipe.lay([STREAM, Node("reader", ("stream",))])
     await pipe.advance("stream", 3)
     await pipe.run("router")
@@ -313,7 +313,7 @@ async def registry(pipe: Pipeline) -> list[Any]:
         ({"cursor": 5}, {"start": 4, "end": 6}, "scope_kind"),
     ],
 )
-async def test_a_scope_that_does_not_fit_is_refused_and_changes_nothing(
+async def test_scope_that_does_not_fit_is_refused_and_changes_nothing(
     pipe: Pipeline, first: dict[str, int], then: dict[str, int], code: str
 ) -> None:
     await pipe.lay([SOURCE, READER])

@@ -194,7 +194,7 @@ async def test_unstarted_triggers_go_to_the_next_generation_of_the_job(still: Sy
     assert await still.value("select count(*) from interlock.triggers") == 0
 
 
-async def test_a_concurrency_key_is_read_from_the_payload(still: System) -> None:
+async def test_concurrency_key_is_read_from_the_payload(still: System) -> None:
     scaling = {"max_concurrency_per_key": 1, "key": "/host"}
     await deploy(still, source_job(**MANUAL) | {"scaling": scaling})
     await send(still, {"payload": {"host": "a"}}, {"payload": {"host": "a"}}, {"payload": [1]})

@@ -40,7 +40,7 @@ async def signed(
     )
 
 
-async def test_a_signed_call_becomes_a_task(still: System) -> None:
+async def test_signed_call_becomes_a_task(still: System) -> None:
     await deploy(still, source_job(**HMAC))
     made = await secret_of(still)
     reply = await signed(still, made, b'{"order": 7}')

@@ -142,7 +142,7 @@ def test_json_lines_named_parquet_are_refused_among_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("in_a_file", [False, True])
-def test_a_parquet_footer_beyond_its_bound_is_refused_before_it_is_parsed(tmp_path: Path, in_a_file: bool) -> None:
+def test_parquet_footer_beyond_its_bound_is_refused_before_it_is_parsed(tmp_path: Path, in_a_file: bool) -> None:
     """The same file with a smaller footer is a good batch."""
 
     def source(footer_bytes: int) -> bytes | Path:

@@ -103,7 +103,7 @@ async def test_partitions_are_ordered_and_filtered_by_range(still: System) -> No
     assert await within(12, 5) == []
 
 
-async def test_a_version_of_another_dataset_has_no_partitions_here(still: System) -> None:
+async def test_version_of_another_dataset_has_no_partitions_here(still: System) -> None:
     await built(still, (0, 9))
     other = (await got(still, "/v1/datasets/chain:feed:blocks"))["current_version"]
     for version in (other, uuid4()):
@@ -215,7 +215,7 @@ async def test_other_org_sees_nothing(still: System) -> None:
     assert (await still.user("GET", explain, key=key)).status_code == 404
 
 
-async def test_the_same_names_in_two_orgs_are_two_datasets(still: System) -> None:
+async def test_same_names_in_two_orgs_are_two_datasets(still: System) -> None:
     await built(still, (0, 9))
     org = await still.kernel.access.principals.create_org("elsewhere")
     await deploy(still, CHAIN, org.org_id)

@@ -40,7 +40,7 @@ async def test_missing_input_is_named_by_its_published_name(still: System) -> No
     assert (found["reason"], found["detail"]) == ("input_missing", "0-9 is not in doubled yet.")
 
 
-async def test_a_scope_is_in_progress_then_done_by_its_task(still: System) -> None:
+async def test_scope_is_in_progress_then_done_by_its_task(still: System) -> None:
     await deploy(still, CHAIN)
     await bring(still, scope(0, 9))
     (task_id,) = await waiting(still, "chain", "double")
@@ -139,7 +139,7 @@ async def test_unknown_job_is_not_found(shared: System, path: str) -> None:
 
 
 @pytest.mark.parametrize("span", ["", "?start=0", "?start=9&end=0", "?start=x&end=9", f"?start=0&end={2**63}"])
-async def test_a_malformed_range_is_refused(shared: System, span: str) -> None:
+async def test_malformed_range_is_refused(shared: System, span: str) -> None:
     assert (await shared.user("GET", f"/v1/dags/chain/jobs/double/explain{span}")).status_code == 400
 
 

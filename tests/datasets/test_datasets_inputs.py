@@ -111,7 +111,7 @@ async def test_task_over_a_stream_receives_its_bounds(still: System) -> None:
     assert (given["start"], given["end"], given["cursor"]) == (10, 30, 30)
 
 
-async def test_a_token_names_the_datasets_of_the_jobs_inputs_and_their_files(still: System) -> None:
+async def test_token_names_the_datasets_of_the_jobs_inputs_and_their_files(still: System) -> None:
     await deploy(still, TWO.replace("WAIT", "all"))
     for job in ("left", "right"):
         await bring(still, scope(0, 9), dag="two", job=job)
@@ -138,7 +138,7 @@ async def test_a_token_names_the_datasets_of_the_jobs_inputs_and_their_files(sti
     await finish(still, claim, scope(0, 9))
 
 
-async def test_a_sources_token_reads_nothing(still: System) -> None:
+async def test_sources_token_reads_nothing(still: System) -> None:
     await deploy(still, CHAIN)
     claims = claims_of((await claim_of(still, "chain", "feed"))["capability_token"])
     assert (claims["datasets"], claims["s3"]["read_prefixes"]) == ([], [])

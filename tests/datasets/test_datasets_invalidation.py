@@ -93,7 +93,7 @@ async def test_partitions_of_a_source_count_as_changed_without_a_new_task(still:
     assert await idle(still)
 
 
-async def test_a_range_of_a_stream_counts_as_rewritten(still: System) -> None:
+async def test_range_of_a_stream_counts_as_rewritten(still: System) -> None:
     await deploy(still, STREAM)
     for cursor in (9, 19, 29):
         await bring(still, {"cursor": cursor}, dag="river", job="flow")
@@ -108,7 +108,7 @@ async def test_a_range_of_a_stream_counts_as_rewritten(still: System) -> None:
     assert await still.value("select committed from interlock.job_cursors") == 29
 
 
-async def test_a_dry_run_counts_and_changes_nothing(still: System) -> None:
+async def test_dry_run_counts_and_changes_nothing(still: System) -> None:
     await built(still, (0, 9), (10, 19))
     for name, expected in (("doubled", 2), ("chain:feed:blocks", 2)):
         reply = await invalidate(still, name, 5, 12, dry_run=True)
@@ -247,7 +247,7 @@ async def test_too_many_scopes_in_one_call_are_refused(still: System, monkeypatc
         assert (await invalidate(still, name, 0, 19, dry_run=True)).json()["scopes"] == 2
 
 
-async def test_a_reader_may_not_invalidate(still: System) -> None:
+async def test_reader_may_not_invalidate(still: System) -> None:
     await built(still, (0, 9))
     reply = await invalidate(still, "doubled", 0, 9, key=await key_of(still, Role.READER))
     assert reply.status_code == 403
@@ -266,7 +266,7 @@ async def test_a_reader_may_not_invalidate(still: System) -> None:
         {"start": 0, "end": 9, "reason": "x", "force": True},
     ],
 )
-async def test_a_malformed_invalidation_is_refused(shared: System, body: dict[str, Any]) -> None:
+async def test_malformed_invalidation_is_refused(shared: System, body: dict[str, Any]) -> None:
     reply = await shared.user("POST", "/v1/datasets/doubled/invalidate", json=body)
     assert reply.status_code == 400
 

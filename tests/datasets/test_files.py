@@ -137,7 +137,7 @@ async def test_only_the_holder_of_a_task_gets_its_data(flow: DeployedDags, clock
 # Conditions for a file to count
 
 
-async def test_a_file_counts_only_under_its_attempt_and_with_its_marker(flow: DeployedDags) -> None:
+async def test_file_counts_only_under_its_attempt_and_with_its_marker(flow: DeployedDags) -> None:
     claim = await task_of(flow, "feed", {"start": 0, "end": 9})
     grant = claim["task"]["outputs"][0]
     prefix = grant["write_prefix"]

@@ -265,7 +265,7 @@ async def test_files_of_other_attempts_are_visible_once_committed(flow: Deployed
     assert {seen, now_seen} <= await holder_.listed(read)
 
 
-async def test_a_file_whose_task_was_deleted_long_ago_is_still_read(flow: DeployedDags) -> None:
+async def test_file_whose_task_was_deleted_long_ago_is_still_read(flow: DeployedDags) -> None:
     producer = await started(flow, "feed")
     await minted(flow.system, producer)
     file = await committed(flow, producer)

@@ -137,7 +137,7 @@ async def test_blocks_are_mined_at_the_configured_interval() -> None:
         await until(lambda: grown(int(stopped, 16) + 5))
 
 
-def test_a_batch_of_a_hundred_blocks_and_their_logs_agree() -> None:
+def test_batch_of_a_hundred_blocks_and_their_logs_agree() -> None:
     with node("--blocks", "300", "--manual") as running:
         blocks = running.blocks(101, 200)
         assert [int(block["number"], 16) for block in blocks] == list(range(101, 201))

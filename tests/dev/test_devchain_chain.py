@@ -70,7 +70,7 @@ def document(contents: Contents) -> Any:
 
 @given(shapes, steps)
 @settings(max_examples=25, deadline=None)
-def test_the_same_shape_and_steps_give_the_same_chain_byte_for_byte(shape: Shape, taken: list[Step]) -> None:
+def test_same_shape_and_steps_give_the_same_chain_byte_for_byte(shape: Shape, taken: list[Step]) -> None:
     one, other = Chain(shape, blocks=10), Chain(shape)
     other.mine(4)
     other.mine(6)

@@ -260,7 +260,7 @@ def test_logs_follow_a_reorg() -> None:
 # Limits
 
 
-def test_a_range_or_a_result_past_the_limit_is_refused() -> None:
+def test_range_or_a_result_past_the_limit_is_refused() -> None:
     node = Node(serving=Serving(log_range=10, log_results=50))
     few = {"topics": [NOWHERE]}
     assert node.call("eth_getLogs", few | {"fromBlock": "0x1", "toBlock": "0xa"}) == []
@@ -275,7 +275,7 @@ def test_a_range_or_a_result_past_the_limit_is_refused() -> None:
     assert (code, message) == (-32005, "query returned more than 50 results")
 
 
-def test_a_batch_past_the_limit_is_refused_as_a_whole() -> None:
+def test_batch_past_the_limit_is_refused_as_a_whole() -> None:
     node = Node(limits=Limits(batch=3))
     call = {"jsonrpc": "2.0", "id": 1, "method": "dev_mine"}
     assert len(node.send([call] * 3)) == 3
@@ -326,14 +326,14 @@ def test_batch_with_too_large_an_answer_is_truncated() -> None:
     ],
     ids=lambda value: value[:60].decode(errors="replace") if isinstance(value, bytes) else "",
 )
-def test_a_malformed_request_gets_the_error_code_of_the_specification(
+def test_malformed_request_gets_the_error_code_of_the_specification(
     node: Node, body: bytes, code: int, id_: Any
 ) -> None:
     reply = node.raw(body)
     assert (reply["jsonrpc"], reply["id"], reply["error"]["code"]) == ("2.0", id_, code)
 
 
-def test_a_batch_answers_each_call_in_order_and_no_notification(node: Node) -> None:
+def test_batch_answers_each_call_in_order_and_no_notification(node: Node) -> None:
     replies = node.send(
         [
             {"jsonrpc": "2.0", "method": "eth_chainId", "id": "1"},

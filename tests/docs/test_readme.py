@@ -141,7 +141,7 @@ def _lines() -> Iterator[str]:
             yield from (line for line in block.splitlines() if line.startswith("interlock "))
 
 
-def test_the_python_of_the_tour_runs(terminal: Terminal) -> None:
+def test_python_of_the_tour_runs(terminal: Terminal) -> None:
     _, program = blocks(read("README.md"), "python")
     (terminal.folder / "tour.py").write_text(program.replace(GATEWAY, terminal.gateway))
     assert "Completed=100" in terminal.type("python tour.py")

@@ -159,7 +159,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("form", ENDLESS)
-async def test_an_endless_request_is_cut_off(form: str) -> None:
+async def test_endless_request_is_cut_off(form: str) -> None:
     opening, piece = ENDLESS[form]
     async with serving(PATIENT) as served:
         client = await served.connect()
@@ -190,7 +190,7 @@ async def test_many_small_chunks_of_a_long_body_are_read() -> None:
         assert served.app.read == 400_000
 
 
-async def test_a_rest_of_a_body_within_bounds_is_discarded_and_the_connection_kept() -> None:
+async def test_rest_of_a_body_within_bounds_is_discarded_and_the_connection_kept() -> None:
     async with serving(PATIENT) as served:
         client = await served.connect()
         await client.send(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n")
@@ -207,14 +207,14 @@ async def test_some_pipelined_requests_are_answered_in_order() -> None:
             assert (await client.reply()).startswith(b"HTTP/1.1 200")
 
 
-async def test_an_error_never_gets_into_the_reply_to_another_request() -> None:
+async def test_error_never_gets_into_the_reply_to_another_request() -> None:
     async with serving(PATIENT) as served:
         client = await served.connect()
         await client.send(b"GET /poll HTTP/1.1\r\nHost: x\r\n\r\nNOT HTTP AT ALL\r\n\r\n")
         assert await client.rest() == b""
 
 
-async def test_a_request_with_an_upgrade_is_answered_as_one_without() -> None:
+async def test_request_with_an_upgrade_is_answered_as_one_without() -> None:
     async with serving(PATIENT) as served:
         client = await served.connect()
         await client.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
@@ -321,7 +321,7 @@ async def test_at_the_cap_idle_and_half_sent_requests_make_room() -> None:
         assert [await served.status() for _ in range(10)] == [200] * 10
 
 
-async def test_a_server_full_of_requests_at_work_refuses_more() -> None:
+async def test_server_full_of_requests_at_work_refuses_more() -> None:
     async with serving(ConnectionLimits(connections=3, per_peer=0)) as served:
         polls = [await served.connect() for _ in range(3)]
         for poll in polls:

@@ -94,13 +94,13 @@ async def test_routes_of_one_listener_do_not_exist_on_the_other(shared: System) 
 
 
 @pytest.mark.parametrize("path", ["/internal/task-claim", "/internal/jwks/task", "/v1/task/heartbeat", "/internal"])
-async def test_the_gateway_does_not_know_internal_paths(shared: System, path: str) -> None:
+async def test_gateway_does_not_know_internal_paths(shared: System, path: str) -> None:
     for method in ("GET", "POST"):
         reply = await shared.http.request(method, shared.gateway_url + path, headers=await everyone(shared), json={})
         assert_problem(reply, 404, "not_found")
 
 
-async def test_the_openapi_documents_list_every_route_and_its_problems(shared: System) -> None:
+async def test_openapi_documents_list_every_route_and_its_problems(shared: System) -> None:
     for module, url in ((gateway, shared.gateway_url), (dispatcher, shared.internal_url)):
         handled = {
             (method, re.sub(r":\w+}", "}", path))
@@ -159,13 +159,13 @@ async def test_path_ids_are_documented_as_uuids(shared: System) -> None:
         ("DELETE", "/v1/worker-tokens/%00", 400, "bad_request"),
     ],
 )
-async def test_a_wrong_address_gets_a_problem_document(
+async def test_wrong_address_gets_a_problem_document(
     shared: System, method: str, path: str, status: int, code: str
 ) -> None:
     assert_problem(await shared.user(method, path), status, code)
 
 
-async def test_the_internal_listener_answers_in_the_same_way(shared: System) -> None:
+async def test_internal_listener_answers_in_the_same_way(shared: System) -> None:
     assert_problem(await shared.worker("GET", "/nowhere"), 404, "not_found")
     assert_problem(await shared.worker("PUT", "/internal/task-claim"), 405, "method_not_allowed")
     assert_problem(await shared.worker("GET", "/internal/task-fetch"), 400, "invalid_request")
@@ -247,7 +247,7 @@ async def test_malformed_json_is_a_bad_request_on_every_endpoint_with_a_body(sha
     ],
     ids=lambda wrong: json.dumps(wrong)[:60],
 )
-async def test_a_body_of_another_shape_is_a_bad_request_that_names_the_field(shared: System, wrong: Any) -> None:
+async def test_body_of_another_shape_is_a_bad_request_that_names_the_field(shared: System, wrong: Any) -> None:
     problem = assert_problem(await shared.user("POST", "/v1/jobs", json=wrong), 400, "invalid_request")
     assert "`" in problem["detail"]
 
@@ -258,7 +258,7 @@ async def test_job_without_a_list_gets_an_error_with_the_three_options(shared: S
 
 
 @pytest.mark.parametrize("field", ["task_id", "lease_token"])
-async def test_a_malformed_uuid_in_a_body_is_a_bad_request(shared: System, field: str) -> None:
+async def test_malformed_uuid_in_a_body_is_a_bad_request(shared: System, field: str) -> None:
     claim = await shared.claim(await shared.one())
     for wrong in ("x", "", 7, None, claim[field][:-1], claim[field] + "0"):
         reply = await shared.attempt("/v1/task/heartbeat", claim["capability_token"], fence(claim) | {field: wrong})
@@ -298,7 +298,7 @@ async def _pieces(size: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("how", ["with its length", "in chunks"])
-async def test_a_body_of_10_mb_is_too_large(shared: System, how: str) -> None:
+async def test_body_of_10_mb_is_too_large(shared: System, how: str) -> None:
     size = 10_000_000
     for call, path in ((shared.user, "/v1/jobs"), (shared.worker, "/internal/task-complete")):
         content: Any = b"x" * size if how == "with its length" else _pieces(size)
@@ -359,7 +359,7 @@ async def test_both_listeners_speak_tls_when_given_a_certificate(state_url: str,
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:7070", "[::]:7070", "10.0.0.7:7070", "example.com:7070", "[fe80::1]:1"])
-def test_a_listener_that_is_not_loopback_needs_tls(address: str, tmp_path: Path) -> None:
+def test_listener_that_is_not_loopback_needs_tls(address: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="tls_cert") as refused:
         require_safe(address, Settings())
     assert address in refused.value.detail
@@ -369,7 +369,7 @@ def test_a_listener_that_is_not_loopback_needs_tls(address: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.9.1:7070", "[::1]:7070", "localhost:7070"])
-def test_a_loopback_listener_may_do_without_tls(address: str) -> None:
+def test_loopback_listener_may_do_without_tls(address: str) -> None:
     require_safe(address, Settings())
 
 

@@ -186,7 +186,7 @@ async def test_every_example_is_answered_as_the_document_says(site: Intake) -> N
     assert {call: set(replies) for call, replies in scene.replies.items()} == CALLS
 
 
-async def test_the_served_document_has_them_and_they_are_valid(site: Intake) -> None:
+async def test_served_document_has_them_and_they_are_valid(site: Intake) -> None:
     document = (await site.system.http.get(site.system.gateway_url + "/openapi.json")).json()
     for call, statuses in CALLS.items():
         method, path = call.split(" ")

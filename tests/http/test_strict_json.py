@@ -109,7 +109,7 @@ def test_only_the_outermost_object_may_be_asked_about() -> None:
         require_unique_keys(b'{"a": [{"b": 1}], "c": 1, "a": {}}', top_only=True)
 
 
-def test_a_repeated_key_beside_what_cannot_be_decoded_is_found() -> None:
+def test_repeated_key_beside_what_cannot_be_decoded_is_found() -> None:
     with pytest.raises(RepeatedKey):
         require_unique_keys(b'{"a": 1e400, "b": "\xff", "a": 2}')
     require_unique_keys(b'{"a": 1e400, "b": "\xff"}')

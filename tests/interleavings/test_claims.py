@@ -84,9 +84,7 @@ async def test_partial_claim_leaves_a_wake_up_for_locked_tasks(
 
 
 @in_every_order(listed="claim.before_commit", ranged="claim.before_commit")
-async def test_a_list_and_a_range_of_the_same_tasks_in_every_order_the_first_gets_all(
-    arena: Arena, order: Order
-) -> None:
+async def test_list_and_a_range_of_the_same_tasks_in_every_order_the_first_gets_all(arena: Arena, order: Order) -> None:
     run_id = (await arena.submitted(4)).run_id
     ids = [run_task_id(run_id, index) for index in range(4)]
     played = await arena.play(order, listed=claim(*ids), ranged=claim_range(run_id, 0, 3))

@@ -187,7 +187,7 @@ async def test_cancel_and_report_in_every_order_agree_on_one_end(arena: Arena, o
 
 
 @in_every_order(alike=("one", "other"), one="complete.before_commit", other="complete.before_commit")
-async def test_the_same_report_twice_in_every_order_counts_once_with_its_outputs(arena: Arena, order: Order) -> None:
+async def test_same_report_twice_in_every_order_counts_once_with_its_outputs(arena: Arena, order: Order) -> None:
     output: dict[str, Any] = {"dataset_uuid": uuid4(), "dataset_version": uuid4()}
     (lease,) = await arena.claimed(outputs=[output])
     location = write_prefix(arena.objects_root, lease.task_id, lease.attempt, *output.values()) + "part"

@@ -28,7 +28,7 @@ async def test_reaper_and_grouped_report_in_every_order_end_as_reported(arena: A
 
 
 @in_every_order(alike=("one", "other"), one="complete.before_commit", other="complete.before_commit")
-async def test_a_grouped_report_twice_in_every_order_counts_once(arena: Arena, order: Order) -> None:
+async def test_grouped_report_twice_in_every_order_counts_once(arena: Arena, order: Order) -> None:
     leases = await arena.claimed(TASKS)
     report = complete_group(leases)
     played = await arena.play(order, one=report, other=report)

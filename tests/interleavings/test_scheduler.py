@@ -53,7 +53,7 @@ def test_order_knows_which_operation_ended_first() -> None:
     )
 
 
-async def test_the_same_failpoint_holds_one_caller_and_lets_another_pass(arena: Arena) -> None:
+async def test_same_failpoint_holds_one_caller_and_lets_another_pass(arena: Arena) -> None:
     one, other = await arena.claimed(2)
     order = Order({"held": ("complete.before_commit",), "free": ()}, ("held", "free", "held"))
     seen: list[str] = []

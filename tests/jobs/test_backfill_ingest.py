@@ -360,7 +360,7 @@ async def end(flow: DeployedDags, claim: dict[str, Any]) -> int:
     return start
 
 
-async def test_a_runtime_without_a_queue_is_invoked_for_each_task(site: Intake, flow: DeployedDags) -> None:
+async def test_runtime_without_a_queue_is_invoked_for_each_task(site: Intake, flow: DeployedDags) -> None:
     run_id = await started(flow, 0, 599, job="pieces")
     await site.drain()
     assert await site.shard(run_id) > 0

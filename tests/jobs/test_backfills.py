@@ -161,7 +161,7 @@ async def test_tasks_are_handed_out_in_ranges_and_each_scope_once(site: Intake, 
     assert await flow.finish_all("chain", "clean") == ranges(25)
 
 
-async def test_a_crash_between_ranges_neither_repeats_nor_skips_a_scope(
+async def test_crash_between_ranges_neither_repeats_nor_skips_a_scope(
     site: Intake, flow: DeployedDags, tens: None
 ) -> None:
     passes = 0

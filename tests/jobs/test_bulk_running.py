@@ -54,7 +54,7 @@ async def test_small_run_does_not_wait_behind_a_large_one(site: Intake) -> None:
     assert runs.count(run["run_id"]) >= 2
 
 
-async def test_a_range_reported_twice_out_of_order_and_beyond_the_claim_counts_once(site: Intake) -> None:
+async def test_range_reported_twice_out_of_order_and_beyond_the_claim_counts_once(site: Intake) -> None:
     system = site.system
     run = await large(site)
     group = await group_of(system, run, 0, 99)
@@ -69,7 +69,7 @@ async def test_a_range_reported_twice_out_of_order_and_beyond_the_claim_counts_o
     assert (counts["Completed"], counts["Running"], counts["Queued"]) == (61, 39, 1900)
 
 
-async def test_a_large_run_is_paused_resumed_and_ends(site: Intake) -> None:
+async def test_large_run_is_paused_resumed_and_ends(site: Intake) -> None:
     system = site.system
     run = await large(site)
     await system.user("POST", f"/v1/jobs/{run['job_id']}/pause")
@@ -100,7 +100,7 @@ async def test_job_is_deleted_during_its_ingest(site: Intake) -> None:
         assert await site.system.value(f"select count(*) from interlock.{table}") == 0, table
 
 
-async def test_a_large_job_is_deleted_with_its_table_while_it_runs(site: Intake) -> None:
+async def test_large_job_is_deleted_with_its_table_while_it_runs(site: Intake) -> None:
     system = site.system
     run = await large(site, limits={"max_concurrency": 50})
     shard = await site.shard(run["run_id"])

@@ -214,7 +214,7 @@ async def test_odd_list_ends_complete(site: Intake, clock: ManualClock, content:
     await nothing_left(site)
 
 
-async def test_a_line_of_200_megabytes_fails_its_run_and_leaves_nothing(site: Intake, clock: ManualClock) -> None:
+async def test_line_of_200_megabytes_fails_its_run_and_leaves_nothing(site: Intake, clock: ManualClock) -> None:
     run = await site.ingested(LINES + b'{"n": "' + b"2" * (200 << 20) + b'"}\n', checked=False)
     assert (run["state"], run["reason"]) == (
         "Failed",

@@ -73,7 +73,7 @@ async def test_parts_form_one_list_with_continuous_line_numbers(site: Intake) ->
     assert sorted(payloads) == list(range(132))
 
 
-async def test_a_byte_order_mark_mixed_line_ends_and_blank_lines_make_no_tasks(site: Intake) -> None:
+async def test_byte_order_mark_mixed_line_ends_and_blank_lines_make_no_tasks(site: Intake) -> None:
     run = await site.ingested(b'\xef\xbb\xbf{"a": 1}\r\n\n\r\n[2]\n3\r\n\n')
     assert await site.payloads(run["run_id"]) == {0: {"a": 1}, 3: [2], 4: 3}
     assert run["total"] == 3
@@ -126,7 +126,7 @@ async def test_list_with_a_wrong_checksum_fails(site: Intake) -> None:
 
 
 @pytest.mark.parametrize("change", ["replaced", "truncated", "removed"])
-async def test_a_list_that_is_changed_after_the_submission_fails(site: Intake, change: str) -> None:
+async def test_list_that_is_changed_after_the_submission_fails(site: Intake, change: str) -> None:
     accepted = await site.submit(lines(60))
     prefix = await site.system.value(
         "select source ->> 'prefix' from interlock.ingests where run_id = $1::text::uuid", accepted["run_id"]
@@ -262,7 +262,7 @@ async def test_concurrent_calls_add_each_task_once_with_its_own_index(site: Inta
     assert set(await site.indexes_of_messages(opened["run_id"])) == set(range(70))
 
 
-async def test_an_open_run_may_be_closed_without_a_task(site: Intake) -> None:
+async def test_open_run_may_be_closed_without_a_task(site: Intake) -> None:
     opened = (await site.system.user("POST", "/v1/jobs", json={"operator": "echo", "open": True})).json()
     closed = await site.system.user("POST", f"/v1/jobs/{opened['job_id']}/close")
     assert (closed.json()["state"], closed.json()["total"]) == ("Completed", 0)

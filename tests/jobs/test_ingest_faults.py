@@ -127,7 +127,7 @@ async def test_unreadable_list_is_given_up(site: Intake) -> None:
     assert (run["state"], run["reason"]) == ("Failed", "Given up after 15 tries: PostgresError")
 
 
-async def test_a_run_whose_message_is_lost_is_found_at_every_step(site: Intake) -> None:
+async def test_run_whose_message_is_lost_is_found_at_every_step(site: Intake) -> None:
     for point in ("ingest.chunk_loaded", "ingest.loaded", "ingest.finished"):
         accepted = await site.submit(LINES[: LINES.index(b'{"n": 100,')])
 
@@ -181,7 +181,7 @@ async def test_paused_run_stays_paused_after_its_ingest(site: Intake) -> None:
 
 
 @pytest.mark.parametrize("tasks", [0, 3])
-async def test_an_open_run_that_is_canceled_ends(site: Intake, tasks: int) -> None:
+async def test_open_run_that_is_canceled_ends(site: Intake, tasks: int) -> None:
     body = {"operator": "echo", "open": True, "tasks": list(range(tasks))}
     opened = (await site.system.user("POST", "/v1/jobs", json=body)).json()
     await site.system.user("POST", f"/v1/jobs/{opened['job_id']}/cancel")

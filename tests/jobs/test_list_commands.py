@@ -47,7 +47,7 @@ async def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[i
     # Fixed ids, because gzip stores the time: test processes that start in different seconds would disagree on ids.
     ids=["lines", "packed", "table"],
 )
-async def test_a_file_is_uploaded_and_becomes_a_run(
+async def test_file_is_uploaded_and_becomes_a_run(
     connected: Intake, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, content: bytes, payloads: object
 ) -> None:
     file = tmp_path / name
@@ -60,7 +60,7 @@ async def test_a_file_is_uploaded_and_becomes_a_run(
     assert await connected.payloads(accepted["run_id"]) == payloads
 
 
-async def test_an_open_run_is_added_to_and_closed(connected: Intake, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_open_run_is_added_to_and_closed(connected: Intake, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = await run(capsys, "job", "submit", "--operator", "echo", "--name", "found", "--open")
     assert code == 0, said
     code, said = await run(capsys, "job", "add", "found", "--task", "1", "--task", "[2]", "--output", "json")

@@ -48,7 +48,7 @@ def written(folder: Path, run_id: str, ends: list[tuple[int, str]]) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest | {"parts": [part]}))
 
 
-async def test_a_receipt_is_saved_and_verified_offline(
+async def test_receipt_is_saved_and_verified_offline(
     connected: System, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = await mixed(connected)
@@ -117,7 +117,7 @@ async def test_results_and_tasks_of_a_job_are_read(
     assert (code, "Completed" in printed) == (0, True)
 
 
-async def test_a_job_is_paused_resumed_canceled_and_deleted(
+async def test_job_is_paused_resumed_canceled_and_deleted(
     connected: System, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job_id = (await connected.submit([1, 2]))["job_id"]

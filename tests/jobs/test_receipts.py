@@ -76,7 +76,7 @@ async def test_receipt_stays_the_same_until_a_retry_reopens_the_run(shared: Syst
     assert second["receipt"]["ids"] == first["receipt"]["ids"]
 
 
-async def test_a_large_run_is_walked_over_several_calls(shared: System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_run_is_walked_over_several_calls(shared: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """With blocks of two tasks, and two blocks per call."""
     for module in (receipt_verification, receipts):
         monkeypatch.setattr(module, "BLOCK", 2)

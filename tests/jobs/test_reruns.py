@@ -59,7 +59,7 @@ async def test_all_or_failed_or_canceled_tasks_run_again_with_their_payloads(mad
         assert await made.indexes_of_messages(new["run_id"]) == list(range(len(indexes)))
 
 
-async def test_the_error_class_of_the_last_attempt_decides(made: Intake) -> None:
+async def test_error_class_of_the_last_attempt_decides(made: Intake) -> None:
     accepted = await made.system.submit([{"n": n} for n in range(4)], policy={"max_attempts": 1})
     claims = (await made.system.claim_many(run_id=accepted["run_id"], start=0, end=3))["claims"]
     items = [fence(c) | {"status": "Failed", "error_class": "AB"[c["task"]["index"] % 2]} for c in claims]
@@ -170,7 +170,7 @@ async def test_every_column_of_a_run_is_a_setting_that_a_rerun_keeps_or_its_own_
 
 
 @pytest.mark.parametrize("tasks", [3, 30], ids=["a few", "many"])
-async def test_a_rerun_keeps_every_setting_of_its_run(made: Intake, tasks: int) -> None:
+async def test_rerun_keeps_every_setting_of_its_run(made: Intake, tasks: int) -> None:
     lines = b"".join(b'{"url": "http://h/%d"}\n' % n for n in range(tasks))
     first = await made.ingested(lines, limits=LIMITS, retention_days=30.0)
     kept = await settings_of(made.system, first["run_id"])
@@ -179,7 +179,7 @@ async def test_a_rerun_keeps_every_setting_of_its_run(made: Intake, tasks: int) 
     assert await settings_of(made.system, new["run_id"]) == kept
 
 
-async def test_a_rerun_of_a_run_stopped_by_its_deadline_has_the_same_time_again(made: Intake) -> None:
+async def test_rerun_of_a_run_stopped_by_its_deadline_has_the_same_time_again(made: Intake) -> None:
     first = await made.system.submit([1], limits={"deadline_seconds": 60})
     past = "update interlock.runs set deadline_at = interlock.clock() where run_id = $1::text::uuid"
     await made.system.value(past, first["run_id"])
@@ -197,7 +197,7 @@ async def failed_ingest(made: Intake, **job: Any) -> dict[str, Any]:
     return run
 
 
-async def test_a_rerun_of_a_failed_ingest_ingests_the_same_list_again(made: Intake) -> None:
+async def test_rerun_of_a_failed_ingest_ingests_the_same_list_again(made: Intake) -> None:
     first = await failed_ingest(made, limits=LIMITS)
     new = await rerun(made.system, first["job_id"], code=202)
     assert (new["state"], new["total"], new["run_id"] != first["run_id"]) == ("Ingesting", None, True)
@@ -207,7 +207,7 @@ async def test_a_rerun_of_a_failed_ingest_ingests_the_same_list_again(made: Inta
     assert (again["state"], again["reason"]) == ("Failed", first["reason"])
 
 
-async def test_a_rerun_makes_the_tasks_of_a_list_whose_ingest_was_given_up(made: Intake) -> None:
+async def test_rerun_makes_the_tasks_of_a_list_whose_ingest_was_given_up(made: Intake) -> None:
     async def away() -> None:
         raise ConnectionResetError("the store is away")
 
@@ -226,7 +226,7 @@ async def test_a_rerun_makes_the_tasks_of_a_list_whose_ingest_was_given_up(made:
     assert (await made.system.run(new["run_id"]))["state"] == "Running"
 
 
-async def test_a_rerun_of_a_run_canceled_in_mid_ingest_ingests_its_list(made: Intake) -> None:
+async def test_rerun_of_a_run_canceled_in_mid_ingest_ingests_its_list(made: Intake) -> None:
     accepted = await made.submit(b"1\n2\n3\n")
     await made.system.user("POST", f"/v1/runs/{accepted['run_id']}/cancel")
     await made.drain()
@@ -238,13 +238,13 @@ async def test_a_rerun_of_a_run_canceled_in_mid_ingest_ingests_its_list(made: In
 
 
 @pytest.mark.parametrize("filters", [{"status": ["Failed"]}, {"error_class": "X"}, {"first": 1}, {"last": 1}])
-async def test_a_filter_on_a_run_without_tasks_is_refused(made: Intake, filters: dict[str, Any]) -> None:
+async def test_filter_on_a_run_without_tasks_is_refused(made: Intake, filters: dict[str, Any]) -> None:
     first = await failed_ingest(made)
     refused = await rerun(made.system, first["job_id"], code=409, **filters)
     assert refused["code"] == "run_not_ingested"
 
 
-async def test_a_rerun_of_a_failed_ingest_whose_list_is_gone_or_changed_is_refused(made: Intake) -> None:
+async def test_rerun_of_a_failed_ingest_whose_list_is_gone_or_changed_is_refused(made: Intake) -> None:
     system, upload = made.system, "select source ->> 'upload_id' from interlock.ingests where run_id = $1::text::uuid"
     expired = await failed_ingest(made)
     past = "update interlock.uploads set sweep_at = interlock.clock() where upload_id = $1::text::uuid"
@@ -259,7 +259,7 @@ async def test_a_rerun_of_a_failed_ingest_whose_list_is_gone_or_changed_is_refus
     assert await system.value("select count(*) from interlock.runs where job_id = any($1::text[]::uuid[])", jobs) == 2
 
 
-async def test_a_rerun_of_an_open_run_says_to_close_it(made: Intake) -> None:
+async def test_rerun_of_an_open_run_says_to_close_it(made: Intake) -> None:
     reply = await made.system.user("POST", "/v1/jobs", json={"operator": "echo", "open": True, "tasks": [1, 2]})
     opened = reply.json()
     refused = await rerun(made.system, opened["job_id"], code=409)
@@ -268,7 +268,7 @@ async def test_a_rerun_of_an_open_run_says_to_close_it(made: Intake) -> None:
     assert (await rerun(made.system, opened["job_id"]))["total"] == 2
 
 
-async def test_a_large_rerun_whose_run_is_deleted_while_it_is_copied_fails(
+async def test_large_rerun_whose_run_is_deleted_while_it_is_copied_fails(
     made: Intake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reruns, "STRETCH", 7)
@@ -286,7 +286,7 @@ async def test_a_large_rerun_whose_run_is_deleted_while_it_is_copied_fails(
     assert (await rerun(made.system, first["job_id"], code=409, run=new["run_id"]))["code"] == "list_gone"
 
 
-async def test_a_large_rerun_that_is_canceled_while_it_is_copied_ends_without_a_task(
+async def test_large_rerun_that_is_canceled_while_it_is_copied_ends_without_a_task(
     made: Intake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reruns, "STRETCH", 7)
@@ -302,7 +302,7 @@ async def test_a_large_rerun_that_is_canceled_while_it_is_copied_ends_without_a_
     assert (await rerun(made.system, first["job_id"], code=409, run=new["run_id"]))["code"] == "list_gone"
 
 
-async def test_a_run_that_is_being_deleted_is_not_run_again(made: Intake) -> None:
+async def test_run_that_is_being_deleted_is_not_run_again(made: Intake) -> None:
     first = await made.system.submit([1, 2])
     await made.system.value(
         "update interlock.runs set delete_requested = true where run_id = $1::text::uuid", first["run_id"]

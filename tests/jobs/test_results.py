@@ -70,7 +70,7 @@ async def test_packed_result_is_complete_for_one_task_and_a_size_in_lists(shared
     assert (await shared.task(page[0]["task_id"]))["result"] == LONG
 
 
-async def test_a_report_of_one_task_is_packed_as_well(shared: System) -> None:
+async def test_report_of_one_task_is_packed_as_well(shared: System) -> None:
     task_id = await shared.one()
     claim = await shared.claim(task_id)
     assert (await shared.complete(claim, result=LONG)).status_code == 200
@@ -90,7 +90,7 @@ async def test_repeated_report_only_leaves_a_pack_deleted_with_the_run(shared: S
     assert (await by_index(shared, group, 2))["result"] == results[2]
 
 
-async def test_a_task_that_fails_after_a_long_result_keeps_the_newer_one(shared: System) -> None:
+async def test_task_that_fails_after_a_long_result_keeps_the_newer_one(shared: System) -> None:
     task_id = await shared.one(policy={"backoff_seconds": 0, "max_attempts": 2})
     await shared.complete(await shared.claim(task_id), "Failed", result=LONG, error_message="no")
     await shared.user("POST", f"/v1/tasks/{task_id}/retry")
@@ -115,7 +115,7 @@ async def test_other_org_gets_neither_task_nor_result(shared: System, other_key:
         assert (await shared.http.get(shared.gateway_url + path)).status_code == 401
 
 
-async def test_a_signed_url_is_for_its_result_alone(shared: System) -> None:
+async def test_signed_url_is_for_its_result_alone(shared: System) -> None:
     group = await claimed(shared, 2)
     await report(shared, group, {0: LONG, 1: LONG})
     url: str = (await by_index(shared, group, 0))["result_url"]

@@ -71,7 +71,7 @@ async def test_paused_run_starts_nothing_and_redelivers_no_messages(still: Syste
     assert (await still.run(run["run_id"]))["state"] == "Completed"
 
 
-async def test_a_single_task_of_a_paused_run_is_not_due(still: System) -> None:
+async def test_single_task_of_a_paused_run_is_not_due(still: System) -> None:
     run = await still.submit([{"n": 1}], name="named")
     await control(still, run, "pause")
     (task_id,) = await still.task_ids(run["run_id"])
@@ -92,7 +92,7 @@ async def test_resumed_run_of_a_runtime_without_a_queue_continues(still: System)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shard 0", "own shard"])
-async def test_a_paused_run_can_be_canceled(still: System, own: bool) -> None:
+async def test_paused_run_can_be_canceled(still: System, own: bool) -> None:
     run = await submitted(still, own, TASKS)
     await control(still, run, "pause")
     await control(still, run, "cancel")
@@ -104,7 +104,7 @@ async def test_a_paused_run_can_be_canceled(still: System, own: bool) -> None:
 
 @pytest.mark.parametrize("own", [False, True], ids=["shard 0", "own shard"])
 @pytest.mark.parametrize("state", ["Running", "Paused", "Completed"])
-async def test_a_job_is_deleted_in_every_state_and_leaves_nothing(still: System, own: bool, state: str) -> None:
+async def test_job_is_deleted_in_every_state_and_leaves_nothing(still: System, own: bool, state: str) -> None:
     run = await submitted(still, own, TASKS[:20], name="gone", policy={"max_attempts": 1})
     reply = await still.claim_many(run_id=run["run_id"], start=0, end=19)
     first, *others = reply["claims"]
@@ -166,7 +166,7 @@ async def test_run_past_its_deadline_is_stopped_with_a_reason(still: System, clo
     assert seen["reason"] == "1 of 250 tasks had ended at the deadline"
 
 
-async def test_a_run_that_is_over_in_time_has_met_its_deadline(still: System, clock: ManualClock) -> None:
+async def test_run_that_is_over_in_time_has_met_its_deadline(still: System, clock: ManualClock) -> None:
     run = await still.submit([{"n": 1}], limits={"deadline_seconds": 60})
     (claim,) = (await still.claim_many(run_id=run["run_id"], start=0, end=0))["claims"]
     await still.complete(claim)
@@ -176,7 +176,7 @@ async def test_a_run_that_is_over_in_time_has_met_its_deadline(still: System, cl
     assert (await still.run(run["run_id"]))["state"] == "Completed"
 
 
-async def test_a_run_with_more_failures_than_it_tolerates_is_stopped(still: System) -> None:
+async def test_run_with_more_failures_than_it_tolerates_is_stopped(still: System) -> None:
     run = await still.submit(TASKS[:10], limits={"tolerated_failure_share": 0.1}, policy={"max_attempts": 1})
     claims = (await still.claim_many(run_id=run["run_id"], start=0, end=3))["claims"]
     await still.complete(claims[0], "Failed", error_class="E")

@@ -67,7 +67,7 @@ async def test_submission_reply_is_exact(still: System) -> None:
     assert (await still.run(body["run_id"]))["counts"]["Queued"] == 2
 
 
-async def test_an_empty_list_is_a_run_that_has_completed(still: System) -> None:
+async def test_empty_list_is_a_run_that_has_completed(still: System) -> None:
     body = (await post(still, tasks=[])).json()
     assert (body["state"], body["total"]) == ("Completed", 0)
     run = await still.run(body["run_id"])
@@ -75,7 +75,7 @@ async def test_an_empty_list_is_a_run_that_has_completed(still: System) -> None:
     assert await still.receive() == []
 
 
-async def test_a_job_shows_its_definition_as_it_was_given(still: System) -> None:
+async def test_job_shows_its_definition_as_it_was_given(still: System) -> None:
     given: dict[str, Any] = {
         "name": "whole",
         "operator": "pkg.module:function",
@@ -99,7 +99,7 @@ async def test_a_job_shows_its_definition_as_it_was_given(still: System) -> None
 # Idempotency
 
 
-async def test_the_same_key_and_body_give_the_same_answer_and_one_job(still: System) -> None:
+async def test_same_key_and_body_give_the_same_answer_and_one_job(still: System) -> None:
     first, second = await post(still, "k1"), await post(still, "k1")
     assert (first.status_code, second.status_code) == (201, 201)
     assert first.content == second.content
@@ -108,14 +108,14 @@ async def test_the_same_key_and_body_give_the_same_answer_and_one_job(still: Sys
     assert third.json()["job_id"] != first.json()["job_id"]
 
 
-async def test_the_same_key_with_another_body_is_a_conflict(still: System) -> None:
+async def test_same_key_with_another_body_is_a_conflict(still: System) -> None:
     await post(still, "k1")
     reply = await post(still, "k1", tasks=[2])
     assert (reply.status_code, reply.json()["code"]) == (409, "idempotency_key_reused")
     assert (await rows(still))["tasks"] == 1
 
 
-async def test_a_key_belongs_to_its_org(still: System) -> None:
+async def test_key_belongs_to_its_org(still: System) -> None:
     theirs = await other_org(still)
     mine, other = await post(still, "k1"), await post(still, "k1", api_key=theirs, tasks=[2])
     assert (mine.status_code, other.status_code) == (201, 201)
@@ -145,7 +145,7 @@ async def test_idempotency_key_expires(still: System, clock: ManualClock) -> Non
     assert len({reply.json()["job_id"] for reply in again} - {first.json()["job_id"]}) == 1
 
 
-async def test_a_refused_request_does_not_use_up_its_key(still: System) -> None:
+async def test_refused_request_does_not_use_up_its_key(still: System) -> None:
     assert (await post(still, "k1", runtime="none-such")).status_code == 400
     assert (await post(still, "k1")).status_code == 201
 
@@ -158,7 +158,7 @@ async def test_idempotency_key_of_invalid_length_is_refused(shared: System, key:
 # Named jobs
 
 
-async def test_a_named_job_is_posted_to_again(still: System) -> None:
+async def test_named_job_is_posted_to_again(still: System) -> None:
     first = (await post(still, name="crawl", config={"a": 1, "b": 2})).json()
     same = (await post(still, name="crawl", config={"b": 2, "a": 1})).json()
     short = (await post(still, name="crawl", operator=...)).json()
@@ -188,7 +188,7 @@ async def test_claim_uses_the_current_definition(still: System) -> None:
     assert (await still.claim(ids[1]))["task"]["config"] == {"v": 2}
 
 
-async def test_a_name_belongs_to_its_org(still: System) -> None:
+async def test_name_belongs_to_its_org(still: System) -> None:
     theirs = await other_org(still)
     await post(still, name="crawl")
     assert (await post(still, name="crawl", operator=..., api_key=theirs)).status_code == 404
@@ -266,7 +266,7 @@ async def test_posts_at_once_with_the_same_keys_in_any_order_make_each_task_once
     ],
     ids=["null", "missing", "object", "list", "no object", "beyond the list", "too long"],
 )
-async def test_a_payload_without_a_single_value_to_dedupe_by_is_refused(
+async def test_payload_without_a_single_value_to_dedupe_by_is_refused(
     still: System, tasks: list[Any], pointer: str
 ) -> None:
     reply = await post(
@@ -286,7 +286,7 @@ async def test_a_payload_without_a_single_value_to_dedupe_by_is_refused(
         ({"": "empty"}, "/", "empty"),
     ],
 )
-async def test_a_pointer_follows_rfc_6901(still: System, payload: Any, pointer: str, key: str) -> None:
+async def test_pointer_follows_rfc_6901(still: System, payload: Any, pointer: str, key: str) -> None:
     assert (await post(still, tasks=[payload, payload], dedupe_by=pointer)).json()["deduplicated"] == 1
     assert await still.value("select dedupe_key from interlock.tasks") == key
 
@@ -352,7 +352,7 @@ async def test_half_a_surrogate_pair_is_refused_or_kept_but_never_breaks_a_read(
         assert text.encode() in page.content
 
 
-async def test_a_payload_that_is_not_utf_8_is_refused_by_its_place(shared: System) -> None:
+async def test_payload_that_is_not_utf_8_is_refused_by_its_place(shared: System) -> None:
     reply = await shared.user("POST", "/v1/jobs", content=b'{"operator": "echo", "tasks": [1, "\xff"]}')
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_payload")
     assert "tasks[1]" in reply.json()["detail"]
@@ -386,7 +386,7 @@ async def test_numbers_in_a_config_survive(shared: System) -> None:
 # Outputs and orgs
 
 
-async def test_a_dataset_belongs_to_the_org_that_names_it_first(still: System) -> None:
+async def test_dataset_belongs_to_the_org_that_names_it_first(still: System) -> None:
     dataset = {"dataset_uuid": str(uuid4()), "dataset_version": str(uuid4())}
     theirs = await other_org(still)
     assert (await post(still, outputs=[dataset])).status_code == 201
@@ -430,7 +430,7 @@ async def test_submissions_at_once_that_share_datasets_in_any_order_all_succeed(
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["queue", "outbox"])
-async def test_a_submission_that_breaks_before_its_commit_leaves_nothing(
+async def test_submission_that_breaks_before_its_commit_leaves_nothing(
     state_url: str, tmp_path: Path, direct: bool
 ) -> None:
     async def fail() -> None:

@@ -44,7 +44,7 @@ def test_calls_crashes_and_time_in_any_order_match_the_model(world: World) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_the_machine_finds(world: World, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+def test_machine_finds(world: World, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
     fault.plant(world, monkeypatch)
     with pytest.raises(AssertionError, match=fault.shows):
         drive(world, 300, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)

@@ -109,7 +109,7 @@ def test_cases_cover_claims_reads_pages_retries_and_cancels() -> None:
 
 
 @pytest.mark.parametrize("name", OWN_CASES)
-def test_a_statement_reads_one_shard_and_little_of_it(measured: dict[str, Touched | Exception], name: str) -> None:
+def test_statement_reads_one_shard_and_little_of_it(measured: dict[str, Touched | Exception], name: str) -> None:
     found, (_, case) = measured[name], OWN_CASES[name]
     if isinstance(found, Exception):
         raise found

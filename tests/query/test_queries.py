@@ -104,7 +104,7 @@ async def test_published_name_is_a_relation_with_typed_columns(site: QuerySystem
 
 
 @pytest.mark.parametrize("relation", ['"chain:feed:blocks"', '"chain/feed/blocks"', "Blocks", "{uuid}"])
-async def test_a_dataset_has_several_names(site: QuerySystem, relation: str) -> None:
+async def test_dataset_has_several_names(site: QuerySystem, relation: str) -> None:
     uuid = await site.system.value("select dataset_uuid from interlock.datasets where job_name = 'feed'")
     assert await site.rows(f"select count(*) from {relation}".replace("{uuid}", f'"{uuid}"')) == [[30]]
 
@@ -211,7 +211,7 @@ async def test_dataset_with_other_read_roles_is_not_a_relation(site: QuerySystem
     assert (await site.ask("select 1", key=reader, datasets=["secrets"])).json()["code"] == "dataset_not_readable"
 
 
-async def test_a_key_without_the_scope_and_no_key_are_refused(site: QuerySystem) -> None:
+async def test_key_without_the_scope_and_no_key_are_refused(site: QuerySystem) -> None:
     body = {"user": "robot", "role": "reader", "scopes": ["jobs:read"]}
     key = (await site.system.user("POST", "/v1/keys", json=body)).json()["key"]
     assert (await site.ask("select 1", key=key)).status_code == 403
@@ -345,13 +345,13 @@ async def test_known_keys_outlive_a_jwks_outage_without_false_refusals(apart: Ap
     assert await apart.status(claim) == (401, "token_expired")
 
 
-async def test_a_task_may_not_start_batch_queries(site: QuerySystem, claim: dict[str, Any]) -> None:
+async def test_task_may_not_start_batch_queries(site: QuerySystem, claim: dict[str, Any]) -> None:
     for mode in ("batch", "auto"):
         reply = await site.ask_as(claim, "select 1", mode=mode)
         assert (reply.status_code, reply.json()["code"]) == (403, "batch_of_a_task")
 
 
-async def test_an_attempt_exports_under_its_own_prefix(site: QuerySystem, claim: dict[str, Any]) -> None:
+async def test_attempt_exports_under_its_own_prefix(site: QuerySystem, claim: dict[str, Any]) -> None:
     reply = (await site.ask_as(claim, "select * from blocks order by block_number", export=True)).json()
     prefix = claim["task"]["outputs"][0]["write_prefix"]
     (file,) = reply["export"]["files"]
@@ -553,7 +553,7 @@ async def test_queries_beyond_the_slots_get_429_with_retry_after(site: QuerySyst
     await site.idle()
 
 
-async def test_a_missing_file_is_503(site: QuerySystem) -> None:
+async def test_missing_file_is_503(site: QuerySystem) -> None:
     await bring(site.system, 100, 109)
     location = await site.system.value("select location from interlock.partitions where range_start = 100")
     path_of(location).rename(path_of(location).with_suffix(".away"))

@@ -86,7 +86,7 @@ def test_refusal_names_the_position_and_the_correction(judge: Any, sql: str, pla
     assert advice in refused.value.detail
 
 
-def test_a_refusal_does_not_repeat_the_statement(judge: Any) -> None:
+def test_refusal_does_not_repeat_the_statement(judge: Any) -> None:
     with pytest.raises(InvalidQuery) as refused:
         judge("select 'a private number 4711' from nowhere")
     assert "4711" not in refused.value.detail

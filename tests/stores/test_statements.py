@@ -56,12 +56,12 @@ def test_duplicate_statement_name_is_refused() -> None:
         Statements(TEXT + TEXT)
 
 
-def test_a_module_gets_the_statements_of_the_nearest_package_around_it() -> None:
+def test_module_gets_the_statements_of_the_nearest_package_around_it() -> None:
     assert "claim" in " ".join(queries("interlock.tasks.claims", "tasks").available_queries)
     assert queries("interlock.datasets.buffers.store", "buffers") is queries("interlock.datasets.files", "buffers")
     assert "merge" in queries("interlock.datasets.buffers.store", "sink").available_queries
 
 
-def test_a_module_gets_no_statements_of_another_capability() -> None:
+def test_module_gets_no_statements_of_another_capability() -> None:
     with pytest.raises(FileNotFoundError, match=r"interlock\.bus\.path\.delivery has queries/triggers\.sql"):
         queries("interlock.bus.path.delivery", "triggers")

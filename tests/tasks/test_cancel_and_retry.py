@@ -63,7 +63,7 @@ async def test_queued_task_is_canceled_immediately_and_its_message_finds_nothing
     assert await still.value("select count(*) from interlock.queue_messages") == 0
 
 
-async def test_a_running_attempt_learns_of_the_cancel_and_reports_it(still: System) -> None:
+async def test_running_attempt_learns_of_the_cancel_and_reports_it(still: System) -> None:
     task_id = await still.one()
     claim = await still.claim(task_id)
     task = await cancel(still, task_id)
@@ -195,7 +195,7 @@ async def test_empty_filter_is_refused(shared: System, body: dict[str, Any], sta
     assert (reply.status_code, reply.json()["code"]) == (status, code), reply.text
 
 
-async def test_a_canceled_run_ends_when_its_last_attempt_has_reported(still: System) -> None:
+async def test_canceled_run_ends_when_its_last_attempt_has_reported(still: System) -> None:
     accepted = await still.submit(list(range(5)), policy=ONE_ATTEMPT)
     run_id = accepted["run_id"]
     ids = await still.task_ids(run_id)
@@ -327,7 +327,7 @@ async def test_retry_concurrent_with_the_end_of_its_run_leaves_it_open(still: Sy
     assert (await still.run(run_id))["state"] == "Completed"
 
 
-async def test_a_retry_in_a_canceled_run_is_not_canceled_again(still: System) -> None:
+async def test_retry_in_a_canceled_run_is_not_canceled_again(still: System) -> None:
     accepted = await still.submit([0, 1], policy=ONE_ATTEMPT)
     run_id = accepted["run_id"]
     ids = await still.task_ids(run_id)

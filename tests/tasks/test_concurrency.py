@@ -123,7 +123,7 @@ FREEINGS: list[Freeing] = [by_completing, by_failing, by_reaping, by_canceling, 
 
 
 @pytest.mark.parametrize("free", FREEINGS, ids=lambda f: f.__name__)
-async def test_a_freed_slot_wakes_exactly_one_parked_task(still: System, clock: ManualClock, free: Freeing) -> None:
+async def test_freed_slot_wakes_exactly_one_parked_task(still: System, clock: ManualClock, free: Freeing) -> None:
     await still.submit([0, 1, 2], scaling={"max_concurrency": 1}, policy={"backoff_seconds": 600, "lease_seconds": 60})
     (first,) = await take(still)
     assert (await parked(still), await still.receive()) == (2, [])
@@ -142,7 +142,7 @@ async def released(system: System, *claims: dict[str, Any]) -> int:
     return int(reply.json()["released"])
 
 
-async def test_a_released_task_and_a_parked_one_share_the_freed_slot(still: System) -> None:
+async def test_released_task_and_a_parked_one_share_the_freed_slot(still: System) -> None:
     accepted = await still.submit([0, 1], scaling={"max_concurrency": 1})
     (first,) = await take(still)
     assert await released(still, first) == 1
@@ -151,7 +151,7 @@ async def test_a_released_task_and_a_parked_one_share_the_freed_slot(still: Syst
     assert await statuses(still, accepted["run_id"]) == {"Running": 1, "Queued": 1}
 
 
-async def test_a_parked_task_that_is_canceled_is_not_woken(still: System) -> None:
+async def test_parked_task_that_is_canceled_is_not_woken(still: System) -> None:
     accepted = await still.submit([0, 1, 2], scaling={"max_concurrency": 1})
     (first,) = await take(still)
     ids = await still.task_ids(accepted["run_id"])
@@ -164,7 +164,7 @@ async def test_a_parked_task_that_is_canceled_is_not_woken(still: System) -> Non
     assert (await still.run(accepted["run_id"]))["state"] == "CompletedWithFailures"
 
 
-async def test_a_slot_freed_for_one_key_wakes_a_task_of_that_key(still: System) -> None:
+async def test_slot_freed_for_one_key_wakes_a_task_of_that_key(still: System) -> None:
     tasks = [{"host": "a"}, {"host": "b"}, {"host": "a"}, {"host": "b"}]
     await still.submit(tasks, scaling={"key": "/host", "max_concurrency_per_key": 1})
     first = await take(still)
@@ -271,7 +271,7 @@ async def test_claim_acks_its_message(still: System) -> None:
     assert await still.value("select count(*) from interlock.queue_messages") == 0
 
 
-async def test_a_range_claim_takes_its_limit_and_leaves_a_message_for_the_rest(still: System) -> None:
+async def test_range_claim_takes_its_limit_and_leaves_a_message_for_the_rest(still: System) -> None:
     accepted = await still.submit(list(range(10)))
     (message,) = await still.receive()
     span = {"run_id": accepted["run_id"], "start": 0, "end": 9}
@@ -300,14 +300,14 @@ async def test_range_claim_skips_held_and_ended_tasks(still: System) -> None:
     assert await still.value("select count(*) from interlock.queue_messages") == 0
 
 
-async def test_a_run_of_many_tasks_has_one_message_per_range(still: System) -> None:
+async def test_run_of_many_tasks_has_one_message_per_range(still: System) -> None:
     accepted = await still.submit(list(range(250)))
     bodies = [message["body"] for message in await still.receive(max=10)]
     assert {(body["job_id"], body["run_id"]) for body in bodies} == {(accepted["job_id"], accepted["run_id"])}
     assert [(body["start"], body["end"]) for body in bodies] == [(0, 99), (100, 199), (200, 249)]
 
 
-async def test_a_range_claim_of_a_capped_job_takes_no_more_than_its_limit(still: System) -> None:
+async def test_range_claim_of_a_capped_job_takes_no_more_than_its_limit(still: System) -> None:
     await still.submit(list(range(10)), scaling={"max_concurrency": 6})
     (message,) = await still.receive()
     reply = await still.claim_many(**message["body"], limit=2, message=receipt(message))
@@ -414,7 +414,7 @@ async def test_invalid_completion_does_not_affect_others_of_its_batch(still: Sys
     assert await statuses(still, accepted["run_id"]) == {"Completed": 3, "Failed": 1, "Running": 3}
 
 
-async def test_a_result_that_is_not_utf_8_is_refused_alone(still: System) -> None:
+async def test_result_that_is_not_utf_8_is_refused_alone(still: System) -> None:
     accepted = await still.submit([0, 1])
     claims = claimed(await still.claim_many(run_id=accepted["run_id"], start=0, end=1))
     good, bad = (str(fence(claim)).replace("'", '"')[:-1] + ', "status": "Completed"' for claim in claims)
@@ -438,7 +438,7 @@ async def at_once(system: System, times: int, claim: dict[str, Any], body: dict[
         )
 
 
-async def test_a_thousand_concurrent_duplicate_completions_count_once(system: System) -> None:
+async def test_thousand_concurrent_duplicate_completions_count_once(system: System) -> None:
     accepted = await system.submit([0])
     claim = await system.claim((await system.task_ids(accepted["run_id"]))[0])
     replies = await at_once(system, 1000, claim, fence(claim) | {"status": "Completed", "result": {"n": 1}})

@@ -39,7 +39,7 @@ async def stored_events(system: System) -> list[dict[str, Any]]:
 # Events
 
 
-async def test_a_cursor_event_is_stored_with_its_producer(still: System) -> None:
+async def test_cursor_event_is_stored_with_its_producer(still: System) -> None:
     output = dataset()
     claim = await held(still, output)
     reply = await emit(still, claim, output | {"cursor": 12345})
@@ -51,7 +51,7 @@ async def test_a_cursor_event_is_stored_with_its_producer(still: System) -> None
     assert (event["cursor"], event["partition_key"], event["attempt"]) == (12345, None, 1)
 
 
-async def test_a_partition_event_keeps_its_inclusive_range(still: System) -> None:
+async def test_partition_event_keeps_its_inclusive_range(still: System) -> None:
     output = dataset()
     claim = await held(still, output)
     whole = {"partition_key": "1000000-1010000", "start": 1000000, "end": 1010000}
@@ -62,7 +62,7 @@ async def test_a_partition_event_keeps_its_inclusive_range(still: System) -> Non
     assert stored == [("1000000-1010000", 1000000, 1010000), ("-5--5", -5, -5)]
 
 
-async def test_a_batch_of_events_is_accepted_whole_and_its_repeats_are_counted(still: System) -> None:
+async def test_batch_of_events_is_accepted_whole_and_its_repeats_are_counted(still: System) -> None:
     first, second = dataset(), dataset()
     claim = await held(still, first, second)
     events = [first | {"cursor": 1}, second | {"cursor": 1}, first | {"cursor": 2}, first | {"cursor": 1}]
@@ -71,7 +71,7 @@ async def test_a_batch_of_events_is_accepted_whole_and_its_repeats_are_counted(s
     assert len(await stored_events(still)) == 3
 
 
-async def test_the_same_event_from_a_later_attempt_is_the_same_event(still: System, clock: ManualClock) -> None:
+async def test_same_event_from_a_later_attempt_is_the_same_event(still: System, clock: ManualClock) -> None:
     output = dataset()
     first = await held(still, output, policy={"lease_seconds": 30, "backoff_seconds": 0, "jitter": 0})
     await emit(still, first, output | {"cursor": 1})
@@ -99,9 +99,7 @@ BAD_SCOPES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("scope", BAD_SCOPES, ids=json.dumps)
-async def test_an_event_without_one_clear_scope_is_refused_with_its_batch(
-    shared: System, scope: dict[str, Any]
-) -> None:
+async def test_event_without_one_clear_scope_is_refused_with_its_batch(shared: System, scope: dict[str, Any]) -> None:
     output = dataset()
     claim = await held(shared, output)
     reply = await emit(shared, claim, output | {"cursor": 7}, output | scope)
@@ -160,7 +158,7 @@ def place(claim: dict[str, Any]) -> str:
     return f"{prefix}part"
 
 
-async def test_a_completion_commits_its_outputs_and_events_together(still: System) -> None:
+async def test_completion_commits_its_outputs_and_events_together(still: System) -> None:
     first, second = dataset(), dataset()
     claim = await held(still, first, second)
     outputs = [
@@ -262,7 +260,7 @@ async def publish(system: System, claim: dict[str, Any], **body: Any) -> Any:
     return await system.attempt("/v1/task/buffer-publish", claim["capability_token"], fence(claim) | body)
 
 
-async def test_a_published_batch_is_a_pointer_in_the_buffer_queue(still: System) -> None:
+async def test_published_batch_is_a_pointer_in_the_buffer_queue(still: System) -> None:
     claim = await held(still, dataset())
     grant = claim["task"]["outputs"][0]
     root = still.kernel.settings.objects_root
@@ -289,7 +287,7 @@ async def test_publishing_a_batch_again_is_the_same_publish_and_one_message(stil
     assert len(await still.receive("buffer")) == 2
 
 
-async def test_a_retried_attempt_publishes_under_its_own_prefix(still: System, clock: ManualClock) -> None:
+async def test_retried_attempt_publishes_under_its_own_prefix(still: System, clock: ManualClock) -> None:
     first = await held(still, dataset(), policy={"lease_seconds": 30, "backoff_seconds": 0, "jitter": 0})
     await publish(still, first, **batch(first))
     clock.advance(31)
@@ -328,7 +326,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("name", ESCAPES, ids=ascii)
-async def test_a_batch_outside_the_attempts_prefix_is_refused(shared: System, name: str) -> None:
+async def test_batch_outside_the_attempts_prefix_is_refused(shared: System, name: str) -> None:
     claim = await held(shared, dataset())
     reply = await publish(shared, claim, **batch(claim, name))
     assert (reply.status_code, reply.json()["code"]) == (403, "batch_outside_prefix"), reply.text

@@ -269,7 +269,7 @@ async def test_hanging_valkey_delays_one_request_and_not_every_one(
         assert health.json()["status"] == "degraded"
 
 
-async def test_a_process_does_not_start_without_its_database(tmp_path: Path) -> None:
+async def test_process_does_not_start_without_its_database(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="does not respond"):
         async with running("postgresql://u:p@127.0.0.1:1/x", tmp_path):
             pytest.fail("it started")

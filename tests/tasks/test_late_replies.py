@@ -35,9 +35,7 @@ async def attempts(system: System, task_id: str) -> list[tuple[int, str]]:
     return [(a["attempt"], a["outcome"]) for a in reply.json()["attempts"]]
 
 
-async def test_a_late_completion_of_the_last_attempt_withdraws_the_dead_letter(
-    still: System, clock: ManualClock
-) -> None:
+async def test_late_completion_of_the_last_attempt_withdraws_the_dead_letter(still: System, clock: ManualClock) -> None:
     claim = await dead_letter(still, clock)
     assert await run_of(still, claim) == ("Failed", {"Failed": 1, "dead": 1})
     reply = await still.complete(claim, result={"late": True})
@@ -64,7 +62,7 @@ async def test_late_failure_of_the_last_attempt_keeps_the_run_ended(still: Syste
     assert (await still.complete(claim)).status_code == 409
 
 
-async def test_a_late_completion_after_a_redrive_is_refused(still: System, clock: ManualClock) -> None:
+async def test_late_completion_after_a_redrive_is_refused(still: System, clock: ManualClock) -> None:
     claim = await dead_letter(still, clock)
     reply = await still.user("POST", f"/v1/tasks/{claim['task_id']}/retry")
     assert reply.json()["status"] == "Queued"
@@ -73,7 +71,7 @@ async def test_a_late_completion_after_a_redrive_is_refused(still: System, clock
     assert (await still.task(claim["task_id"]))["status"] == "Queued"
 
 
-async def test_a_late_completion_in_a_deleted_job_is_refused(still: System, clock: ManualClock) -> None:
+async def test_late_completion_in_a_deleted_job_is_refused(still: System, clock: ManualClock) -> None:
     claim = await dead_letter(still, clock, name="doomed")
     assert (await still.user("DELETE", "/v1/jobs/doomed")).status_code in (200, 202, 204)
     refused = await still.complete(claim)
@@ -82,7 +80,7 @@ async def test_a_late_completion_in_a_deleted_job_is_refused(still: System, cloc
     assert status == "Failed"
 
 
-async def test_a_late_completion_in_a_canceled_run_is_refused(still: System, clock: ManualClock) -> None:
+async def test_late_completion_in_a_canceled_run_is_refused(still: System, clock: ManualClock) -> None:
     accepted = await still.submit([1, 2], policy=LAST)
     first, _ = await still.task_ids(accepted["run_id"])
     claim = await still.claim(first)
@@ -94,7 +92,7 @@ async def test_a_late_completion_in_a_canceled_run_is_refused(still: System, clo
     assert await run_of(still, claim) == ("Canceled", {"Failed": 1, "dead": 1, "Canceled": 1})
 
 
-async def test_a_late_completion_in_a_run_stopped_by_its_tolerance_counts(still: System, clock: ManualClock) -> None:
+async def test_late_completion_in_a_run_stopped_by_its_tolerance_counts(still: System, clock: ManualClock) -> None:
     accepted = await still.submit([1, 2], policy=LAST, limits={"tolerated_failure_share": 0})
     first, _ = await still.task_ids(accepted["run_id"])
     claim = await still.claim(first)
@@ -105,7 +103,7 @@ async def test_a_late_completion_in_a_run_stopped_by_its_tolerance_counts(still:
     assert await run_of(still, claim) == ("Failed", {"Completed": 1, "Canceled": 1})
 
 
-async def test_a_late_completion_of_many_last_attempts_withdraws_each(still: System, clock: ManualClock) -> None:
+async def test_late_completion_of_many_last_attempts_withdraws_each(still: System, clock: ManualClock) -> None:
     accepted = await still.submit(list(range(5)), policy=LAST)
     claims = (await still.claim_many(run_id=accepted["run_id"], start=0, end=4))["claims"]
     clock.advance(31)
@@ -150,7 +148,7 @@ async def test_late_completion_notifies_webhooks_and_gets_a_new_receipt(still: S
     assert await still.value(told) == ["run.failed", "run.completed"]
 
 
-async def test_a_receipt_is_not_signed_between_a_late_completion_and_the_new_end(
+async def test_receipt_is_not_signed_between_a_late_completion_and_the_new_end(
     still: System, clock: ManualClock
 ) -> None:
     claim = await dead_letter(still, clock, name="between")

@@ -6,7 +6,7 @@ from interlock.clock import ManualClock
 from tests.support.system import System, fence
 
 
-async def test_a_claimed_task_completes_with_its_result(still: System) -> None:
+async def test_claimed_task_completes_with_its_result(still: System) -> None:
     task_id = await still.one()
     claim = await still.claim(task_id)
     assert claim["status"] == "Claimed"
@@ -20,7 +20,7 @@ async def test_a_claimed_task_completes_with_its_result(still: System) -> None:
     assert task["result"] == {"ok": True}
 
 
-async def test_a_second_worker_does_not_get_a_claimed_task(still: System) -> None:
+async def test_second_worker_does_not_get_a_claimed_task(still: System) -> None:
     task_id = await still.one()
     await still.claim(task_id)
     assert await still.claim(task_id, "other") == {
@@ -30,7 +30,7 @@ async def test_a_second_worker_does_not_get_a_claimed_task(still: System) -> Non
     }
 
 
-async def test_a_failed_attempt_is_retried_after_its_backoff(still: System, clock: ManualClock) -> None:
+async def test_failed_attempt_is_retried_after_its_backoff(still: System, clock: ManualClock) -> None:
     task_id = await still.one(policy={"max_attempts": 2, "backoff_seconds": 10, "jitter": 0})
     reply = await still.complete(await still.claim(task_id), "Failed", error_class="Boom", error_message="no")
     assert reply.json()["status"] == "Failed"
@@ -50,7 +50,7 @@ async def test_a_failed_attempt_is_retried_after_its_backoff(still: System, cloc
     ]
 
 
-async def test_an_expired_lease_ends_the_attempt_and_a_late_completion_still_counts(
+async def test_expired_lease_ends_the_attempt_and_a_late_completion_still_counts(
     still: System, clock: ManualClock
 ) -> None:
     task_id = await still.one(policy={"lease_seconds": 30, "backoff_seconds": 5, "jitter": 0})
@@ -65,7 +65,7 @@ async def test_an_expired_lease_ends_the_attempt_and_a_late_completion_still_cou
     assert [(a["attempt"], a["outcome"]) for a in attempts] == [(1, "Completed")]
 
 
-async def test_a_completion_is_fenced_off_once_a_newer_attempt_has_started(still: System, clock: ManualClock) -> None:
+async def test_completion_is_fenced_off_once_a_newer_attempt_has_started(still: System, clock: ManualClock) -> None:
     task_id = await still.one(policy={"lease_seconds": 30, "backoff_seconds": 0, "jitter": 0})
     stale = await still.claim(task_id)
     clock.advance(31)
@@ -79,7 +79,7 @@ async def test_a_completion_is_fenced_off_once_a_newer_attempt_has_started(still
     assert (await still.complete(fresh)).status_code == 200
 
 
-async def test_a_heartbeat_extends_the_lease_but_not_past_the_hard_timeout(still: System, clock: ManualClock) -> None:
+async def test_heartbeat_extends_the_lease_but_not_past_the_hard_timeout(still: System, clock: ManualClock) -> None:
     task_id = await still.one(policy={"lease_seconds": 30, "timeout_seconds": 50, "max_attempts": 1})
     claim = await still.claim(task_id)
     clock.advance(25)
@@ -93,7 +93,7 @@ async def test_a_heartbeat_extends_the_lease_but_not_past_the_hard_timeout(still
     assert (task["status"], task["dead"], task["error_class"]) == ("Failed", True, "HardTimeout")
 
 
-async def test_a_run_ends_when_its_last_task_does(still: System) -> None:
+async def test_run_ends_when_its_last_task_does(still: System) -> None:
     accepted = await still.submit([1, 2, 3])
     for task_id in await still.task_ids(accepted["run_id"]):
         await still.complete(await still.claim(task_id))

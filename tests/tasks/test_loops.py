@@ -93,7 +93,7 @@ async def test_without_direct_sends_tasks_are_sent_by_the_outbox(relayed: System
     assert (await relayed.run(accepted["run_id"]))["state"] == "Completed"
 
 
-async def test_a_relay_that_dies_after_sending_sends_again_and_one_message_remains(
+async def test_relay_that_dies_after_sending_sends_again_and_one_message_remains(
     relayed: System, clock: ManualClock
 ) -> None:
     await relayed.one()
@@ -141,7 +141,7 @@ async def inline(system: System, operator: str, payload: Any = None, **job: Any)
     return await system.task((await system.task_ids(accepted["run_id"]))[0])
 
 
-async def test_an_inline_echo_answers_with_its_payload(still: System) -> None:
+async def test_inline_echo_answers_with_its_payload(still: System) -> None:
     task = await inline(still, "echo", {"n": 1})
     assert (task["status"], task["result"]) == ("Completed", {"n": 1})
     assert task["worker_id"].startswith("dispatcher:")
@@ -155,7 +155,7 @@ async def test_an_inline_echo_answers_with_its_payload(still: System) -> None:
         ("fail", {"message": "no class"}, "Failed"),
     ],
 )
-async def test_an_inline_operator_that_fails_is_a_failed_attempt(
+async def test_inline_operator_that_fails_is_a_failed_attempt(
     still: System, operator: str, payload: Any, error_class: str
 ) -> None:
     task = await inline(still, operator, payload, policy={"max_attempts": 1})
@@ -169,12 +169,12 @@ async def test_unparsable_inline_payload_is_refused(still: System) -> None:
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_payload")
 
 
-async def test_an_inline_result_beyond_the_limit_is_a_failed_attempt(still: System) -> None:
+async def test_inline_result_beyond_the_limit_is_a_failed_attempt(still: System) -> None:
     task = await inline(still, "echo", "x" * 70_000, policy={"max_attempts": 1})
     assert (task["status"], task["error_class"]) == ("Failed", "ResultTooLarge")
 
 
-async def test_an_inline_task_is_retried_like_any_other(still: System) -> None:
+async def test_inline_task_is_retried_like_any_other(still: System) -> None:
     task = await inline(still, "fail", policy={"max_attempts": 2, "backoff_seconds": 0, "jitter": 0})
     assert (task["status"], task["dead"]) == ("Failed", False)
     await still.settle()
@@ -220,7 +220,7 @@ def held(system: System, limits: InlineLimits | None = None) -> Held:
     return Held(runner, go)
 
 
-async def test_an_inline_task_that_is_canceled_stops(system: System) -> None:
+async def test_inline_task_that_is_canceled_stops(system: System) -> None:
     running = held(system)
     task_id = await running.begin(system, lease_seconds=0.3)
     assert task_id
@@ -229,7 +229,7 @@ async def test_an_inline_task_that_is_canceled_stops(system: System) -> None:
     assert (await system.task(task_id))["status"] == "Canceled"
 
 
-async def test_an_inline_task_outlives_a_heartbeat_that_the_database_missed(system: System) -> None:
+async def test_inline_task_outlives_a_heartbeat_that_the_database_missed(system: System) -> None:
     breaking("heartbeat.before_commit", Unavailable("gone for a moment"))
     running = held(system)
     task_id = await running.begin(system, lease_seconds=1.2)
@@ -251,7 +251,7 @@ async def test_long_running_operator_is_refused_in_the_dispatcher_runtime(still:
     assert ("does not run inside the dispatcher" in reply.text) == (operator != "none_such")
 
 
-async def test_a_task_of_an_operator_that_is_not_inline_never_runs_there(still: System) -> None:
+async def test_task_of_an_operator_that_is_not_inline_never_runs_there(still: System) -> None:
     """An earlier release may have accepted such a task."""
     accepted = await still.submit([{"seconds": 60}], runtime="dispatcher", policy={"max_attempts": 1})
     await still.value("update interlock.jobs set operator = 'sleep' where job_id = $1", UUID(accepted["job_id"]))
@@ -317,7 +317,7 @@ async def test_drained_inline_task_is_released(system: System) -> None:
 # Reconciler
 
 
-async def test_a_queued_task_whose_message_was_lost_gets_another(still: System, clock: ManualClock) -> None:
+async def test_queued_task_whose_message_was_lost_gets_another(still: System, clock: ManualClock) -> None:
     accepted = await still.submit([0, 1])
     ids = await still.task_ids(accepted["run_id"])
     await still.claim(ids[0])
@@ -330,7 +330,7 @@ async def test_a_queued_task_whose_message_was_lost_gets_another(still: System, 
     assert await still.pass_of("reconciler") == 0
 
 
-async def test_a_retry_whose_message_was_lost_gets_another(still: System, clock: ManualClock) -> None:
+async def test_retry_whose_message_was_lost_gets_another(still: System, clock: ManualClock) -> None:
     task_id = await still.one(policy={"backoff_seconds": 0, "jitter": 0})
     await still.complete(await still.claim(task_id), "Failed")
     await still.settle()
@@ -354,7 +354,7 @@ async def test_rest_of_a_partly_released_range_is_not_treated_as_lost(still: Sys
     assert accepted["total"] == 3
 
 
-async def test_an_inline_task_whose_invocation_was_lost_gets_another(still: System, clock: ManualClock) -> None:
+async def test_inline_task_whose_invocation_was_lost_gets_another(still: System, clock: ManualClock) -> None:
     accepted = await still.submit([1], runtime="dispatcher")
     await still.value("delete from interlock.outbox")
     clock.advance(61)
@@ -365,7 +365,7 @@ async def test_an_inline_task_whose_invocation_was_lost_gets_another(still: Syst
     assert (await still.run(accepted["run_id"]))["state"] == "Completed"
 
 
-async def test_a_parked_task_whose_wake_up_was_lost_is_woken(still: System) -> None:
+async def test_parked_task_whose_wake_up_was_lost_is_woken(still: System) -> None:
     accepted = await still.submit([0, 1], scaling={"max_concurrency": 1})
     ids = await still.task_ids(accepted["run_id"])
     claims = [await still.claim(task_id) for task_id in ids]
@@ -390,7 +390,7 @@ async def test_reconciler_visits_all_tasks_in_steps(
     assert {message["body"]["task_id"] for message in await still.receive(max=100)} == tasks
 
 
-async def test_the_reconciler_walks_tasks_of_no_run_in_steps(
+async def test_reconciler_walks_tasks_of_no_run_in_steps(
     still: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "_LOST_BATCH", 2)
@@ -469,7 +469,7 @@ async def test_named_jobs_and_unfinished_runs_are_kept(still: System, clock: Man
     assert (await still.claim((await still.task_ids(live["run_id"]))[0]))["status"] == "Claimed"
 
 
-async def test_a_run_larger_than_a_batch_is_deleted_in_several_passes(
+async def test_run_larger_than_a_batch_is_deleted_in_several_passes(
     still: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "_BATCH", 2)

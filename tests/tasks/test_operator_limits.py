@@ -41,7 +41,7 @@ async def own_org(system: System) -> str:
 
 @pytest.mark.parametrize("runtime", ["platform", "spark", "dispatcher", "udf"])
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_name_that_no_worker_declared_is_refused(shared: System, name: str, runtime: str) -> None:
+async def test_name_that_no_worker_declared_is_refused(shared: System, name: str, runtime: str) -> None:
     jobs: list[dict[str, Any]] = [{"operator": name}, {"operator": "python", "config": {"function": name}}]
     jobs += [{"operator": "spark_map", "config": {"operator": name}}]
     code = "operator_not_inline" if runtime == "dispatcher" else "unknown_operator"
@@ -52,7 +52,7 @@ async def test_a_name_that_no_worker_declared_is_refused(shared: System, name: s
             assert (status, problem["code"]) == (400, code), problem
 
 
-async def test_a_refusal_says_what_to_do_and_what_is_near(shared: System) -> None:
+async def test_refusal_says_what_to_do_and_what_is_near(shared: System) -> None:
     await shared.declare("words:count", "words:shout")
     _, problem = await post(shared, operator="words:cuont")
     assert "Did you mean words:count" in problem["detail"]
@@ -62,7 +62,7 @@ async def test_a_refusal_says_what_to_do_and_what_is_near(shared: System) -> Non
     assert status == 400
 
 
-async def test_a_declared_name_is_taken_and_stays_known_while_workers_restart(still: System, clock: Any) -> None:
+async def test_declared_name_is_taken_and_stays_known_while_workers_restart(still: System, clock: Any) -> None:
     await still.declare("mine:work", "short")
     assert (await post(still, operator="mine:work"))[0] == 201
     assert (await post(still, operator="python", config={"function": "mine:work"}))[0] == 201
@@ -76,19 +76,19 @@ async def test_a_declared_name_is_taken_and_stays_known_while_workers_restart(st
 
 
 @pytest.mark.parametrize("name", ["cProfile:run", "nobody:nothing", "list_load"])
-async def test_a_deploy_of_an_undeclared_operator_is_refused(shared: System, name: str) -> None:
+async def test_deploy_of_an_undeclared_operator_is_refused(shared: System, name: str) -> None:
     status, problem = await deploy(shared, name)
     assert status == 400
     assert problem["code"] in ("unknown_operator", "invalid_dag")
 
 
-async def test_a_report_needs_a_worker_token_of_that_queue(shared: System) -> None:
+async def test_report_needs_a_worker_token_of_that_queue(shared: System) -> None:
     body = {"queue": "platform", "worker_id": "eve", "operators": ["os:system"]}
     reply = await shared.user("POST", "/internal/operators", json=body)
     assert reply.status_code in (401, 404)
 
 
-async def test_an_org_is_held_to_its_operators_when_it_submits_and_deploys(system: System) -> None:
+async def test_org_is_held_to_its_operators_when_it_submits_and_deploys(system: System) -> None:
     await system.declare("acme.jobs:one", "other:two")
     org = await own_org(system)
     await limit(system, ["echo", "acme.*", "python"], org)
@@ -107,7 +107,7 @@ async def test_an_org_is_held_to_its_operators_when_it_submits_and_deploys(syste
     assert (await post(system, operator="sleep"))[0] == 201
 
 
-async def test_a_limit_ends_attempts_of_jobs_that_are_older(system: System) -> None:
+async def test_limit_ends_attempts_of_jobs_that_are_older(system: System) -> None:
     task_id = await system.one(operator="sleep", policy={"max_attempts": 1})
     run = await system.submit([1, 2], operator="sleep", policy={"max_attempts": 1})
     await limit(system, ["echo"], await own_org(system))
@@ -119,7 +119,7 @@ async def test_a_limit_ends_attempts_of_jobs_that_are_older(system: System) -> N
     assert batch.get("groups", []) == []
 
 
-async def test_a_limited_org_exports_a_run(system: System) -> None:
+async def test_limited_org_exports_a_run(system: System) -> None:
     """No user can name the operators of the platform's own tasks, so a limit does not list them."""
     run = await system.submit([1], operator="sleep")
     (claim,) = (await system.claim_many(run_id=run["run_id"], start=0, end=0))["claims"]
@@ -140,7 +140,7 @@ def test_no_limit_applies_to_tasks_of_the_platform(operator: str) -> None:
     assert refusal({org: ("echo",)}, org, "sleep", b"{}") is not None
 
 
-async def test_a_rollback_to_an_operator_outside_the_limit_is_refused(system: System) -> None:
+async def test_rollback_to_an_operator_outside_the_limit_is_refused(system: System) -> None:
     org = await own_org(system)
     for operator in ("sleep", "echo"):
         assert (await deploy(system, operator))[1]["state"] == "Current"

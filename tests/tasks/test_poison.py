@@ -60,7 +60,7 @@ UNREADABLE: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-async def test_a_payload_that_a_later_reader_refuses_is_refused_on_every_way_in(shared: System, name: str) -> None:
+async def test_payload_that_a_later_reader_refuses_is_refused_on_every_way_in(shared: System, name: str) -> None:
     payload, reason = UNREADABLE[name]
     opened = await shared.user("POST", "/v1/jobs", json={"operator": "echo", "open": True})
     ways = {
@@ -77,7 +77,7 @@ async def test_a_payload_that_a_later_reader_refuses_is_refused_on_every_way_in(
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "lines"])
-async def test_a_line_that_a_later_reader_refuses_fails_its_list_by_number(door: Intake, form: str) -> None:
+async def test_line_that_a_later_reader_refuses_fails_its_list_by_number(door: Intake, form: str) -> None:
     lines = {
         "jsonl": [b'{"h": 1}\n\n{"h": 1e400}\n', b'{"h": 1}\n\n{"h": "\\u0000"}\n', b'1\n2\n{"a": 1, "a": 2}\n',
                   b"1\n2\n" + b"[" * 600 + b"]" * 600 + b"\n"],
@@ -98,7 +98,7 @@ async def test_a_line_that_a_later_reader_refuses_fails_its_list_by_number(door:
      ({"h": LONG_KEY}, "more than 1000 characters or 2000 bytes")],
     ids=["object", "list", "long", "many bytes"],
 )  # fmt: skip
-async def test_a_rate_key_that_is_no_key_is_refused(shared: System, task: Any, wrong: str) -> None:
+async def test_rate_key_that_is_no_key_is_refused(shared: System, task: Any, wrong: str) -> None:
     body = {"operator": "echo", "tasks": [{"h": 1}, {}, task], "limits": RATE}
     reply = await shared.user("POST", "/v1/jobs", json=body)
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_pointer")
@@ -106,7 +106,7 @@ async def test_a_rate_key_that_is_no_key_is_refused(shared: System, task: Any, w
     assert wrong in reply.json()["detail"]
 
 
-async def test_a_concurrency_key_too_long_for_an_index_is_refused(shared: System) -> None:
+async def test_concurrency_key_too_long_for_an_index_is_refused(shared: System) -> None:
     body = {"operator": "echo", "tasks": [{"k": LONG_KEY}], "scaling": {"key": "/k", "max_concurrency_per_key": 1}}
     reply = await shared.user("POST", "/v1/jobs", json=body)
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_pointer")
@@ -122,13 +122,13 @@ async def test_a_concurrency_key_too_long_for_an_index_is_refused(shared: System
         '{"operator": "echo", "tasks": [{"n": 1e400, "n": 1}]}',
     ],
 )
-async def test_a_repeated_key_anywhere_in_a_submission_is_refused(shared: System, body: str) -> None:
+async def test_repeated_key_anywhere_in_a_submission_is_refused(shared: System, body: str) -> None:
     reply = await shared.user("POST", "/v1/jobs", content=body.encode())
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request"), reply.text
     assert "twice" in reply.json()["detail"]
 
 
-async def test_a_repeated_key_in_a_report_is_refused(shared: System) -> None:
+async def test_repeated_key_in_a_report_is_refused(shared: System) -> None:
     claim = await shared.claim(await shared.one())
     report = f'{{"task_id": "{claim["task_id"]}", "attempt": 1, "lease_token": "{claim["lease_token"]}", '
     for rest in ('"status": "Failed", "status": "Completed"}', '"status": "Completed", "result": {"a": 1, "a": 2}}'):
@@ -141,7 +141,7 @@ async def test_a_repeated_key_in_a_report_is_refused(shared: System) -> None:
 # Claims
 
 
-async def test_a_stored_payload_that_cannot_be_read_holds_up_no_claim(paced: System) -> None:
+async def test_stored_payload_that_cannot_be_read_holds_up_no_claim(paced: System) -> None:
     """Earlier releases accepted such payloads without a check."""
     bad = await paced.submit([{"h": 1}] * 8, limits=RATE)
     good = await paced.submit([1, 2], limits={"max_concurrency": 5})
@@ -162,7 +162,7 @@ async def test_a_stored_payload_that_cannot_be_read_holds_up_no_claim(paced: Sys
     assert begun.count(bad["run_id"]) == 5
 
 
-async def test_a_claim_of_very_many_keys_is_held_to_its_rate(valkey: EmbeddedValkey, clock: ManualClock) -> None:
+async def test_claim_of_very_many_keys_is_held_to_its_rate(valkey: EmbeddedValkey, clock: ManualClock) -> None:
     """A script error would count as a Valkey outage and lift the limits for all orgs."""
     coordination = Coordination(await valkey.start())
     rates, run_id = Rates(coordination, clock), uuid4()
@@ -172,7 +172,7 @@ async def test_a_claim_of_very_many_keys_is_held_to_its_rate(valkey: EmbeddedVal
     await coordination.close()
 
 
-async def test_a_task_that_no_claim_can_take_fails_alone(still: System) -> None:
+async def test_task_that_no_claim_can_take_fails_alone(still: System) -> None:
     """The concurrency key is too long for an index. It was accepted before keys had a limit in bytes."""
     scaling = {"key": "/k", "max_concurrency_per_key": 1}
     bad = await still.submit([{"k": "a"}, {"k": "b"}, {"k": "c"}], scaling=scaling)
@@ -193,7 +193,7 @@ async def test_a_task_that_no_claim_can_take_fails_alone(still: System) -> None:
     assert (counts["Running"], counts["Failed"], counts["dead"], counts["Queued"]) == (2, 1, 1, 0)
 
 
-async def test_a_trigger_with_a_long_key_stops_no_other_trigger(still: System) -> None:
+async def test_trigger_with_a_long_key_stops_no_other_trigger(still: System) -> None:
     capped = source_job(kind="manual") | {"scaling": {"key": "/k", "max_concurrency_per_key": 1}}
     await deploy(still, capped)
     await deploy(still, source_job(kind="manual"), dag="others")
@@ -208,7 +208,7 @@ async def test_a_trigger_with_a_long_key_stops_no_other_trigger(still: System) -
 # Reports
 
 
-async def test_a_trigger_that_has_a_commit_of_its_own_is_completed_like_others(still: System) -> None:
+async def test_trigger_that_has_a_commit_of_its_own_is_completed_like_others(still: System) -> None:
     """`commit` is a number of the platform in a payload from the router; in an external payload it can be any value."""
     await deploy(still, source_job(kind="manual"))
     job_id = await active_job(still)
@@ -228,7 +228,7 @@ async def test_a_trigger_that_has_a_commit_of_its_own_is_completed_like_others(s
     assert await still.value("select count(*) from interlock.tasks where job_id = $1 and dead", job_id) == 0
 
 
-async def test_a_report_that_postgres_refuses_fails_alone(still: System) -> None:
+async def test_report_that_postgres_refuses_fails_alone(still: System) -> None:
     """Adds a trigger that rejects the report, since earlier checks stop every report that Postgres would reject."""
     run = await still.submit(list(range(5)))
     claims = (await still.claim_many(run_id=run["run_id"], start=0, end=4))["claims"]
@@ -259,7 +259,7 @@ async def test_a_report_that_postgres_refuses_fails_alone(still: System) -> None
 # Dead letters
 
 
-async def test_the_reconciler_revives_a_queued_task_whose_message_died(still: System, clock: ManualClock) -> None:
+async def test_reconciler_revives_a_queued_task_whose_message_died(still: System, clock: ManualClock) -> None:
     run = await still.submit(list(range(4)))
     alone = await still.submit([1], runtime="spark")
     await deploy(still, source_job(kind="manual"))
@@ -289,7 +289,7 @@ async def test_the_reconciler_revives_a_queued_task_whose_message_died(still: Sy
     assert (await still.run(run["run_id"]))["counts"]["Running"] == 4
 
 
-async def test_the_doctor_shows_dead_letters(still: System) -> None:
+async def test_doctor_shows_dead_letters(still: System) -> None:
     async def found() -> tuple[Result, str, str | None]:
         (finding,) = [f for f in await stores(still.kernel.settings) if f.check == "dead letters"]
         return finding.result, finding.detail, finding.advice

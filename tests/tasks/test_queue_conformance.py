@@ -133,7 +133,7 @@ async def test_batch_is_received_in_order_up_to_the_limit(adapter: Adapter) -> N
     assert numbers(await receive(adapter.queue, limit=10)) == [2, 3, 4]
 
 
-async def test_an_empty_batch_sends_nothing(adapter: Adapter) -> None:
+async def test_empty_batch_sends_nothing(adapter: Adapter) -> None:
     await adapter.queue.send(Q, [])
     assert await receive(adapter.queue) == []
 

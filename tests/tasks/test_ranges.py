@@ -77,7 +77,7 @@ async def kept(flow: DeployedDags) -> str:
     return str(await flow.system.value("select state from interlock.operator_state"))
 
 
-async def test_a_partition_is_split_and_each_chunk_is_a_task_downstream(still: System) -> None:
+async def test_partition_is_split_and_each_chunk_is_a_task_downstream(still: System) -> None:
     flow = await deployed(still, "range_splitter")
     await flow.report("chain", "feed", (5, 114))
     await worked(flow)
@@ -86,7 +86,7 @@ async def test_a_partition_is_split_and_each_chunk_is_a_task_downstream(still: S
     assert sorted(await flow.finish_all("chain", "sum")) == chunks
 
 
-async def test_a_stream_becomes_ranges_as_they_are_completed(still: System) -> None:
+async def test_stream_becomes_ranges_as_they_are_completed(still: System) -> None:
     flow = await deployed(still, "range_aggregator")
     await flow.report("chain", "feed", 8)
     await worked(flow)

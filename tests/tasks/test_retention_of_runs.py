@@ -37,9 +37,7 @@ async def kept(system: System, *runs: dict[str, Any]) -> list[bool]:
 
 
 @pytest.mark.parametrize("submit", [System.submit, submit_sharded], ids=["shard 0", "own shard"])
-async def test_a_run_is_kept_for_as_long_as_its_submission_says(
-    system: System, clock: ManualClock, submit: Any
-) -> None:
+async def test_run_is_kept_for_as_long_as_its_submission_says(system: System, clock: ManualClock, submit: Any) -> None:
     short, plain, long = [
         await ended(system, await submit(system, [1, 2, 3], **given))
         for given in ({"retention_days": 2}, {}, {"retention_days": 30.5})
@@ -54,13 +52,13 @@ async def test_a_run_is_kept_for_as_long_as_its_submission_says(
     assert await system.value("select count(*) from pg_tables where tablename ~ '^tasks_[1-9]'") == 0
 
 
-async def test_a_run_that_goes_on_is_kept_however_short_its_retention(system: System, clock: ManualClock) -> None:
+async def test_run_that_goes_on_is_kept_however_short_its_retention(system: System, clock: ManualClock) -> None:
     run = await system.submit([1], retention_days=0.001)
     clock.advance(DAY)
     assert await kept(system, run) == [True]
 
 
-async def test_the_job_shows_it_and_a_rerun_is_kept_as_long(system: System) -> None:
+async def test_job_shows_it_and_a_rerun_is_kept_as_long(system: System) -> None:
     run = await ended(system, await system.submit([1], name="daily", retention_days=3))
     assert (await system.user("GET", "/v1/jobs/daily")).json()["run"]["retention_days"] == 3
     again = await system.user("POST", "/v1/jobs/daily/rerun", json={})
@@ -69,7 +67,7 @@ async def test_the_job_shows_it_and_a_rerun_is_kept_as_long(system: System) -> N
 
 
 @pytest.mark.parametrize("days", [0, -1, 3661, "long", True])
-async def test_a_retention_out_of_bounds_is_refused(system: System, days: Any) -> None:
+async def test_retention_out_of_bounds_is_refused(system: System, days: Any) -> None:
     reply = await system.user("POST", "/v1/jobs", json={"operator": "echo", "tasks": [1], "retention_days": days})
     assert reply.status_code == 400
     assert "retention_days" in reply.text

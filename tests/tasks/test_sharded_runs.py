@@ -45,7 +45,7 @@ async def test_tasks_are_claimed_by_range_and_completed_by_shard_tokens(still: S
     assert await statuses(still, run) == ["Completed"] * 10
 
 
-async def test_a_batch_that_spans_shards_counts_in_each(still: System) -> None:
+async def test_batch_that_spans_shards_counts_in_each(still: System) -> None:
     runs = [await submit_sharded(still, TASKS), await still.submit(TASKS), await submit_sharded(still, TASKS)]
     ranges = [{"run_id": run["run_id"], "start": 0, "end": 9} for run in runs]
     reply = await still.claim_many(ranges=ranges, tokens=False, grouped=True)
@@ -61,7 +61,7 @@ async def test_a_batch_that_spans_shards_counts_in_each(still: System) -> None:
     assert [(await still.run(run["run_id"]))["state"] for run in runs] == ["Completed"] * 3
 
 
-async def test_a_failed_task_is_retried_dies_and_is_redriven(still: System) -> None:
+async def test_failed_task_is_retried_dies_and_is_redriven(still: System) -> None:
     run = await submit_sharded(still, TASKS, policy={"max_attempts": 2, "backoff_seconds": 10, "jitter": 0})
     (claim,) = await claimed(still, run, 3, 3)
     await still.complete(claim, "Failed", error_class="ValueError", error_message="no")
@@ -86,7 +86,7 @@ async def test_a_failed_task_is_retried_dies_and_is_redriven(still: System) -> N
     assert claim["attempt"] == 3
 
 
-async def test_an_attempt_without_heartbeats_is_reaped_and_its_late_report_still_counts(still: System) -> None:
+async def test_attempt_without_heartbeats_is_reaped_and_its_late_report_still_counts(still: System) -> None:
     run = await submit_sharded(still, TASKS, policy={"lease_seconds": 5})
     claims = await claimed(still, run)
     still.kernel.stores.clock.advance(6)  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ async def test_lost_messages_of_a_shard_are_found(still: System) -> None:
     assert {body["run_id"] for body in bodies} == {run["run_id"]}
 
 
-async def test_a_capped_job_parks_and_wakes_across_shards(still: System) -> None:
+async def test_capped_job_parks_and_wakes_across_shards(still: System) -> None:
     run = await submit_sharded(still, TASKS, name="capped", scaling={"max_concurrency": 2})
     first = await claimed(still, run)
     assert len(first) == 2
@@ -132,7 +132,7 @@ async def test_a_capped_job_parks_and_wakes_across_shards(still: System) -> None
     assert len(await claimed(still, run, woken[0], woken[0])) == 1
 
 
-async def test_a_token_of_one_shard_changes_nothing_in_another(still: System) -> None:
+async def test_token_of_one_shard_changes_nothing_in_another(still: System) -> None:
     mine, other = await submit_sharded(still, TASKS), await submit_sharded(still, TASKS)
     (claim,) = await claimed(still, mine, 0, 0)
     forged = UUID(int=(await shard(still, other)) << 96 | UUID(claim["lease_token"]).int & ((1 << 96) - 1))

@@ -68,7 +68,7 @@ async def test_run_marked_for_deletion_gets_no_shard(shared: System) -> None:
     assert await shared.value("select to_regclass('interlock.tasks_999999')") is None
 
 
-async def test_a_shard_has_the_keys_that_tasks_of_runs_have_in_shard_0(shared: System) -> None:
+async def test_shard_has_the_keys_that_tasks_of_runs_have_in_shard_0(shared: System) -> None:
     run_id = (await submit_sharded(shared, [{"n": 1}]))["run_id"]
     shard = await shard_of_run(shared, run_id)
     indexes = (

@@ -143,7 +143,7 @@ async def test_long_tasks_leave_half_of_the_slots_to_short_ones(
     assert done >= 2 * held > 0
 
 
-async def test_an_org_with_many_runs_gets_no_more_than_one_with_one(system: System) -> None:
+async def test_org_with_many_runs_gets_no_more_than_one_with_one(system: System) -> None:
     queue, here, there, alone = system.kernel.tasks.queue, uuid4(), uuid4(), uuid4()
     for run_id in [uuid4() for _ in range(50)]:
         messages = [Outgoing("{}", 1, org_id=here, share_id=run_id) for _ in range(20)]

@@ -124,7 +124,7 @@ async def test_without_a_valkey_url_no_limited_task_starts(
         assert await reason(system, run["run_id"]) == "limit_unavailable"
 
 
-def test_a_dispatcher_without_a_valkey_url_does_not_start(tmp_path: Path) -> None:
+def test_dispatcher_without_a_valkey_url_does_not_start(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
     environment["INTERLOCK_STATE_URL"] = "postgresql://nobody@127.0.0.1:1/none"
     program = str(Path(sys.executable).with_name("interlock"))
@@ -147,7 +147,7 @@ def test_deferred_ranges_come_back_spread_out() -> None:
     assert deferrals.next("rate") == 1.0
 
 
-async def test_a_gateway_without_valkey_admits_the_limit_in_each_second() -> None:
+async def test_gateway_without_valkey_admits_the_limit_in_each_second() -> None:
     now = [100.25]
     limit = RequestLimit(None, 2, seconds=lambda: now[0])
     assert [await limit.wait("key") for _ in range(4)] == [None, None, 0.75, 0.75]

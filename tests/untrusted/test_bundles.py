@@ -80,7 +80,7 @@ async def test_same_content_is_one_bundle_with_another_name(shared: System) -> N
     assert second == first | {"names": ["first-name", "second-name"]}
 
 
-async def test_a_name_moves_to_the_newest_upload(shared: System) -> None:
+async def test_name_moves_to_the_newest_upload(shared: System) -> None:
     old, new = await upload(shared, content("old"), "moving"), await upload(shared, content("new"), "moving")
     found = (await shared.user("GET", "/v1/bundles/moving")).json()
     assert found["sha256"] == new["sha256"] != old["sha256"]
@@ -190,7 +190,7 @@ async def test_invalid_bundle_in_a_dag_is_reported_with_its_line(shared: System,
     assert problem["suggestion"]
 
 
-async def test_an_ad_hoc_job_is_checked_and_pinned_too(shared: System) -> None:
+async def test_ad_hoc_job_is_checked_and_pinned_too(shared: System) -> None:
     view = await upload(shared, content("ad hoc"), "ad-hoc")
     config = {"bundle": "ad-hoc", "entrypoint": "main.handler"}
     job = {"operator": "udf", "runtime": "lambda", "name": "by-hand", "config": config}
@@ -207,7 +207,7 @@ async def test_an_ad_hoc_job_is_checked_and_pinned_too(shared: System) -> None:
         assert (reply.status_code, reply.json()["code"]) == (400, "bad_udf"), wrong
 
 
-async def test_a_bundle_that_a_job_uses_is_not_deleted(shared: System) -> None:
+async def test_bundle_that_a_job_uses_is_not_deleted(shared: System) -> None:
     view = await upload(shared, content("used"), "used")
     assert (await deploy(shared, udf("used", name="user"))).status_code == 200
     reply = await shared.user("DELETE", "/v1/bundles/used")
@@ -230,7 +230,7 @@ async def test_deleted_bundle_is_gone_and_its_zip_is_swept(still: System, clock:
     assert not stored(still, view["sha256"]).exists()
 
 
-async def test_a_bundle_that_comes_back_before_the_sweep_stays(still: System, clock: ManualClock) -> None:
+async def test_bundle_that_comes_back_before_the_sweep_stays(still: System, clock: ManualClock) -> None:
     view = await upload(still, content("back"))
     await still.user("DELETE", f"/v1/bundles/{view['sha256']}")
     await upload(still, content("back"))

@@ -264,7 +264,7 @@ async def test_open_invocations_never_exceed_the_slots(site: System, runner: Scr
     assert runner.most_open == 2
 
 
-async def test_a_cancel_reaches_the_runner(site: System, runner: ScriptedRunner) -> None:
+async def test_cancel_reaches_the_runner(site: System, runner: ScriptedRunner) -> None:
     runner.behaviour, runner.killed = _forever, 0
     (task_id,) = await submit(site, policy={"lease_seconds": 3.0})
     await until(lambda: _is(runner.open == 1))
@@ -273,7 +273,7 @@ async def test_a_cancel_reaches_the_runner(site: System, runner: ScriptedRunner)
     await until(lambda: _is(runner.killed == 1))
 
 
-async def test_the_lease_is_kept_while_the_invocation_is_open(site: System, runner: ScriptedRunner) -> None:
+async def test_lease_is_kept_while_the_invocation_is_open(site: System, runner: ScriptedRunner) -> None:
     finish, gate = completing(site), asyncio.Event()
 
     async def behave(invocation: Invocation) -> Any:
@@ -291,7 +291,7 @@ async def test_the_lease_is_kept_while_the_invocation_is_open(site: System, runn
     assert (task["status"], task["attempt"]) == ("Completed", 1)
 
 
-async def test_the_hard_timeout_ends_the_attempt_and_kills_the_process(site: System, runner: ScriptedRunner) -> None:
+async def test_hard_timeout_ends_the_attempt_and_kills_the_process(site: System, runner: ScriptedRunner) -> None:
     runner.behaviour, runner.killed = _forever, 0
     (task_id,) = await submit(site, policy={"timeout_seconds": 2.0, "max_attempts": 1})
     task = await ended(site, task_id)

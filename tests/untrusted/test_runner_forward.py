@@ -123,7 +123,7 @@ async def test_no_request_form_smuggles_another_path(code: Inside, form: str) ->
     assert b"HTTP/1.1 200" not in got, got
 
 
-async def test_an_attempt_works_through_the_forwarder(shared: System, code: Inside) -> None:
+async def test_attempt_works_through_the_forwarder(shared: System, code: Inside) -> None:
     claim = await shared.claim(await shared.one())
     headers = {"X-Trace-Task-Capability": claim["capability_token"]}
 
@@ -140,7 +140,7 @@ async def test_an_attempt_works_through_the_forwarder(shared: System, code: Insi
     assert (await shared.task(claim["task_id"]))["status"] == "Completed"
 
 
-async def test_the_platform_sees_its_own_host_name_and_a_verified_connection(localhost: Path) -> None:
+async def test_platform_sees_its_own_host_name_and_a_verified_connection(localhost: Path) -> None:
     async with stranger(localhost) as there, inside(there.url("", "localhost"), "http://x", localhost) as code:
         there.says("/v1/task/heartbeat", answer(b"seen"))
         assert b"seen" in await code.raw(HEAD + b"Content-Length: 0\r\n\r\n")

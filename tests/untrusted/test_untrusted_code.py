@@ -198,7 +198,7 @@ async def test_handler_that_exits_silently_fails_the_attempt(site: RunnerSystem)
     assert "exit code 7" in task["error_message"]
 
 
-async def test_a_handler_may_report_by_itself(site: RunnerSystem) -> None:
+async def test_handler_may_report_by_itself(site: RunnerSystem) -> None:
     assert (await site.run("by_itself"))["result"] == {"said": "by itself"}
     task = await site.run("giving_up")
     assert (task["error_class"], task["error_message"]) == ("NotToday", "ask again tomorrow")
@@ -281,7 +281,7 @@ async def bring_transfers(system: System, start: int, end: int) -> None:
     assert reply.status_code == 200, reply.text
 
 
-async def test_the_example_queries_its_range_and_its_alerts_become_rows(site: RunnerSystem, tmp_path: Path) -> None:
+async def test_example_queries_its_range_and_its_alerts_become_rows(site: RunnerSystem, tmp_path: Path) -> None:
     pack(EXAMPLES / "bundles" / "alerts", tmp_path / "alerts.zip")
     await upload(site.system, (tmp_path / "alerts.zip").read_bytes(), "alerts")
     await deploy(site.system, FEED)

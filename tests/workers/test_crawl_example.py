@@ -49,7 +49,7 @@ def page(*links: str) -> Any:
     return answer(f"<html>{FILLER}{anchors}</html>".encode())
 
 
-async def test_a_site_is_crawled_once_however_its_pages_lead_to_each_other(shared: System, site: Stranger) -> None:
+async def test_site_is_crawled_once_however_its_pages_lead_to_each_other(shared: System, site: Stranger) -> None:
     site.says("/", page("/a", "b", "http://elsewhere.invalid/", "/missing"))
     site.says("/a", page("/", "/c#part", "/a?again"))
     site.says("/b", page("/c"))

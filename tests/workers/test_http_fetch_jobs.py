@@ -97,14 +97,14 @@ async def test_body_is_in_the_result_up_to_the_result_limit(site: FetchWorker) -
     assert (task.status, result(task)["bytes"], result(task)["body_omitted"]) == (TaskStatus.COMPLETED, 3_000, True)
 
 
-async def test_a_task_with_outputs_is_told_what_may_be_reached_too(site: FetchWorker) -> None:
+async def test_task_with_outputs_also_gets_what_may_be_reached(site: FetchWorker) -> None:
     site.there.says("/page", answer(b"hello"))
     dataset = DatasetRef(dataset_uuid=uuid4(), dataset_version=uuid4())
     (task,) = await site.fetched(site.there.url("/page"), outputs=[dataset], config={"keep_body": "none"})
     assert (task.status, "body" in result(task)) == (TaskStatus.COMPLETED, False)
 
 
-async def test_a_fetch_that_waits_for_its_server_can_be_canceled(site: FetchWorker) -> None:
+async def test_fetch_that_waits_for_its_server_can_be_canceled(site: FetchWorker) -> None:
     site.there.says("/slow", SILENCE)
     accepted = await site.client.submit([site.there.url("/slow")], operator="http_fetch", policy=HEARD_SOON)
     await eventually(lambda: "/slow" in site.there.targets())

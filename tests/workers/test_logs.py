@@ -128,7 +128,7 @@ async def test_module_that_cannot_be_imported_names_file_and_line(bench: Bench) 
     assert f'own_operators.py", line {number}' in "\n".join(line.text for line in lines)
 
 
-async def test_a_long_log_keeps_its_beginning_and_its_end(bench: Bench) -> None:
+async def test_long_log_keeps_its_beginning_and_its_end(bench: Bench) -> None:
     await bench.worker(task_log_bytes=4_000)
     lines = await lines_of(bench, await one(bench, "chatter", 1_000))
     gaps = [line.text for line in lines if line.stream == "gap"]

@@ -183,20 +183,20 @@ async def test_unconfined_thief_finds_the_secrets(asked: dict[str, Any], strange
 
 
 @needs_landlock
-async def test_a_platform_operator_finds_no_secret(client: Client, strangers: Client, asked: dict[str, Any]) -> None:
+async def test_platform_operator_finds_no_secret(client: Client, strangers: Client, asked: dict[str, Any]) -> None:
     await stolen(strangers, None, operator="thieves:keeps", config={"token": "${secret:TOKEN}"})
     assert await stolen(client, asked, operator="thieves:on_platform") == []
 
 
 @needs_landlock
-async def test_a_spark_operator_finds_no_secret(client: Client, strangers: Client, asked: dict[str, Any]) -> None:
+async def test_spark_operator_finds_no_secret(client: Client, strangers: Client, asked: dict[str, Any]) -> None:
     """Tries the driver, a Python worker of Spark, and the JVM."""
     config = {"token": "${secret:TOKEN}"}
     await stolen(strangers, None, operator="spark_thieves:keeps", runtime="spark", config=config)
     assert await stolen(client, asked, operator="spark_thieves:on_spark", runtime="spark") == []
 
 
-async def test_a_bundle_finds_no_secret(client: Client, strangers: Client, asked: dict[str, Any]) -> None:
+async def test_bundle_finds_no_secret(client: Client, strangers: Client, asked: dict[str, Any]) -> None:
     code = "import thief\n\ndef handler(event, task):\n    return thief.loot(**event['payload'])\n"
     content = zipped({"main.py": code, "thief.py": THIEF.read_text()})
     await client.bundles.upload(content, name="thief")
@@ -234,7 +234,7 @@ async def test_job_cannot_name_a_function_of_the_interpreter(client: Client, up:
     assert not await asyncio.to_thread(Path("/var/tmp/owned").exists)
 
 
-async def test_a_new_file_is_run_by_workers_that_started_before(client: Client, up: Up) -> None:
+async def test_new_file_is_run_by_workers_that_started_before(client: Client, up: Up) -> None:
     """The sandbox opens the folder with the platform's own files entry by entry, so new processes must take over."""
     (up.folder.parent / "later.py").write_text(
         "from interlock.workers import operator\n\n@operator\ndef fresh(payload, ctx):\n    return payload\n"

@@ -126,7 +126,7 @@ async def test_every_task_of_a_run_ends_with_the_result_of_its_operator(bench: B
     assert {(task.status, task.attempt) for task in tasks} == {(TaskStatus.COMPLETED, 1)}
 
 
-async def test_a_failed_attempt_is_followed_by_one_that_may_succeed(bench: Bench) -> None:
+async def test_failed_attempt_is_followed_by_one_that_may_succeed(bench: Bench) -> None:
     await bench.worker()
     run_id = await bench.run("fail", [{"error_class": "Flaky", "message": "not yet", "times": 1}])
     (task,) = await bench.ended(run_id)
@@ -148,9 +148,7 @@ async def test_operator_missing_on_this_worker_fails_with_a_message(bench: Bench
     ("payload", "crash"),
     [({"exit_code": 3}, Crash(exit_code=3)), ({"signal": "SIGKILL"}, Crash(signal="SIGKILL"))],
 )
-async def test_a_crash_costs_the_task_that_ran_and_no_other(
-    bench: Bench, payload: dict[str, Any], crash: Crash
-) -> None:
+async def test_crash_costs_the_task_that_ran_and_no_other(bench: Bench, payload: dict[str, Any], crash: Crash) -> None:
     await bench.worker()
     harmless = {"times": 0}
     run_id = await bench.run("fail", [*[harmless] * 20, payload, *[harmless] * 20], policy=Policy(max_attempts=1))
@@ -161,7 +159,7 @@ async def test_a_crash_costs_the_task_that_ran_and_no_other(
     assert (await bench.client.attempts(crashed.task_id)).attempts[0].crash == crash
 
 
-async def test_a_canceled_task_is_stopped_where_it_runs(bench: Bench) -> None:
+async def test_canceled_task_is_stopped_where_it_runs(bench: Bench) -> None:
     await bench.worker()
     task, visitor = await bench.at_the_gate(policy=QUICK)
     await bench.client.cancel_task(task.task_id)
@@ -172,7 +170,7 @@ async def test_a_canceled_task_is_stopped_where_it_runs(bench: Bench) -> None:
     assert [result(task) for task in await bench.ended(await bench.run("echo", ["next"]))] == ["next"]
 
 
-async def test_an_operator_that_ignores_a_cancel_is_killed_after_the_grace(bench: Bench) -> None:
+async def test_operator_that_ignores_a_cancel_is_killed_after_the_grace(bench: Bench) -> None:
     await bench.worker(cancel_grace=0.1)
     run_id = await bench.run("deaf", [{"gate": bench.gate.path}], policy=QUICK)
     visitor = await bench.gate.arrival()
@@ -182,7 +180,7 @@ async def test_an_operator_that_ignores_a_cancel_is_killed_after_the_grace(bench
     assert task.status is TaskStatus.CANCELED
 
 
-async def test_an_attempt_that_was_fenced_off_is_stopped_and_reports_nothing(bench: Bench, state_url: str) -> None:
+async def test_attempt_that_was_fenced_off_is_stopped_and_reports_nothing(bench: Bench, state_url: str) -> None:
     await bench.worker()
     task, visitor = await bench.at_the_gate(policy=QUICK)
     connection = await asyncpg.connect(state_url)
@@ -270,7 +268,7 @@ async def test_expired_drain_releases_the_running_attempt(bench: Bench) -> None:
     await bench.ended(task.run_id or uuid4())
 
 
-async def test_a_result_survives_an_outage_of_the_dispatcher(bench: Bench) -> None:
+async def test_result_survives_an_outage_of_the_dispatcher(bench: Bench) -> None:
     line = Line(bench.system.internal_url)
     await line.mend()
     await bench.worker(internal_url=line.url)
@@ -329,7 +327,7 @@ async def test_worker_with_all_children_stuck_releases_waiting_tasks(bench: Benc
     assert {task.worker_id for task in tasks[1:]} >= {second.worker_id}
 
 
-async def test_a_result_that_the_dispatcher_refuses_fails_its_task_and_no_other(bench: Bench) -> None:
+async def test_result_that_the_dispatcher_refuses_fails_its_task_and_no_other(bench: Bench) -> None:
     await bench.worker(result_limit_bytes=1_000_000)
     run_id = await bench.run("large", [10, 100_000, 20], policy=Policy(max_attempts=1))
     small, refused, other = await bench.ended(run_id)
@@ -337,7 +335,7 @@ async def test_a_result_that_the_dispatcher_refuses_fails_its_task_and_no_other(
     assert (refused.status, refused.error_class) == (TaskStatus.FAILED, "ReportRefused")
 
 
-async def test_a_wrong_token_ends_the_worker(bench: Bench) -> None:
+async def test_wrong_token_ends_the_worker(bench: Bench) -> None:
     worker = Worker(bench.settings(worker_token="ilw_0000000000000000_" + "x" * 43), concurrency=1)
     with pytest.raises(Unauthenticated):
         await worker.run()
@@ -354,7 +352,7 @@ async def test_children_that_never_start_end_the_worker_with_a_message(
 
 
 @pytest.mark.parametrize(("runtime", "why"), [("nowhere", "choose one of"), ("dispatcher", "no queue")])
-async def test_a_runtime_without_a_queue_is_refused(bench: Bench, runtime: str, why: str) -> None:
+async def test_runtime_without_a_queue_is_refused(bench: Bench, runtime: str, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         Worker(bench.settings(), runtime)
 
@@ -375,7 +373,7 @@ async def test_killed_worker_uses_up_an_attempt_of_its_running_tasks(bench: Benc
     assert run.state is RunState.COMPLETED
 
 
-async def test_a_message_is_not_given_to_a_worker_that_died_waiting_for_it(system: System) -> None:
+async def test_message_is_not_given_to_a_worker_that_died_waiting_for_it(system: System) -> None:
     body = json.dumps({"queue": "platform", "worker_id": "doomed", "wait_seconds": 20}).encode()
     host, port = system.internal_url.removeprefix("http://").split(":")
     _, line = await asyncio.open_connection(host, int(port))
