@@ -90,6 +90,7 @@ NAMES: Final = frozenset(
         "export_staging.before_commit",
         "rerun.before_commit",
         "rerun_copies.before_commit",
+        "bulk_operation.before_commit",
         "wake.before_commit",
         "release.before_commit",
         "events.before_commit",

@@ -154,7 +154,7 @@ async def test_same_subject_of_another_issuer_is_another_user(site: System, prov
 async def test_rate_limit_applies_to_each_member_separately(site: System, provider: IdentityProvider) -> None:
     await allow(site, "one")
     await allow(site, "other")
-    members = site.kernel.access.members
+    members = site.kernel.access.principals.members
     one, again, other = [await members.authenticate(provider.token(name), None) for name in ("one", "one", "other")]
     assert one == again
     assert one.key_id != other.key_id

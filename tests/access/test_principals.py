@@ -23,6 +23,17 @@ READ = {"jobs:read", "tasks:read", "queues:read", "query:read", "registry:read"}
 WRITE = {"jobs:write", "tasks:write", "bundles:write", "registry:write"}
 ROLES = {"reader": READ, "writer": READ | WRITE, "admin": READ | WRITE | {"admin"}}
 OPEN = {("GET", "/healthz")}
+SIGN_IN = {
+    ("GET", "/v1/sign-in"),
+    *(("POST", f"/v1/sign-in/{how}") for how in ("key", "link")),
+    *(("GET", f"/v1/sign-in/{step}") for step in ("oidc", "callback")),
+    *((method, "/v1/session") for method in ("GET", "DELETE")),
+    ("POST", "/v1/session/org"),
+    ("GET", "/v1/live"),
+}
+"""Routes that start a session, or that need one in place of a key: test_sessions.py tests them."""
+FILES = {("GET", "/"), ("GET", "/ui"), ("GET", "/ui/{file}")}
+"""Files without data: tests/http/test_dashboard_files.py tests them."""
 
 
 def routes() -> dict[Route, str | None]:
@@ -289,6 +300,28 @@ REGISTRY: list[Route] = [
 ]
 """Routes that tests/bus/test_registry.py tries with another org's admin."""
 
+BULK: list[Route] = [
+    *((method, "/v1/bulk-operations") for method in ("GET", "POST")),
+    ("GET", "/v1/bulk-operations/{operation_id}"),
+    ("POST", "/v1/bulk-operations/{operation_id}/cancel"),
+]
+"""Routes that tests/jobs/test_bulk_operations.py tries with another org's admin."""
+
+OVERVIEW: list[Route] = [
+    *(("GET", f"/v1/{what}") for what in ("overview", "failures", "search")),
+    *(("GET", f"/v1/runs/{{run_id}}/{what}") for what in ("failures", "timeline", "durations")),
+]
+OVERVIEW += [("POST", "/v1/query")]
+"""Routes that other tests try with another org's admin: tests/tasks/test_overview.py, tests/query/test_queries.py."""
+
+SESSIONS: list[Route] = [
+    *SIGN_IN,
+    ("GET", "/v1/sessions"),
+    ("DELETE", "/v1/sessions/{session_id}"),
+    ("POST", "/v1/sign-in-links"),
+]
+"""Routes that test_sessions.py tries with another org's admin."""
+
 SENDING: list[Route] = [
     ("POST", "/v1/commands"),
     ("GET", "/v1/commands"),
@@ -308,7 +341,20 @@ INBOX: list[Route] = [
 
 
 def test_every_route_of_the_gateway_is_tried_with_another_orgs_key() -> None:
-    elsewhere = {HOOK, *OBJECTS, *MEMBERS, *INBOX, *REPLAYS, *SECRETS, *REGISTRY, *SENDING}
+    elsewhere = {
+        HOOK,
+        *OBJECTS,
+        *MEMBERS,
+        *INBOX,
+        *REPLAYS,
+        *SECRETS,
+        *REGISTRY,
+        *SENDING,
+        *SESSIONS,
+        *FILES,
+        *BULK,
+        *OVERVIEW,
+    }
     assert {*HIDDEN, *EMPTY, *FILTERED, *PLATFORM, *OF_ALL, *OWN} | elsewhere == set(routes())
 
 
@@ -380,7 +426,7 @@ async def reached(system: System, route: Route, api_key: str) -> bool:
 
 
 def _with_keys() -> list[tuple[Route, str | None]]:
-    return [(route, scope) for route, scope in routes().items() if route not in (HOOK, *OBJECTS)]
+    return [(route, scope) for route, scope in routes().items() if route not in (HOOK, *OBJECTS, *SIGN_IN)]
 
 
 @pytest.mark.parametrize("role", ROLES)

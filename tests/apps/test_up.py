@@ -183,7 +183,7 @@ async def task_when(client: Client, run_id: Any, status: TaskStatus) -> TaskView
 
 
 def test_ready_line_is_json_with_all_addresses(shared: Up) -> None:
-    names = "gateway internal query dir admin_key worker_token state_url data_url valkey_url"
+    names = "gateway internal query dir admin_key worker_token state_url data_url valkey_url sign_in_url"
     assert list(shared.ready) == names.split()
     assert len({shared.ready[name] for name in ("gateway", "internal", "query")}) == 3
     assert shared.ready["dir"] == str(shared.folder)
@@ -209,7 +209,8 @@ def test_secrets_are_readable_by_the_owner_only(shared: Up) -> None:
 async def test_no_secret_is_on_a_command_line_or_in_an_environment(shared: Up, client: Client) -> None:
     await client.wait((await client.submit([1], operator="echo")).run_id)  # all processes have started
     passwords = [shared.ready[name].split("@")[0].rsplit(":", 1)[1] for name in ("state_url", "data_url", "valkey_url")]
-    secrets = [shared.ready["admin_key"], shared.ready["worker_token"], *passwords]
+    link = shared.ready["sign_in_url"].rpartition("=")[2]
+    secrets = [shared.ready["admin_key"], shared.ready["worker_token"], link, *passwords]
     assert shared.process is not None
     for process in psutil.Process(shared.process.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # short-lived processes

@@ -35,6 +35,7 @@ from interlock.wire.attempts import (
     Release,
     WriteGrant,
 )
+from interlock.wire.bulk_operations import BulkFilter, BulkKind, BulkRequest
 from interlock.wire.bus_registry import RegistryAction, ServiceRequest
 from interlock.wire.dags import DagState, SourceEvent
 from interlock.wire.datasets import InvalidateRequest
@@ -193,6 +194,24 @@ async def _(scene: Scene) -> None:
         await scene.victim.start()
         for task_id in dead:
             await client.retry_task(task_id)
+
+
+@dies("dispatcher", "bulk_operation.before_commit")
+async def _(scene: Scene) -> None:
+    """The batch is rolled back with its place, so that the next process does it once."""
+    await scene.up()
+    one = await scene.load.submit(Kind(3, {"failures": 1}), max_attempts=1)
+    async with scene.deployment.client() as client:
+        await client.wait(one.run_id)
+        await scene.arm("bulk_operation.before_commit")
+        request = BulkRequest(kind=BulkKind.REDRIVE, filter=BulkFilter(run=one.run_id))
+        begun = await client.bulk.start(request)
+        await scene.death()
+        await scene.victim.start()
+        ended = "select state = 'Completed' from interlock.bulk_operations where operation_id = $1"
+        await scene.deployment.until(ended, begun.operation_id)
+        operation = await client.bulk.operation(begun.operation_id)
+        assert (operation.matched, operation.changed) == (3, 3)
 
 
 async def _unledgered(scene: Scene) -> JobAccepted:

@@ -44,6 +44,8 @@ async def test_query_service_responses_match_its_openapi_document(site: FuzzedLi
     await require_whole(site)
 
 
+SIGN_IN = {"GET /v1/sign-in", *(f"POST /v1/sign-in/{how}" for how in ("key", "link"))}
+SIGN_IN |= {f"GET /v1/sign-in/{step}" for step in ("oidc", "callback")}
 OPEN = {"GET /healthz", "GET /internal/jwks/task"}
 """Operations of the dispatcher without credentials."""
 
@@ -51,7 +53,7 @@ OPEN = {"GET /healthz", "GET /internal/jwks/task"}
 def test_only_listed_operations_need_no_credential(site: FuzzedListeners) -> None:
     """The guard of an operation determines its documented credential, so a lost guard shows up here."""
     for url, known in (
-        (site.gateway_url, {"GET /healthz", "POST /v1/hooks/{hook_id}"}),
+        (site.gateway_url, {"GET /healthz", "POST /v1/hooks/{hook_id}", *SIGN_IN}),
         (site.internal_url, OPEN),
         (site.query_url, {"GET /healthz"}),
     ):

@@ -45,6 +45,7 @@ _SMALL = {"shard": "0"}
 _FOCUS = {"job_id": "seed.id('job 0')"}
 _ALONE = {"job_id": "seed.id('job 3')"}
 _EPOCH = "'epoch'"
+_ANY_JOB = {"dag": "null", "operator": "null"}
 _LIMITS = dict.fromkeys(
     ("max_concurrency", "rate_key", "rate_per_second", "tolerated_share", "deadline_seconds", "retention_days"),
     "null",
@@ -452,7 +453,7 @@ READS: dict[str, list[Expectation]] = {
     "run_by_id": [Bounded(1, _ORG | _run("queued"))],
     "list_runs": [Bounded(100, _ORG | _FOCUS | {"cursor": cursor, "limit": "100"}) for cursor in ("null", _HALFWAY)],
     "runs_from": [Bounded(51, _ORG | _FOCUS | {"cursor": cursor, "limit": "51"}) for cursor in ("null", _HALFWAY)],
-    "jobs_from": [Bounded(51, _ORG | {"cursor": cursor, "limit": "51"}) for cursor in ("null", _HALFWAY)],
+    "jobs_from": [Bounded(51, _ORG | _ANY_JOB | {"cursor": cursor, "limit": "51"}) for cursor in ("null", _HALFWAY)],
     "task_by_id": [Bounded(1, _ONE, rows=5, pages=20)],
     "tasks_of_range": [
         Bounded(1000, _BIG | {"first": "0", "last": "999", "status": "null"}),

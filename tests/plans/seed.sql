@@ -10,6 +10,26 @@ insert into interlock.members (issuer, subject, org_id, role, by)
 select 'issuer', 'user ' || n, seed.id('org ' || n % 4), 'writer', 'root'
 from generate_series(0, 1999 + seed.mass() / 100) n;
 
+-- Minutes of a long time; those of the last hour are few.
+insert into interlock.minute_counts (org_id, minute, completed)
+select seed.id('org ' || n % 4), date_trunc('minute', interlock.clock()) - make_interval(mins => (n / 4)::int), 1
+from generate_series(0, 1999 + seed.mass() / 100) n;
+
+-- Bulk operations: nearly all have ended.
+insert into interlock.bulk_operations (operation_id, org_id, kind, filter, requested_by, state, ended_at)
+select seed.id('operation ' || n), seed.id('org ' || n % 4), 'retry', '{}', 'user', 'Completed', case when n > 9 then now() end
+from generate_series(0, 1999 + seed.mass() / 100) n;
+
+-- Sessions, all valid.
+insert into interlock.sessions (session_id, org_id, issuer, subject, csrf, secret_hash, expires_at)
+select 'session ' || n, seed.id('org ' || n % 4), 'issuer', 'user ' || n, 'csrf', '\x00',
+       interlock.clock() + interval '1 day'
+from generate_series(0, 1999 + seed.mass() / 100) n;
+insert into interlock.sign_in_links (token_hash, key_id, expires_at)
+select decode(lpad(to_hex(n), 8, '0'), 'hex'), (select min(key_id) from interlock.api_keys),
+       interlock.clock() + interval '1 day'
+from generate_series(0, 1999 + seed.mass() / 100) n;
+
 insert into interlock.operators (queue, operator, worker_id, last_seen_at)
 select 'platform', 'module:operator_' || n, 'worker 1', now() + interval '1 hour' from generate_series(0, 1999 + seed.mass() / 100) n;
 

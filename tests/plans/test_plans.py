@@ -14,6 +14,7 @@ from interlock.stores.postgres import Connection, Database
 from tests.conftest import copied
 from tests.plans import (
     buffers,
+    bulk_operations,
     bundles,
     bus_operations,
     bus_path,
@@ -23,11 +24,13 @@ from tests.plans import (
     expectations,
     files,
     ingests,
+    overview,
     pipelines,
     queries,
     registry,
     results,
     routes,
+    sessions,
     webhooks,
 )
 from tests.plans.expectations import Bounded, Exempt, Live
@@ -57,6 +60,9 @@ EXPECTED = (
     | results.EXPECTED
     | ingests.EXPECTED
     | bus_operations.EXPECTED
+    | sessions.EXPECTED
+    | bulk_operations.EXPECTED
+    | overview.EXPECTED
 )
 CASES = {
     f"{key}-{number}" if len(cases) > 1 else key: (key, case)

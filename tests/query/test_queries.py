@@ -691,3 +691,33 @@ async def test_attempt_queries_through_its_client(site: QuerySystem, claim: dict
     async with TaskClient(site.system.internal_url, claim["capability_token"], fenced, query_url=site.url) as task:
         reply = await task.query("select max(block_number) from blocks")
     assert bytes(reply.rows) == b"[[29]]"
+
+
+# Relayed by the gateway
+
+
+async def test_page_queries_through_the_gateway_with_its_session(
+    site: QuerySystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(site.system.kernel.settings), "query_url", site.url)
+    key = await reader_of(site.system)
+    async with httpx.AsyncClient(base_url=site.system.gateway_url, timeout=30) as page:
+        session = (await page.post("/v1/sign-in/key", json={"key": key})).json()
+        body = {"sql": "select count(*) from blocks"}
+        assert (await page.post("/v1/query", json=body)).json()["code"] == "csrf"
+        headers = {"X-Interlock-CSRF": session["csrf"]}
+        reply = await page.post("/v1/query", json=body, headers=headers)
+        assert (reply.status_code, reply.json()["rows"]) == (200, [[30]])
+        record = await site.record(reply.json()["query_id"])
+        assert record["user"] == session["user"]
+        for sql, code in (("select * from secrets", "invalid_query"), ("delete from blocks", "invalid_query")):
+            refused = await page.post("/v1/query", json={"sql": sql}, headers=headers)
+            assert (refused.status_code, refused.json()["code"]) == (400, code)
+        csv = await page.post("/v1/query", json=body | {"format": "csv"}, headers=headers)
+        assert (csv.status_code, csv.json()["code"]) == (400, "json_only")
+
+
+async def test_gateway_reports_a_query_service_that_is_away(site: QuerySystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(site.system.kernel.settings), "query_url", "http://127.0.0.1:9")
+    reply = await site.system.user("POST", "/v1/query", json={"sql": "select 1"})
+    assert (reply.status_code, reply.json()["code"]) == (503, "unavailable")

@@ -393,6 +393,25 @@ CREATE TABLE interlock.buffer_publishes (
     sweep_at timestamp with time zone,
     swept_at timestamp with time zone
 );
+CREATE TABLE interlock.bulk_operations (
+    operation_id uuid DEFAULT uuidv7() NOT NULL,
+    org_id uuid NOT NULL,
+    kind text NOT NULL,
+    filter json NOT NULL,
+    job_id uuid,
+    priority smallint,
+    reason text,
+    requested_by text NOT NULL,
+    state text DEFAULT 'Running'::text NOT NULL,
+    cancel_requested boolean DEFAULT false NOT NULL,
+    place json,
+    matched bigint DEFAULT 0 NOT NULL,
+    changed bigint DEFAULT 0 NOT NULL,
+    expected bigint,
+    walked real,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    ended_at timestamp with time zone
+);
 CREATE TABLE interlock.bundle_names (
     org_id uuid NOT NULL,
     name text NOT NULL,
@@ -972,6 +991,13 @@ CREATE TABLE interlock.members (
     since timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     by text NOT NULL
 );
+CREATE TABLE interlock.minute_counts (
+    org_id uuid NOT NULL,
+    minute timestamp with time zone NOT NULL,
+    completed bigint DEFAULT 0 NOT NULL,
+    failed bigint DEFAULT 0 NOT NULL,
+    canceled bigint DEFAULT 0 NOT NULL
+);
 CREATE TABLE interlock.operator_state (
     job_id uuid NOT NULL,
     name text NOT NULL,
@@ -1198,6 +1224,21 @@ CREATE TABLE interlock.services (
     changed_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
     changed_by text NOT NULL
 );
+CREATE TABLE interlock.sessions (
+    session_id text NOT NULL,
+    org_id uuid NOT NULL,
+    key_id text,
+    issuer text,
+    subject text,
+    csrf text NOT NULL,
+    secret_hash bytea NOT NULL,
+    previous_hash bytea,
+    rotated_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    revoked_at timestamp with time zone,
+    CONSTRAINT sessions_check CHECK ((((key_id IS NULL) = (subject IS NOT NULL)) AND ((issuer IS NULL) = (subject IS NULL))))
+);
 CREATE SEQUENCE interlock.shards
     AS integer
     START WITH 1
@@ -1205,6 +1246,11 @@ CREATE SEQUENCE interlock.shards
     NO MINVALUE
     NO MAXVALUE
     CACHE 1;
+CREATE TABLE interlock.sign_in_links (
+    token_hash bytea NOT NULL,
+    key_id text NOT NULL,
+    expires_at timestamp with time zone NOT NULL
+);
 CREATE TABLE interlock.signing_keys (
     kid text NOT NULL,
     public_jwk jsonb NOT NULL,
@@ -1377,7 +1423,10 @@ CREATE TABLE interlock.worker_tokens (
 CREATE TABLE interlock.workers (
     worker_id text NOT NULL,
     queue text NOT NULL,
-    last_seen_at timestamp with time zone NOT NULL
+    last_seen_at timestamp with time zone NOT NULL,
+    version text,
+    held integer,
+    draining boolean DEFAULT false NOT NULL
 );
 CREATE TABLE public.interlock_migrations (
     version integer NOT NULL,
@@ -1396,6 +1445,8 @@ ALTER TABLE ONLY interlock.buffer_publishes
     ADD CONSTRAINT buffer_publishes_pkey PRIMARY KEY (publish_id);
 ALTER TABLE ONLY interlock.buffer_publishes
     ADD CONSTRAINT buffer_publishes_task_id_attempt_dataset_uuid_batch_uri_key UNIQUE (task_id, attempt, dataset_uuid, batch_uri);
+ALTER TABLE ONLY interlock.bulk_operations
+    ADD CONSTRAINT bulk_operations_pkey PRIMARY KEY (operation_id);
 ALTER TABLE ONLY interlock.bundle_names
     ADD CONSTRAINT bundle_names_pkey PRIMARY KEY (org_id, name);
 ALTER TABLE ONLY interlock.bundle_sweeps
@@ -1496,6 +1547,8 @@ ALTER TABLE ONLY interlock.materialisations
     ADD CONSTRAINT materialisations_pkey PRIMARY KEY (job_id, input_index, range_start, range_end);
 ALTER TABLE ONLY interlock.members
     ADD CONSTRAINT members_pkey PRIMARY KEY (issuer, subject, org_id);
+ALTER TABLE ONLY interlock.minute_counts
+    ADD CONSTRAINT minute_counts_pkey PRIMARY KEY (org_id, minute);
 ALTER TABLE ONLY interlock.operator_state
     ADD CONSTRAINT operator_state_pkey PRIMARY KEY (job_id, name);
 ALTER TABLE ONLY interlock.operators
@@ -1532,6 +1585,10 @@ ALTER TABLE ONLY interlock.service_polls
     ADD CONSTRAINT service_polls_pkey PRIMARY KEY (org_id, service);
 ALTER TABLE ONLY interlock.services
     ADD CONSTRAINT services_pkey PRIMARY KEY (org_id, name);
+ALTER TABLE ONLY interlock.sessions
+    ADD CONSTRAINT sessions_pkey PRIMARY KEY (session_id);
+ALTER TABLE ONLY interlock.sign_in_links
+    ADD CONSTRAINT sign_in_links_pkey PRIMARY KEY (token_hash);
 ALTER TABLE ONLY interlock.signing_keys
     ADD CONSTRAINT signing_keys_pkey PRIMARY KEY (kid);
 ALTER TABLE ONLY interlock.slots
@@ -1564,6 +1621,7 @@ ALTER TABLE ONLY public.interlock_migrations
     ADD CONSTRAINT interlock_migrations_pkey PRIMARY KEY (version);
 CREATE INDEX api_keys_by_org ON interlock.api_keys USING btree (org_id, created_at);
 CREATE INDEX api_keys_by_service ON interlock.api_keys USING btree (org_id, service) WHERE (service IS NOT NULL);
+CREATE INDEX attempts_failed ON interlock.attempts USING btree (ended_at) WHERE (outcome = ANY (ARRAY['Failed'::interlock.outcome, 'LeaseExpired'::interlock.outcome, 'TimedOut'::interlock.outcome]));
 CREATE INDEX attempts_of_shards ON interlock.attempts USING btree (shard) WHERE (shard <> 0);
 CREATE INDEX backfills_by_org ON interlock.backfills USING btree (org_id, run_id);
 CREATE INDEX buffer_publishes_by_load ON interlock.buffer_publishes USING btree (load_task) WHERE (load_task IS NOT NULL);
@@ -1571,6 +1629,8 @@ CREATE INDEX buffer_publishes_by_org ON interlock.buffer_publishes USING btree (
 CREATE INDEX buffer_publishes_by_status ON interlock.buffer_publishes USING btree (org_id, status, publish_id);
 CREATE INDEX buffer_publishes_open ON interlock.buffer_publishes USING btree (publish_id) WHERE (status = ANY (ARRAY['Pending'::interlock.publish_status, 'Loading'::interlock.publish_status]));
 CREATE INDEX buffer_publishes_sweep ON interlock.buffer_publishes USING btree (sweep_at) WHERE (sweep_at IS NOT NULL);
+CREATE INDEX bulk_operations_by_org ON interlock.bulk_operations USING btree (org_id, operation_id);
+CREATE INDEX bulk_operations_running ON interlock.bulk_operations USING btree (operation_id) WHERE (ended_at IS NULL);
 CREATE INDEX bundle_names_by_bundle ON interlock.bundle_names USING btree (org_id, sha256);
 CREATE INDEX bundle_sweeps_due ON interlock.bundle_sweeps USING btree (due_at);
 CREATE INDEX bus_acls_by_source ON interlock.bus_acls USING btree (source, org_id, target, name);
@@ -1642,6 +1702,7 @@ CREATE INDEX lease_alarms_due ON interlock.lease_alarms USING btree (shard, due_
 CREATE INDEX materialisations_by_task ON interlock.materialisations USING btree (task_id);
 CREATE INDEX materialisations_undone ON interlock.materialisations USING btree (job_id) WHERE ((done_commit IS NULL) OR (done_commit < input_commit));
 CREATE INDEX members_by_org ON interlock.members USING btree (org_id, issuer, subject);
+CREATE INDEX minute_counts_age ON interlock.minute_counts USING btree (minute);
 CREATE INDEX operators_by_last_seen ON interlock.operators USING btree (last_seen_at);
 CREATE INDEX orgs_with_operators ON interlock.orgs USING btree (org_id) WHERE (operators IS NOT NULL);
 CREATE INDEX outbox_by_key ON interlock.outbox USING btree (dedupe_key) WHERE (dedupe_key IS NOT NULL);
@@ -1671,6 +1732,9 @@ CREATE INDEX runs_live_by_job ON interlock.runs USING btree (job_id) WHERE (ende
 CREATE INDEX runs_of_shards ON interlock.runs USING btree (shard) WHERE ((shard <> 0) AND (ended_at IS NULL));
 CREATE INDEX runs_open_unwanted ON interlock.runs USING btree (run_id) WHERE (open AND cancel_requested AND (ended_at IS NULL));
 CREATE INDEX runs_waking ON interlock.runs USING btree (run_id) WHERE (wake_index IS NOT NULL);
+CREATE INDEX sessions_by_org ON interlock.sessions USING btree (org_id, session_id) WHERE (revoked_at IS NULL);
+CREATE INDEX sessions_expiry ON interlock.sessions USING btree (expires_at);
+CREATE INDEX sign_in_links_expiry ON interlock.sign_in_links USING btree (expires_at);
 CREATE UNIQUE INDEX signing_keys_active ON interlock.signing_keys USING btree ((true)) WHERE (retired_at IS NULL);
 CREATE INDEX slots_by_job ON interlock.slots USING btree (job_id, slot_key);
 CREATE INDEX task_logs_of_jobs ON interlock.task_logs USING btree (job_id, log_id) WHERE (run_id IS NULL);
@@ -1697,6 +1761,8 @@ ALTER TABLE ONLY interlock.api_keys
     ADD CONSTRAINT api_keys_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.backfills
     ADD CONSTRAINT backfills_run_id_fkey FOREIGN KEY (run_id) REFERENCES interlock.runs(run_id) ON DELETE CASCADE;
+ALTER TABLE ONLY interlock.bulk_operations
+    ADD CONSTRAINT bulk_operations_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.bundle_names
     ADD CONSTRAINT bundle_names_org_id_sha256_fkey FOREIGN KEY (org_id, sha256) REFERENCES interlock.bundles(org_id, sha256);
 ALTER TABLE ONLY interlock.bundles
@@ -1781,6 +1847,12 @@ ALTER TABLE ONLY interlock.service_polls
     ADD CONSTRAINT service_polls_org_id_service_fkey FOREIGN KEY (org_id, service) REFERENCES interlock.services(org_id, name) ON DELETE CASCADE;
 ALTER TABLE ONLY interlock.services
     ADD CONSTRAINT services_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.sessions
+    ADD CONSTRAINT sessions_key_id_fkey FOREIGN KEY (key_id) REFERENCES interlock.api_keys(key_id);
+ALTER TABLE ONLY interlock.sessions
+    ADD CONSTRAINT sessions_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
+ALTER TABLE ONLY interlock.sign_in_links
+    ADD CONSTRAINT sign_in_links_key_id_fkey FOREIGN KEY (key_id) REFERENCES interlock.api_keys(key_id);
 ALTER TABLE ONLY interlock.webhook_crossings
     ADD CONSTRAINT webhook_crossings_run_id_fkey FOREIGN KEY (run_id) REFERENCES interlock.runs(run_id) ON DELETE CASCADE;
 ALTER TABLE ONLY interlock.webhooks

@@ -9,6 +9,7 @@ PUBLIC = (
     "principals",
     "secrets",
     "prefixes",
+    "sessions",
     "signed_urls",
     "tokens",
 )

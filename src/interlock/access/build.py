@@ -11,8 +11,10 @@ from interlock.access.jwt import SharedSecret
 from interlock.access.keyring import Keyring
 from interlock.access.object_tokens import ObjectTokens
 from interlock.access.oidc import Issuer
-from interlock.access.principals import Members, Principals
+from interlock.access.principals import Principals
 from interlock.access.secrets import Seal, Secrets
+from interlock.access.sessions import Sessions
+from interlock.access.sign_in import CALLBACK, IdentityProviderSignIn
 from interlock.access.signed_urls import RESULTS, SignedUrls
 from interlock.access.tokens import CapabilityTokens, CapabilityVerifier
 from interlock.clock import Clock
@@ -30,7 +32,7 @@ log = structlog.get_logger()
 @dataclass(frozen=True)
 class Access:
     principals: Principals
-    members: Members
+    sessions: Sessions
     lockout: Lockout
     request_limit: RequestLimit
     keyring: Keyring
@@ -62,9 +64,10 @@ def build_access(settings: Settings, database: Database, coordination: Coordinat
         region=settings.objects_region,
         sign_url=signed_urls.sign,
     )
+    principals = Principals(database, clock, issuer=identity_provider(settings, clock))
     return Access(
-        principals=Principals(database, clock),
-        members=Members(database, identity_provider(settings, clock)),
+        principals=principals,
+        sessions=Sessions(database, settings, principals.members, provider_sign_in(settings, clock)),
         lockout=Lockout(settings.auth_failures_per_second),
         request_limit=RequestLimit(coordination, settings.requests_per_second),
         keyring=keyring,
@@ -100,6 +103,21 @@ def identity_provider(settings: Settings, clock: Clock) -> Issuer | None:
     if settings.oidc_issuer is None or settings.oidc_audience is None:
         return None
     return Issuer(settings.oidc_issuer, settings.oidc_audience, Documents(), clock, jwks_url=settings.oidc_jwks_url)
+
+
+def provider_sign_in(settings: Settings, clock: Clock) -> IdentityProviderSignIn | None:
+    if settings.oidc_issuer is None or settings.oidc_client_id is None:
+        return None
+    # An ID token is for the client, an access token for the API: each has its own audience.
+    issuer = Issuer(settings.oidc_issuer, settings.oidc_client_id, Documents(), clock, jwks_url=settings.oidc_jwks_url)
+    secret = settings.oidc_client_secret
+    return IdentityProviderSignIn(
+        issuer,
+        Documents(),
+        client_id=settings.oidc_client_id,
+        client_secret=secret.get_secret_value() if secret else None,
+        redirect_uri=f"{settings.objects_base_url}{CALLBACK}",
+    )
 
 
 def _development_secret(settings: Settings) -> SharedSecret | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,7 @@ from interlock.access.build import Access, access_of
 from interlock.access.object_requests import AskedObject, asked_object, query_of
 from interlock.access.object_tokens import ObjectGrant
 from interlock.access.principals import Principal, WorkerIdentity
+from interlock.access.sessions import CSRF_HEADER, SAFE_METHODS, Session
 from interlock.access.signed_urls import RESULTS, is_signed
 from interlock.access.tokens import Claims
 from interlock.errors import Forbidden, TooManyRequests, Unauthenticated
@@ -26,6 +28,7 @@ ORG_HEADER = "x-interlock-org"
 _KEY = "interlock.caller"
 _GRANT = "interlock.object_grant"
 _ORG = "interlock.org_of_result"
+_SESSION = "interlock.session"
 
 
 def _presented(connection: Connection, header: str) -> str:
@@ -43,14 +46,42 @@ def _only(values: Sequence[str], header: str) -> str:
 
 
 async def user_guard(connection: Connection, handler: BaseRouteHandler) -> None:
-    """Accepts an API key, or a token of the identity provider, with the scope in the handler's `opt`.
+    """Accepts an API key, a token of the identity provider or a session, with the scope in the handler's `opt`.
 
     A handler marked `warm` accepts a key that was valid a moment ago, from a cache.
     """
+    access, headers = access_of(connection), headers_of(connection)
+    if not headers("authorization") and access.sessions.cookie_in(headers) is not None:
+        session = await _session(access, connection)
+        session.principal.require(handler.opt["scope"])
+        await _within_limit(access, session.principal)
+        connection.scope[_KEY] = session.principal  # type: ignore[literal-required]
+        return
     asked = {"scope": handler.opt["scope"], "warm": bool(handler.opt.get("warm"))}
-    headers = connection.headers
-    principal = await user_of(access_of(connection), lambda name: headers.getall(name, []), **asked)
+    principal = await user_of(access, headers, **asked)
     connection.scope[_KEY] = principal  # type: ignore[literal-required]
+
+
+async def session_guard(connection: Connection, _handler: BaseRouteHandler) -> None:
+    """Accepts only a session: an API key has no session to show, to change or to end."""
+    await _session(access_of(connection), connection)
+
+
+async def _session(access: Access, connection: Connection) -> Session:
+    """Authenticates the session of a request. A change also needs its CSRF token, which other sites cannot read."""
+    headers = headers_of(connection)
+    session = await access.sessions.authenticate(access.sessions.cookie_in(headers))
+    if connection.scope.get("method") not in SAFE_METHODS:
+        presented = _only(headers(CSRF_HEADER), CSRF_HEADER)
+        if not hmac.compare_digest(presented.encode(), session.csrf.encode()):
+            raise Forbidden("Send the `csrf` of GET /v1/session as the header X-Interlock-CSRF.", code="csrf")
+    connection.scope[_SESSION] = session  # type: ignore[literal-required]
+    return session
+
+
+def headers_of(connection: Connection) -> Headers:
+    headers = connection.headers
+    return lambda name: headers.getall(name, [])
 
 
 async def user_of(access: Access, headers: Headers, *, scope: str, warm: bool) -> Principal:
@@ -62,16 +93,20 @@ async def user_of(access: Access, headers: Headers, *, scope: str, warm: bool) -
     principal = await _user(access, key.lstrip(" "), _only(headers(ORG_HEADER), ORG_HEADER), warm=warm)
     access.lockout.proved(presented)
     principal.require(scope)
+    await _within_limit(access, principal)
+    return principal
+
+
+async def _within_limit(access: Access, principal: Principal) -> None:
     wait = await access.request_limit.wait(principal.key_id)
     if wait is not None:
         limit = access.request_limit.per_second
         raise TooManyRequests(f"This key exceeds {limit} requests per second; retry later.", retry_after=wait)
-    return principal
 
 
 async def _user(access: Access, credential: str, org: str, *, warm: bool) -> Principal:
-    if access.members.may_be(credential):
-        return await access.members.authenticate(credential, org or None)
+    if access.principals.members.may_be(credential):
+        return await access.principals.members.authenticate(credential, org or None)
     principals = access.principals
     principal = await (principals.authenticate_warm if warm else principals.authenticate)(credential)
     if org and org != principal.org:
@@ -144,6 +179,7 @@ async def _object_grant(access: Access, presented: str, *, to_write: bool = Fals
 
 SCHEMES: dict[Guard, str] = {
     user_guard: "apiKey",
+    session_guard: "session",
     worker_guard: "workerToken",
     capability_guard: "capability",
     object_guard: "objectToken",
@@ -155,6 +191,18 @@ SCHEMES: dict[Guard, str] = {
 def principal_of(request: Request[Any, Any, Any]) -> Principal:
     principal: Principal = request.scope[_KEY]  # type: ignore[literal-required]
     return principal
+
+
+def session_of(request: Request[Any, Any, Any]) -> Session:
+    """Returns the session of a request that `session_guard` accepted."""
+    session: Session = request.scope[_SESSION]  # type: ignore[literal-required]
+    return session
+
+
+def session_id_of(request: Request[Any, Any, Any]) -> str | None:
+    """Returns the id of the caller's session, or None for an API key."""
+    session: Session | None = request.scope.get(_SESSION)  # type: ignore[assignment]
+    return None if session is None else session.session_id
 
 
 def worker_of(request: Request[Any, Any, Any]) -> WorkerIdentity:

@@ -14,7 +14,7 @@ import time
 import urllib.error
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -218,8 +218,15 @@ class Documents:
 
         Raises Unavailable on errors, timeouts, documents over the limit and other statuses than 200.
         """
+        return await self._bounded(url, partial(self._read, url))
+
+    async def post_form(self, url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> bytes:
+        """Sends a form and returns the document of the reply. Raises Unavailable like `fetch`."""
+        return await self._bounded(url, partial(self._post, url, form, headers))
+
+    async def _bounded(self, url: str, exchange: Callable[[], bytes]) -> bytes:
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._read, url), _ALL_SECONDS)
+            return await asyncio.wait_for(asyncio.to_thread(exchange), _ALL_SECONDS)
         except urllib.error.HTTPError as error:
             error.close()
             raise _unavailable(url, f"status {error.code}") from None
@@ -232,6 +239,9 @@ class Documents:
 
     def _read(self, url: str) -> bytes:
         return fetch.read(self._opener, url, limit=MAX_BYTES, seconds=_STEP_SECONDS)
+
+    def _post(self, url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> bytes:
+        return fetch.post_form(self._opener, url, form, headers, limit=MAX_BYTES, seconds=_STEP_SECONDS)
 
     @cached_property
     def _opener(self) -> OpenerDirector:

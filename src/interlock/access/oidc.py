@@ -6,6 +6,7 @@ the same message.
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
 from collections.abc import Mapping
@@ -59,6 +60,7 @@ class _Claims(Struct, frozen=True):
     exp: _Time
     iat: _Time
     nbf: _Time | None = None
+    nonce: str | None = None
 
 
 class _Discovery(Struct, frozen=True):
@@ -87,13 +89,23 @@ class Issuer:
 
     async def subject(self, token: str) -> str:
         """Returns the subject of a token. Raises Unauthenticated if the token is invalid."""
+        return (await self._verified(token)).sub
+
+    async def subject_of_sign_in(self, token: str, nonce: str) -> str:
+        """Returns the subject of an ID token that was issued for the sign-in with this nonce."""
+        claims = await self._verified(token)
+        if claims.nonce is None or not hmac.compare_digest(claims.nonce.encode(), nonce.encode()):
+            raise _refused()
+        return claims.sub
+
+    async def _verified(self, token: str) -> _Claims:
         header = _header_of(token)
         found = await self._keys.get(header["kid"])
         if found is None or header["alg"] not in found.algorithms:
             raise _refused()
         claims = _claims_of(token, found.key, header["alg"])
         self._check(claims)
-        return claims.sub
+        return claims
 
     def _check(self, claims: _Claims) -> None:
         now = self._clock.now().timestamp()

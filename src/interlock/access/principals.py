@@ -83,7 +83,10 @@ class WorkerIdentity:
 
 
 class Principals:
-    def __init__(self, database: Database, clock: Clock, *, cache_seconds: float = 2.0) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, *, cache_seconds: float = 2.0, issuer: Issuer | None = None
+    ) -> None:
+        self.members = Members(database, issuer)
         self._database = database
         self._clock = clock
         self._cache_for = timedelta(seconds=cache_seconds)
@@ -318,6 +321,16 @@ class Members:
         self._database = database
         self._issuer = issuer
 
+    @property
+    def issuer_name(self) -> str | None:
+        return None if self._issuer is None else self._issuer.name
+
+    async def roles(self, issuer: str, subject: str) -> list[Row]:
+        """Returns the orgs of a user with the role in each, by name."""
+        async with self._database.connection() as connection:
+            rows: list[Row] = await _members_sql.roles_of(connection, issuer=issuer, subject=subject)
+        return rows
+
     def may_be(self, credential: str) -> bool:
         """Returns True if the credential is for the identity provider. API keys never contain a dot."""
         return self._issuer is not None and "." in credential
@@ -329,12 +342,10 @@ class Members:
         """
         issuer = self._provider()
         subject = await issuer.subject(token)
-        async with self._database.connection() as connection:
-            rows = await _members_sql.roles_of(connection, issuer=issuer.name, subject=subject)
-        row = _chosen(rows, org)
+        row = _chosen(await self.roles(issuer.name, subject), org)
         role = Role(row["role"])
         return Principal(
-            key_id=_id(issuer.name, subject),
+            key_id=member_id(issuer.name, subject),
             org_id=row["org_id"],
             org=row["org"],
             user=subject,
@@ -398,7 +409,7 @@ def _chosen(rows: list[Any], org: str | None) -> Any:
     return mine[0]
 
 
-def _id(issuer: str, subject: str) -> str:
+def member_id(issuer: str, subject: str) -> str:
     """Returns an id for the user in place of a key id. It does not reveal the user's name."""
     digest = hashlib.sha256("\n".join((issuer, subject)).encode()).hexdigest()
     return f"oidc-{digest[:16]}"

@@ -48,7 +48,7 @@ Org = Annotated[
 
 @get("/v1/members", guards=[user_guard], opt={"scope": "admin"}, summary="Members of the org")
 async def list_members(request: Http, org: Org = None, cursor: Cursor = None, limit: Limit = 100) -> MemberPage:
-    return await access_of(request).members.page(await _org(request, org), cursor, limit)
+    return await access_of(request).principals.members.page(await _org(request, org), cursor, limit)
 
 
 @post(
@@ -60,7 +60,7 @@ async def list_members(request: Http, org: Org = None, cursor: Cursor = None, li
 )
 async def allow_member(request: Http, data: JSONBody[MemberRequest]) -> MemberView:
     org_id = await _org(request, data.org)
-    return await access_of(request).members.allow(data, org_id, by=principal_of(request))
+    return await access_of(request).principals.members.allow(data, org_id, by=principal_of(request))
 
 
 @delete(
@@ -71,7 +71,7 @@ async def allow_member(request: Http, data: JSONBody[MemberRequest]) -> MemberVi
     summary="Remove a user; takes effect immediately",
 )
 async def disallow_member(request: Http, subject: Subject, org: Org = None) -> MemberView:
-    return await access_of(request).members.disallow(subject, await _org(request, org))
+    return await access_of(request).principals.members.disallow(subject, await _org(request, org))
 
 
 async def _org(request: Http, name: str | None) -> UUID:

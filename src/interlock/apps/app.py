@@ -75,7 +75,7 @@ def assemble(
         inline_operators=inline_runtime.OPERATORS | range_operators.OPERATORS,
     )
     datasets = build_datasets(settings, database, access, tasks, inputs)
-    jobs = build_jobs(settings, database, access, tasks, packs)
+    jobs = build_jobs(settings, database, wakeups, access, tasks, packs)
     return App(
         settings=settings,
         stores=Stores(database, coordination, wakeups, Listener(state_url, wakeups, commands=commands)),

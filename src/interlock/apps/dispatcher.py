@@ -29,7 +29,7 @@ from interlock.settings import Settings
 from interlock.tasks import worker_routes
 from interlock.tasks.build import tasks_of
 from interlock.tasks.outbox_relay import Relay
-from interlock.tasks.routes import queue_view
+from interlock.tasks.overview import queue_view
 from interlock.telemetry import (
     IN_FLIGHT,
     JOBS_HELD_BACK,
@@ -83,7 +83,7 @@ def services(app: App) -> list[Service]:
     return [
         Relay(database, settings, app.tasks.queue, invoke, wakeups),
         *app.tasks.loops(),
-        *job_loops(settings, database, objects),
+        *job_loops(settings, database, objects, app.tasks),
         *dag_loops(settings, database, wakeups, app.tasks),
         *dataset_loops(settings, database, objects),
         *query_loops(settings, database),

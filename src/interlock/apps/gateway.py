@@ -8,6 +8,8 @@ from litestar.openapi.spec import Components, SecurityScheme
 
 from interlock.access import object_routes
 from interlock.access import routes as access
+from interlock.access import session_routes as sessions
+from interlock.apps import dashboard_files
 from interlock.apps.app import App, open_app
 from interlock.apps.http_application import application, health
 from interlock.apps.metrics import metrics
@@ -18,9 +20,11 @@ from interlock.bus.registry import routes as registry
 from interlock.dags import routes as dags
 from interlock.datasets import routes as datasets
 from interlock.http.listener import url_of
+from interlock.jobs import bulk_routes, live_routes
 from interlock.jobs import routes as jobs
 from interlock.query import routes
 from interlock.settings import Settings
+from interlock.tasks import overview_routes
 from interlock.tasks import routes as tasks
 from interlock.untrusted import routes as bundles
 from interlock.webhooks import routes as webhooks
@@ -29,8 +33,12 @@ log = structlog.get_logger()
 
 HANDLERS = [
     *jobs.HANDLERS,
+    *bulk_routes.HANDLERS,
+    *live_routes.HANDLERS,
     *tasks.HANDLERS,
+    *overview_routes.HANDLERS,
     *access.HANDLERS,
+    *sessions.HANDLERS,
     *dags.HANDLERS,
     *bundles.HANDLERS,
     health,
@@ -42,6 +50,7 @@ HANDLERS = [
     *commands.HANDLERS,
     *bus.HANDLERS,
     *registry.HANDLERS,
+    *dashboard_files.HANDLERS,
 ]
 
 
@@ -52,12 +61,18 @@ def gateway(app: App) -> Litestar:
     token = SecurityScheme(
         type="http", scheme="bearer", description="An object token; a signed URL needs none: it has its proof in it."
     )
+    session = SecurityScheme(
+        type="apiKey",
+        name=app.access.sessions.cookie_name,
+        security_scheme_in="cookie",
+        description="A session of the dashboard. A change needs the header `X-Interlock-CSRF`, too.",
+    )
     return application(
         app,
         "gateway",
         HANDLERS,
         title="Interlock gateway",
-        components=Components(security_schemes={"apiKey": key, "objectToken": token}),
+        components=Components(security_schemes={"apiKey": key, "objectToken": token, "session": session}),
         express=commands.express,
     )
 

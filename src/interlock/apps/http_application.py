@@ -28,11 +28,19 @@ from interlock.wire.access import Health
 
 
 class _SchemaRouter(Router):
-    """Serves only the OpenAPI document; Litestar would also add an HTML page for unmatched paths."""
+    """Serves only the OpenAPI document; Litestar would also add an HTML page for unmatched paths.
+
+    The document is at `/` too, unless a handler of the listener has that path.
+    """
+
+    keeps_root = True
 
     def register(self, value: Any) -> list[BaseRoute]:
-        is_page = isinstance(value, HTTPRouteHandler) and value.media_type is MediaType.HTML
-        return [] if is_page else super().register(value)
+        if isinstance(value, HTTPRouteHandler):
+            if value.media_type is MediaType.HTML:
+                return []
+            value.paths = {path for path in value.paths if self.keeps_root or path != "/"}
+        return super().register(value)
 
 
 def _options(handlers: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
@@ -71,6 +79,8 @@ def application(
         problems = DOCUMENTED | (WITH_A_BODY if takes_a_body(handler) else {})
         handler.responses = problems | dict(handler.responses or {})
         handler.security = [{SCHEMES[guard]: []} for guard in handler.guards or ()]
+    schema = _SchemaRouter("/", route_handlers=[], include_in_schema=False)
+    schema.keeps_root = not any("/" in handler.paths for handler in handlers)
     listening = Litestar(
         route_handlers=[*_options(handlers), *handlers],
         state=State(capabilities(app)),
@@ -79,7 +89,7 @@ def application(
         openapi_config=OpenAPIConfig(
             title=title,
             version=__version__,
-            openapi_router=_SchemaRouter("/", route_handlers=[], include_in_schema=False),
+            openapi_router=schema,
             render_plugins=[DocumentPlugin(path="/openapi.json")],
             components=components,
         ),

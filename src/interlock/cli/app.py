@@ -13,6 +13,7 @@ from interlock import __version__
 from interlock.cli import (
     alert,
     backfill,
+    bulk,
     bundle,
     bus_changes,
     bus_commands,
@@ -64,6 +65,7 @@ for name, group in (
     ("job", job_results.app),
     ("run", run.app),
     ("task", task.app),
+    ("bulk", bulk.app),
     ("receipt", job_results.receipts),
     ("queue", queue.app),
     ("webhook", webhook.app),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from interlock.cli.conventions import FolderOption, Output, OutputOption, Panel, command
+from interlock.cli.conventions import FolderOption, Output, OutputOption, Panel, ask, command
 from interlock.cli.output import present, table
 
 if TYPE_CHECKING:
@@ -76,6 +76,20 @@ def doctor(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> 
 def _table(findings: list[Finding]) -> RenderableType:
     rows = [(finding.result, finding.check, finding.detail, finding.advice or "") for finding in findings]
     return table(("", "check", "found", "advice"), rows, empty="Nothing to check.")
+
+
+@command(app, "open", panel=Panel.START, example="interlock open\ninterlock open --print")
+def open_dashboard(
+    only_print: Annotated[bool, typer.Option("--print", help="Print the link; do not start a browser.")] = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Open the dashboard in a browser, signed in with your API key. The link works once, and only for minutes."""
+    import webbrowser
+
+    link = ask(folder, lambda client: client.sign_in_link())
+    opened = not only_print and webbrowser.open(link.url)
+    present(link, output, lambda found: "Opened the dashboard in your browser." if opened else found.url)
 
 
 @command(

@@ -130,6 +130,8 @@ def _print_table(started: Started) -> None:
     console().print(
         sheet(
             [
+                ("dashboard", started.sign_in_url),
+                ("", f"This link signs in once; `interlock open{where}` makes another."),
                 ("gateway", started.gateway),
                 ("internal", started.internal),
                 ("query", started.query),

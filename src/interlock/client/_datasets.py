@@ -97,6 +97,7 @@ class DatasetCalls:
 
 
 PATIENCE_SECONDS = 5.0
+_RELAY_SECONDS = 1.0
 REPLY_SECONDS = 3_700.0
 """The service cancels a query that takes too long and reports it. Its longest configurable timeout is one hour."""
 
@@ -129,6 +130,13 @@ class QueryClient:
     ) -> None:
         self._caller = Caller(url, bearer(api_key, org), verify=verify, patience=patience)
 
+    @classmethod
+    def on_behalf(cls, url: str, headers: dict[str, str], *, verify: ssl.SSLContext | bool) -> QueryClient:
+        """Returns a client that passes on the credential headers of somebody else's request."""
+        client = cls.__new__(cls)
+        client._caller = Caller(url, headers, verify=verify, patience=_RELAY_SECONDS)
+        return client
+
     async def __aenter__(self) -> QueryClient:
         return self
 
@@ -137,7 +145,9 @@ class QueryClient:
 
     async def ask(self, sql: str, **options: Unpack[QueryOptions]) -> QueryReply:
         """Returns the rows, the URLs of an export, or the batch task that executes the query."""
-        body = _body(sql, QueryFormat.JSON, options)
+        return await self.ask_request(_body(sql, QueryFormat.JSON, options))
+
+    async def ask_request(self, body: UserQuery) -> QueryReply:
         # A repeated query is harmless, unless it starts an export or a batch task.
         repeatable = body.mode is QueryMode.INTERACTIVE and not body.export
         return await self._caller.call(

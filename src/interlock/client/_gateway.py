@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import msgspec
 from msgspec import Raw
 
+from interlock.client._bulk import BulkCalls
 from interlock.client._bus_registry import BusOperationCalls, RegistryCalls, ReplayCalls
 from interlock.client._caller import Caller, bearer, path, query
 from interlock.client._dags import BackfillCalls, DagCalls, SourceCalls
@@ -58,6 +59,7 @@ from interlock.wire.jobs import (
     RunView,
     Scaling,
 )
+from interlock.wire.sessions import SignInLink
 from interlock.wire.tasks import (
     AttemptPage,
     CancelRequest,
@@ -137,6 +139,7 @@ class Client:
         self.registry = RegistryCalls(self._caller)
         self.datasets = DatasetCalls(self._caller)
         self.backfills = BackfillCalls(self._caller)
+        self.bulk = BulkCalls(self._caller)
         self.sources = SourceCalls(self._caller)
         self.queries = QueryCalls(self._caller)
         self.buffers = BufferCalls(self._caller)
@@ -161,6 +164,10 @@ class Client:
 
     async def health(self) -> Health:
         return await self._get("/healthz", Health)
+
+    async def sign_in_link(self) -> SignInLink:
+        """Creates a link that signs its first visitor in to the dashboard with this client's API key."""
+        return await self._post("/v1/sign-in-links", SignInLink, repeatable=False)
 
     # Jobs and runs
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import ssl
 import time
+import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Final
@@ -53,6 +55,26 @@ def read(opened: urllib.request.OpenerDirector, url: str, *, limit: int, seconds
     if len(body) > limit:
         raise TooLarge(f"the document has more than {limit} bytes")
     return body
+
+
+def post_form(
+    opened: urllib.request.OpenerDirector,
+    url: str,
+    form: Mapping[str, str],
+    headers: Mapping[str, str],
+    *,
+    limit: int,
+    seconds: float,
+) -> bytes:
+    """Sends a form and returns the small JSON document of the reply."""
+    body = urllib.parse.urlencode(form).encode()
+    sent = {"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded"} | dict(headers)
+    request = urllib.request.Request(url, data=body, headers=sent)  # noqa: S310 - see opener
+    with opened.open(request, timeout=seconds) as reply:
+        document: bytes = reply.read(limit + 1)
+    if len(document) > limit:
+        raise TooLarge(f"the document has more than {limit} bytes")
+    return document
 
 
 def download(

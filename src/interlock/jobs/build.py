@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from interlock.access.build import Access
 from interlock.http.requests import Connection
 from interlock.jobs.backfills import Backfills
+from interlock.jobs.bulk_operations import BulkOperationLoop, BulkOperations
 from interlock.jobs.exports import Exports, ExportStaging
+from interlock.jobs.live import LiveStreams
 from interlock.jobs.receipts import Receipts, Results
 from interlock.jobs.reruns import RerunCopies, Reruns
 from interlock.jobs.run_control import Deadlines, RunControl, RunWakes
@@ -15,6 +17,7 @@ from interlock.jobs.staged_lists import Uploads
 from interlock.jobs.submission import ClosedRuns, Submissions
 from interlock.processes.loop import Service
 from interlock.settings import Settings
+from interlock.stores.notifications import Wakeups
 from interlock.stores.objects import Objects
 from interlock.stores.postgres import Database
 from interlock.tasks.build import TaskKernel
@@ -32,12 +35,17 @@ class Jobs:
     exports: Exports
     reruns: Reruns
     backfills: Backfills
+    bulk_operations: BulkOperations
+    live: LiveStreams
 
 
-def build_jobs(settings: Settings, database: Database, access: Access, tasks: TaskKernel, packs: Packs) -> Jobs:
+def build_jobs(
+    settings: Settings, database: Database, wakeups: Wakeups, access: Access, tasks: TaskKernel, packs: Packs
+) -> Jobs:
     reads, objects = tasks.reads, access.objects
     closed = ClosedRuns(database, settings, tasks.operators)
     uploads = Uploads(database, settings, objects)
+    bulk_operations = BulkOperations(database, settings, reads)
     return Jobs(
         closed_runs=closed,
         submissions=Submissions(database, settings, closed, uploads, reads),
@@ -48,15 +56,18 @@ def build_jobs(settings: Settings, database: Database, access: Access, tasks: Ta
         exports=Exports(database, settings, objects, reads),
         reruns=Reruns(database, settings, closed, uploads, reads),
         backfills=Backfills(database, settings, tasks.actions),
+        bulk_operations=bulk_operations,
+        live=LiveStreams(tasks.dashboard.overviews, bulk_operations, access.sessions, wakeups),
     )
 
 
-def job_loops(settings: Settings, database: Database, objects: Objects) -> list[Service]:
+def job_loops(settings: Settings, database: Database, objects: Objects, tasks: TaskKernel) -> list[Service]:
     return [
         RunWakes(database, settings),
         Deadlines(database, settings),
         ExportStaging(database, settings, objects),
         RerunCopies(database, settings, objects),
+        BulkOperationLoop(database, tasks.actions),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Coroutine
 from typing import Any, Final, cast
 from uuid import UUID
@@ -14,8 +15,9 @@ from litestar.response import Stream as Streamed
 
 from interlock.access.guards import capability_guard, claims_of, principal_of, user_guard
 from interlock.access.principals import PLATFORM
-from interlock.errors import BadRequest
-from interlock.http.requests import Cursor, Http, Limit
+from interlock.client import QueryClient
+from interlock.errors import BadRequest, ServerUnreachable, Unavailable
+from interlock.http.requests import Cursor, Http, Limit, settings_of
 from interlock.query.build import query_history_of
 from interlock.query.service import QueryService, Stream
 from interlock.telemetry import QUERIES_RUNNING, QUERIES_WAITING, metrics_text
@@ -26,6 +28,7 @@ MEDIA_TYPES: Final = {
     QueryFormat.CSV: "text/csv",
     QueryFormat.ARROW: "application/vnd.apache.arrow.stream",
 }
+_PASSED_ON: Final = ("Authorization", "Cookie", "X-Interlock-CSRF", "X-Interlock-Org")
 _ACCEPTED: Final = {202: ResponseSpec(QueryReply, description="Submitted as a batch task", generate_examples=False)}
 
 
@@ -129,4 +132,27 @@ async def get_query(request: Http, query_id: FromPath[UUID]) -> QueryView:
     return await query_history_of(request).records.query(query_id, principal_of(request).org_id)
 
 
-RECORD_HANDLERS = [list_queries, get_query]
+@post(
+    "/v1/query",
+    guards=[user_guard],
+    opt={"scope": "query:read"},
+    status_code=200,
+    summary="Query datasets of the org, through the query service",
+    description="For pages, which reach no other port. Only `format` json; larger results need `export`, or the query "
+    "service itself.",
+    responses=_ACCEPTED,
+)
+async def relay_query(request: Http, data: JSONBody[UserQuery]) -> Response[QueryReply]:
+    if data.format is not QueryFormat.JSON:
+        raise BadRequest("The gateway returns rows as JSON only: use `export`, or the query service.", code="json_only")
+    settings = settings_of(request)
+    headers = {name: value for name in _PASSED_ON if (value := request.headers.get(name)) is not None}
+    verify = True if settings.tls_ca is None else ssl.create_default_context(cafile=str(settings.tls_ca))
+    async with QueryClient.on_behalf(settings.query_base_url, headers, verify=verify) as queries:
+        try:
+            return _response(await _while_connected(request, queries.ask_request(data)))
+        except ServerUnreachable:
+            raise Unavailable("The query service does not answer; check that it is running.") from None
+
+
+RECORD_HANDLERS = [list_queries, get_query, relay_query]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from interlock.settings.base import Area, HttpUrl
 
@@ -64,6 +64,27 @@ class Access(Area):
         None, description="URL of its public keys; unset: taken from {oidc_issuer}/.well-known/openid-configuration."
     )
 
+    oidc_client_id: str | None = Field(
+        None,
+        min_length=1,
+        description="Client id of Interlock at the provider, for sign-in to the dashboard by authorization code with "
+        "PKCE. Register {gateway_url}/v1/sign-in/callback as redirect URI. unset: no such sign-in.",
+    )
+    oidc_client_secret: SecretStr | None = Field(
+        None, description="Client secret for oidc_client_id; unset: a public client, which PKCE alone protects."
+    )
+
+    # Sessions of the dashboard
+    session_hours: float = Field(
+        168.0, gt=0, le=8760, description="Hours after which a session of the dashboard ends, however much it is used."
+    )
+    session_idle_hours: float = Field(
+        12.0, gt=0.25, le=8760, description="Hours after which a session of the dashboard ends if no page uses it."
+    )
+    sign_in_link_seconds: float = Field(
+        600.0, ge=10, le=86_400, description="Time for which a link of `interlock open` or `interlock up` signs in."
+    )
+
     @field_validator("credentials_role_arn")
     @classmethod
     def _role(cls, value: str | None) -> str | None:
@@ -86,4 +107,6 @@ class Access(Area):
     def _audience(self) -> Self:
         if (self.oidc_issuer is None) != (self.oidc_audience is None):
             raise ValueError("oidc_issuer and oidc_audience must be set together: set both or none")
+        if self.oidc_client_id is not None and self.oidc_issuer is None:
+            raise ValueError("oidc_client_id needs oidc_issuer and oidc_audience: set these too, or unset it")
         return self

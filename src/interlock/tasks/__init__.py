@@ -12,6 +12,7 @@ PUBLIC = (
     "limits",
     "operators",
     "outbox_relay",
+    "overview",
     "queue",
     "reads",
     "result_packs",

@@ -111,15 +111,19 @@ class Actions:
         """Cancels tasks. Returns how many of them had not ended."""
 
         async def work(connection: Connection) -> list[Row]:
-            rows: list[Row] = await _sql.cancel(connection, shard=shard, task_ids=ids, org_id=org_id)
-            await failpoint("cancel.before_commit")
-            return rows
+            return await self.cancel_within(connection, ids, org_id, shard)
 
         rows = await self._database.run(work) if ids else []
-        await self._wake_next([row["task_id"] for row in rows if row["status"] == TaskStatus.CANCELED], shard)
+        await self.wake_next([row["task_id"] for row in rows if row["status"] == TaskStatus.CANCELED], shard)
         return len(rows)
 
-    async def _wake_next(self, canceled: list[UUID], shard: int) -> None:
+    async def cancel_within(self, connection: Connection, ids: list[UUID], org_id: UUID, shard: int) -> list[Row]:
+        """Cancels tasks in a transaction of the caller, who then calls `wake_next` with those that have ended."""
+        rows: list[Row] = await _sql.cancel(connection, shard=shard, task_ids=ids, org_id=org_id)
+        await failpoint("cancel.before_commit")
+        return rows
+
+    async def wake_next(self, canceled: list[UUID], shard: int) -> None:
         """Wakes the tasks behind the canceled ones: a freed slot may have woken one of these.
 
         Without this, the next parked task would wait for the reconciler.
@@ -136,16 +140,20 @@ class Actions:
 
     async def _redrive_ids(self, ids: list[UUID], org_id: UUID, shard: int) -> int:
         async def work(connection: Connection) -> int:
-            runs = await _runs_sql.lock_runs_of(connection, shard=shard, task_ids=ids, org_id=org_id)
-            if any(run["delete_requested"] for run in runs):
-                return 0
-            rows = await _sql.redrive(connection, shard=shard, task_ids=ids, org_id=org_id)
-            if rows:
-                await enqueue(connection, [r["task_id"] for r in rows], shard=shard, direct=self._settings.queue_direct)
-            await failpoint("redrive.before_commit")
-            return len(rows)
+            return await self.redrive_within(connection, ids, org_id, shard)
 
         return await self._database.run(work) if ids else 0
+
+    async def redrive_within(self, connection: Connection, ids: list[UUID], org_id: UUID, shard: int) -> int:
+        """Queues failed tasks again in a transaction of the caller. Returns how many had failed."""
+        runs = await _runs_sql.lock_runs_of(connection, shard=shard, task_ids=ids, org_id=org_id)
+        if any(run["delete_requested"] for run in runs):
+            return 0
+        rows = await _sql.redrive(connection, shard=shard, task_ids=ids, org_id=org_id)
+        if rows:
+            await enqueue(connection, [r["task_id"] for r in rows], shard=shard, direct=self._settings.queue_direct)
+        await failpoint("redrive.before_commit")
+        return len(rows)
 
     async def _count(
         self,

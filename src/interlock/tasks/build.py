@@ -22,6 +22,7 @@ from interlock.tasks.explain import Explanations, Presence
 from interlock.tasks.inline_runtime import InlineOperator, InlineRunner
 from interlock.tasks.limits import Rates, RunSlotRecount, RunSlots
 from interlock.tasks.operators import Operators
+from interlock.tasks.overview import Overviews
 from interlock.tasks.postgres_queue import PgQueue
 from interlock.tasks.queue import Queue
 from interlock.tasks.reads import Reads
@@ -29,8 +30,18 @@ from interlock.tasks.reaper import Reaper, Reconciler, Retries
 from interlock.tasks.result_packs import Packs
 from interlock.tasks.retention import Retention, RunDeletions
 from interlock.tasks.runs import HotStatus, Pace, RunCancels, RunCounters
+from interlock.tasks.search import Search
 from interlock.tasks.shards import Shards
 from interlock.tasks.table_statistics import TableStatistics
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """What people look at first."""
+
+    overviews: Overviews
+    search: Search
+    presence: Presence
 
 
 @dataclass(frozen=True)
@@ -43,9 +54,9 @@ class TaskKernel:
     actions: Actions
     inline: InlineRunner
     reads: Reads
+    dashboard: Dashboard
     status: HotStatus
     explanations: Explanations
-    presence: Presence
     loops: partial[list[Service]]
     """Makes the background loops of a dispatcher."""
 
@@ -81,9 +92,9 @@ def build_tasks(
         actions=actions,
         inline=InlineRunner(database, claims, attempts, effects, wakeups, inline_operators),
         reads=reads,
+        dashboard=Dashboard(Overviews(database, queue, settings.queues), Search(database, reads), Presence(database)),
         status=HotStatus(reads, pace, coordination),
         explanations=Explanations(database, coordination),
-        presence=Presence(database),
         loops=partial(_loops, settings, database, access, shards, turns, pace, actions),
     )
 
@@ -108,7 +119,7 @@ def _loops(
         RunCancels(database, settings, actions),
         Reconciler(database, settings, shards, turns),
         TableStatistics(database),
-        Retention(database, settings, access.keyring),
+        Retention(database, settings, access.keyring, access.sessions),
         RunDeletions(database, settings, shards),
         RunSlotRecount(database, settings, turns),
     ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -28,6 +30,8 @@ _effects_sql = queries(__name__, "effects")
 _MAX_PROBES = 50
 """Limit of index lookups per page. A page that would need more is cut short, with a cursor to continue."""
 _STRIDE = 1000
+_FILTERED_ROWS = 500
+"""Rows of one read if some of them may be left out."""
 _ZERO = UUID(int=0)
 
 
@@ -45,11 +49,48 @@ class _Cursor(msgspec.Struct, array_like=True, frozen=True):
 _STATUSES = list(TaskStatus)
 
 
+@dataclass(frozen=True)
+class Narrow:
+    """Filters that no index covers. Tasks are read in stretches, and those that do not match are left out."""
+
+    dag: str | None = None
+    operator: str | None = None
+    error_class: str | None = None
+    worker: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+
+    @property
+    def of_tasks(self) -> bool:
+        return any((self.error_class, self.worker, self.created_after, self.created_before))
+
+    def matches(self, row: Row) -> bool:
+        return (
+            (self.error_class is None or row["error_class"] == self.error_class)
+            and (self.worker is None or row["worker_id"] == self.worker)
+            and (self.created_after is None or row["created_at"] >= self.created_after)
+            and (self.created_before is None or row["created_at"] < self.created_before)
+        )
+
+
 @dataclass
 class _Page:
     limit: int
     tasks: list[TaskView]
     probes: int = _MAX_PROBES
+    narrow: Narrow = field(default_factory=Narrow)
+
+    @property
+    def to_read(self) -> int:
+        """Rows that the next read may return."""
+        return max(self.room, _FILTERED_ROWS) if self.narrow.of_tasks else self.room
+
+    def add(self, rows: Sequence[Row]) -> Row | None:
+        """Adds the rows that match. Returns the last one that was added if others would have followed."""
+        matching = [row for row in rows if self.narrow.matches(row)]
+        kept = matching[: self.room]
+        self.tasks.extend(_task_view(row) for row in kept)
+        return kept[-1] if len(kept) < len(matching) else None
 
     @property
     def room(self) -> int:
@@ -196,9 +237,10 @@ class Reads:
         status: TaskStatus | None,
         cursor: str | None,
         limit: int,
+        narrow: Narrow | None = None,
     ) -> TaskPage:
         at = _decode(cursor)
-        page = _Page(limit, [])
+        page = _Page(limit, [], narrow=narrow or Narrow())
         # Before taking a connection: readers that each wait for a second connection would deadlock.
         job_id = (await self.find_job(job, org_id))["job_id"] if job is not None and run is None else None
         async with self._database.connection() as connection:
@@ -218,8 +260,15 @@ class Reads:
     ) -> _Cursor | None:
         """Walks job by job. Returns where to continue, or None at the end."""
         while not page.closed:
-            jobs = await _sql.jobs_from(connection, org_id=org_id, cursor=at.job, limit=_MAX_PROBES + 1)
-            for row in jobs[:_MAX_PROBES]:
+            jobs = await _sql.jobs_from(
+                connection,
+                org_id=org_id,
+                cursor=at.job,
+                limit=_MAX_PROBES + 1,
+                dag=page.narrow.dag,
+                operator=page.narrow.operator,
+            )
+            for row in (job for job in jobs[:_MAX_PROBES] if job["wanted"]):
                 here = at if row["job_id"] == at.job else _Cursor(job=row["job_id"])
                 end = await self._walk_job(connection, org_id, row["job_id"], status, here, page)
                 if end is not None:
@@ -264,8 +313,10 @@ class Reads:
         index = at.index
         while not page.closed:
             page.probes -= 1
-            rows, index = await self._probe(connection, org_id, run, status, index, page.room)
-            page.tasks.extend(_task_view(row) for row in rows)
+            rows, index = await self._probe(connection, org_id, run, status, index, page.to_read)
+            cut = page.add(rows)
+            if cut is not None:
+                index = cut["task_index"]
             if index >= run["last_index"]:
                 return None
         return _Cursor(job=at.job, run=run["run_id"], index=index)
@@ -304,13 +355,13 @@ class Reads:
             if page.closed:
                 return _Cursor(job=job_id, status=position, task=after)
             page.probes -= 1
-            room = page.room
+            room = page.to_read
             rows = await _sql.tasks_of_job_by_status(
                 connection, org_id=org_id, job_id=job_id, status=wanted.value, after=after, limit=room
             )
-            page.tasks.extend(_task_view(row) for row in rows)
-            if len(rows) == room:
-                return _Cursor(job=job_id, status=position, task=rows[-1]["task_id"])
+            last = page.add(rows) or (rows[-1] if len(rows) == room else None)
+            if last is not None:
+                return _Cursor(job=job_id, status=position, task=last["task_id"])
             after = _ZERO
         return None
 

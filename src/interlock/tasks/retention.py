@@ -8,12 +8,14 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from interlock.access.keyring import Keyring
+from interlock.access.sessions import Sessions
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.low_water import Look, LowWater, low_water
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks import shards
+from interlock.tasks.overview import delete_old_minutes
 from interlock.tasks.result_packs import forget_results
 from interlock.tasks.runs import delete_nameless_job
 from interlock.tasks.shards import SMALL_SHARD, Shards
@@ -29,11 +31,12 @@ _NO_JOB = UUID(int=0)
 class Retention(Periodic):
     name = "retention"
 
-    def __init__(self, database: Database, settings: Settings, keyring: Keyring) -> None:
+    def __init__(self, database: Database, settings: Settings, keyring: Keyring, sessions: Sessions) -> None:
         self.seconds = settings.retention_seconds
         self._database = database
         self._settings = settings
         self._keyring = keyring
+        self._sessions = sessions
         self._age_seconds = settings.retention_days * 86_400
         self._water, self._kept_water = low_water(), low_water()
         self._event_water: LowWater[int] = LowWater(0, lambda event_id: event_id - _BATCH)
@@ -45,7 +48,8 @@ class Retention(Periodic):
             done += len(await _sql.delete_expired_requests(connection, limit=_BATCH))
             done += len(await _retention_sql.delete_expired_capabilities(connection, limit=_BATCH))
             await _sql.delete_stale_workers(connection)
-        return done + await self._keyring.forget_expired()
+            done += await delete_old_minutes(connection, _BATCH)
+        return done + await self._keyring.forget_expired() + await self._sessions.forget_expired()
 
     async def _runs(self) -> int:
         """Deletes a batch of the oldest expired run, and of the oldest one with its own retention.

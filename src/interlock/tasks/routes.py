@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
 import msgspec
 from litestar import get, post
+from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from interlock.access.guards import principal_of, user_guard
 from interlock.access.principals import PLATFORM
-from interlock.errors import NotFound
+from interlock.errors import BadRequest, NotFound
 from interlock.http.requests import Cursor, Http, Limit, settings_of
 from interlock.tasks.build import tasks_of
-from interlock.tasks.queue import Queue
+from interlock.tasks.overview import queue_view
+from interlock.tasks.reads import Narrow
 from interlock.wire.access import OrgOperators, OrgOperatorsRequest, WorkerList, WorkerView
 from interlock.wire.base import MAX_PAGE, TaskStatus
 from interlock.wire.logs import JobLog, TaskLog
@@ -26,7 +29,6 @@ from interlock.wire.tasks import (
     DeadMessagePage,
     Explanation,
     QueueList,
-    QueueView,
     RedriveRequest,
     TaskPage,
     TaskView,
@@ -36,19 +38,55 @@ After = Annotated[int, QueryParameter(name="after", ge=0, lt=2**62, description=
 Chunks = Annotated[int, QueryParameter(name="limit", ge=1, le=100, description="maximum number of chunks of lines")]
 AttemptNumber = Annotated[int | None, QueryParameter(name="attempt", ge=1, lt=2**31, required=False)]
 
+_Name = Annotated[str | None, QueryParameter(required=False, min_length=1, max_length=200, pattern="^[^\\x00]*$")]
 
-@get("/v1/tasks", guards=[user_guard], opt={"scope": "tasks:read"}, summary="Tasks by job, run and status")
+
+async def narrowed(
+    dag: _Name = None,
+    operator: _Name = None,
+    error_class: _Name = None,
+    worker: _Name = None,
+    created_after: FromQuery[datetime | None] = None,
+    created_before: FromQuery[datetime | None] = None,
+) -> Narrow:
+    return Narrow(
+        dag=dag,
+        operator=operator,
+        error_class=error_class,
+        worker=worker,
+        created_after=_aware(created_after),
+        created_before=_aware(created_before),
+    )
+
+
+@get(
+    "/v1/tasks",
+    guards=[user_guard],
+    opt={"scope": "tasks:read"},
+    dependencies={"narrow": Provide(narrowed)},
+    summary="Tasks by job, run, status and other filters",
+    description="`error_class` is that of the last attempt. A page with filters may be short or empty while "
+    "`next_cursor` is set.",
+)
 async def list_tasks(
     request: Http,
+    narrow: NamedDependency[Narrow],
     job: FromQuery[str | None] = None,
     run: FromQuery[UUID | None] = None,
     status: FromQuery[TaskStatus | None] = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> TaskPage:
+    if (narrow.dag is not None or narrow.operator is not None) and (job is not None or run is not None):
+        raise BadRequest("Give `dag` and `operator` without `job` and `run`.", code="bad_filter")
     return await tasks_of(request).reads.tasks(
-        principal_of(request).org_id, job=job, run=run, status=status, cursor=cursor, limit=limit
+        principal_of(request).org_id, job=job, run=run, status=status, cursor=cursor, limit=limit, narrow=narrow
     )
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    """Takes a time without a zone as UTC."""
+    return moment if moment is None or moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 @get("/v1/tasks/{task_id:str}", guards=[user_guard], opt={"scope": "tasks:read"}, summary="A task")
@@ -199,7 +237,7 @@ async def redrive_queue(request: Http, queue: FromPath[str], limit: Limit = MAX_
     summary="Workers seen in the last minute",
 )
 async def list_workers(request: Http) -> WorkerList:
-    rows = await tasks_of(request).presence.workers()
+    rows = await tasks_of(request).dashboard.presence.workers()
     return WorkerList(
         workers=[WorkerView(worker_id=r["worker_id"], queue=r["queue"], last_seen_at=r["last_seen_at"]) for r in rows]
     )
@@ -225,16 +263,6 @@ async def get_org_operators(request: Http, org: FromPath[str]) -> OrgOperators:
 )
 async def limit_org_operators(request: Http, org: FromPath[str], data: JSONBody[OrgOperatorsRequest]) -> OrgOperators:
     return await tasks_of(request).operators.limit(org, data.operators)
-
-
-async def queue_view(queue: Queue, name: str) -> QueueView:
-    return QueueView(
-        queue=name,
-        depth=await queue.depth(name),
-        in_flight=await queue.in_flight(name),
-        oldest_age_seconds=await queue.oldest_age(name),
-        dead_letters=await queue.dead_letter_count(name),
-    )
 
 
 def _known(request: Http, queue: str) -> str:

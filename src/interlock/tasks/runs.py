@@ -22,6 +22,7 @@ from interlock.stores.low_water import Look, LowWater
 from interlock.stores.postgres import Connection, Database, Row, queries, try_lock
 from interlock.stores.valkey import Coordination
 from interlock.tasks.actions import Actions
+from interlock.tasks.overview import add_minute_counts
 from interlock.tasks.reads import Reads, run_view
 from interlock.wire.jobs import JobView, RunView
 from interlock.wire.webhooks import WebhookEvent, WebhookEventType, WebhookJob
@@ -69,6 +70,7 @@ class RunCounters(Periodic):
             return []
         rows: list[Row] = await _sql.fold_deltas(connection, limit=_BATCH, since=look.since)
         look.reached = rows[0]["reached"] if rows else None
+        await add_minute_counts(connection, rows)
         over = [row["run_id"] for row in rows if row["over"]]
         intolerable = [row["run_id"] for row in rows if row["intolerable"]]
         if intolerable:

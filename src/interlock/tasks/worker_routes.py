@@ -107,7 +107,7 @@ async def report_operators(request: Http, data: JSONBody[OperatorsReport]) -> Op
 async def receive(request: Http, data: JSONBody[ReceiveRequest]) -> ReceiveReply:
     _require_queue(request, data.queue)
     tasks = tasks_of(request)
-    await tasks.presence.seen(data.worker_id, data.queue)
+    await tasks.dashboard.presence.seen(data.worker_id, data.queue)
     receiving = tasks.queue.receive(
         data.queue,
         wait_seconds=data.wait_seconds,

@@ -19,7 +19,7 @@ import asyncpg
 import structlog
 
 from interlock.apps.up.folder import Credentials, Folder, ensure_credentials
-from interlock.client import WorkerClient
+from interlock.client import Client, WorkerClient
 from interlock.errors import ConfigurationError
 from interlock.http.listener import bind, require_loopback, require_public_urls, require_safe, url_of
 from interlock.settings import Settings
@@ -111,6 +111,13 @@ class Foundation:
         url = url_of(self.listeners[listener], self._settings)
         async with WorkerClient(url, "", verify=False, patience=READY_SECONDS) as client:
             await client.health()
+
+    async def sign_in_url(self) -> str:
+        """Returns a link to the dashboard that signs its first visitor in with the admin key."""
+        url = url_of(self.listeners["gateway"], self._settings)
+        async with Client(url, self.credentials.admin_key, verify=False, patience=READY_SECONDS) as client:
+            link = await client.sign_in_link()
+        return f"{self.url('gateway')}/ui/#sign-in={link.token}"
 
     async def report_operators(self, runtimes: Sequence[str], given: Sequence[str]) -> None:
         """Registers the operators before the workers have loaded, so that jobs may use them immediately."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -77,6 +77,8 @@ class Started:
     state_url: str
     data_url: str
     valkey_url: str
+    sign_in_url: str = ""
+    """A link to the dashboard that signs in once; empty after the start."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Supervisor:
         self._keep_alive([*self.schedulers, *self.workers])
         started = self._started(foundation)
         self._write_endpoints(started)
-        return started
+        return replace(started, sign_in_url=await foundation.sign_in_url())
 
     def _load_foundation(self) -> Foundation:
         from interlock.apps.up.foundation import Foundation

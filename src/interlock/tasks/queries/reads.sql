@@ -35,7 +35,8 @@ where org_id = :org_id and job_id = :job_id and not delete_requested
 order by run_id limit :limit;
 
 -- name: jobs_from
-select job_id from interlock.jobs
+select job_id, (:dag::text is null or dag_name = :dag) and (:operator::text is null or operator = :operator) as wanted
+from interlock.jobs
 where org_id = :org_id and deleted_at is null
   and job_id >= coalesce(:cursor::uuid, '00000000-0000-0000-0000-000000000000')
 order by job_id limit :limit;

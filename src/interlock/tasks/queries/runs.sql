@@ -10,7 +10,8 @@ with taken as (
     returning ctid as place, *
 ), sums as (
     select run_id, sum(queued) as queued, sum(running) as running, sum(completed) as completed, sum(failed) as failed,
-           sum(dead) as dead, sum(canceled) as canceled
+           sum(dead) as dead, sum(canceled) as canceled, sum(greatest(completed, 0))::bigint as newly_completed,
+           sum(greatest(failed, 0))::bigint as newly_failed, sum(greatest(canceled, 0))::bigint as newly_canceled
     from taken group by run_id
 )
 update interlock.runs r
@@ -18,7 +19,8 @@ set queued = r.queued + s.queued, running = r.running + s.running, completed = r
     failed = r.failed + s.failed, dead = r.dead + s.dead, canceled = r.canceled + s.canceled,
     state = case when r.ended_at is null then r.state else interlock.live_state(r.paused, r.ingesting) end, ended_at = null
 from sums s where r.run_id = any(array(select run_id from sums)) and r.run_id = s.run_id
-returning r.run_id, r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead as over,
+returning r.run_id, r.org_id, s.newly_completed, s.newly_failed, s.newly_canceled,
+          r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead as over,
           r.completed + r.dead + r.canceled as done, r.reason is null and r.dead > r.tolerated_share * r.total as intolerable,
           (select true from interlock.webhooks w where w.org_id = r.org_id limit 1) is not null as watched,
           (select max(place) from taken) as reached;
