@@ -1672,6 +1672,7 @@ CREATE INDEX dag_versions_by_prefix ON interlock.dag_versions USING btree (dag_i
 CREATE UNIQUE INDEX dag_versions_current ON interlock.dag_versions USING btree (dag_id) WHERE (state = 'Current'::interlock.dag_state);
 CREATE INDEX dag_versions_in_work ON interlock.dag_versions USING btree (dag_version) WHERE (state = 'Building'::interlock.dag_state);
 CREATE INDEX dag_versions_retired ON interlock.dag_versions USING btree (dag_id, retired_at) WHERE (state = 'Retired'::interlock.dag_state);
+CREATE INDEX dags_by_prefix ON interlock.dags USING btree (org_id, name COLLATE "C");
 CREATE INDEX dataset_events_by_dataset ON interlock.dataset_events USING btree (dataset_uuid, event_id);
 CREATE UNIQUE INDEX dataset_events_once ON interlock.dataset_events USING btree (task_id, dataset_uuid, dataset_version, scope);
 CREATE INDEX dataset_versions_by_dataset ON interlock.dataset_versions USING btree (dataset_uuid, created_at);
@@ -1693,6 +1694,7 @@ CREATE INDEX job_cursors_by_task ON interlock.job_cursors USING btree (task_id) 
 CREATE INDEX jobs_by_bundle ON interlock.jobs USING btree (org_id, ((config ->> 'bundle'::text))) WHERE (operator = 'udf'::text);
 CREATE UNIQUE INDEX jobs_by_name ON interlock.jobs USING btree (org_id, COALESCE(dag_name, ''::text), name) WHERE ((name IS NOT NULL) AND current);
 CREATE INDEX jobs_by_org ON interlock.jobs USING btree (org_id, job_id);
+CREATE INDEX jobs_by_prefix ON interlock.jobs USING btree (org_id, name COLLATE "C") WHERE (deleted_at IS NULL);
 CREATE INDEX jobs_in_dags ON interlock.jobs USING btree (job_id) WHERE (dag_name IS NOT NULL);
 CREATE INDEX jobs_limited ON interlock.jobs USING btree (job_id) WHERE (active AND ((max_queue_depth IS NOT NULL) OR (max_queue_age IS NOT NULL)));
 CREATE INDEX jobs_of_dag ON interlock.jobs USING btree (org_id, dag_name, name) WHERE (active AND (dag_name IS NOT NULL));
@@ -1702,7 +1704,7 @@ CREATE INDEX lease_alarms_due ON interlock.lease_alarms USING btree (shard, due_
 CREATE INDEX materialisations_by_task ON interlock.materialisations USING btree (task_id);
 CREATE INDEX materialisations_undone ON interlock.materialisations USING btree (job_id) WHERE ((done_commit IS NULL) OR (done_commit < input_commit));
 CREATE INDEX members_by_org ON interlock.members USING btree (org_id, issuer, subject);
-CREATE INDEX minute_counts_age ON interlock.minute_counts USING btree (minute);
+CREATE INDEX minute_counts_age ON interlock.minute_counts USING btree ((minute AT TIME ZONE 'UTC'::text));
 CREATE INDEX operators_by_last_seen ON interlock.operators USING btree (last_seen_at);
 CREATE INDEX orgs_with_operators ON interlock.orgs USING btree (org_id) WHERE (operators IS NOT NULL);
 CREATE INDEX outbox_by_key ON interlock.outbox USING btree (dedupe_key) WHERE (dedupe_key IS NOT NULL);
@@ -1712,6 +1714,7 @@ CREATE INDEX partitions_by_commit ON interlock.partitions USING btree (dataset_v
 CREATE INDEX pauses_by_cause ON interlock.pauses USING btree (cause_id);
 CREATE INDEX publications_by_dag ON interlock.publications USING btree (dag_id);
 CREATE INDEX publications_by_dataset ON interlock.publications USING btree (dataset_uuid);
+CREATE INDEX publications_by_prefix ON interlock.publications USING btree (org_id, name COLLATE "C");
 CREATE INDEX query_audit_by_org ON interlock.query_audit USING btree (org_id, query_id);
 CREATE INDEX query_audit_running ON interlock.query_audit USING btree (started_at) WHERE (outcome = 'Running'::text);
 CREATE INDEX queue_messages_dead ON interlock.queue_messages USING btree (queue, message_id) WHERE (dead_at IS NOT NULL);
