@@ -247,7 +247,7 @@ def _provider(access: Access) -> IdentityProviderSignIn:
 
 
 def _require_same_origin(request: Http) -> None:
-    """Rejects a sign-in that another site submits: it would sign a person in as somebody else.
+    """Rejects a sign-in that another site submits: it would start a session of another user in this browser.
 
     A browser sends at least one of the two headers with such a request. Programs send neither.
     """

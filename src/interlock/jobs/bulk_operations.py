@@ -1,8 +1,8 @@
 """Bulk operations: one action on all tasks or runs that match a filter, executed in the background.
 
 A request is a row. A loop takes the row, walks one stretch, acts on what matches, and moves the row's place, all in one
-transaction: a crash repeats the stretch as if it had never begun, and no task is acted on twice. The row that remains
-says who asked for what, why, and what came of it.
+transaction: a crash repeats the stretch as if it had never begun, and no task is acted on twice. The row remains
+as the record of the request: who, what, why, and the counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The walk of a bulk operation over the jobs, runs and tasks that its filter may match, one bounded stretch at a time.
 
 Job by job in the order of their ids: first the runs of a job, each by task index, then its tasks without a run. The
-place of the walk names everything that follows, so that it continues after a crash, and in another process.
+place of the walk names everything that follows, so the walk continues after a crash, and in another process.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Place(msgspec.Struct, frozen=True):
     in_run: bool = False
     index: int = -1
     status: int = -1
-    """Of tasks without a run: the position in the statuses; -1 while in the runs."""
+    """Position in the statuses of tasks without a run; -1 while in the runs."""
     task: UUID = FIRST
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """What one read has found. `next` is None at the end of the walk."""
+    """The result of one read. `next` is None at the end of the walk."""
 
     next: Place | None
     tasks: Sequence[Row] = ()

@@ -1,7 +1,7 @@
 """One live stream for all open pages of an org: computed once per second and process, however many read it.
 
-A stream carries what changes by the second. It ends when its session does, which is checked for all streams of an org
-with one statement per tick.
+A stream sends a new overview after each change. It ends with its session, which one statement per tick checks for all
+streams of an org.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Channel:
     task: asyncio.Task[None] | None = None
     newest: bytes | None = None
     shown: LiveUpdate | None = None
-    """What `newest` says, without its time."""
+    """The content of `newest`, without its time."""
 
 
 class LiveStreams:

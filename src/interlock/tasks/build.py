@@ -37,7 +37,7 @@ from interlock.tasks.table_statistics import TableStatistics
 
 @dataclass(frozen=True)
 class Dashboard:
-    """What people look at first."""
+    """Reads of the dashboard."""
 
     overviews: Overviews
     search: Search

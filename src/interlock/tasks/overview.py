@@ -1,4 +1,4 @@
-"""What the dashboard shows of an org and of a run: throughput, live runs, failures, timelines and durations.
+"""Throughput, live runs and failures of an org; failures, timeline and durations of a run: the dashboard's reads.
 
 Nothing here depends on how much is stored. A large run is represented by a sample, and the reply says so.
 """
