@@ -180,8 +180,8 @@ async def test_send_many_waits_for_the_fates_of_several_batches(deciding: Bus) -
 
 
 async def test_send_says_that_nobody_decides(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interlock.client._bus_producer._FATE_SECONDS", 0.05)
-    monkeypatch.setattr("interlock.client._bus_producer._LEAST_FATE_SECONDS", 0.1)
+    monkeypatch.setattr("interlock.client.bus._FATE_SECONDS", 0.05)
+    monkeypatch.setattr("interlock.client.bus._LEAST_FATE_SECONDS", 0.1)
     await bus.lane("strict", dedupe_mode="strict")
     async with Producer(bus.system.gateway_url, bus.key, patience=0) as producer:
         with pytest.raises(CommandPending, match="interlock serve bus") as pending:

@@ -126,7 +126,7 @@ async def test_dispatcher_starts_from_a_snapshot_and_then_refreshes(shop: Shop, 
 
 
 async def test_gateway_accepts_commands_by_a_snapshot(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interlock.client._bus_producer._FATE_SECONDS", 0.01)
+    monkeypatch.setattr("interlock.client.bus._FATE_SECONDS", 0.01)
     key = await shop.owner.service_key("other")
     async with Producer(
         shop.system.gateway_url, key, patience=0, now=lambda: shop.kernel.stores.clock.now().timestamp()

@@ -88,7 +88,7 @@ def test_handlers_use_their_own_capability() -> None:
 
 
 def test_capability_is_read_from_the_application_only_by_its_own_modules() -> None:
-    """The state of a listener has every capability; `build.py` of each has the one function that reads it."""
+    """The state of a listener has every capability. The build module of each has the one function that reads it."""
     foreign = {
         (name, node.attr)
         for name, path in modules().items()
