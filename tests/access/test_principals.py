@@ -179,6 +179,8 @@ HIDDEN: list[Route] = [
     ("GET", "/v1/tasks/{task_id}"),
     ("GET", "/v1/tasks/{task_id}/attempts"),
     ("GET", "/v1/tasks/{task_id}/explain"),
+    ("GET", "/v1/tasks/{task_id}/logs"),
+    ("GET", "/v1/jobs/{job}/logs"),
     ("POST", "/v1/tasks/{task_id}/cancel"),
     ("POST", "/v1/tasks/{task_id}/retry"),
     ("DELETE", "/v1/keys/{key_id}"),
