@@ -7,8 +7,10 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,28 @@ def writes(payload, ctx):
         except OSError:
             refused.append(path)
     return refused
+
+@operator
+def connects(payload, ctx):
+    import socket
+    told = []
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+        try:
+            with socket.socket(socket.AF_UNIX, kind) as line:
+                line.connect(payload)
+            told.append("connected")
+        except PermissionError:
+            told.append("refused")
+        except OSError as error:
+            told.append(type(error).__name__)
+    try:
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        told.append("paired")
+    except PermissionError:
+        told.append("refused")
+    one, other = socket.socketpair()
+    one.sendall(b"through")
+    return [*told, other.recv(7).decode()]
 """
 ON_SPARK = """
 import json
@@ -212,6 +236,18 @@ async def test_operator_cannot_change_code_or_state_of_the_platform(client: Clie
     assert await stolen(client, paths, operator="thieves:writes") == paths
     assert await stolen(client, [f"/var/tmp/interlock-test-{os.getpid()}"], operator="thieves:writes") == []
     await asyncio.to_thread(Path(f"/var/tmp/interlock-test-{os.getpid()}").unlink)
+
+
+@needs_landlock
+@pytest.mark.skipif(os.geteuid() != 0, reason="operators of an ordinary user may use its Unix sockets")
+async def test_operator_of_root_reaches_no_unix_socket(client: Client, up: Up) -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as service:
+        service.bind(f"{folder}/trusts-root")
+        service.listen()
+        told = await stolen(client, f"{folder}/trusts-root", operator="thieves:connects")
+    assert told == ["refused"] * 4 + ["through"]
+    table = "/var/spool/interlock-test"
+    assert await stolen(client, [table], operator="thieves:writes") == [table]
 
 
 async def test_job_cannot_name_a_function_of_the_interpreter(client: Client, up: Up) -> None:

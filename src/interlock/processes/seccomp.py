@@ -108,6 +108,8 @@ _PRLIMIT: Final = (302, 261)
 _CLONE: Final = (56, 220)
 _CLONE3: Final = 435
 _SOCKET: Final = (41, 198)
+_SOCKETPAIR: Final = (53, 199)
+_KIND_MASK: Final = 0xF
 _SENDS: Final = {"sendto": ((44, 206), 3), "sendmsg": ((46, 211), 2), "sendmmsg": ((307, 269), 3)}
 """Calls that send, with the index of their flags argument."""
 _MSG_FASTOPEN: Final = 0x2000_0000
@@ -153,12 +155,38 @@ def refuse(*, only_wall: bool, same_user: bool, sockets: bool = True) -> None:
     linux.seccomp(_program(*_ARCHITECTURES[os.uname().machine], refused, only_wall=only_wall))
 
 
-def _program(column: int, architecture: int, refused: dict[str, tuple[int, int | None]], *, only_wall: bool) -> bytes:
-    lines = [
+def refuse_unix_sockets() -> None:
+    """Refuses new Unix sockets, whose addresses a filter cannot read. Pairs of connected ones stay allowed, except
+    datagrams: either end of such a pair could send to any address. The caller must have set no_new_privs.
+    """
+    column, architecture = _ARCHITECTURES[os.uname().machine]
+    datagram = [
+        *_argument(1),
+        _line(_AND, _KIND_MASK),
+        *_if_equal(int(socket.SOCK_DGRAM), [_refusal(errno.EACCES)]),
+        _line(_RETURN, _ALLOW),
+    ]
+    family = [*_argument(0), *_if_equal(int(socket.AF_UNIX), [_refusal(errno.EACCES)]), _line(_RETURN, _ALLOW)]
+    lines = _checked_calls(column, architecture)
+    for name in ("io_uring_setup", "io_uring_enter", "io_uring_register"):  # which can create sockets, too
+        lines += _if_equal(_REFUSED[name][0], [_refusal(errno.EPERM)])
+    lines += _if_equal(_SOCKET[column], family) + _if_equal(_SOCKETPAIR[column], datagram)
+    linux.seccomp(b"".join([*lines, _line(_RETURN, _ALLOW)]))
+
+
+def _checked_calls(column: int, architecture: int) -> list[bytes]:
+    """Refuses calls with numbers of another architecture, and loads the number of the call."""
+    return [
         *_load(_ARCHITECTURE),
         *_unless_equal(architecture, errno.ENOSYS),
         *_load(_NUMBER),
         *([_line(_AT_LEAST, _X32, 0, 1), _refusal(errno.ENOSYS)] if column == 0 else []),
+    ]
+
+
+def _program(column: int, architecture: int, refused: dict[str, tuple[int, int | None]], *, only_wall: bool) -> bytes:
+    lines = [
+        *_checked_calls(column, architecture),
         # The flags of clone3 are in memory, which a filter cannot read. C libraries fall back to clone.
         *_if_equal(_CLONE3, [_refusal(errno.ENOSYS)]),
     ]
@@ -182,12 +210,11 @@ def _sockets() -> list[bytes]:
 
 
 def _sockets_of_tcp() -> list[bytes]:
-    kinds_mask = 0xF
     return [
         *_argument(0),
         *_one_of([int(socket.AF_INET), int(socket.AF_INET6)], errno.EAFNOSUPPORT),
         *_argument(1),
-        _line(_AND, kinds_mask),
+        _line(_AND, _KIND_MASK),
         *_one_of([int(socket.SOCK_STREAM)], errno.EPROTONOSUPPORT),
         *_argument(2),
         *_one_of([0, int(socket.IPPROTO_TCP)], errno.EPROTONOSUPPORT),

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from interlock.processes import landlock
+from interlock.processes import landlock, seccomp
 from interlock.processes.landlock import Access
 
 SYSTEM: Final = ("/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/usr")
@@ -32,9 +32,11 @@ NOT_CONFINED: Final = (
     "Landlock (Linux 5.13 or newer): run only operators that you trust with these"
 )
 OF_ROOT: Final = (
-    "operators run as root, without its privileges, but Unix sockets of services that trust root, such as those of "
-    "systemd and Docker, would accept them: start Interlock as an ordinary user if such services run here"
+    "operators run as root, without its privileges, and can change files of root outside the system's folders, such as "
+    "profiles of its shell: start Interlock as an ordinary user on a machine that has more to protect than Interlock"
 )
+_JOBS_OF_ROOT: Final = Path("/var/spool")
+"""Tables of cron, which would run commands with all privileges."""
 _MEMORY: Final = frozenset({"kmem", "mem", "port"})
 _PR_CAPBSET_DROP: Final = 24
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
@@ -65,9 +67,14 @@ def confine(hidden: Iterable[Path], kept: Iterable[Path] = ()) -> bool:
         limits[path.resolve()] = Access.ALL
     if os.geteuid() == 0:
         limits |= dict.fromkeys(_raw_devices())
+        if _JOBS_OF_ROOT.exists():
+            limits[_JOBS_OF_ROOT.resolve()] = Access.READ
         _drop_capabilities()
     above = frozenset(parent for path in limits for parent in path.parents)
     landlock.restrict_files(list(_rules(Path("/"), Access.ALL, limits, above)))
+    if os.geteuid() == 0 and seccomp.supported():
+        # Landlock does not restrict Unix sockets that are files. Services such as systemd and Docker trust root there.
+        seccomp.refuse_unix_sockets()
     return True
 
 
