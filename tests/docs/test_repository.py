@@ -21,7 +21,7 @@ _REGISTRIES = [
 ]
 """Split, so that this file does not contain them."""
 
-_NOT_OURS = {"__pycache__", "dist", "results"}
+_NOT_OURS = {"__pycache__", "dist", "results", "node_modules"}
 _OURS_THOUGH_HIDDEN = {".ci", ".gitignore"}
 
 

@@ -31,7 +31,7 @@ async def get(system: System, path: str, **headers: str) -> httpx.Response:
     return await system.http.get(system.gateway_url + path, headers=headers)
 
 
-@pytest.mark.parametrize("path", ["/ui/", "/ui/runs", "/ui/runs/0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b"])
+@pytest.mark.parametrize("path", ["/ui/", "/ui/runs", "/ui/run/0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b", "/ui/job/v2.1"])
 async def test_page_is_served_at_each_of_its_paths(shared: System, static: Path, path: str) -> None:
     reply = await get(shared, path)
     assert (reply.status_code, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -65,7 +65,7 @@ async def test_asset_is_cached_forever_and_compressed_on_request(shared: System,
 
 
 async def test_missing_asset_is_not_answered_with_the_page(shared: System, static: Path) -> None:
-    for path in ("/ui/assets/app-ffffffff.js", "/ui/favicon.ico", "/ui/assets/no-extension"):
+    for path in ("/ui/assets/app-ffffffff.js", "/ui/assets/no-extension"):
         reply = await get(shared, path)
         assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
 

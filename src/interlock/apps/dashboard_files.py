@@ -82,9 +82,10 @@ class Bundle:
         self._files: dict[str, File] = {}
 
     def find(self, path: str) -> File | None:
-        """Returns a file; for a path of the page's own, which has no extension, the page."""
+        """Returns an asset; for any other path the page, which shows what the path names."""
         self._refresh()
-        name = path if path.startswith(_ASSETS) or "." in path.rpartition("/")[2] else INDEX
+        # The page has addresses such as /ui/job/crawl.v2, so a dot does not make a path a file.
+        name = path if path.startswith(_ASSETS) else INDEX
         return self._files.get(name)
 
     def _refresh(self) -> None:
