@@ -232,6 +232,7 @@ EMPTY: list[Route] = [
     ("GET", "/v1/buffers"),
     ("GET", "/v1/bundles"),
     ("GET", "/v1/queries"),
+    ("GET", "/v1/relations"),
     ("GET", "/v1/webhooks"),
     ("GET", "/v1/replays"),
     ("GET", "/v1/alerts"),

@@ -218,6 +218,18 @@ async def test_dead_letter_is_listed_shown_explained_and_redriven(terminal: Term
     assert (await terminal.json("task", "show", task_id))["status"] == "Queued"
 
 
+async def test_long_result_is_cut_with_the_command_that_prints_all_of_it(terminal: Terminal) -> None:
+    accepted = await terminal.submit("1")
+    (task_id,) = await terminal.system.task_ids(accepted["run_id"])
+    long = "x" * 300_000
+    await terminal.system.complete(await terminal.system.claim(task_id), result=long)
+    await terminal.system.settle()
+    shown = await terminal("task", "show", task_id)
+    assert shown.out.count("x") < 1_000
+    assert f"300002 bytes: interlock task result {task_id}" in " ".join(shown.out.split())
+    assert json.loads((await terminal("task", "result", task_id)).out) == long
+
+
 async def test_task_is_retried_watched_and_canceled(terminal: Terminal) -> None:
     _, task_id = await terminal.dead_letter()
     done = await terminal("task", "watch", task_id)

@@ -466,7 +466,7 @@ READS: dict[str, list[Expectation]] = {
         for after in ("-1", "seed.big() - 1001")
     ],
     "tasks_of_job_by_status": [
-        Bounded(1000, _ORG | _ALONE | _PAGE | {"status": status, "after": after}, rows=4)
+        Bounded(1000, _ORG | _ALONE | _PAGE | {"status": status, "after": after, "inline_bytes": "1024"}, rows=4)
         for status in ("'Completed'", "'Failed'")
         for after in (_ZERO, _HALFWAY)
     ],

@@ -17,6 +17,11 @@ QUERIES: dict[str, list[Expectation]] = {
     "published_among": [
         Bounded(10, _ORG | {"names": "array(select 'name ' || n from generate_series(1, 10) n)", "limit": "101"})
     ],
+    "readable_relations": [
+        Bounded(
+            130, _ORG | {"role": "'reader'", "limit": "100", "after": "'00000000-0000-0000-0000-000000000000'"}, rows=6
+        )
+    ],
     "behind_ranges": [
         Bounded(2, _ORG | {"versions": _VERSIONS, "range_operators": "'{range_splitter}'"}, rows=12, pages=30)
     ],
@@ -26,7 +31,7 @@ QUERIES: dict[str, list[Expectation]] = {
             1,
             _ORG
             | {"user_name": "'ada'", "key_id": "'key'", "task_id": "null", "attempt": "null", "mode": "'interactive'"}
-            | {"sql_sha256": "sha256('select 1')"},
+            | {"sql_sha256": "sha256('select 1')", "statement": "'select 1'"},
             pages=40,
         )
     ],

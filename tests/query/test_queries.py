@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import hashlib
 import io
 import os
 import signal
@@ -181,19 +182,100 @@ async def test_result_over_row_or_byte_limit_is_marked_truncated(site: QuerySyst
         "this is no SQL",
     ],
 )
-async def test_refusal_is_recorded_without_the_statement(site: QuerySystem, sql: str) -> None:
+async def test_refusal_is_recorded_and_shows_its_statement_to_the_author_alone(site: QuerySystem, sql: str) -> None:
     reply = await site.ask(sql)
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_query")
-    record = await site.newest()
+    record = await recorded(site, sql)
     assert (record["outcome"], record["code"], record["user"]) == ("Refused", "invalid_query", "root")
-    kept = await site.system.value(
-        "select query_audit::text from interlock.query_audit where query_id = $1", UUID(record["query_id"])
-    )
-    assert sql not in kept
+    assert record["sql"] == sql
+    reader = await reader_of(site.system)
+    theirs = (await site.system.user("GET", f"/v1/queries/{record['query_id']}", key=reader)).json()
+    listed = (await site.system.user("GET", "/v1/queries", key=reader)).json()["queries"]
+    assert (theirs["sql"], {each["sql"] for each in listed}) == (None, {None})
+    assert theirs["sql_sha256"] == record["sql_sha256"]
 
 
-async def test_datasets_of_another_org_are_not_found(site: QuerySystem) -> None:
-    key = await stranger(site.system)
+async def test_statement_that_cannot_be_stored_is_recorded_without_its_text(site: QuerySystem) -> None:
+    assert (await site.ask("select 'a\0b'")).status_code == 400
+    record = await recorded(site, "select 'a\0b'")
+    assert (record["outcome"], record["sql"]) == ("Refused", None)
+
+
+async def recorded(site: QuerySystem, sql: str) -> dict[str, Any]:
+    """Returns the record of a statement, which is written while its refusal is already on its way."""
+    digest = hashlib.sha256(sql.encode()).hexdigest()
+
+    async def found() -> dict[str, Any] | None:
+        page = (await site.system.user("GET", "/v1/queries")).json()
+        return next((each for each in page["queries"] if each["sql_sha256"] == digest), None)
+
+    one: dict[str, Any] = await until(found)
+    return await site.record(one["query_id"])
+
+
+@pytest.fixture(scope="module")
+async def outsider(site: QuerySystem) -> str:
+    """A key of another org."""
+    return await stranger(site.system)
+
+
+# What there is
+
+
+@pytest.mark.parametrize("sql", ["show tables", " SHOW  Tables ; ", "show all tables"])
+async def test_show_tables_lists_what_the_caller_may_query(site: QuerySystem, outsider: str, sql: str) -> None:
+    rows = await site.rows(sql)
+    assert [row[:2] for row in rows] == [
+        ["blocks", "chain:feed:blocks"],
+        ["hot_logs", "chain:hot:logs"],
+        ["secrets", "chain:derive:facts"],
+    ]
+    assert rows[0][2] == "block_number, miner, reward"
+    reader = await reader_of(site.system)
+    assert [row[0] for row in await site.rows(sql, key=reader)] == ["blocks", "hot_logs"]
+    assert await site.rows(sql, key=outsider) == []
+    cut = (await site.ask(sql, limit=1)).json()
+    assert (cut["row_count"], cut["truncated"]) == (1, True)
+    assert (await site.ask(sql, format="csv")).json()["code"] == "not_exportable"
+
+
+@pytest.mark.parametrize("name", ["blocks", '"chain:feed:blocks"', "chain/feed/blocks", "table blocks;"])
+async def test_describe_shows_the_columns_of_a_dataset(site: QuerySystem, name: str) -> None:
+    assert await site.rows(f"describe {name}") == [
+        ["block_number", "bigint", False],
+        ["miner", "string", True],
+        ["reward", "decimal(38,0)", True],
+    ]
+    reader = await reader_of(site.system)
+    assert (await site.ask("describe secrets", key=reader)).json()["code"] == "dataset_not_readable"
+
+
+@pytest.mark.parametrize("sql", ["select * from block", "describe block", "select 1 from blocks join block on true"])
+async def test_unknown_relation_names_the_nearest_and_what_there_is(site: QuerySystem, outsider: str, sql: str) -> None:
+    reply = await site.ask(sql)
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_query")
+    detail = reply.json()["detail"]
+    assert "'block' is no dataset that you can query. Did you mean blocks?" in detail
+    assert "There are: blocks, hot_logs, secrets." in detail
+    reader = await reader_of(site.system)
+    assert "secrets" not in (await site.ask(sql, key=reader)).json()["detail"]
+    nothing = await site.ask(sql, key=outsider)
+    assert "interlock dag deploy" in nothing.json()["detail"]
+
+
+async def test_relations_are_paged_with_their_columns(site: QuerySystem, outsider: str) -> None:
+    first = (await site.system.user("GET", "/v1/relations", params={"limit": 2})).json()
+    rest = (await site.system.user("GET", "/v1/relations", params={"cursor": first["next_cursor"]})).json()
+    found = {each["name"]: each for each in first["relations"] + rest["relations"]}
+    assert sorted(found) == ["blocks", "hot_logs", "secrets"]
+    assert found["blocks"]["columns"][0] == {"name": "block_number", "type": "bigint", "nullable": False}
+    assert (found["blocks"]["sql_name"], found["blocks"]["dataset"]) == ("blocks", "chain:feed:blocks")
+    assert rest["next_cursor"] is None
+    assert (await site.system.user("GET", "/v1/relations", key=outsider)).json()["relations"] == []
+
+
+async def test_datasets_of_another_org_are_not_found(site: QuerySystem, outsider: str) -> None:
+    key = outsider
     for relation in ("blocks", '"chain:feed:blocks"', f'"{await version_of(site.system, "feed")}"'):
         reply = await site.ask(f"select * from {relation}", key=key)
         assert (reply.status_code, reply.json()["code"]) == (400, "invalid_query")
@@ -682,6 +764,11 @@ async def test_exports_batch_queries_and_history_are_shown(terminal: Terminal) -
     assert "Queued" in shown.out
     history = await terminal("sql", "--history", "--limit", "3")
     assert "Batched" in history.out
+    assert "select * from blocks" in history.out
+    tables = await terminal("sql", "--tables")
+    assert "chain:feed:blocks" in tables.out
+    described = await terminal("sql", "describe blocks")
+    assert "block_number" in described.out
     for words in ([], [" "], ["select 1", "--csv", "--export"], ["select 1", "--batch", "--auto"]):
         assert (await terminal("sql", *words)).code == 2
 

@@ -1108,7 +1108,8 @@ CREATE TABLE interlock.query_audit (
     export_prefix text,
     export_files json,
     started_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
-    ended_at timestamp with time zone
+    ended_at timestamp with time zone,
+    statement text
 );
 CREATE TABLE interlock.queue_messages (
     message_id bigint NOT NULL,

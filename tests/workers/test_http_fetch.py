@@ -127,15 +127,16 @@ async def test_body_is_text_if_possible_and_base64_otherwise(
         assert (msgspec.convert(result["body"], bytes), result["body_encoding"]) == (body, "base64")
 
 
-async def test_body_too_large_for_a_result_is_omitted_but_counted(there: Stranger) -> None:
-    body = b'"' * 40_000
+async def test_body_too_large_for_a_result_fails_the_task_and_names_the_setting(there: Stranger) -> None:
+    body = b'"' * 40_000  # twice as long in JSON
     there.says("/", chunked([body]))
-    result = await fetched(there.url("/"))
-    assert (result["bytes"], result["body_omitted"]) == (40_000, True)
-    assert "body" not in result
-    assert "body" in await fetched(there.url("/"), Outbound(HERE, result_limit=100_000))
-    assert "body_omitted" not in await fetched(there.url("/"), keep_body="none")
-    assert (await failed(there.url("/"), keep_body="required")).error_class == "BodyTooLarge"
+    assert (await fetched(there.url("/")))["body"] == body.decode()
+    narrow = Outbound(HERE, result_limit=65_536)
+    for keep in ("inline", "required"):
+        error = await failed(there.url("/"), narrow, keep_body=keep)
+        assert error.error_class == "BodyTooLarge"
+        assert "result_limit_bytes, which is 65536" in str(error)
+    assert (await fetched(there.url("/"), narrow, keep_body="none"))["bytes"] == 40_000
 
 
 async def test_undecodable_headers_do_not_break_the_result(there: Stranger) -> None:

@@ -62,7 +62,7 @@ async def _worker(system: System) -> AsyncIterator[None]:
         internal_url=system.internal_url,
         worker_token=SecretStr(system.worker_token),
         outbound_allow=["127.0.0.1"],
-        result_limit_bytes=2_000,
+        result_limit_bytes=400_000,
     )
     worker = Worker(settings, concurrency=2)
     running = asyncio.create_task(worker.run())
@@ -92,9 +92,13 @@ async def test_transient_failures_are_retried_and_permanent_ones_are_not(site: F
 
 
 async def test_body_is_in_the_result_up_to_the_result_limit(site: FetchWorker) -> None:
-    site.there.says("/long", answer(b"x" * 3_000))
+    site.there.says("/long", answer(b"x" * 300_000))
     (task,) = await site.fetched(site.there.url("/long"))
-    assert (task.status, result(task)["bytes"], result(task)["body_omitted"]) == (TaskStatus.COMPLETED, 3_000, True)
+    assert (task.status, result(task)["body"]) == (TaskStatus.COMPLETED, "x" * 300_000)
+    site.there.says("/longer", answer(b"x" * 500_000))
+    (task,) = await site.fetched(site.there.url("/longer"))
+    assert (task.status, task.error_class) == (TaskStatus.FAILED, "BodyTooLarge")
+    assert "result_limit_bytes, which is 400000" in (task.error_message or "")
 
 
 async def test_task_with_outputs_also_gets_what_may_be_reached(site: FetchWorker) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
 from litestar import HttpMethod, Litestar, MediaType, Response, Router, get, route
 from litestar.datastructures import State
@@ -24,6 +24,7 @@ from interlock.http.middleware import observed
 from interlock.http.openapi import DocumentPlugin
 from interlock.http.problems import DOCUMENTED, HANDLERS, WITH_A_BODY
 from interlock.http.requests import Http, decode_directly, takes_a_body
+from interlock.settings import Settings
 from interlock.wire.access import Health
 
 
@@ -65,6 +66,16 @@ def capabilities(app: App) -> dict[str, Any]:
     return {field.name: getattr(app, field.name) for field in fields(app)}
 
 
+_REPORT_BYTES: Final = 64 * 1024
+"""Size of a report without its result."""
+
+
+def _body_limit(settings: Settings, listener: str) -> int:
+    """Returns the limit of request bodies. A dispatcher takes the report of one result of the maximum size."""
+    own = settings.body_limit_bytes
+    return max(own, settings.result_limit_bytes + _REPORT_BYTES) if listener == "dispatcher" else own
+
+
 def application(
     app: App,
     listener: str,
@@ -85,7 +96,7 @@ def application(
         route_handlers=[*_options(handlers), *handlers],
         state=State(capabilities(app)),
         exception_handlers=HANDLERS,
-        request_max_body_size=app.settings.body_limit_bytes,
+        request_max_body_size=_body_limit(app.settings, listener),
         openapi_config=OpenAPIConfig(
             title=title,
             version=__version__,

@@ -20,6 +20,7 @@ from interlock.apps.http_application import application, health
 from interlock.apps.process import listener_of, serve, stop_on_signals
 from interlock.dags.checks import RANGES
 from interlock.http.listener import url_of
+from interlock.query.catalogue import Catalogue
 from interlock.query.engine import Engine
 from interlock.query.engine.files import OpenStore
 from interlock.query.records import BatchQueries
@@ -64,6 +65,7 @@ async def query_service(app: App) -> AsyncIterator[QueryService]:
                 app.datasets.registry.find,
                 range_operators=RANGES,
             ),
+            Catalogue(app.stores.database),
             BatchQueries(app.stores.database, app.jobs.closed_runs),
             engine,
             app.access.objects,

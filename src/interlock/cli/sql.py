@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client, QueryClient, QueryOptions
-    from interlock.wire.queries import QueryPage, QueryReply, QueryView
+    from interlock.wire.queries import QueryPage, QueryReply, QueryView, RelationPage
 
 T = TypeVar("T")
 
 app = typer.Typer()
 
 _PATIENCE_SECONDS: Final = 2.0
+_SHOWN: Final = 60
+"""Characters of a statement in the history."""
 
 
 @command(
@@ -46,6 +48,8 @@ _PATIENCE_SECONDS: Final = 2.0
     'interlock sql "select * from \\"chain:follow:logs\\"" --csv > logs.csv\n'
     'interlock sql "select * from transfers" --arrow transfers.arrow\n'
     'interlock sql "select * from transfers" --batch\n'
+    "interlock sql --tables\n"
+    'interlock sql "describe transfers"\n'
     "interlock sql --show 0197a0c4-…\n"
     "interlock sql --history",
 )
@@ -75,18 +79,21 @@ def sql(
     show: Annotated[
         str | None, typer.Option("--show", help="Show the query with this id and the location of its result.")
     ] = None,
+    tables: Annotated[bool, typer.Option("--tables", help="Show the datasets that you can query.")] = False,
     history: Annotated[bool, typer.Option("--history", help="Show the query history, newest first.")] = False,
     limit: LimitOption = 100,
     cursor: CursorOption = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
-    """Run one SELECT over published datasets on the query service.
+    """Run one SELECT over published datasets on the query service, `show tables` or `describe NAME`.
 
     A dataset is referred to by its published name, or in double quotes as "dag:job:output" or by its UUID.
     """
     shown = Output.JSON if as_json else output
-    if history:
+    if tables:
+        present(_relations(folder, cursor, limit), shown, _tables)
+    elif history:
         present(_history(folder, cursor, limit), shown, _queries)
     elif show is not None:
         present(ask(folder, lambda client: client.queries.show(show)), shown, _query)
@@ -197,6 +204,26 @@ def _history(folder: Path | None, cursor: str | None, limit: int) -> QueryPage:
     return ask(folder, read)
 
 
+def _relations(folder: Path | None, cursor: str | None, limit: int) -> RelationPage:
+    from interlock.wire.queries import RelationPage
+
+    async def read(client: Client) -> RelationPage:
+        found, rest = await collect(client.queries.relations, lambda page: page.relations, cursor, limit)
+        return RelationPage(relations=found, next_cursor=rest)
+
+    return ask(folder, read)
+
+
+def _tables(page: RelationPage) -> RenderableType:
+    found = sorted(page.relations, key=lambda each: (not each.published, each.name))
+    rows = [(each.sql_name, each.dataset, [column.name for column in each.columns]) for each in found]
+    return table(
+        ("name", "dataset", "columns"),
+        rows,
+        empty="There are no datasets yet: deploy a DAG with `interlock dag deploy FILE`.",
+    )
+
+
 def _queries(page: QueryPage) -> RenderableType:
     rows = [
         (
@@ -207,10 +234,11 @@ def _queries(page: QueryPage) -> RenderableType:
             one.row_count,
             None if one.duration_ms is None else f"{one.duration_ms:.0f}",
             one.query_id,
+            None if one.sql is None else " ".join(one.sql.split())[:_SHOWN],
         )
         for one in page.queries
     ]
-    columns = ("time", "by", "outcome", "code", "rows", "ms", "query")
+    columns = ("time", "by", "outcome", "code", "rows", "ms", "query", "statement")
     return table(columns, rows, empty="There are no queries.")
 
 
@@ -218,6 +246,7 @@ def _query(view: QueryView) -> RenderableType:
     return sheet(
         [
             *_export(view),
+            ("statement", view.sql),
             ("outcome", view.outcome),
             ("code", view.code),
             ("task", view.batch_task_id),

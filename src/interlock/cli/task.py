@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
 from uuid import UUID
 
 import typer
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from interlock.wire.tasks import AttemptPage, Changed, Explanation, TaskView
 
 app = group("Tasks: their state, their attempts, and why they wait or failed.")
+
+_SHOWN: Final = 500
+"""Characters of a result that `task show` prints."""
 
 TaskId = Annotated[UUID, typer.Argument(help="A task's id.", metavar="TASK")]
 JobOption = Annotated[str | None, typer.Option("--job", help="Tasks of this job, by id or name.", show_default=False)]
@@ -115,9 +119,25 @@ def _task(task: TaskView) -> RenderableType:
             ("", task.progress_text),
             ("error", task.error_class),
             ("message", task.error_message),
-            ("result", None if bytes(task.result) == b"null" else task.result),
+            ("result", _shown_result(task)),
         ]
     )
+
+
+def _shown_result(task: TaskView) -> str | None:
+    """Returns the result, or the beginning of a long one with the command that prints all of it."""
+    text = bytes(task.result).decode()
+    if len(text) <= _SHOWN:
+        return None if text == "null" else text
+    return f"{text[:_SHOWN]} … {len(bytes(task.result))} bytes: interlock task result {task.task_id}"
+
+
+@command(app, "result", example=f"interlock task result {_EXAMPLE_ID} > result.json")
+def result(task_id: TaskId, folder: FolderOption = None) -> None:
+    """Print the whole result of a task, as JSON."""
+    task = ask(folder, lambda client: client.task(task_id))
+    sys.stdout.buffer.write(bytes(task.result) + b"\n")
+    sys.stdout.flush()
 
 
 @command(app, "attempts", example=f"interlock task attempts {_EXAMPLE_ID}")

@@ -21,7 +21,7 @@ from interlock.wire.datasets import (
     PublishStatus,
     ScopeExplanation,
 )
-from interlock.wire.queries import QueryFormat, QueryMode, QueryPage, QueryReply, QueryView, UserQuery
+from interlock.wire.queries import QueryFormat, QueryMode, QueryPage, QueryReply, QueryView, RelationPage, UserQuery
 
 PAGE: Final = 100
 
@@ -184,6 +184,11 @@ class QueryCalls:
         """Returns a page of queries, newest first."""
         target = query("/v1/queries", cursor=cursor, limit=limit)
         return await self._caller.call("GET", target, QueryPage)
+
+    async def relations(self, cursor: str | None = None, limit: int = PAGE) -> RelationPage:
+        """Returns a page of the datasets that the caller may query, with their columns."""
+        target = query("/v1/relations", cursor=cursor, limit=limit)
+        return await self._caller.call("GET", target, RelationPage)
 
     async def show(self, query_id: UUID | str) -> QueryView:
         """Returns a query, with fresh URLs for its export."""

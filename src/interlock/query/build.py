@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from interlock.http.requests import Connection
 from interlock.processes.loop import Service
+from interlock.query.catalogue import Catalogue
 from interlock.query.records import Queries, QueryRetention
 from interlock.settings import Settings
 from interlock.stores.objects import Objects
@@ -16,10 +17,11 @@ from interlock.tasks.result_packs import Packs
 @dataclass(frozen=True)
 class QueryHistory:
     records: Queries
+    catalogue: Catalogue
 
 
 def build_query_history(settings: Settings, database: Database, objects: Objects, packs: Packs) -> QueryHistory:
-    return QueryHistory(Queries(database, settings, objects, packs))
+    return QueryHistory(Queries(database, settings, objects, packs), Catalogue(database))
 
 
 def query_loops(settings: Settings, database: Database) -> list[Service]:

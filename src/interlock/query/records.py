@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ class _BatchResult(Struct, frozen=True):
 
 _files = msgspec.json.Decoder(list[StoredFile])
 _result = msgspec.json.Decoder(_BatchResult)
+
+_UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ class Queries:
                 attempt=asker.attempt,
                 mode=mode.value,
                 sql_sha256=hashlib.sha256(sql.encode("utf-8", "surrogatepass")).digest(),
+                statement=sql if asker.user is not None and _UNSTORABLE.search(sql) is None else None,
             )
         return query_id
 
@@ -168,14 +172,15 @@ class Queries:
 
     # Reading
 
-    async def page(self, org_id: UUID, cursor: str | None, limit: int) -> QueryPage:
+    async def page(self, caller: Principal, cursor: str | None, limit: int) -> QueryPage:
         before = uuid_cursor(cursor, LAST)
         async with self._database.connection() as connection:
-            rows = await _sql.list_queries(connection, org_id=org_id, before=before, limit=limit)
-        return QueryPage(queries=[_view(row) for row in rows], next_cursor=next_cursor(rows, limit, "query_id"))
+            rows = await _sql.list_queries(connection, org_id=caller.org_id, before=before, limit=limit)
+        return QueryPage(queries=[_view(row, caller) for row in rows], next_cursor=next_cursor(rows, limit, "query_id"))
 
-    async def query(self, query_id: UUID, org_id: UUID) -> QueryView:
+    async def query(self, query_id: UUID, caller: Principal) -> QueryView:
         """Returns the record with newly signed URLs of its export."""
+        org_id = caller.org_id
         async with self._database.connection() as connection:
             row = await _sql.find_query(connection, query_id=query_id, org_id=org_id)
             if row is None:
@@ -183,7 +188,7 @@ class Queries:
             task: Row | None = None
             if row["batch_task_id"] is not None:
                 task = await batch_task(connection, row["batch_task_id"], org_id)
-        view = _view(row)
+        view = _view(row, caller)
         return await self._with_export(view, row) if task is None else await self._with_batch(view, task, org_id)
 
     async def _with_export(self, view: QueryView, row: Row) -> QueryView:
@@ -284,7 +289,8 @@ def export_prefix(root: str, org_id: UUID, query_id: UUID) -> str:
     return f"{root}/exports/{org_id}/{query_id}/"
 
 
-def _view(row: Row) -> QueryView:
+def _view(row: Row, caller: Principal) -> QueryView:
+    """Returns the record of a query. Only its author sees the statement."""
     return QueryView(
         query_id=row["query_id"],
         outcome=QueryOutcome(row["outcome"]),
@@ -295,6 +301,7 @@ def _view(row: Row) -> QueryView:
         attempt=row["attempt"],
         dataset_versions=list(row["dataset_versions"]),
         sql_sha256=bytes(row["sql_sha256"]).hex(),
+        sql=row["statement"] if row["user_name"] == caller.user else None,
         row_count=row["row_count"],
         bytes=row["bytes"],
         truncated=row["truncated"],

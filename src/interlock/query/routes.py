@@ -21,7 +21,16 @@ from interlock.http.requests import Cursor, Http, Limit, settings_of
 from interlock.query.build import query_history_of
 from interlock.query.service import QueryService, Stream
 from interlock.telemetry import QUERIES_RUNNING, QUERIES_WAITING, metrics_text
-from interlock.wire.queries import QueryFormat, QueryOutcome, QueryPage, QueryReply, QueryView, TaskQuery, UserQuery
+from interlock.wire.queries import (
+    QueryFormat,
+    QueryOutcome,
+    QueryPage,
+    QueryReply,
+    QueryView,
+    RelationPage,
+    TaskQuery,
+    UserQuery,
+)
 
 QUERY_ID: Final = "Interlock-Query-Id"
 MEDIA_TYPES: Final = {
@@ -119,7 +128,7 @@ HANDLERS = [task_query, user_query, metrics]
     summary="Queries of the org, newest first: caller, data and outcome",
 )
 async def list_queries(request: Http, cursor: Cursor = None, limit: Limit = 100) -> QueryPage:
-    return await query_history_of(request).records.page(principal_of(request).org_id, cursor, limit)
+    return await query_history_of(request).records.page(principal_of(request), cursor, limit)
 
 
 @get(
@@ -129,7 +138,7 @@ async def list_queries(request: Http, cursor: Cursor = None, limit: Limit = 100)
     summary="A query, with its task if it is a batch query, and the location of an exported result",
 )
 async def get_query(request: Http, query_id: FromPath[UUID]) -> QueryView:
-    return await query_history_of(request).records.query(query_id, principal_of(request).org_id)
+    return await query_history_of(request).records.query(query_id, principal_of(request))
 
 
 @post(
@@ -155,4 +164,14 @@ async def relay_query(request: Http, data: JSONBody[UserQuery]) -> Response[Quer
             raise Unavailable("The query service does not answer; check that it is running.") from None
 
 
-RECORD_HANDLERS = [list_queries, get_query, relay_query]
+@get(
+    "/v1/relations",
+    guards=[user_guard],
+    opt={"scope": "query:read"},
+    summary="Datasets that the caller may query, with their names in SQL and their columns",
+)
+async def list_relations(request: Http, cursor: Cursor = None, limit: Limit = 100) -> RelationPage:
+    return await query_history_of(request).catalogue.page(principal_of(request), cursor, limit)
+
+
+RECORD_HANDLERS = [list_queries, get_query, relay_query, list_relations]

@@ -32,6 +32,7 @@ from interlock.errors import (
     Unavailable,
 )
 from interlock.query.admission import Places
+from interlock.query.catalogue import Answer, Catalogue, described, description, shows_tables
 from interlock.query.engine import (
     DataFile,
     Engine,
@@ -48,6 +49,7 @@ from interlock.query.engine import (
 )
 from interlock.query.records import Asker, BatchQueries, Queries, Record, StoredFile, export_prefix, summary
 from interlock.query.relations import Attempt, Granted, QueryRelations, ReadableFile, Version, mentioned
+from interlock.query.sql_gate import UnknownRelation
 from interlock.settings import Settings
 from interlock.stores.objects import Objects
 from interlock.telemetry import QUERIES, QUERY_SECONDS
@@ -152,12 +154,18 @@ class _Readable:
     relations: list[Relation]
 
 
+async def _nothing() -> Granted:
+    """The relations of a statement that reads no dataset."""
+    return {}
+
+
 class QueryService:
     def __init__(
         self,
         settings: Settings,
         queries: Queries,
         relations: QueryRelations,
+        catalogue: Catalogue,
         batches: BatchQueries,
         engine: Engine,
         objects: Objects,
@@ -165,6 +173,7 @@ class QueryService:
         self._settings = settings
         self._queries = queries
         self._relations = relations
+        self._catalogue = catalogue
         self._batches = batches
         self._engine = engine
         self._objects = objects
@@ -188,6 +197,51 @@ class QueryService:
         return await self._ask(Asked(Asker.attempt_of(claims), body, granted, prefix))
 
     async def ask_as_user(self, caller: Principal, body: UserQuery) -> QueryReply | Stream:
+        if shows_tables(body.sql):
+            return await self._from_catalogue(caller, body, self._catalogue.tables(caller))
+        if (name := described(body.sql)) is not None:
+            return await self._from_catalogue(caller, body, self._described(caller, name))
+        try:
+            return await self._ask_datasets(caller, body)
+        except UnknownRelation as error:
+            if body.datasets is not None:
+                raise
+            raise await self._catalogue.unknown(caller, error.name) from None
+
+    async def _from_catalogue(
+        self, caller: Principal, body: UserQuery, answering: Coroutine[Any, Any, Answer]
+    ) -> QueryReply:
+        """Answers a statement about the datasets themselves. No statement process runs."""
+        if body.export or body.mode is QueryMode.BATCH or body.format is not QueryFormat.JSON:
+            answering.close()
+            raise BadRequest(
+                "`show tables` and `describe` reply with rows as JSON: leave `format`, `mode` and `export` out.",
+                code="not_exportable",
+            )
+        async with self._recorded(Asked(Asker.user_of(caller), body, _nothing, str)) as record:
+            answer = await answering
+            rows = answer.rows[: body.limit]
+            record.outcome, record.rows = QueryOutcome.COMPLETED, len(rows)
+            record.truncated = answer.truncated or len(rows) < len(answer.rows)
+            await record.opened()
+            return QueryReply(
+                query_id=record.query_id,
+                outcome=QueryOutcome.COMPLETED,
+                columns=answer.columns,
+                rows=Raw(_encoder.encode(rows)),
+                row_count=len(rows),
+                truncated=record.truncated,
+                duration_ms=record.seconds * 1000,
+            )
+
+    async def _described(self, caller: Principal, name: str) -> Answer:
+        try:
+            found = await self._relations.of_user(caller, "", [name])
+        except NotFound:
+            raise await self._catalogue.unknown(caller, name) from None
+        return description(found[name].schema)
+
+    async def _ask_datasets(self, caller: Principal, body: UserQuery) -> QueryReply | Stream:
         async def granted() -> Granted:
             return await self._relations.of_user(caller, body.sql, body.datasets)
 

@@ -399,7 +399,8 @@ class _Gate:
         granted = self.names.get(folded(name))
         if granted is None:
             known = ", ".join(sorted(self.granted)[:20]) or "none"
-            raise self._refused(f"{_short(name)} is not a relation of this query; available: {known}")
+            refused = self._refused(f"{_short(name)} is not a relation of this query; available: {known}")
+            raise UnknownRelation(refused.detail, name)
         self.read.setdefault(granted, _Reading()).places += 1
 
     def _table_function(self, node: Node) -> None:
@@ -474,6 +475,14 @@ class _Gate:
             granted = None if folded(name) in scope else self.names.get(folded(name))
             if granted is not None:
                 self.read.setdefault(granted, _Reading()).filters.extend(found)
+
+
+class UnknownRelation(InvalidQuery):
+    """Raised for a relation that is not granted, with its name as the statement has it."""
+
+    def __init__(self, detail: str, name: str) -> None:
+        super().__init__(detail)
+        self.name = name
 
 
 def _short(name: str) -> str:

@@ -96,7 +96,13 @@ class Tasks(Area):
         15, ge=1, description="Attempts to read a staged list while a store is unavailable, up to queue_max_receives."
     )
     range_size: int = Field(100, ge=1, le=10_000, description="Tasks of a run per queue message.")
-    result_limit_bytes: int = Field(65_536, ge=0, description="Maximum size of the result of a task.")
+    result_limit_bytes: int = Field(
+        1 << 20,
+        ge=0,
+        le=64 << 20,
+        description="Maximum size of the result of a task, including a body that http_fetch returns; a larger one "
+        "fails the task. A worker and a dispatcher hold several results in memory at a time.",
+    )
     result_inline_bytes: int = Field(
         1024,
         ge=0,

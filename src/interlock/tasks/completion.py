@@ -288,7 +288,8 @@ class Attempts:
         limit = self._settings.result_limit_bytes
         if isinstance(item.result, Raw) and len(item.result) > limit:
             outcome.refused[item.task_id] = TooLarge(
-                f"The result has {len(item.result)} bytes; the limit is {limit}. Write it to an output instead.",
+                f"The result has {len(item.result)} bytes, and result_limit_bytes is {limit}: return less, write the "
+                "data to an output of the job, or raise the setting, for workers and dispatchers.",
                 code="result_too_large",
             )
         elif isinstance(item.result, Raw) and not _is_utf8(item.result):

@@ -357,7 +357,13 @@ class Reads:
             page.probes -= 1
             room = page.to_read
             rows = await _sql.tasks_of_job_by_status(
-                connection, org_id=org_id, job_id=job_id, status=wanted.value, after=after, limit=room
+                connection,
+                org_id=org_id,
+                job_id=job_id,
+                status=wanted.value,
+                after=after,
+                limit=room,
+                inline_bytes=self._packs.inline_bytes,
             )
             last = page.add(rows) or (rows[-1] if len(rows) == room else None)
             if last is not None:

@@ -118,8 +118,35 @@ class QueryReply(Reply, frozen=True, kw_only=True):
     """Task of a batch query."""
 
 
+class RelationColumn(Struct, frozen=True):
+    name: str
+    type: str
+    nullable: bool
+
+
+class RelationView(Struct, frozen=True, kw_only=True):
+    """A dataset that the caller may query."""
+
+    name: str
+    """The published name, or `dag:job:output`."""
+    sql_name: str
+    """The name as it is written in a statement, in quotes where it needs them."""
+    dataset: str
+    """`dag:job:output`."""
+    dataset_uuid: UUID
+    published: bool
+    storage: str
+    columns: list[RelationColumn]
+    """Empty until a first version has been written."""
+
+
+class RelationPage(Reply, frozen=True, kw_only=True):
+    relations: list[RelationView]
+    next_cursor: str | None
+
+
 class QueryView(Reply, frozen=True, kw_only=True):
-    """The record of a query. Only a hash of the statement is stored, which shows whether two statements were equal."""
+    """The record of a query. Other users see only a hash of its statement."""
 
     query_id: UUID
     outcome: QueryOutcome
@@ -132,6 +159,8 @@ class QueryView(Reply, frozen=True, kw_only=True):
     attempt: int | None
     dataset_versions: list[UUID]
     sql_sha256: str
+    sql: str | None = None
+    """The statement, only for the user who sent it."""
     row_count: int | None
     bytes: int | None
     truncated: bool

@@ -40,8 +40,8 @@ def encoded(value: object, limit: int) -> bytes:
         ) from None
     if len(result) > limit:
         raise TaskFailed(
-            f"The result has {len(result)} bytes, the limit is {limit}: return less, or write the data to an output of "
-            "the job.",
+            f"The result has {len(result)} bytes, and result_limit_bytes is {limit}: return less, write the data to an "
+            "output of the job, or raise the setting, for workers and dispatchers.",
             "ResultTooLarge",
         )
     return result

@@ -94,7 +94,7 @@ class DriverLaunch:
     """Options with which every driver of a worker is started."""
 
     options: protocol.SparkOptions = field(repr=False)
-    result_limit: int = 65_536
+    result_limit: int = 1 << 20
     modules: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     """Folders and modules whose declared operators may be run."""

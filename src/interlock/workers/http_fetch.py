@@ -59,7 +59,8 @@ class FetchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Largest response body. A larger one fails the task."""
     follow_redirects: Annotated[int, Meta(ge=0, le=20)] = 5
     keep_body: Literal["inline", "required", "none"] = "inline"
-    """inline: store the body in the result if it fits. required: fail the task if it does not. none: drop it."""
+    """inline: keep the body in the result; a body that does not fit fails the task. none: drop it. required: the
+    former name of inline."""
     accept: Annotated[tuple[Status, ...], Meta(max_length=100)] = ()
     """Statuses of 400 and above that are results instead of failures."""
     retry: Annotated[tuple[Status, ...], Meta(max_length=100)] = (408, 425, 429, 500, 502, 503, 504)
@@ -289,13 +290,11 @@ def result_of(reply: Reply, config: FetchConfig, elapsed: float, limit: int) -> 
     with_body = result | _encoded_body(reply)
     if len(reply.body) <= limit and len(msgspec.json.encode(with_body)) <= limit:
         return with_body
-    if config.keep_body == "required":
-        raise TaskFailed(
-            f"The response body has {len(reply.body)} bytes, and a result with it would exceed the limit of {limit} "
-            "bytes: raise result_limit_bytes, or set keep_body to inline or none.",
-            "BodyTooLarge",
-        )
-    return result | {"body_omitted": True}
+    raise TaskFailed(
+        f"The response body has {len(reply.body)} bytes, and a result with it exceeds result_limit_bytes, which is "
+        f"{limit}: raise the setting, for workers and dispatchers, or drop the body with `keep_body: none`.",
+        "BodyTooLarge",
+    )
 
 
 def _encoded_body(reply: Reply) -> dict[str, str]:

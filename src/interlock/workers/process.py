@@ -190,7 +190,7 @@ class Launch:
     """Options with which every child of a worker is started."""
 
     memory_mb: int | None = None
-    result_limit: int = 65_536
+    result_limit: int = 1 << 20
     modules: tuple[str, ...] = ()
     """Modules that the child imports when it starts."""
     operators: tuple[str, ...] = ()

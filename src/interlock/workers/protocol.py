@@ -30,7 +30,7 @@ class Outbound(Struct, array_like=True, frozen=True):
     ports: list[int] = []
     """Allowed ports. Empty: all."""
     proxy: str | None = None
-    result_limit: int = 65_536
+    result_limit: int = 1 << 20
     """Most bytes of a result, as JSON."""
 
 

@@ -24,6 +24,21 @@ select name from interlock.publications
 where org_id = :org_id and name = any(:names::text[])
 order by name limit :limit;
 
+-- name: readable_relations
+-- Datasets that the role may read and that have a readable version, by id.
+select d.dataset_uuid, d.dag_name, d.job_name, d.output_name, v.storage, v.schema, p.names
+from interlock.datasets d
+cross join lateral (
+    select coalesce(array_agg(p.name order by p.name), '{}') as names,
+           coalesce(bool_or(:role = any(p.read_roles::text[])), true) as readable
+    from interlock.publications p where p.dataset_uuid = d.dataset_uuid
+) p
+cross join lateral (
+    select v.storage, v.schema from interlock.dataset_versions v
+    where v.dataset_version = d.current_version and v.org_id = :org_id and v.purged_at is null limit 1) v
+where d.org_id = :org_id and d.dataset_uuid > :after::uuid and p.readable
+order by d.dataset_uuid limit :limit;
+
 -- name: behind_ranges
 -- A dataset of ranges has no rows: it resolves to the dataset that the ranges were cut from.
 with recursive behind as (
@@ -59,8 +74,8 @@ order by p.dataset_version, p.range_start;
 -- Records
 
 -- name: open_query$
-insert into interlock.query_audit (org_id, user_name, key_id, task_id, attempt, mode, sql_sha256)
-values (:org_id, :user_name, :key_id, :task_id, :attempt, :mode, :sql_sha256)
+insert into interlock.query_audit (org_id, user_name, key_id, task_id, attempt, mode, sql_sha256, statement)
+values (:org_id, :user_name, :key_id, :task_id, :attempt, :mode, :sql_sha256, :statement)
 returning query_id;
 
 -- name: note_export!

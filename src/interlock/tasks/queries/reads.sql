@@ -77,8 +77,14 @@ left join lateral (select error_class, error_message from interlock.attempts a
 order by t.task_index;
 
 -- name: tasks_of_job_by_status
--- Tasks without a run. Without a status, the caller walks the five statuses one after the other.
-select t.*, j.dag_name, j.name, a.error_class, a.error_message
+-- Tasks without a run. Without a status, the caller walks the five statuses one after the other. Their results are in
+-- their rows: of long ones, a list has only the length.
+select t.task_id, t.job_id, t.run_id, t.task_index, t.status, t.listed_status, t.attempt, t.dead, t.cancel_requested,
+       t.priority, t.payload, t.created_at, t.started_at, t.ended_at, t.retry_at, t.worker_id, t.lease_expires_at,
+       t.progress, t.progress_text, t.pack, t.pack_offset,
+       case when octet_length(t.result::text) <= :inline_bytes then t.result end as result,
+       case when octet_length(t.result::text) > :inline_bytes then octet_length(t.result::text) end as pack_length,
+       j.dag_name, j.name, a.error_class, a.error_message
 from (select * from interlock.tasks
       where shard = 0 and run_id is null and job_id = :job_id and listed_status = :status::text::interlock.task_status
         and task_id > :after::uuid and org_id = :org_id
