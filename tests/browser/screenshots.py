@@ -9,7 +9,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.chromium import chromium
 from tests.browser.site import Site, running, seed
@@ -39,6 +39,7 @@ MORE = {
     "changelog": "/ui/bus?tab=changes",
     "hostile": "/ui/task/{hostile_task}",
 }
+LOAD_MS = 30_000
 IN_DOCS = ("overview", "run", "task", "bus")
 SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
 
@@ -60,7 +61,7 @@ def _signed_in(browser: Browser, site: Site, size: tuple[int, int], scheme: str)
 def _shoot(page: Page, url: str, file: Path) -> None:
     page.goto(url)
     page.locator("#main h1").first.wait_for()
-    page.wait_for_function("document.querySelectorAll('.skeleton').length === 0")
+    expect(page.locator(".skeleton")).to_have_count(0, timeout=LOAD_MS)
     page.evaluate("document.fonts.ready.then(() => true)")
     page.screenshot(path=file, full_page=True)
 

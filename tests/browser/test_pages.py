@@ -83,7 +83,7 @@ def test_axe_finds_no_serious_problem(visit: Visit, scheme: str) -> None:
         loaded(visit, path)
         if found := _problems(visit):
             problems[path] = found
-    assert problems == {}
+    assert [f"{path}: {one}" for path, found in problems.items() for one in found] == []
 
 
 def test_pages_fit_a_screen_of_390_pixels(visit: Visit) -> None:

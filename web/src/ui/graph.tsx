@@ -76,13 +76,13 @@ function Drawing({ nodes, edges, drawn, label }: { nodes: GraphNode[]; edges: Gr
           const { title, sub, href, tone } = byId.get(id)!;
           const box = (
             <g class={`node ${tone ?? ""}`} transform={`translate(${x} ${y})`}>
-              <title>{[title, sub].filter(Boolean).join(" · ")}</title>
+              <title>{[title, sub].filter(Boolean).join(" ")}</title>
               <rect width={w} height={h} rx="7" />
               <text x="13" y={sub ? 20 : 22}>{cut(title)}</text>
               {sub && <text class="sub" x="13" y="36">{cut(sub)}</text>}
             </g>
           );
-          return href ? <a key={id} href={href} aria-label={[title, sub].filter(Boolean).join(", ")} onClick={(event) => open(event, href)}>{box}</a> : <g key={id}>{box}</g>;
+          return href ? <a key={id} href={href} onClick={(event) => open(event, href)}>{box}</a> : <g key={id}>{box}</g>;
         })}
       </svg>
     </div>

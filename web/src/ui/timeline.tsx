@@ -50,7 +50,7 @@ export function Timeline({ attempts, single, since }: TimelineProps): JSX.Elemen
   }
   const idle = single ? gaps(sorted, from) : 0;
   return (
-    <div class="timeline">
+    <div class="timeline" tabIndex={0} role="region" aria-label="Attempts over time">
       {[...lanes].map(([lane, spans]) => (
         <div class="lane" key={lane}>
           {single ? <span class="faint">Attempt {lane}</span> : <a class="cut" href={taskLink(lane)}>{spans[0]!.index === null ? lane.slice(0, 8) : `# ${spans[0]!.index}`}</a>}
