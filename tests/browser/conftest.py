@@ -52,8 +52,9 @@ def ids(site: Site) -> dict[str, str]:
     return seed(site)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Closed with its module: Playwright's loop runs as long as the browser, and asynchronous tests need their own."""
     with chromium() as started:
         yield started
 

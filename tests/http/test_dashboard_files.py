@@ -65,7 +65,7 @@ async def test_asset_is_cached_forever_and_compressed_on_request(shared: System,
 
 
 async def test_missing_asset_is_not_answered_with_the_page(shared: System, static: Path) -> None:
-    for path in ("/ui/assets/app-ffffffff.js", "/ui/assets/no-extension"):
+    for path in ("/ui/assets/app-ffffffff.js", "/ui/favicon.ico", "/ui/assets/no-extension"):
         reply = await get(shared, path)
         assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
 

@@ -46,6 +46,8 @@ HEADERS: Final = {
     "X-Frame-Options": "DENY",
 }
 _ASSETS: Final = "assets/"
+_OBJECTS: Final = ("run", "task", "job", "dag", "backfill", "dataset", "operation")
+"""Pages of one object, such as /ui/job/crawl.v2: names may contain dots."""
 _FOREVER: Final = "public, max-age=31536000, immutable"
 _TYPES: Final = {
     ".js": "text/javascript",
@@ -82,10 +84,10 @@ class Bundle:
         self._files: dict[str, File] = {}
 
     def find(self, path: str) -> File | None:
-        """Returns an asset; for any other path the page, which shows what the path names."""
+        """Returns a file; for a path of the page's own, which has no extension or names an object, the page."""
         self._refresh()
-        # The page has addresses such as /ui/job/crawl.v2, so a dot does not make a path a file.
-        name = path if path.startswith(_ASSETS) else INDEX
+        folder, _, last = path.rpartition("/")
+        name = path if path.startswith(_ASSETS) or ("." in last and folder not in _OBJECTS) else INDEX
         return self._files.get(name)
 
     def _refresh(self) -> None:
