@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.plans.expectations import Bounded, Exempt, Expectation
+from tests.plans.expectations import Bounded, Exempt, Expectation, Live
 
 _ORG = {"org_id": "seed.id('org 0')"}
 _DAG = {"dag_id": "seed.id('deployed 0')"}
@@ -52,4 +52,14 @@ DAGS: dict[str, list[Expectation]] = {
     ],
 }
 
-EXPECTED = {f"dags.{name}": cases for name, cases in DAGS.items()}
+EXPECTED = {f"dags.{name}": cases for name, cases in DAGS.items()} | {
+    "failures.failures": [
+        Live(
+            "select count(*) from interlock.jobs where dag_name is not null and active",
+            "looks at the newest failed tasks of each active job of the org's DAGs",
+            _ORG | {"dag": "null", "most": "100", "limit": "100"},
+            rows=400,
+            pages=400,
+        )
+    ]
+}

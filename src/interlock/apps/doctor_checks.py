@@ -25,7 +25,7 @@ import asyncpg
 
 from interlock.access.prefixes import canonical
 from interlock.apps.stores import endpoints, store_urls
-from interlock.client import WorkerClient
+from interlock.client import Client, WorkerClient, gateway_access
 from interlock.datasets.buffers.records import waiting_long
 from interlock.errors import ConfigurationError, Forbidden, InterlockError
 from interlock.http.listener import bind, require_public_urls, require_safe
@@ -70,7 +70,7 @@ async def examine(settings: Settings) -> list[Finding]:
     local += [java(settings), *spark(settings), await confinement(settings), statements()]
     running = bool(endpoints(settings))
     listeners = await health(settings) if running else list(ports(settings))
-    return [*local, *certificate(settings), *listeners, *await stores(settings)]
+    return [*local, *certificate(settings), *listeners, *await failures(settings), *await stores(settings)]
 
 
 # This machine
@@ -252,6 +252,27 @@ def ports(settings: Settings) -> Iterator[Finding]:
         require_public_urls(settings)
     except ConfigurationError as error:
         yield Finding("public URLs", Result.FAIL, error.detail)
+
+
+async def failures(settings: Settings) -> list[Finding]:
+    """Reports jobs of DAGs that fail now, if the system runs and there is a key for it."""
+    if not endpoints(settings):
+        return []
+    access = gateway_access(settings)
+    async with Client(access.url, access.secret, verify=access.verify, patience=1.0, org=settings.org) as client:
+        try:
+            found = (await client.dags.failures()).failures
+        except InterlockError:
+            return []  # the check of the gateway reports why
+    return [
+        Finding(
+            "failing job",
+            Result.WARN,
+            f"{one.dag}/{one.job}: {one.failing} failed tasks, {one.error_class}: {one.error_message}",
+            f"interlock task logs {one.task_id}",
+        )
+        for one in found
+    ]
 
 
 async def health(settings: Settings) -> list[Finding]:

@@ -21,6 +21,7 @@ from interlock.cli.conventions import (
     command,
     usage,
 )
+from interlock.cli.failures import present_with_failures
 from interlock.cli.output import confirm, console, present, print_json, sheet, table
 from interlock.wire.dags import DagPage, DagState, DagVersionPage, JobChange
 
@@ -87,6 +88,9 @@ def deploy(
     file: FileArgument,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until the version is current.")] = False,
     operator: OperatorOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Deploy although no running worker has one of the operators.")
+    ] = False,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
@@ -98,7 +102,7 @@ def deploy(
     text = _text(file)
 
     async def work(client: Client) -> None:
-        deployed = await client.dags.deploy(text, operators=operator or [])
+        deployed = await client.dags.deploy(text, operators=operator or [], force=force)
         if output is Output.TABLE:
             console().print(_plan(deployed))
         if wait and deployed.state is DagState.BUILDING:
@@ -187,7 +191,7 @@ def list_dags(
         dags, following = await collect(client.dags.page, lambda page: page.dags, cursor, limit)
         return DagPage(dags=dags, next_cursor=following)
 
-    present(ask(folder, work), output, _dags)
+    present_with_failures(folder, work, output, _dags)
 
 
 def _dags(page: DagPage) -> RenderableType:
@@ -205,7 +209,7 @@ def _hash(version: DagVersionView | None) -> str | None:
 
 def show(dag: DagName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
     """Show a DAG: its jobs, its published datasets, and the progress of a version that is being built."""
-    present(ask(folder, lambda client: client.dags.dag(dag)), output, _dag)
+    present_with_failures(folder, lambda client: client.dags.dag(dag), output, _dag, dag=dag)
 
 
 def _dag(dag: DagView) -> RenderableType:

@@ -21,6 +21,7 @@ from interlock.cli.conventions import (
     group,
     usage,
 )
+from interlock.cli.failures import present_with_failures
 from interlock.cli.output import cell, must_ask, present, sheet, table
 from interlock.wire.datasets import Direction, InvalidateRequest, PublishStatus
 
@@ -76,7 +77,7 @@ def list_datasets(
         found, rest = await collect(client.datasets.page, lambda page: page.datasets, cursor, limit)
         return DatasetPage(datasets=found, next_cursor=rest)
 
-    present(ask(folder, read), output, _datasets)
+    present_with_failures(folder, read, output, _datasets)
 
 
 def _datasets(page: DatasetPage) -> RenderableType:

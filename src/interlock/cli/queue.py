@@ -18,6 +18,7 @@ from interlock.cli.conventions import (
     command,
     group,
 )
+from interlock.cli.failures import present_with_failures
 from interlock.cli.output import confirm, present, seconds_since, table
 from interlock.wire.dags import PauseLevel, PauseView
 from interlock.wire.tasks import QueueList, QueueView
@@ -59,7 +60,7 @@ def status(output: OutputOption = Output.TABLE, folder: FolderOption = None) -> 
         pauses, _ = await collect(client.pause_page, lambda page: page.pauses, None, _MAX_PAUSES)
         return QueueStatus(queues=(await client.queues()).queues, pauses=pauses)
 
-    present(ask(folder, read), output, _status)
+    present_with_failures(folder, read, output, _status)
 
 
 def _status(found: QueueStatus) -> RenderableType:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import UUID
 
 import typer
 
 from interlock.cli.conventions import FolderOption, Output, OutputOption, YesOption, ask, command, group
-from interlock.cli.output import confirm, present, sheet
+from interlock.cli.output import confirm, console, present, sheet
 from interlock.cli.progress import watch_run
-from interlock.wire.base import RunState
+from interlock.wire.base import RunState, TaskStatus
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from interlock.wire.jobs import RunView
 
 app = group("Runs: the tasks of one submission, with one outcome.")
+
+_SAMPLE: Final = 100
+_SMALL_RESULT: Final = 1_000
 
 RunId = Annotated[UUID, typer.Argument(help="A run's id.", metavar="RUN")]
 
@@ -59,8 +63,32 @@ def watch(run_id: RunId, output: OutputOption = Output.TABLE, folder: FolderOpti
 async def follow(client: Client, run_id: UUID, output: Output) -> None:
     run = await watch_run(client, run_id, quiet=output is Output.JSON)
     present(run, output, run_sheet)
+    if output is Output.TABLE:
+        await _show_end(client, run)
     if run.state is not RunState.COMPLETED:
         raise typer.Exit(1)
+
+
+async def _show_end(client: Client, run: RunView) -> None:
+    """Prints the result of a single task, or the errors by class, and the next command."""
+    if run.counts.Failed:
+        page = await client.task_page(None, _SAMPLE, run=run.run_id, status=TaskStatus.FAILED)
+        classes = Counter(task.error_class or "unknown" for task in page.tasks)
+        counted = ", ".join(f"{number} {name}" for name, number in classes.most_common())
+        first = page.tasks[0]
+        console().print(f"errors{' (of the first 100)' if page.next_cursor else ''}: {counted}", markup=False)
+        console().print(f"{first.error_class}: {first.error_message}", style="red", markup=False)
+        console().print(f"More: interlock task logs {first.task_id}", markup=False, soft_wrap=True)
+        return
+    tasks = (await client.task_page(None, 2, run=run.run_id)).tasks
+    if len(tasks) != 1 or run.state is not RunState.COMPLETED:
+        console().print(f"More: interlock task list --run {run.run_id}", markup=False, soft_wrap=True)
+        return
+    result = bytes(tasks[0].result).decode()
+    if tasks[0].result_bytes is None and len(result) <= _SMALL_RESULT:
+        console().print(f"result: {result}", markup=False, soft_wrap=True)
+    else:
+        console().print(f"result: interlock task show {tasks[0].task_id}", markup=False, soft_wrap=True)
 
 
 @command(app, "cancel", example="interlock run cancel 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b --yes")

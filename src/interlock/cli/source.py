@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from interlock.cli.conventions import FolderOption, Output, OutputOption, ask, command, group, usage
+from interlock.cli.failures import present_with_failures
 from interlock.cli.output import present, sheet, table
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ JobName = Annotated[str, typer.Argument(help="Name of the source job.", metavar=
 @command(app, "list", example="interlock source list chain")
 def list_sources(dag: DagName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
     """Show the sources of a DAG: their state and progress."""
-    present(ask(folder, lambda client: client.sources.of_dag(dag)), output, _sources)
+    present_with_failures(folder, lambda client: client.sources.of_dag(dag), output, _sources, dag=dag)
 
 
 def _sources(listed: SourceList) -> RenderableType:

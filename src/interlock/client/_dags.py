@@ -22,6 +22,7 @@ from interlock.wire.dags import (
     DagVersionPage,
     DagVersionView,
     DagView,
+    FailureList,
     HookSecret,
     PurgeRequest,
     RollbackRequest,
@@ -90,11 +91,21 @@ class DagCalls:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    async def deploy(self, yaml: str, *, dry_run: bool = False, operators: Sequence[str] = ()) -> DagDeployed:
-        """Deploys a DAG. `operators` are the names under which your workers register operators."""
+    async def deploy(
+        self, yaml: str, *, dry_run: bool = False, operators: Sequence[str] = (), force: bool = False
+    ) -> DagDeployed:
+        """Deploys a DAG. `operators` are the names under which your workers register operators.
+
+        With `force`, it is deployed although no live worker has one of its operators.
+        """
         parameters = [("dry_run", str(dry_run).lower()), *(("operator", name) for name in operators)]
+        parameters += [("force", "true")] if force else []
         target = f"/v1/dags?{urlencode(parameters)}"
         return await self._caller.call("POST", target, DagDeployed, DagRequest(yaml=yaml))
+
+    async def failures(self, dag: str | None = None, limit: int = PAGE) -> FailureList:
+        """Returns the jobs of DAGs with tasks that are failed now."""
+        return await self._caller.call("GET", query("/v1/failures", dag=dag, limit=limit), FailureList)
 
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> DagPage:
         return await self._caller.call("GET", query("/v1/dags", cursor=cursor, limit=limit), DagPage)

@@ -20,7 +20,7 @@ from interlock.errors import BadRequest, Conflict, InvalidDag, NotFound, TooLarg
 from interlock.failpoints import failpoint
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
-from interlock.tasks.operators import Operators
+from interlock.tasks.operators import UNKNOWN, Operators
 from interlock.untrusted.bundles import Bundle, bundles_named, hold
 from interlock.wire.dags import DagDeployed, DagState, DagVersionView, PlannedJob
 
@@ -91,7 +91,9 @@ class Deployments:
         taken = {name: by_others[name] for name in dag.publish if name in by_others}
         return replace(vocabulary, datasets=frozenset(known), taken=taken)
 
-    async def deploy(self, dag: Dag, org_id: UUID, by: str, *, dry_run: bool = False) -> DagDeployed:
+    async def deploy(
+        self, dag: Dag, org_id: UUID, by: str, *, dry_run: bool = False, force: bool = False
+    ) -> DagDeployed:
         """Deploys a DAG. The content of the current version changes nothing; that of a retired one restores it."""
         for job in dag.jobs:
             columns(self._settings, job)
@@ -102,7 +104,7 @@ class Deployments:
             planned = await plan(connection, org_id, dag, change, build=not _is_there(locked.same))
             await _check_publications(connection, locked, dag)
             await hold(connection, udf_configs(dag), org_id)
-            await self._check_operators(connection, org_id, dag)
+            await self._check_operators(connection, org_id, dag, force=force, live=True)
             kinds = [(self._settings.runtime(job.runtime).kind, dict(job.config)) for job in dag.jobs]
             await check_references(connection, org_id, kinds)
             version = None if dry_run else await self._deploy(connection, locked, dag, change, org_id, by)
@@ -111,9 +113,18 @@ class Deployments:
 
         return await self._database.run(work)
 
-    async def _check_operators(self, connection: Connection, org_id: UUID, dag: Dag) -> None:
+    async def _check_operators(
+        self, connection: Connection, org_id: UUID, dag: Dag, *, force: bool = False, live: bool = False
+    ) -> None:
+        """Checks every operator. With `force`, one that no worker has is accepted, but not one that the org lacks."""
         for job in dag.jobs:
-            await self._operators.check(connection, org_id, job.runtime, job.operator, job.config, of=job.name)
+            try:
+                await self._operators.check(
+                    connection, org_id, job.runtime, job.operator, job.config, of=job.name, live=live
+                )
+            except BadRequest as error:
+                if not force or error.code != UNKNOWN:
+                    raise
 
     async def _lock(self, connection: Connection, org_id: UUID, name: str, digest: str) -> _LockedDag:
         await _sql.lock_deploys(connection, org_id=org_id)

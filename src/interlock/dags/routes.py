@@ -36,6 +36,7 @@ from interlock.wire.dags import (
     DagVersionPage,
     DagVersionView,
     DagView,
+    FailureList,
     HookAccepted,
     HookSecret,
     PausePage,
@@ -95,15 +96,33 @@ async def deploy_dag(
         list[str] | None,
         QueryParameter(name="operator", required=False, description="name of an operator that your workers register"),
     ] = None,
+    force: Annotated[
+        bool, QueryParameter(name="force", description="deploy although no live worker has one of the operators")
+    ] = False,
 ) -> DagDeployed:
     principal, deployments = principal_of(request), dags_of(request).deployments
     dag = await deployments.read(_file(request, body), principal.org_id, operator or [])
-    return await deployments.deploy(dag, principal.org_id, principal.user, dry_run=dry_run)
+    return await deployments.deploy(dag, principal.org_id, principal.user, dry_run=dry_run, force=force)
 
 
 @get("/v1/dags", guards=[user_guard], opt={"scope": "jobs:read"}, summary="DAGs, by name")
 async def list_dags(request: Http, cursor: Cursor = None, limit: Limit = 100) -> DagPage:
     return await dags_of(request).reads.dags(principal_of(request).org_id, cursor, limit)
+
+
+@get(
+    "/v1/failures",
+    guards=[user_guard],
+    opt={"scope": "tasks:read"},
+    summary="Jobs of DAGs with tasks that are failed now",
+    description="An error is over, and not listed, once its task is queued again, or its scope has another task.",
+)
+async def list_failures(
+    request: Http,
+    dag: Annotated[str | None, QueryParameter(name="dag", required=False, description="only this DAG")] = None,
+    limit: Limit = 100,
+) -> FailureList:
+    return await dags_of(request).reads.failures(principal_of(request).org_id, dag, limit)
 
 
 @get(
@@ -359,6 +378,7 @@ async def explain_scope(
 HANDLERS = [
     deploy_dag,
     list_dags,
+    list_failures,
     get_dag,
     list_dag_versions,
     get_dag_document,

@@ -24,6 +24,8 @@ from interlock.wire.dags import (
     DagVersionPage,
     DagVersionView,
     DagView,
+    Failure,
+    FailureList,
     JobChange,
     PlannedInput,
     PlannedJob,
@@ -31,6 +33,7 @@ from interlock.wire.dags import (
 from interlock.wire.jobs import DatasetRef
 
 _sql = queries(__name__, "dags")
+_failures_sql = queries(__name__, "failures")
 
 MAX_COUNTED: Final = 10_000
 
@@ -105,6 +108,28 @@ def _input(title: str, row: Row | None) -> PlannedInput:
 _refs = msgspec.json.Decoder(list[DatasetRef])
 
 
+_MOST_FAILED: Final = 100
+_FIRST_LINE: Final = 300
+
+
+def _failure(row: Row) -> Failure:
+    message = (row["error_message"] or "").strip().partition("\n")[0]
+    return Failure(
+        dag=row["dag_name"],
+        job=row["name"],
+        job_id=row["job_id"],
+        runtime=row["runtime"],
+        failing=row["failing"],
+        more=row["failing"] == _MOST_FAILED,
+        dead=row["dead"],
+        task_id=row["task_id"],
+        attempt=row["attempt"],
+        error_class=row["error_class"],
+        error_message=message[:_FIRST_LINE] or None,
+        failed_at=row["ended_at"],
+    )
+
+
 class DagReads:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -129,6 +154,11 @@ class DagReads:
             for name, versions in found.items()
         ]
         return DagPage(dags=dags, next_cursor=dags[-1].name if len(dags) == limit else None)
+
+    async def failures(self, org_id: UUID, dag: str | None, limit: int) -> FailureList:
+        async with self._database.connection() as connection:
+            rows = await _failures_sql.failures(connection, org_id=org_id, dag=dag, most=_MOST_FAILED, limit=limit)
+        return FailureList(failures=[_failure(row) for row in rows])
 
     async def dag(self, name: str, org_id: UUID) -> DagView:
         async with self._database.connection() as connection:

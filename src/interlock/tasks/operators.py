@@ -55,6 +55,9 @@ _INTERNAL: Final = frozenset({"batch_query", "buffer_load", "list_load", "run_ex
 NOT_ALLOWED: Final = "OperatorNotAllowed"
 """The error class of an attempt that was ended because of its org's limit."""
 
+UNKNOWN: Final = "unknown_operator"
+LIVE_SECONDS: Final = 60.0
+"""Workers report every 20 s. A worker that has not reported for this long has stopped."""
 _KNOWN_SECONDS: Final = 30.0
 """How long a declared name is cached."""
 _LIMITS_SECONDS: Final = 2.0
@@ -105,13 +108,17 @@ class Operators:
         config: Mapping[str, Any],
         *,
         of: str | None = None,
+        live: bool = False,
     ) -> None:
         """Raises BadRequest for a name that no worker has declared, and Forbidden for one outside the org's limit.
 
-        `of` is the name of the DAG's job, for the message.
+        `of` is the name of the DAG's job, for the message. With `live`, a worker must have reported the name within the
+        last minute.
         """
         try:
             await self._check(connection, org_id, runtime, operator, config)
+            if live:
+                await self._check_live(connection, runtime, operator, config)
         except (BadRequest, Forbidden) as error:
             raise type(error)(f"Job {of!r}: {error.detail}", code=error.code) if of else error from None
 
@@ -132,7 +139,7 @@ class Operators:
             raise BadRequest(
                 f"Operator {operator!r} needs a config like "
                 f'{{"{_NAMING[operator]}": "module:function"}}, with a function that your workers declare.',
-                code="unknown_operator",
+                code=UNKNOWN,
             )
         unknown = [names[1]] if operator in _NAMING else [] if operator in BUILT_IN else [operator]
         if queue is not None and not await self._declared(connection, queue, unknown):
@@ -140,7 +147,22 @@ class Operators:
         if queue is None and unknown:
             raise BadRequest(
                 f"Runtime {runtime!r} has no operator {unknown[0]!r}: it runs built-in operators only.",
-                code="unknown_operator",
+                code=UNKNOWN,
+            )
+
+    async def _check_live(self, connection: Connection, runtime: str, operator: str, config: Mapping[str, Any]) -> None:
+        queue = self._queue(runtime)
+        names = named_in(operator, config)[-1:] if operator in _NAMING else [operator]
+        names = [name for name in names if name not in BUILT_IN]
+        if queue is None or not names:
+            return
+        rows = await _sql.declared_operators(connection, queue=queue, names=names, seconds=LIVE_SECONDS)
+        if not rows:
+            raise BadRequest(
+                f"No running worker of runtime {runtime!r} can import the operator {names[0]!r}. Workers that could have "
+                "stopped, or were restarted without its folder: start one with it (interlock up --operators DIR, or "
+                f"interlock serve worker --runtime {runtime} --operators DIR), or deploy with --force.",
+                code=UNKNOWN,
             )
 
     async def check_job(self, connection: Connection, job: Row) -> None:
@@ -176,7 +198,7 @@ class Operators:
             f"{what}{meant} Decorate the function with @operator, and start a worker with its folder or module: "
             f"interlock serve worker --runtime {runtime} --operators DIR_OR_MODULE. `interlock up` uses the folder it "
             "was started in.",
-            code="unknown_operator",
+            code=UNKNOWN,
         )
 
     async def short_names(self, connection: Connection) -> list[str]:

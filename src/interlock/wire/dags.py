@@ -244,6 +244,31 @@ class DagView(Reply, frozen=True, kw_only=True):
     """Progress of the jobs that are being built."""
 
 
+class Failure(Reply, frozen=True, kw_only=True):
+    """A job of a DAG with tasks that are failed now. The error is that of the newest of them."""
+
+    dag: str
+    job: str
+    job_id: UUID
+    runtime: str
+    failing: int
+    """Failed tasks, dead or waiting for a retry, among the newest 100 failed ones."""
+    more: bool
+    """True if there may be more."""
+    dead: int
+    """Failed tasks without attempts left."""
+    task_id: UUID
+    attempt: int
+    error_class: str | None
+    error_message: str | None
+    """The first line."""
+    failed_at: datetime | None
+
+
+class FailureList(Reply, frozen=True, kw_only=True):
+    failures: list[Failure]
+
+
 class DagDocument(Reply, frozen=True, kw_only=True):
     """A deployed version in canonical form. A file with this content deploys the same version."""
 

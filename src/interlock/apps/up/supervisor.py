@@ -11,6 +11,7 @@ requests fail; the next gateway serves the connections that arrived in between.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,7 @@ _LISTENERS: Final = {"gateway": "gateway", "dispatcher": "internal"}
 _CHECK_SECONDS: Final = 0.5
 _TRIM_LOGS_EVERY: Final = 120
 """Number of server checks between two trims of the server logs."""
+_FAILURES_SECONDS: Final = 5.0
 _READY_SECONDS: Final = 60.0
 _LISTENER_GRACE_SECONDS: Final = 15.0
 _WORKER_GRACE_SECONDS: Final = 35.0
@@ -109,6 +111,7 @@ class Supervisor:
     _foundation: Foundation | None = None
     _prepared: asyncio.Event = field(default_factory=asyncio.Event)
     _loops: list[asyncio.Task[None]] = field(default_factory=list)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     # Start
 
@@ -131,6 +134,7 @@ class Supervisor:
         self._keep_alive([*self.schedulers, *self.workers])
         started = self._started(foundation)
         self._write_endpoints(started)
+        self._loops.append(asyncio.create_task(self._show_failures(started), name="failures"))
         return replace(started, sign_in_url=await foundation.sign_in_url())
 
     def _load_foundation(self) -> Foundation:
@@ -161,6 +165,27 @@ class Supervisor:
         if self._foundation is None:
             raise RuntimeError("call start() first")
         return self._foundation
+
+    async def _show_failures(self, started: Started) -> None:
+        """Logs a line when a job of a DAG begins to fail, and when it no longer does."""
+        from interlock.client import Client
+
+        known: set[str] = set()
+        async with Client(started.gateway, started.admin_key, verify=False, patience=1.0) as client:
+            while not self._stopping.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), _FAILURES_SECONDS)
+                try:
+                    found = {f"{one.dag}/{one.job}": one for one in (await client.dags.failures()).failures}
+                except InterlockError:
+                    continue  # the gateway restarts
+                for name in found.keys() - known:
+                    one = found[name]
+                    more = f"interlock task logs {one.task_id}"
+                    log.warning("job.failing", job=name, error=one.error_class, message=one.error_message, more=more)
+                for name in known - found.keys():
+                    log.info("job.no_longer_failing", job=name)
+                known = set(found)
 
     def _started(self, foundation: Foundation) -> Started:
         urls, credentials = foundation.servers.urls, foundation.credentials
@@ -346,6 +371,7 @@ class Supervisor:
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Stops workers first, so that they can release tasks while the dispatcher listens, and the stores last."""
+        self._stopping.set()
         await asyncio.gather(*(worker.stop(hurry) for worker in (*self.workers, *self.runners)))
         await asyncio.gather(*(child.stop(hurry) for child in (*self.listeners, *self.queries, *self.schedulers)))
         for outcome in await asyncio.gather(*self._loops, return_exceptions=True):
