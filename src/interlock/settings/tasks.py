@@ -129,6 +129,11 @@ class Tasks(Area):
         description="Folders and Python modules with operators that a worker runs, in addition to --operators; empty: "
         "only the built-in operators, and with `interlock up` also those of the folder in which it is started.",
     )
+    reload: bool | None = Field(
+        None,
+        description="A worker whose operator files were edited runs the next task with the new code. Unset: on with "
+        "`interlock up`, off with `interlock serve worker`, which reloads on SIGHUP.",
+    )
     operator_hours: float = Field(
         168.0,
         gt=0,

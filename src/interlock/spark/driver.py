@@ -36,6 +36,7 @@ from interlock.wire.attempts import Event, Output, TaskData
 from interlock.workers import catalogue, confinement, protocol
 from interlock.workers.child_runtime import Lines, LineSink, encoded, keep_logging, raised, wait_for_the_wrapper
 from interlock.workers.context import PROGRESS_TEXT, TaskCanceled, TaskFailed, plain
+from interlock.workers.edits import LoadedCode
 from interlock.workers.failures import SparkStopped
 from interlock.workers.operators import SPARK_MAP
 from interlock.workers.process import EXIT_SPARK_DIED
@@ -167,6 +168,8 @@ class Driver:
     def __init__(self, work: int, reports: int, result_limit: int, scratch: Path) -> None:
         self._work, self._reports = work, reports
         self._result_limit, self._scratch = result_limit, scratch
+        self.code: LoadedCode | None = None
+        """Set if tasks must not run with code that was edited since."""
         self._frames = protocol.for_driver()
         self._outbox: SimpleQueue[protocol.ToWrapper] = SimpleQueue()
         self._options: protocol.SparkOptions | None = None
@@ -210,6 +213,9 @@ class Driver:
     # The session
 
     def _begin(self, work: protocol.Work, tasks: list[protocol.Assignment]) -> None:
+        if self.code is not None and self.code.edited():
+            self.report(protocol.Outdated([task.slot for task in tasks]))
+            return
         batch = [self._entered(work, task) for task in tasks]
         for running in batch:
             running.batch = batch
@@ -488,6 +494,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--operators", action="append", default=[])
     parser.add_argument("--hidden", action="append", default=[], type=Path)
     parser.add_argument("--kept", action="append", default=[], type=Path)
+    parser.add_argument("--reload", action="store_true")
     parser.add_argument("modules", nargs="*")
     return parser.parse_args()
 
@@ -508,6 +515,7 @@ def main() -> NoReturn:
     given = catalogue.sources(asked.operators)
     catalogue.extend_search_path(given)
     operators.give(given)
+    driver.code = LoadedCode(given) if asked.reload else None
     for module in asked.modules:
         importlib.import_module(module)
     driver.serve()

@@ -159,9 +159,9 @@ class Operators:
         rows = await _sql.declared_operators(connection, queue=queue, names=names, seconds=LIVE_SECONDS)
         if not rows:
             raise BadRequest(
-                f"No running worker of runtime {runtime!r} can import the operator {names[0]!r}. Workers that could have "
-                "stopped, or were restarted without its folder: start one with it (interlock up --operators DIR, or "
-                f"interlock serve worker --runtime {runtime} --operators DIR), or deploy with --force.",
+                f"No running worker of runtime {runtime!r} can import the operator {names[0]!r}. Workers that could "
+                "have stopped, or were restarted without its folder: start one with interlock up --operators DIR, or "
+                f"interlock serve worker --runtime {runtime} --operators DIR, or deploy with --force.",
                 code=UNKNOWN,
             )
 

@@ -161,6 +161,7 @@ class Catalogue:
         parts = _NAME.fullmatch(name)
         if parts is None:
             return self._by_short_name(name)
+        self._require_syntax(parts["module"])
         module, function = parts["module"], parts["function"]
         for source in self.sources:
             for file in _files_of(source, module):
@@ -170,6 +171,13 @@ class Catalogue:
         if time.monotonic() - self._scanned_at > RESCAN_SECONDS:
             self._scan()  # to suggest the nearest names
         return None
+
+    def _require_syntax(self, module: str) -> None:
+        """Raises OperatorNotFound with the line of the mistake, for a module that Python cannot read."""
+        for source in self.sources:
+            for file in _files_of(source, module):
+                if (mistake := _mistake_in(file, *_stamp(file))) is not None:
+                    raise OperatorNotFound(f"{module!r} cannot be loaded: {mistake}. Correct the file.")
 
     def _by_short_name(self, name: str) -> Declared | None:
         found = self._declared.get(name)
@@ -316,6 +324,15 @@ def _is_own_file(file: Path, search_path: Path) -> bool:
     return real.is_relative_to(search_path) and not platform
 
 
+def is_own_module(file: Path, search_path: Path) -> bool:
+    """Returns True for a file of the user's code below a folder: no installed package, and not the platform's."""
+    if not file.is_relative_to(search_path) or file.suffix != ".py":
+        return False
+    parts = file.relative_to(search_path).parts
+    platform = file.is_relative_to(_PLATFORM) and not file.is_relative_to(_EXAMPLES)
+    return not platform and not any(part in _SKIPPED or part.startswith(".") for part in parts)
+
+
 def _stamp(file: Path) -> tuple[int, int, int]:
     """Returns a value that changes with the content of the file."""
     try:
@@ -342,6 +359,18 @@ def _declared_in(file: Path, module: str, *_stamp: int) -> tuple[Declared, ...]:
                 if (what := _declaration(decorator, node.name)) is not None:
                     found[node.name] = Declared(module, node.name, what[0], what[1], file)
     return tuple(found.values())
+
+
+@lru_cache(maxsize=MAX_ENTRIES)
+def _mistake_in(file: Path, *_stamp: int) -> str | None:
+    """Returns file, line and message of a syntax error."""
+    try:
+        ast.parse(file.read_bytes(), str(file))
+    except SyntaxError as error:
+        return f"{error.msg} ({file}, line {error.lineno})"
+    except (OSError, ValueError, RecursionError, MemoryError):
+        return None  # the import reports it
+    return None
 
 
 def _declaration(decorator: ast.expr, function: str) -> tuple[Kind, str | None] | None:
@@ -372,10 +401,12 @@ class OperatorReports:
         queue: str,
         worker_id: str,
         on_change: Callable[[], None] = lambda: None,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         """`on_change` is called before a report if operators were added or removed since the last one."""
         self._client, self._catalogue, self._on_change = client, catalogue, on_change
         self._queue, self._worker_id = queue, worker_id
+        self._look_seconds = look_seconds
         self._reported: list[str] | None = None
         self._reported_at = 0.0
 
@@ -384,7 +415,7 @@ class OperatorReports:
             began = time.monotonic()
             await self.run_once()
             # Large folders are scanned less often: scans take at most a twentieth of a core.
-            await asyncio.sleep(max(LOOK_SECONDS, 20 * (time.monotonic() - began)))
+            await asyncio.sleep(max(self._look_seconds, 20 * (time.monotonic() - began)))
 
     async def run_once(self) -> None:
         """Reports if the operators changed, or if the last report is old."""

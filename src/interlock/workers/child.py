@@ -28,6 +28,7 @@ from interlock.wire.attempts import Event
 from interlock.workers import catalogue, confinement, operators, protocol
 from interlock.workers.child_runtime import Lines, encoded, keep_logging, raised, wait_for_the_wrapper
 from interlock.workers.context import TaskCanceled, TaskContext, TaskFailed
+from interlock.workers.edits import LoadedCode
 from interlock.workers.process import EXIT_OUT_OF_MEMORY
 
 READ = 1 << 18
@@ -45,6 +46,9 @@ class Child:
     def __init__(self, work: int, control: int, reports: int, result_limit: int) -> None:
         self._work, self._control, self._reports = work, control, reports
         self._result_limit = result_limit
+        self.code: LoadedCode | None = None
+        """Set if tasks must not run with code that was edited since."""
+        self._outdated = False
         self._frames = protocol.for_child()
         self._waiting: deque[tuple[protocol.Work, protocol.Assignment]] = deque()
         self._answers: dict[int, protocol.EmitAnswered] = {}
@@ -73,6 +77,11 @@ class Child:
     # Running a task
 
     def _execute(self, work: protocol.Work, task: protocol.Assignment) -> None:
+        if self._is_outdated():
+            slots = [task.slot, *(waiting.slot for _, waiting in self._waiting)]
+            self._waiting.clear()
+            self.report(protocol.Outdated(slots))
+            return
         self.slot = task.slot
         self._answers.clear()
         outcome: protocol.ToWrapper
@@ -86,6 +95,11 @@ class Child:
         sys.stdout.flush()
         sys.stderr.flush()
         self.report(outcome)
+
+    def _is_outdated(self) -> bool:
+        if self.code is not None and not self._outdated:
+            self._outdated = self.code.edited()
+        return self._outdated
 
     def _attempt(self, work: protocol.Work, task: protocol.Assignment) -> protocol.ToWrapper:
         start = time.perf_counter()
@@ -217,6 +231,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--operators", action="append", default=[])
     parser.add_argument("--hidden", action="append", default=[], type=Path)
     parser.add_argument("--kept", action="append", default=[], type=Path)
+    parser.add_argument("--reload", action="store_true")
     parser.add_argument("modules", nargs="*")
     return parser.parse_args()
 
@@ -237,6 +252,7 @@ def main() -> NoReturn:
     given = catalogue.sources(asked.operators)
     catalogue.extend_search_path(given)
     operators.give(given)
+    child.code = LoadedCode(given) if asked.reload else None
     for module in asked.modules:
         importlib.import_module(module)
     gc.freeze()

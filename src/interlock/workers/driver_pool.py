@@ -202,6 +202,8 @@ class DriverPool(WorkPool):
                 # A thread that was given up may still answer.
                 if (held := driver.assigned.pop(message.slot, None)) is not None:
                     self._answered(held, message)
+            case protocol.Outdated():
+                self._edited(driver, message.slots)
             case protocol.Progressed():
                 self._progressed(message)
             case protocol.Emit():
@@ -217,6 +219,21 @@ class DriverPool(WorkPool):
                 driver.spend()
             case protocol.SparkDied():
                 driver.spark_died(message.returncode)
+
+    def _edited(self, driver: DriverProcess, slots: list[int]) -> None:
+        """Queues tasks that a driver with old code has not started. The next driver gets them."""
+        log.info("worker.code_edited", pid=driver.pid)
+        driver.spend()
+        back = [held for slot in slots if (held := driver.assigned.pop(slot, None)) is not None]
+        for held in back:
+            if held.cancel or held.lost:
+                self._drop(held)
+                self._end(held, held.canceled())
+        live = [held for held in back if not held.ended]
+        if self._draining.is_set():
+            self._release(live)
+        else:
+            self.queue.extendleft(reversed(live))
 
     def _answered(self, held: Held, message: protocol.Finished | protocol.Raised | protocol.Stopped) -> None:
         self._drop(held)

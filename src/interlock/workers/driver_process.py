@@ -102,6 +102,8 @@ class DriverLaunch:
     """Files and folders that operators cannot open."""
     kept: tuple[str, ...] = ()
     """Folders inside the hidden ones that operators can use."""
+    reload: bool = False
+    """Tasks run with the operators' current files, in a new process if they were edited."""
     environment: tuple[str, ...] = ()
     """Names of further variables for the environment of the process itself."""
     data_url: str | None = field(default=None, repr=False)
@@ -120,6 +122,7 @@ class DriverLaunch:
         flags += [part for given in self.operators if key != PLATFORM for part in ("--operators", given)]
         flags += [part for path in self.hidden for part in ("--hidden", path)]
         flags += [part for path in self.kept for part in ("--kept", path)]
+        flags += ["--reload"] if self.reload else []
         modules = () if key == PLATFORM else self.modules
         return [*process.python("interlock.spark.driver"), *flags, "--scratch", str(scratch), *modules]
 

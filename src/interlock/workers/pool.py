@@ -180,6 +180,10 @@ class Pool(WorkPool):
                 self._end(held, held.canceled())
             case protocol.GivenBack():
                 self._take_back(child.given_back(message.slots))
+            case protocol.Outdated():
+                log.info("worker.code_edited", pid=child.pid)
+                child.stale = True
+                self._take_back(child.given_back(message.slots))
             case protocol.Progressed():
                 self._progressed(message)
             case protocol.Emit():

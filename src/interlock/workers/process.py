@@ -199,6 +199,8 @@ class Launch:
     """Files and folders that operators cannot open."""
     kept: tuple[str, ...] = ()
     """Folders inside the hidden ones that operators can use."""
+    reload: bool = False
+    """Tasks run with the operators' current files, in a new process if they were edited."""
     environment: tuple[str, ...] = ()
     """Names of further variables for the environment of the process itself."""
     data_url: str | None = field(default=None, repr=False)
@@ -223,6 +225,7 @@ class Launch:
         flags += [part for given in self.operators for part in ("--operators", given)]
         flags += [part for path in self.hidden for part in ("--hidden", path)]
         flags += [part for path in self.kept for part in ("--kept", path)]
+        flags += ["--reload"] if self.reload else []
         return [*python("interlock.workers.child"), *flags, *self.modules]
 
 

@@ -139,6 +139,12 @@ class Traced(Struct, array_like=True, tag=16, frozen=True):
     text: str
 
 
+class Outdated(Struct, array_like=True, tag=17, frozen=True):
+    """Slots that the process has not started because its code was edited. It starts no others."""
+
+    slots: list[int]
+
+
 # Only for the driver of a Spark session. Unlike a child, it runs its slots concurrently and answers them in any order.
 # Its main thread does nothing but read, so control messages need no separate pipe and no signal.
 
@@ -180,7 +186,20 @@ class SparkDied(Struct, array_like=True, tag=15, frozen=True):
 
 ToChild = Assign | EmitAnswered
 ToDriver = Assign | EmitAnswered | SparkOptions | Stop | Hold
-ToWrapper = Ready | Finished | Raised | Stopped | GivenBack | Progressed | Emit | Printed | Traced | Spent | SparkDied
+ToWrapper = (
+    Ready
+    | Finished
+    | Raised
+    | Stopped
+    | GivenBack
+    | Progressed
+    | Emit
+    | Printed
+    | Traced
+    | Outdated
+    | Spent
+    | SparkDied
+)
 
 T = TypeVar("T")
 

@@ -168,7 +168,7 @@ class Redaction:
                 return replace(message, error_class=own.text(message.error_class), message=own.text(message.message))
             case protocol.Stopped():
                 self._by_slot.pop(message.slot, None)
-            case protocol.GivenBack():
+            case protocol.GivenBack() | protocol.Outdated():
                 for slot in message.slots:
                     self._by_slot.pop(slot, None)
             case protocol.Progressed():

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
@@ -27,7 +27,7 @@ from interlock.errors import ConfigurationError, InterlockError
 from interlock.processes import linux
 from interlock.settings import Runtime, RuntimeKind, Settings, config_file
 from interlock.workers import catalogue, confinement
-from interlock.workers.catalogue import OperatorReports
+from interlock.workers.catalogue import LOOK_SECONDS, OperatorReports
 from interlock.workers.claimed_tasks import NONE, Pace, Variables
 from interlock.workers.confinement import NOT_CONFINED, OF_ROOT
 from interlock.workers.driver_pool import DriverPool
@@ -47,6 +47,8 @@ LAST_REPORTS_SECONDS = 30.0
 """Time for which a worker that shuts down retries its last reports while the dispatcher is unavailable."""
 
 OUTAGE_LINE_SECONDS = 10.0
+RELOAD_LOOK_SECONDS = 0.5
+"""Interval of the search for new operators while their files are being edited."""
 
 
 class Worker:
@@ -83,6 +85,12 @@ class Worker:
         self._cancel_grace = cancel_grace
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._renew: Callable[[], None] = lambda: None
+
+    def reload(self) -> None:
+        """Loads the operators' files again: new processes run the next tasks, running ones finish in theirs."""
+        log.info("worker.reload", worker_id=self.worker_id)
+        self._renew()
 
     def request_drain(self) -> None:
         """Starts a graceful shutdown: takes no new work, and finishes or releases the rest before `run` returns.
@@ -104,7 +112,9 @@ class Worker:
         lease = self._runtime.lease_seconds
         pool, watch = self._spark_pool(client, pace, reporter) if self._on_spark else self._pool(pace, reporter)
         declared = catalogue_of(self._sources, spark=self._on_spark)
-        reports = OperatorReports(client, declared, self._runtime.queue, self.worker_id, lambda: _renew(pool))
+        self._renew = lambda: _renew(pool)
+        look = RELOAD_LOOK_SECONDS if self._settings.reload else LOOK_SECONDS
+        reports = OperatorReports(client, declared, self._runtime.queue, self.worker_id, self._renew, look)
         puller = Puller(client, pool, pace, reporter, self._runtime.queue, self.worker_id)
         if not confinement.is_possible():
             log.warning("worker.operators_not_confined", effect=NOT_CONFINED)
@@ -144,6 +154,7 @@ class Worker:
             operators=tuple(source.text for source in self._sources),
             hidden=_hidden(settings),
             kept=_kept(settings),
+            reload=bool(settings.reload),
             environment=self._environment,
             variables=self._variables,
             data_url=_data_url(settings, self._runtime),
@@ -173,6 +184,7 @@ class Worker:
             operators=tuple(source.text for source in self._sources),
             hidden=_hidden(settings),
             kept=_kept(settings),
+            reload=bool(settings.reload),
             environment=self._environment,
             variables=self._variables,
             data_url=_data_url(settings, self._runtime),
@@ -320,7 +332,10 @@ async def main(
     environment: Sequence[str] = (),
     variables: Variables = NONE,
 ) -> None:
-    """Runs a worker as the main program. SIGTERM and SIGINT drain it; a second signal releases running tasks."""
+    """Runs a worker as the main program. SIGTERM and SIGINT drain it; a second signal releases running tasks.
+
+    SIGHUP makes it load the operators' files again.
+    """
     hide_memory()
     worker = Worker(
         settings,
@@ -335,4 +350,5 @@ async def main(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.request_drain)
+    loop.add_signal_handler(signal.SIGHUP, worker.reload)
     await worker.run()

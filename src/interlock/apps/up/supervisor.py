@@ -301,6 +301,7 @@ class Supervisor:
             settings = {
                 "INTERLOCK_INTERNAL_URL": foundation.url("internal"),
                 "INTERLOCK_WORKER_TOKEN": foundation.credentials.worker_token,
+                "INTERLOCK_RELOAD": str(self.settings.reload is not False).lower(),
             }
             if runtime in _USES_DATA_DATABASE:
                 settings["INTERLOCK_DATA_URL"] = foundation.servers.urls.data
