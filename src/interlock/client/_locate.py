@@ -50,6 +50,11 @@ def _secret(settings: Settings, given: SecretStr | None, name: str, variable: st
 def _left(settings: Settings, file: str, name: str, variable: str) -> str:
     path = settings.dir / file
     value = _read(path).get(name)
+    if not value and file == ENDPOINTS:
+        raise ConfigurationError(
+            f"Interlock is not running in {settings.dir}: interlock up. For one that runs elsewhere set {variable}, or "
+            "pass the --dir with which it was started."
+        )
     if not value:
         raise ConfigurationError(
             f"{path} has no {name}: set {variable}, or pass the --dir with which `interlock up` was started."

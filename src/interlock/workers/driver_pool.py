@@ -208,10 +208,8 @@ class DriverPool(WorkPool):
                 self._progressed(message)
             case protocol.Emit():
                 self._emit(driver, message)
-            case protocol.Printed():
-                self._show(driver, message.slot or _only(driver), message.stream, message.line)
-            case protocol.Traced():
-                self._traced(driver, message)
+            case protocol.Printed() | protocol.Traced():
+                self._keep(driver, message)
             case protocol.Ready():
                 driver.ready, self._failed_starts = True, 0
             case protocol.Spent():
@@ -219,6 +217,12 @@ class DriverPool(WorkPool):
                 driver.spend()
             case protocol.SparkDied():
                 driver.spark_died(message.returncode)
+
+    def _keep(self, driver: DriverProcess, message: protocol.Printed | protocol.Traced) -> None:
+        if isinstance(message, protocol.Traced):
+            self._traced(driver, message)
+        else:
+            self._show(driver, message.slot or _only(driver), message.stream, message.line)
 
     def _edited(self, driver: DriverProcess, slots: list[int]) -> None:
         """Queues tasks that a driver with old code has not started. The next driver gets them."""

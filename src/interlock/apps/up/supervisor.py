@@ -132,6 +132,8 @@ class Supervisor:
         self.runners = [self._runner()] if foundation.runner else []
         self._keep_alive(self.runners)
         self._keep_alive([*self.schedulers, *self.workers])
+        for child in self.queries:
+            await self._wait_until_ready(child)
         started = self._started(foundation)
         self._write_endpoints(started)
         self._loops.append(asyncio.create_task(self._show_failures(started), name="failures"))
@@ -146,7 +148,9 @@ class Supervisor:
         self._loops += [asyncio.create_task(child.run(), name=child.name) for child in children]
 
     async def _wait_until_ready(self, child: SupervisedChild) -> None:
-        answering = asyncio.create_task(self._prepared_foundation.wait_until_healthy(_LISTENERS[child.name]))
+        answering = asyncio.create_task(
+            self._prepared_foundation.wait_until_healthy(_LISTENERS.get(child.name, child.name))
+        )
         failing = asyncio.create_task(child.failed())
         try:
             done, _ = await asyncio.wait(
