@@ -139,7 +139,7 @@ class Operators:
             raise BadRequest(
                 f"Operator {operator!r} needs a config like "
                 f'{{"{_NAMING[operator]}": "module:function"}}, with a function that your workers declare.',
-                code=UNKNOWN,
+                code="unknown_operator",
             )
         unknown = [names[1]] if operator in _NAMING else [] if operator in BUILT_IN else [operator]
         if queue is not None and not await self._declared(connection, queue, unknown):
@@ -147,7 +147,7 @@ class Operators:
         if queue is None and unknown:
             raise BadRequest(
                 f"Runtime {runtime!r} has no operator {unknown[0]!r}: it runs built-in operators only.",
-                code=UNKNOWN,
+                code="unknown_operator",
             )
 
     async def _check_live(self, connection: Connection, runtime: str, operator: str, config: Mapping[str, Any]) -> None:
@@ -162,7 +162,7 @@ class Operators:
                 f"No running worker of runtime {runtime!r} can import the operator {names[0]!r}. Workers that could "
                 "have stopped, or were restarted without its folder: start one with interlock up --operators DIR, or "
                 f"interlock serve worker --runtime {runtime} --operators DIR, or deploy with --force.",
-                code=UNKNOWN,
+                code="unknown_operator",
             )
 
     async def check_job(self, connection: Connection, job: Row) -> None:
@@ -198,7 +198,7 @@ class Operators:
             f"{what}{meant} Decorate the function with @operator, and start a worker with its folder or module: "
             f"interlock serve worker --runtime {runtime} --operators DIR_OR_MODULE. `interlock up` uses the folder it "
             "was started in.",
-            code=UNKNOWN,
+            code="unknown_operator",
         )
 
     async def short_names(self, connection: Connection) -> list[str]:

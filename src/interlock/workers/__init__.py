@@ -22,6 +22,7 @@ PUBLIC = (
     "child_runtime",
     "confinement",
     "context",
+    "edits",
     "failures",
     "operator_requests",
     "operators",
