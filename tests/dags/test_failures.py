@@ -12,7 +12,7 @@ from tests.support.system import System
 
 
 async def failures(system: System, **parameters: str) -> list[dict[str, Any]]:
-    reply = await system.user("GET", "/v1/failures", params=parameters)
+    reply = await system.user("GET", "/v1/failing-jobs", params=parameters)
     assert reply.status_code == 200, reply.text
     found: list[dict[str, Any]] = reply.json()["failures"]
     return found

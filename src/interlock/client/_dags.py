@@ -105,7 +105,7 @@ class DagCalls:
 
     async def failures(self, dag: str | None = None, limit: int = PAGE) -> FailureList:
         """Returns the jobs of DAGs with tasks that are failed now."""
-        return await self._caller.call("GET", query("/v1/failures", dag=dag, limit=limit), FailureList)
+        return await self._caller.call("GET", query("/v1/failing-jobs", dag=dag, limit=limit), FailureList)
 
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> DagPage:
         return await self._caller.call("GET", query("/v1/dags", cursor=cursor, limit=limit), DagPage)

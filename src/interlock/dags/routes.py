@@ -111,7 +111,7 @@ async def list_dags(request: Http, cursor: Cursor = None, limit: Limit = 100) ->
 
 
 @get(
-    "/v1/failures",
+    "/v1/failing-jobs",
     guards=[user_guard],
     opt={"scope": "tasks:read"},
     summary="Jobs of DAGs with tasks that are failed now",
