@@ -60,6 +60,7 @@ async def test_dead_letter_is_listed_until_its_scope_is_done(still: System, cloc
         await still.pass_of("retries")
         await fail(still, task_id)
     assert [one["dead"] for one in await failures(still)] == [1]
+    dags.producers.clear()  # the capability token of the first one has expired
     await dags.report("chain", "follow", (0, 9))
     await dags.route()
     await dags.work("chain", "derive")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire.dags import Failure
+    from interlock.wire.dags import FailingJob
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def present_with_failures(
     dag: str | None = None,
 ) -> None:
     """Prints what `read` returns and, for people, the jobs that fail now with the command that shows more."""
-    failures: list[Failure] = []
+    failures: list[FailingJob] = []
 
     async def work(client: Client) -> T:
         found = await read(client)
@@ -43,7 +43,7 @@ def present_with_failures(
         console().print(line(failure), style="red", markup=False, soft_wrap=True)
 
 
-def line(failure: Failure) -> str:
+def line(failure: FailingJob) -> str:
     tasks = f"{failure.failing}{'+' if failure.more else ''} failed task{'' if failure.failing == 1 else 's'}"
     why = ": ".join(filter(None, (failure.error_class, failure.error_message)))
     return f"{failure.dag}/{failure.job}: {tasks}, {why or 'no message'} · interlock task logs {failure.task_id}"

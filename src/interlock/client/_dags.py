@@ -22,7 +22,7 @@ from interlock.wire.dags import (
     DagVersionPage,
     DagVersionView,
     DagView,
-    FailureList,
+    FailingJobs,
     HookSecret,
     PurgeRequest,
     RollbackRequest,
@@ -103,9 +103,9 @@ class DagCalls:
         target = f"/v1/dags?{urlencode(parameters)}"
         return await self._caller.call("POST", target, DagDeployed, DagRequest(yaml=yaml))
 
-    async def failures(self, dag: str | None = None, limit: int = PAGE) -> FailureList:
+    async def failures(self, dag: str | None = None, limit: int = PAGE) -> FailingJobs:
         """Returns the jobs of DAGs with tasks that are failed now."""
-        return await self._caller.call("GET", query("/v1/failing-jobs", dag=dag, limit=limit), FailureList)
+        return await self._caller.call("GET", query("/v1/failing-jobs", dag=dag, limit=limit), FailingJobs)
 
     async def page(self, cursor: str | None = None, limit: int = PAGE) -> DagPage:
         return await self._caller.call("GET", query("/v1/dags", cursor=cursor, limit=limit), DagPage)

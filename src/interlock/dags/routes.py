@@ -36,7 +36,7 @@ from interlock.wire.dags import (
     DagVersionPage,
     DagVersionView,
     DagView,
-    FailureList,
+    FailingJobs,
     HookAccepted,
     HookSecret,
     PausePage,
@@ -117,11 +117,11 @@ async def list_dags(request: Http, cursor: Cursor = None, limit: Limit = 100) ->
     summary="Jobs of DAGs with tasks that are failed now",
     description="An error is over, and not listed, once its task is queued again, or its scope has another task.",
 )
-async def list_failures(
+async def list_failing_jobs(
     request: Http,
     dag: Annotated[str | None, QueryParameter(name="dag", required=False, description="only this DAG")] = None,
     limit: Limit = 100,
-) -> FailureList:
+) -> FailingJobs:
     return await dags_of(request).reads.failures(principal_of(request).org_id, dag, limit)
 
 
@@ -378,7 +378,7 @@ async def explain_scope(
 HANDLERS = [
     deploy_dag,
     list_dags,
-    list_failures,
+    list_failing_jobs,
     get_dag,
     list_dag_versions,
     get_dag_document,

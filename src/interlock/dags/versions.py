@@ -24,8 +24,8 @@ from interlock.wire.dags import (
     DagVersionPage,
     DagVersionView,
     DagView,
-    Failure,
-    FailureList,
+    FailingJob,
+    FailingJobs,
     JobChange,
     PlannedInput,
     PlannedJob,
@@ -112,9 +112,9 @@ _MOST_FAILED: Final = 100
 _FIRST_LINE: Final = 300
 
 
-def _failure(row: Row) -> Failure:
+def _failure(row: Row) -> FailingJob:
     message = (row["error_message"] or "").strip().partition("\n")[0]
-    return Failure(
+    return FailingJob(
         dag=row["dag_name"],
         job=row["name"],
         job_id=row["job_id"],
@@ -155,10 +155,10 @@ class DagReads:
         ]
         return DagPage(dags=dags, next_cursor=dags[-1].name if len(dags) == limit else None)
 
-    async def failures(self, org_id: UUID, dag: str | None, limit: int) -> FailureList:
+    async def failures(self, org_id: UUID, dag: str | None, limit: int) -> FailingJobs:
         async with self._database.connection() as connection:
             rows = await _failures_sql.failures(connection, org_id=org_id, dag=dag, most=_MOST_FAILED, limit=limit)
-        return FailureList(failures=[_failure(row) for row in rows])
+        return FailingJobs(failures=[_failure(row) for row in rows])
 
     async def dag(self, name: str, org_id: UUID) -> DagView:
         async with self._database.connection() as connection:

@@ -244,7 +244,7 @@ class DagView(Reply, frozen=True, kw_only=True):
     """Progress of the jobs that are being built."""
 
 
-class Failure(Reply, frozen=True, kw_only=True):
+class FailingJob(Reply, frozen=True, kw_only=True):
     """A job of a DAG with tasks that are failed now. The error is that of the newest of them."""
 
     dag: str
@@ -265,8 +265,8 @@ class Failure(Reply, frozen=True, kw_only=True):
     failed_at: datetime | None
 
 
-class FailureList(Reply, frozen=True, kw_only=True):
-    failures: list[Failure]
+class FailingJobs(Reply, frozen=True, kw_only=True):
+    failures: list[FailingJob]
 
 
 class DagDocument(Reply, frozen=True, kw_only=True):
