@@ -10,7 +10,7 @@ order by c.relname;
 
 -- name: wait_briefly!
 -- For a VACUUM that works on the table: a longer wait would cancel it.
-set local lock_timeout = '50ms';
+select set_config('lock_timeout', '50ms', true);
 
 -- name: forget_count!
 select pg_clear_relation_stats('interlock', :name::text);
