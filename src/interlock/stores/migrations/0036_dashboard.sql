@@ -1,4 +1,4 @@
--- The dashboard: sessions, bulk operations, counts by minute, what workers report, search by name.
+-- The dashboard: sessions, bulk operations, counts by minute, search by name.
 
 -- Sessions of people in the dashboard. Each belongs to an API key, or to a member of an org, and has no rights of its
 -- own: each request reads those that the key or the member has at that moment.
@@ -71,13 +71,8 @@ create index minute_counts_age on interlock.minute_counts ((minute at time zone 
 
 create index attempts_failed on interlock.attempts (ended_at) where outcome in ('Failed', 'LeaseExpired', 'TimedOut');
 
--- What a worker reports about itself, and whether it is to get no more tasks.
-alter table interlock.workers
-    add column version  text,
-    add column held     int,
-    add column draining boolean not null default false;
-
--- Names by their beginning, for the search box.
-create index jobs_by_prefix on interlock.jobs (org_id, name collate "C") where deleted_at is null;
+-- Names by their beginning, for the search box. The org is an expression in the index of jobs, so that no plan reads all
+-- jobs of an org for one of them.
+create index jobs_by_prefix on interlock.jobs ((org_id::text), name collate "C") where deleted_at is null;
 create index dags_by_prefix on interlock.dags (org_id, name collate "C");
 create index publications_by_prefix on interlock.publications (org_id, name collate "C");

@@ -13,7 +13,7 @@ where org_id = :org_id and job_id = :id and deleted_at is null;
 -- name: jobs_by_name
 -- The prefix as a range, in the order of the index, which compares bytes.
 select job_id as id, dag_name, name, operator as detail from interlock.jobs
-where org_id = :org_id and name collate "C" >= :prefix and name collate "C" < :prefix || U&'\+10FFFF'
+where org_id = :org_id and org_id::text = :org_id::uuid::text and name collate "C" >= :prefix and name collate "C" < :prefix || U&'\+10FFFF'
   and deleted_at is null
 order by name collate "C" limit :limit;
 
