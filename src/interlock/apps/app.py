@@ -16,7 +16,7 @@ from interlock.bus.build import Bus, build_bus
 from interlock.clock import Clock, SystemClock
 from interlock.dags import range_operators
 from interlock.dags.build import Dags, build_dags
-from interlock.dags.checks import RANGES
+from interlock.dags.partitioning import RANGES
 from interlock.dags.webhook_sources import seal_stored_hooks
 from interlock.datasets.build import Datasets, build_datasets
 from interlock.jobs.build import Jobs, build_jobs

@@ -18,7 +18,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from interlock.apps.app import App, open_app
 from interlock.apps.http_application import application, health
 from interlock.apps.process import listener_of, serve, stop_on_signals
-from interlock.dags.checks import RANGES
+from interlock.dags.partitioning import RANGES
 from interlock.http.listener import url_of
 from interlock.query.catalogue import Catalogue
 from interlock.query.engine import Engine

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from interlock.dags.definition import Activation, Dag, Job, JobOutput, OnConflict, Published, Storage, UpdateStrategy
 from interlock.dags.fields import EXAMPLES
 from interlock.dags.lineage import cycles, producer
+from interlock.dags.partitioning import AGGREGATOR, RANGES, SPLITTER, Partitions
 from interlock.dags.yaml_nodes import Place, Report, listing, quoted
 from interlock.jobs.definitions import inline_problem
 from interlock.tasks import operators
@@ -25,24 +26,32 @@ ON_SPARK: Final = frozenset(
 """Operators that read and write DataFrames."""
 NOT_ON_SPARK: Final = frozenset({"block_follower", "echo", "fail", "http_fetch", "python", "sleep"})
 
-SPLITTER: Final = "range_splitter"
-AGGREGATOR: Final = "range_aggregator"
-RANGES: Final = frozenset({SPLITTER, AGGREGATOR})
-"""Operators of the dispatcher; see range_operators.py."""
 _LARGEST: Final = 2**62
+PARTITION: Final = "partition"
+"""Setting of the range operators that a deploy adds: the calendar of the job."""
 
 
 def range_problem(operator: str, config: Mapping[str, Any]) -> str | None:
     """Returns the problem of a range operator's config as a clause, or None."""
     known = {"size", "start"} if operator == AGGREGATOR else {"size"}
+    if PARTITION in config:
+        return _calendar_problem(operator, config)
     unknown = sorted(map(str, config.keys() - known))
     if unknown:
         return f"{operator} has no setting {unknown[0][:60]!r}"
     if not _whole(config.get("size"), least=1):
-        return f"{operator} needs a size, an integer of at least 1"
+        return f"{operator} needs a size, an integer of at least 1, or a partition of its job"
     if not _whole(config.get("start", 0), least=0):
         return f"start of {operator} must be an integer of at least 0"
     return None
+
+
+def _calendar_problem(operator: str, config: Mapping[str, Any]) -> str | None:
+    """Returns the problem of a config with the calendar of the job, which a deploy adds."""
+    if "size" in config:
+        return f"{operator} has a size, but its job has a partition"
+    unknown = sorted(map(str, config.keys() - {PARTITION}))
+    return f"{operator} of a job with a partition has no setting {unknown[0][:60]!r}" if unknown else None
 
 
 def _whole(value: object, *, least: int) -> bool:
@@ -51,8 +60,8 @@ def _whole(value: object, *, least: int) -> bool:
 
 _MAX_CYCLE_SHOWN: Final = 100
 _RANGE_CONFIGS: Final = {
-    SPLITTER: "write config: { size: 1000 }",
-    AGGREGATOR: "write config: { size: 1000, start: 0 }; start may be left out",
+    SPLITTER: "write config: { size: 1000 }, or partition: hourly",
+    AGGREGATOR: "write config: { size: 1000, start: 0 }, of which start may be left out, or partition: daily",
 }
 
 
@@ -88,6 +97,8 @@ class ReadDag:
     dag: Dag
     jobs: list[ReadJob]
     publish: dict[str, Place]
+    partitions: Mapping[str, str | None] | None = None
+    """Calendars of datasets of other DAGs, if they are known."""
 
 
 def check(
@@ -113,6 +124,16 @@ def check(
             what = f"dataset name {quoted(name)} is already published by DAG {quoted(taken[name])}"
             report.add(read.publish[name], what, "publish it under another name")
     _check_cycles(read, by_name, report)
+    _check_partitions(read, report)
+
+
+def _check_partitions(read: ReadDag, report: Report) -> None:
+    partitions = Partitions(read.dag, read.partitions)
+    for found in read.jobs:
+        of_job = partitions.found(found.job.name)
+        if of_job.wrong is not None and not found.unread & {"partition", "inputs", "operator"}:
+            field = "inputs" if found.job.partition is None else "partition"
+            report.add(found.at(field), of_job.wrong, of_job.instead)
 
 
 def _by_name(read: ReadDag, report: Report) -> dict[str, ReadJob]:
@@ -203,7 +224,8 @@ def _check_ranges(found: ReadJob, report: Report) -> None:
     if job.operator not in RANGES:
         return
     named = f"operator {job.operator} of job {quoted(job.name)}"
-    wrong = None if "config" in found.unread else range_problem(job.operator, job.config)
+    config = job.config if job.partition is None else job.config | {PARTITION: job.partition.every}
+    wrong = None if "config" in found.unread else range_problem(job.operator, config)
     if wrong:
         report.add(found.at("config"), wrong, _RANGE_CONFIGS[job.operator])
     if job.runtime != "dispatcher" and "runtime" not in found.unread:

@@ -11,10 +11,10 @@ from uuid import UUID
 
 import msgspec
 
-from interlock.dags.checks import RANGES
 from interlock.dags.definition import Dag, dag_of
 from interlock.dags.generations import tuning
 from interlock.dags.lineage import depth
+from interlock.dags.partitioning import RANGES
 from interlock.dags.routing import Scopes
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct, field
 
+from interlock.calendars import Every
 from interlock.wire.access import Role
 from interlock.wire.base import OperatorName, Priority
 from interlock.wire.jobs import Policy, Scaling
@@ -87,6 +88,14 @@ class _Part(Struct, frozen=True, kw_only=True):
     """Base of all parts of a definition."""
 
 
+class Partition(_Part, frozen=True, kw_only=True):
+    """The length of the partitions that a job writes."""
+
+    every: Every
+    timezone: str | None = None
+    """None: that of the inputs, or UTC."""
+
+
 class Source(_Part, frozen=True, kw_only=True):
     """The trigger of a source job."""
 
@@ -146,6 +155,8 @@ class Job(_Part, frozen=True, kw_only=True):
     outputs: tuple[Output, ...] = ()
     """In the order of `output_index`."""
     config: dict[str, Any] = field(default_factory=dict)
+    partition: Partition | None = None
+    """Time partitions. None: those of the inputs, or ranges of integers."""
     execution_strategy: ExecutionStrategy = ExecutionStrategy.PER_PARTITION
     update_strategy: UpdateStrategy = UpdateStrategy.REPLACE
     unique_key: UniqueKey = ()
@@ -183,7 +194,16 @@ _WRITTEN: Final = {"lease_seconds": "heartbeat_timeout_seconds"}
 POLICY_FIELDS: Final = {_WRITTEN.get(each.name, each.name): each for each in msgspec.structs.fields(Policy)}
 JOB_FIELDS: Final = {each.name: each for each in msgspec.structs.fields(Job) if each.name != "policy"} | POLICY_FIELDS
 DEFAULTABLE: Final = frozenset(
-    {"runtime", "execution_strategy", "max_queue_depth", "max_queue_age", "priority", "scaling", *POLICY_FIELDS}
+    {
+        "runtime",
+        "partition",
+        "execution_strategy",
+        "max_queue_depth",
+        "max_queue_age",
+        "priority",
+        "scaling",
+        *POLICY_FIELDS,
+    }
 )
 """Fields that `defaults` may set for all jobs."""
 
@@ -214,6 +234,9 @@ def _job_document(job: Job) -> dict[str, Any]:
             # Omitted where they have no effect, so that hashes from before these fields existed stay valid.
             for name in OF_BUFFERED:
                 del output[name]
+    if job.partition is None:
+        # Omitted, so that hashes from before this field existed stay valid.
+        del written["partition"]
     if job.source is None:
         del written["source"]
     else:

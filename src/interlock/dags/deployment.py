@@ -83,13 +83,14 @@ class Deployments:
             rows = await _sql.published_by_others(
                 connection, org_id=org_id, names=[*wanted, *dag.publish], dag_name=dag.name
             )
+            calendars = {row["name"]: row["partition"] for row in rows}
             by_others = {row["name"]: row["dag_name"] for row in rows}
             known = set(by_others)
             if not known.issuperset(wanted):
                 rows = await _sql.some_published(connection, org_id=org_id, dag_name=dag.name, limit=_SUGGESTED)
                 known |= {row["name"] for row in rows}
         taken = {name: by_others[name] for name in dag.publish if name in by_others}
-        return replace(vocabulary, datasets=frozenset(known), taken=taken)
+        return replace(vocabulary, datasets=frozenset(known), taken=taken, partitions=calendars)
 
     async def deploy(
         self, dag: Dag, org_id: UUID, by: str, *, dry_run: bool = False, force: bool = False

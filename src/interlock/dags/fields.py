@@ -32,6 +32,7 @@ EXAMPLES: Final = {
     "config": "config: { table: logs }",
     "dataset": "dataset: transfers",
     "defaults": "defaults: { max_attempts: 3 }",
+    "every": "every: daily",
     "execution_strategy": "execution_strategy: PerPartition",
     "from": "from: { job: follow, output: logs }",
     "heartbeat_timeout_seconds": "heartbeat_timeout_seconds: 60",
@@ -54,6 +55,7 @@ EXAMPLES: Final = {
     "operator": "operator: sql, or operator: my_module:my_function",
     "output": "output: logs",
     "outputs": "outputs: [blocks, logs]",
+    "partition": "partition: daily, or partition: { every: daily, timezone: Europe/Paris }",
     "priority": "priority: normal",
     "publish": "publish: { transfers: { from: { job: transfers, output: transfers } } }",
     "read_roles": "read_roles: [admin]",
@@ -73,6 +75,8 @@ EXAMPLES: Final = {
 
 _OTHER_WORDS: Final = {
     "cron": "schedule",
+    "partitions": "partition",
+    "partitioned_by": "partition",
     "depends_on": "inputs",
     "lease_seconds": "heartbeat_timeout_seconds",
     "output_index": "output",

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import msgspec
 
+from interlock.dags.checks import PARTITION
 from interlock.dags.definition import (
     Dag,
     ExecutionStrategy,
@@ -24,6 +25,7 @@ from interlock.dags.definition import (
     source_document,
 )
 from interlock.dags.lineage import producer
+from interlock.dags.partitioning import RANGES, Partitions
 from interlock.errors import BadRequest
 from interlock.jobs.definitions import policy_columns, runtime_of, work_columns
 from interlock.schemas import BATCH_COLUMN, Column, DatasetSchema, hash_of
@@ -67,11 +69,13 @@ def _runtime(settings: Settings, job: Job) -> Runtime:
     return runtime.model_copy(update={"timeout_seconds": _ENDLESS_SECONDS}) if endless else runtime
 
 
-def columns(settings: Settings, job: Job) -> dict[str, Any]:
-    """Returns all columns that follow from the job's own definition."""
+def columns(settings: Settings, job: Job, partition: str | None = None) -> dict[str, Any]:
+    """Returns all columns that follow from the job's own definition, and from the calendar of its partitions."""
     runtime = runtime_of(settings, job.runtime)
+    cuts = {PARTITION: partition} if partition is not None and job.operator in RANGES else {}
     return {
-        **work_columns(runtime, name=job.runtime, operator=job.operator, config=job.config),
+        **work_columns(runtime, name=job.runtime, operator=job.operator, config=job.config | cuts),
+        "partition": partition,
         **tuning(settings, job),
         "wait_for_all": job.wait_for is WaitFor.ALL,
         "per_update": job.execution_strategy is ExecutionStrategy.PER_UPDATE,
@@ -107,13 +111,14 @@ class Generations:
         jobs = [job for job in self._dag.jobs if job.name in rebuilt]
         job_ids, made = await self._name(connection, jobs)
         known = {made.name: DatasetRef(**_reference(made)) for made in made} | dict(self._kept_outputs(rebuilt, kept))
-        foreign = await self._foreign(connection)
+        foreign, calendars = await self._foreign(connection)
+        partitions = Partitions(self._dag, calendars)
         edges = {job.name: list(self._edges(job, job_ids[job.name], known, foreign)) for job in jobs}
         await _sql.insert_jobs(
             connection,
             org_id=self._org_id,
             dag_name=self._dag.name,
-            jobs=_text([self._row(job, job_ids[job.name], known, edges[job.name]) for job in jobs]),
+            jobs=_text([self._row(job, job_ids[job.name], known, edges[job.name], partitions) for job in jobs]),
         )
         await _sql.insert_versions(connection, org_id=self._org_id, outputs=_text([_version(each) for each in made]))
         written = _text([edge for of_job in edges.values() for edge in of_job])
@@ -146,14 +151,15 @@ class Generations:
                 for output, ref in zip(job.outputs, _refs.decode(kept[job.name]["outputs"]), strict=True):
                     yield (job.name, output.name), ref
 
-    async def _foreign(self, connection: Connection) -> dict[str, DatasetRef]:
+    async def _foreign(self, connection: Connection) -> tuple[dict[str, DatasetRef], dict[str, str | None]]:
+        """Returns the datasets of other DAGs, and their calendars."""
         names = external_names(self._dag)
         rows = await _sql.published_by_others(connection, org_id=self._org_id, names=names, dag_name=self._dag.name)
         found = {row["name"]: DatasetRef(**_reference_of(row)) for row in rows}
         for name in names:
             if name not in found:
                 raise BadRequest(f"No DAG publishes {name!r}; deploy the DAG that does first.", code="invalid_dag")
-        return found
+        return found, {row["name"]: row["partition"] for row in rows}
 
     def _edges(
         self,
@@ -176,12 +182,18 @@ class Generations:
             }
 
     def _row(
-        self, job: Job, job_id: UUID, known: Mapping[OutputName, DatasetRef], edges: Sequence[dict[str, Any]]
+        self,
+        job: Job,
+        job_id: UUID,
+        known: Mapping[OutputName, DatasetRef],
+        edges: Sequence[dict[str, Any]],
+        partitions: Partitions,
     ) -> dict[str, Any]:
         read = ("dataset_uuid", "dataset_version", "where")
+        calendar = partitions.calendar(job.name)
         return {
             "job_id": job_id,
-            **columns(self._settings, job),
+            **columns(self._settings, job, None if calendar is None else str(calendar)),
             "outputs": [known[job.name, output.name] for output in job.outputs],
             "inputs": [{name: edge[name] for name in read} for edge in edges],
         }

@@ -45,6 +45,11 @@ def downstream(dag: Dag, names: Iterable[str]) -> frozenset[str]:
     return frozenset(seen) - start
 
 
+def in_order(dag: Dag) -> list[str]:
+    """Returns the jobs, each after the jobs that it reads from. The jobs of a cycle are in any order."""
+    return _by_finish(consumers(dag))[::-1]
+
+
 def depth(dag: Dag, names: Collection[str]) -> int:
     """Returns how many of these jobs lie on the longest chain of dependencies."""
     followers = consumers(dag)

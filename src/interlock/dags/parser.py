@@ -11,19 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec.structs import FieldInfo
+from msgspec.structs import FieldInfo, replace
 from msgspec.structs import fields as fields_of_struct
 
+from interlock.calendars import Every
 from interlock.dags import fields as scalars
 from interlock.dags import where
 from interlock.dags.checks import BUILT_IN, ReadDag, ReadJob, UserCode, check
 from interlock.dags.definition import (
     DEFAULTABLE,
     JOB_FIELDS,
+    CatchUp,
     Dag,
     Input,
     JobOutput,
     Output,
+    Partition,
     Publication,
     Published,
     Source,
@@ -65,6 +68,8 @@ class Vocabulary:
     """Dataset names published by other DAGs; None if they are unknown (offline validation)."""
     taken: Mapping[str, str] = field(default_factory=dict)
     """Dataset names that this DAG must not publish, and the DAG that publishes them."""
+    partitions: Mapping[str, str | None] | None = None
+    """Calendars of datasets published by other DAGs; None if they are unknown."""
     spark: frozenset[str] = frozenset({"spark"})
     """Runtimes whose tasks run in a Spark session."""
     code: UserCode = field(default_factory=lambda: UserCode(frozenset({"lambda"})))
@@ -147,7 +152,8 @@ class _DagReader:
         dag = Dag(name=values.get("name", ""), jobs=tuple(read.job for read in jobs), publish=publications)
         places = {name: place for name, (_, place) in publish.items()}
         known = self._vocabulary
-        check(ReadDag(dag, jobs, places), self._report, known.datasets, known.taken, known.spark, known.code)
+        read = ReadDag(dag, jobs, places, known.partitions)
+        check(read, self._report, known.datasets, known.taken, known.spark, known.code)
         return dag
 
     def _defaults(self, node: Node) -> dict[str, Any]:
@@ -202,6 +208,7 @@ class _JobReader:
             "name": fields.text("name", scalars.path_name),
             "operator": fields.text("operator", self._operator),
             "runtime": fields.text("runtime", self._runtime),
+            "partition": self._partition,
             "source": self._source,
             "inputs": self._inputs,
             "outputs": self._outputs,
@@ -223,6 +230,8 @@ class _JobReader:
             return None
         placed: list[tuple[Input, Place]] = values.pop("inputs", [])
         merged = self.defaults | {"operator": ""} | values | {"name": name}
+        if "source" in values:
+            merged |= _of_interval(merged, entries["source"].node)
         job = job_of(merged | {"inputs": tuple(edge for edge, _ in placed)})
         return ReadJob(job, node.place, places, [place for _, place in placed], unread)
 
@@ -267,6 +276,21 @@ class _JobReader:
             except Malformed as wrong:
                 self._report.add(entry.key, f"column {quoted(name)} {wrong.what}", wrong.instead)
         return found
+
+    def _partition(self, node: Node) -> Partition:
+        value = plain(node)
+        if isinstance(value, str):
+            if value not in set(Every):
+                known = [str(one) for one in Every]
+                raise Malformed(
+                    f"cannot be {value[:60]}", self._report.suggest(value, known, f"write {listing(known)}")
+                )
+            return Partition(every=Every(value))
+        converters = {"timezone": self._fields.text("timezone", self._timezone)}
+        values = self._fields.read(node, "partition", _struct_fields(Partition), converters)
+        if "every" not in values:
+            raise Rejected
+        return Partition(**values)
 
     # Sources
 
@@ -360,6 +384,17 @@ class _JobReader:
         if "name" not in values:
             raise Rejected
         return Output(**values)
+
+
+def _of_interval(values: Mapping[str, Any], node: Node) -> dict[str, Any]:
+    """Fills in what follows from the partition of a source: its time zone, and that no interval is left out."""
+    source, partition = values["source"], values.get("partition")
+    if partition is None:
+        return {}
+    if source.kind is SourceKind.CRON and isinstance(node, Fields) and "catch_up" not in node.entries:
+        source = replace(source, catch_up=CatchUp.ALL)
+    timezone = partition.timezone or (source.timezone if source.kind is SourceKind.CRON else "UTC")
+    return {"source": source, "partition": replace(partition, timezone=timezone)}
 
 
 def _condition(text: str) -> str:

@@ -8,14 +8,16 @@ complete, in any order of arrival. Its progress is durable and is committed toge
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct, field
 
-from interlock.dags.checks import AGGREGATOR, SPLITTER, range_problem
+from interlock.calendars import BadDate, calendar_of
+from interlock.dags.checks import PARTITION, range_problem
+from interlock.dags.partitioning import AGGREGATOR, SPLITTER
 from interlock.tasks.inline_runtime import Call, InlineOperator, OperatorFailed, Reaction
 from interlock.wire.attempts import Event, WriteGrant
 
@@ -23,6 +25,7 @@ STEP: Final = 5000
 """Ranges emitted in one transaction."""
 
 _BEYOND: Final = 2**63
+_LOWEST: Final = -(2**62)
 
 Range = tuple[int, int]
 """Start and end, both inclusive."""
@@ -46,30 +49,42 @@ class _Progress(Struct):
     there: list[Range] = field(default_factory=list)
 
 
-def chunks(start: int, end: int, size: int) -> Iterator[Range]:
-    """Cuts at every multiple of `size`, so that overlapping ranges are always cut at the same positions."""
+Cut = Callable[[int], Range]
+"""Returns the aligned range that contains a position: a multiple of a size, or a partition of a calendar."""
+
+
+def every(size: int) -> Cut:
+    return lambda position: (position - position % size, position - position % size + size - 1)
+
+
+def chunks(start: int, end: int, cut: Cut) -> Iterator[Range]:
+    """Cuts at aligned positions, so that overlapping ranges are always cut at the same ones."""
+    for first, last in touched_ranges(start, end, cut):
+        yield max(first, start), min(last, end)
+
+
+def whole_ranges(start: int, end: int, cut: Cut) -> Iterator[Range]:
+    """Yields the aligned ranges that lie entirely between `start` and `end`."""
+    for first, last in touched_ranges(start, end, cut):
+        if last > end:
+            return
+        if first >= start:
+            yield first, last
+
+
+def touched_ranges(start: int, end: int, cut: Cut) -> Iterator[Range]:
+    """Yields the aligned ranges that have at least one position between `start` and `end`."""
     while start <= end:
-        last = min(end, start - start % size + size - 1)
-        yield start, last
-        start = last + 1
-
-
-def whole_ranges(start: int, end: int, size: int) -> Iterator[Range]:
-    """Returns the aligned ranges that lie entirely between `start` and `end`."""
-    first = -(-start // size) * size
-    return ((at, at + size - 1) for at in range(first, end - size + 2, size))
-
-
-def touched_ranges(start: int, end: int, size: int) -> Iterator[Range]:
-    """Returns the aligned ranges that have at least one position between `start` and `end`."""
-    return ((at, at + size - 1) for at in range(start - start % size, end + 1, size))
+        found = cut(start)
+        yield found
+        start = found[1] + 1
 
 
 async def split(call: Call) -> Reaction:
-    size = _config(SPLITTER, call)["size"]
+    cut = _cut(_config(SPLITTER, call))
     scope = _scope(call)
     begin = scope.start if call.place is None else call.place
-    found = list(islice(chunks(begin, scope.end, size), STEP))
+    found = _some(chunks(begin, scope.end, cut))
     reached = found[-1][1] + 1
     return Reaction(
         result={"up_to": reached - 1},
@@ -80,29 +95,31 @@ async def split(call: Call) -> Reaction:
 
 async def aggregate(call: Call) -> Reaction:
     config = _config(AGGREGATOR, call)
-    size, begin = config["size"], config.get("start", 0)
+    cut = _cut(config)
     scope = _scope(call)
-    first = -(-begin // size) * size
+    first = _LOWEST if PARTITION in config else next(whole_ranges(config.get("start", 0), _BEYOND, cut))[0]
     progress = msgspec.convert(call.state, _Progress) if call.state is not None else _Progress(first)
     if scope.cursor is None and scope.changed_start is None:
-        return _gather(call, scope, size, first, progress)
+        return _gather(call, scope, cut, first, progress)
     if scope.changed_start is not None and scope.changed_end is not None:
-        return _emit_again(call, scope.changed_start, scope.changed_end, size, first, progress.next)
-    found = list(islice(whole_ranges(progress.next, scope.end, size), STEP))
+        return _emit_again(call, scope.changed_start, scope.changed_end, cut, first, progress.next)
+    if PARTITION in config:
+        raise OperatorFailed("BadScope", "range_aggregator makes time partitions of partitions, not of a stream.")
+    found = _some(whole_ranges(progress.next, scope.end, cut))
     reached = found[-1][1] + 1 if found else progress.next
     return Reaction(
         result={"next": reached},
         events=_events(_output(call), found),
         state={"next": reached} if found else None,
-        place=reached if reached + size - 1 <= scope.end else None,
+        place=reached if cut(reached)[1] <= scope.end else None,
     )
 
 
-def _gather(call: Call, scope: _Scope, size: int, first: int, progress: _Progress) -> Reaction:
+def _gather(call: Call, scope: _Scope, cut: Cut, first: int, progress: _Progress) -> Reaction:
     """Records a new or rewritten partition, and emits the ranges it touches that are complete."""
     there = merged([*progress.there, (scope.start, scope.end)])
     begin = max(scope.start, first) if call.place is None else call.place
-    touched = list(islice(touched_ranges(begin, scope.end, size), STEP))
+    touched = _some(touched_ranges(begin, scope.end, cut))
     reached = touched[-1][1] + 1 if touched else begin
     found = [each for each in touched if _within(each, there)]
     return Reaction(
@@ -129,16 +146,28 @@ def _within(wanted: Range, there: list[Range]) -> bool:
     return at >= 0 and there[at][1] >= wanted[1]
 
 
-def _emit_again(call: Call, start: int, end: int, size: int, first: int, emitted_to: int) -> Reaction:
+def _emit_again(call: Call, start: int, end: int, cut: Cut, first: int, emitted_to: int) -> Reaction:
     """Emits again the ranges that a rewritten part of the stream touches. Later ranges are emitted as usual."""
     begin = max(start, first) if call.place is None else call.place
-    found = list(islice(touched_ranges(begin, min(end, emitted_to - 1), size), STEP))
+    found = _some(touched_ranges(begin, min(end, emitted_to - 1), cut))
     reached = found[-1][1] + 1 if found else begin
     return Reaction(
         result={"again": len(found)},
         events=_events(_output(call), found),
         place=reached if found and reached <= min(end, emitted_to - 1) else None,
     )
+
+
+def _cut(config: Mapping[str, Any]) -> Cut:
+    return calendar_of(config[PARTITION]).partition if PARTITION in config else every(config["size"])
+
+
+def _some(ranges: Iterator[Range]) -> list[Range]:
+    """Returns the ranges of one step."""
+    try:
+        return list(islice(ranges, STEP))
+    except BadDate as error:
+        raise OperatorFailed("BadScope", f"The scope has no place in the calendar: {error}.") from None
 
 
 def _scope(call: Call) -> _Scope:

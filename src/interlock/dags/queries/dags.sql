@@ -50,9 +50,11 @@ order by j.name;
 
 -- name: published_by_others
 -- Names that no DAG publishes belong to the platform.
-select p.name, p.dataset_uuid, d.current_version as dataset_version, coalesce(g.name, 'interlock') as dag_name
+select p.name, p.dataset_uuid, d.current_version as dataset_version, coalesce(g.name, 'interlock') as dag_name, j.partition
 from interlock.publications p
 join interlock.datasets d on d.dataset_uuid = p.dataset_uuid
+left join interlock.dataset_versions v on v.dataset_version = d.current_version
+left join interlock.jobs j on j.job_id = v.job_id
 left join interlock.dags g on g.dag_id = p.dag_id
 where p.org_id = :org_id and p.name = any(:names::text[]) and g.name is distinct from :dag_name;
 
@@ -101,18 +103,18 @@ insert into interlock.jobs (job_id, org_id, dag_name, name, operator, runtime, q
                             backoff_seconds, backoff_factor, backoff_cap_seconds, jitter, non_retryable, lease_seconds,
                             timeout_seconds, max_concurrency, concurrency_key, max_concurrency_per_key, outputs,
                             definition_hash, current, active, inputs, wait_for_all, per_update, max_queue_depth,
-                            max_queue_age, source)
+                            max_queue_age, source, partition)
 select j.job_id, :org_id, :dag_name, j.name, j.operator, j.runtime, j.queue, j.config::json, j.priority, j.max_attempts,
        j.backoff_seconds, j.backoff_factor, j.backoff_cap_seconds, j.jitter, j.non_retryable, j.lease_seconds,
        j.timeout_seconds, j.max_concurrency, j.concurrency_key, j.max_concurrency_per_key, j.outputs,
        decode(j.definition_hash, 'hex'), false, true, j.inputs, j.wait_for_all, j.per_update, j.max_queue_depth,
-       j.max_queue_age, nullif(j.source, 'null')
+       j.max_queue_age, nullif(j.source, 'null'), j.partition
 from json_to_recordset(:jobs::text::json)
     as j(job_id uuid, name text, operator text, runtime text, queue text, config text, priority smallint,
          max_attempts int, backoff_seconds float8, backoff_factor float8, backoff_cap_seconds float8, jitter float8,
          non_retryable text[], lease_seconds float8, timeout_seconds float8, max_concurrency int, concurrency_key text,
          max_concurrency_per_key int, outputs jsonb, definition_hash text, inputs jsonb, wait_for_all boolean,
-         per_update boolean, max_queue_depth int, max_queue_age float8, source jsonb);
+         per_update boolean, max_queue_depth int, max_queue_age float8, source jsonb, partition text);
 
 -- name: insert_versions!
 insert into interlock.dataset_versions (dataset_version, dataset_uuid, org_id, job_id, output_index, storage, unique_key,
