@@ -297,6 +297,18 @@ class Calendar:
         return self.local(position).isoformat()
 
 
+def interval_payload(calendar: Calendar, partition: Range) -> dict[str, object]:
+    """Returns the fields that tell a task of a source its partition."""
+    interval = calendar.interval(*partition)
+    return {
+        "partition_key": f"{partition[0]}-{partition[1]}",
+        "start": partition[0],
+        "end": partition[1],
+        "interval_start": interval.start.isoformat(),
+        "interval_end": interval.end.isoformat(),
+    }
+
+
 @lru_cache(maxsize=1000)
 def calendar_of(text: str) -> Calendar:
     """Parses the text of a calendar, such as `daily Europe/Berlin`."""

@@ -18,8 +18,9 @@ from interlock.cli.conventions import (
     collect,
     command,
     group,
+    range_of,
 )
-from interlock.cli.output import confirm, present, sheet, table
+from interlock.cli.output import confirm, present, sheet, shown_range, table
 from interlock.cli.progress import watch_backfill
 from interlock.wire.base import Priority, RunState
 from interlock.wire.dags import BackfillPage, BackfillRequest
@@ -28,19 +29,27 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire.dags import BackfillAnswer, BackfillView
+    from interlock.wire.dags import BackfillAnswer, BackfillScope, BackfillView
 
 app = group("Backfills: recompute a job's scopes in a range.")
 
 RunId = Annotated[UUID, typer.Argument(help="The backfill's run.", metavar="RUN")]
 
 
-@command(app, "start", example="interlock backfill start chain transfers 0 999999 --dry-run")
+@command(
+    app,
+    "start",
+    example="interlock backfill start sales enrich 2026-11-01 2026-11-18\n"
+    "interlock backfill start chain transfers 0 999999 --dry-run",
+)
 def start(
     dag: Annotated[str, typer.Argument(help="Name of the DAG.", metavar="DAG")],
     job: Annotated[str, typer.Argument(help="Name of the job.", metavar="JOB")],
-    first: Annotated[int, typer.Argument(help="First position of the range.", metavar="START")],
-    last: Annotated[int, typer.Argument(help="Last position of the range, included.", metavar="END")],
+    first: Annotated[str, typer.Argument(help="First date or position of the range.", metavar="START")],
+    last: Annotated[
+        str | None,
+        typer.Argument(help="Last date or position, included. Default: START.", metavar="END", show_default=False),
+    ] = None,
     priority: Annotated[Priority, typer.Option(help="bulk yields to all other work.")] = Priority.BULK,
     reason: Annotated[str | None, typer.Option(help="Reason, recorded with the backfill.", show_default=False)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the scopes and show the first ones.")] = False,
@@ -50,18 +59,20 @@ def start(
 ) -> None:
     """Recompute every scope of a job that overlaps the range, whether or not it is done.
 
-    Downstream jobs are recomputed automatically, as after any change.
+    A job with time partitions takes dates, and the last one is included. Downstream jobs are recomputed
+    automatically, as after any change.
     """
+    start, end = range_of(first, last)
     if not dry_run:
-        confirm(f"Recompute {dag}/{job} from {first} to {last}?", yes=yes)
-    request = BackfillRequest(start=first, end=last, priority=priority, reason=reason, dry_run=dry_run)
+        confirm(f"Recompute {dag}/{job} from {start} to {end}?", yes=yes)
+    request = BackfillRequest(start=start, end=end, priority=priority, reason=reason, dry_run=dry_run)
     answer = ask(folder, lambda client: client.backfills.start(dag, job, request))
     present(answer, output, _answer)
 
 
 def _answer(answer: BackfillAnswer) -> RenderableType:
     scopes = f"more than {answer.scopes:,}" if answer.more else f"{answer.scopes:,}"
-    first = ", ".join(f"{scope.start}-{scope.end}" for scope in answer.first)
+    first = ", ".join(_range(scope) for scope in answer.first)
     shown = f"{first}, …" if answer.more or answer.scopes > len(answer.first) else first
     pairs: list[tuple[str, object]] = [("scopes", scopes), ("first", shown or None)]
     if answer.backfill is not None:
@@ -91,7 +102,7 @@ def _list(page: BackfillPage) -> RenderableType:
         (
             b.run_id,
             _job(b),
-            f"{b.start}-{b.end}",
+            _range(b),
             b.priority,
             b.state,
             b.made,
@@ -102,6 +113,10 @@ def _list(page: BackfillPage) -> RenderableType:
         for b in page.backfills
     ]
     return table(columns, rows, empty="There are no backfills; start one with `interlock backfill start`.")
+
+
+def _range(of: BackfillScope | BackfillView) -> str:
+    return shown_range(of.start, of.end, of.start_date, of.end_date)
 
 
 def _job(backfill: BackfillView) -> str:
@@ -136,7 +151,7 @@ def _sheet(found: BackfillView) -> RenderableType:
         [
             ("run", found.run_id),
             ("job", _job(found)),
-            ("range", f"{found.start}-{found.end}"),
+            ("range", _range(found)),
             ("priority", found.priority),
             ("reason", found.reason),
             ("requested by", found.requested_by),

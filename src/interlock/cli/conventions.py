@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import StrEnum
 from pathlib import Path
@@ -85,6 +86,38 @@ P = TypeVar("P", bound=Page)
 def ask(folder: Path | None, question: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
     """Runs `question` with a client and closes the client."""
     return asyncio.run(_ask(folder, question))
+
+
+def bound(text: str) -> int | str:
+    """Parses one bound of a range: a position, or a date, which the gateway checks."""
+    from interlock.calendars import split_dates
+
+    if re.fullmatch(r"-?[0-9]{1,19}", text):
+        return int(text)
+    if (found := split_dates(text)) is None or found[1] is not None:
+        raise usage(f"{text!r} is neither a position nor a date; write an integer, or a date such as 2026-11-18")
+    return text
+
+
+def span(text: str) -> tuple[int | str, int | str]:
+    """Parses a range in one word: `100-199`, `2026-11-01..2026-11-18` or a single date."""
+    from interlock.calendars import split_dates
+
+    dates = split_dates(text)
+    if dates is None and (found := re.fullmatch(r"(-?[0-9]{1,19})(?:-|\.\.)(-?[0-9]{1,19})", text)):
+        return int(found[1]), int(found[2])
+    if dates is None:
+        raise usage(
+            f"{text!r} is not a range; write START-END such as 100-199, or dates such as 2026-11-01..2026-11-18"
+        )
+    return dates[0], dates[1] or dates[0]
+
+
+def range_of(start: str, end: str | None) -> tuple[int | str, int | str]:
+    """Parses a range in one word or in two."""
+    if end is not None:
+        return bound(start), bound(end)
+    return (int(start), int(start)) if re.fullmatch(r"-?[0-9]{1,19}", start) else span(start)
 
 
 async def _ask(folder: Path | None, question: Callable[[Client], Coroutine[Any, Any, T]]) -> T:

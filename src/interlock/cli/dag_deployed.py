@@ -160,7 +160,7 @@ def _plan(deployed: DagDeployed) -> RenderableType:
     from rich.console import Group
 
     rows = [_planned(job) for job in deployed.plan]
-    columns = ("", "job", "", "new versions of", "to read")
+    columns = ("", "job", "", "partition", "new versions of", "to read")
     state = f"is {deployed.state}" if deployed.state else "would be deployed"
     version = f", version {deployed.dag_version}" if deployed.dag_version else ""
     heading = f"DAG {deployed.dag} {state}: sha256 {deployed.content_hash[:_HASH]}{version}"
@@ -169,14 +169,16 @@ def _plan(deployed: DagDeployed) -> RenderableType:
 
 def _planned(job: PlannedJob) -> tuple[Any, ...]:
     mark, words = _MARKS[job.change]
-    return mark, job.name, words, job.new_versions or None, [_read(each) for each in job.inputs] or None
+    read = [_read(each) for each in job.inputs] or None
+    return mark, job.name, words, job.partition, job.new_versions or None, read
 
 
 def _read(planned: PlannedInput) -> str:
     if planned.cursor is not None:
         return f"{planned.input} up to {planned.cursor}"
     many = f"more than {planned.partitions}" if planned.more else str(planned.partitions)
-    return f"{planned.input}: {many} partition{'s' * (planned.partitions != 1)}"
+    dates = f", {planned.start_date}..{planned.end_date}" if planned.start_date else ""
+    return f"{planned.input}: {many} partition{'s' * (planned.partitions != 1)}{dates}"
 
 
 def list_dags(
@@ -216,7 +218,16 @@ def _dag(dag: DagView) -> RenderableType:
     from rich.console import Group
 
     rows = [
-        (job.name, job.operator, job.runtime, job.source, [each.name for each in job.outputs], job.paused, job.job_id)
+        (
+            job.name,
+            job.operator,
+            job.runtime,
+            job.source,
+            job.partition,
+            [each.name for each in job.outputs],
+            job.paused,
+            job.job_id,
+        )
         for job in dag.jobs
     ]
     parts: list[RenderableType] = [
@@ -230,7 +241,11 @@ def _dag(dag: DagView) -> RenderableType:
                 ("publishes", dag.publish or None),
             ]
         ),
-        table(("job", "operator", "runtime", "source", "outputs", "paused", "id"), rows, empty="The DAG has no jobs."),
+        table(
+            ("job", "operator", "runtime", "source", "partition", "outputs", "paused", "id"),
+            rows,
+            empty="The DAG has no jobs.",
+        ),
     ]
     if dag.progress:
         built = [(each.name, _left(each), each.job_id) for each in dag.progress]

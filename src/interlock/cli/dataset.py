@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -19,10 +18,11 @@ from interlock.cli.conventions import (
     collect,
     command,
     group,
+    range_of,
     usage,
 )
 from interlock.cli.failures import present_with_failures
-from interlock.cli.output import cell, must_ask, present, sheet, table
+from interlock.cli.output import cell, must_ask, present, sheet, shown_range, table
 from interlock.wire.datasets import Direction, InvalidateRequest, PublishStatus
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         BufferView,
         DatasetPage,
         DatasetSummary,
+        DatasetVersionView,
         DatasetView,
         Invalidated,
         Lineage,
@@ -48,19 +49,17 @@ if TYPE_CHECKING:
 app = group("Datasets: the outputs of jobs, and their lineage.")
 
 Dataset = Annotated[str, typer.Argument(help="A published name, dag/job/output, or a UUID.", metavar="DATASET")]
-Range = Annotated[str, typer.Argument(help="Inclusive, such as 100-199.", metavar="START-END")]
+Range = Annotated[
+    str, typer.Argument(help="A range, such as 100-199 or 2026-11-01..2026-11-18, or one date.", metavar="RANGE")
+]
+End = Annotated[
+    str | None, typer.Argument(help="Last date or position, if RANGE is the first.", metavar="END", show_default=False)
+]
 
 
 def _segment(dataset: str) -> str:
     """Converts a name to the API's form, which is one path segment."""
     return dataset.replace("/", ":")
-
-
-def _range(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(-?[0-9]{1,19})-(-?[0-9]{1,19})", text)
-    if found is None:
-        raise usage(f"{text!r} is not a range; write START-END, such as 100-199")
-    return int(found[1]), int(found[2])
 
 
 @command(app, "list", example="interlock dataset list --output json")
@@ -81,7 +80,10 @@ def list_datasets(
 
 
 def _datasets(page: DatasetPage) -> RenderableType:
-    rows = [(_called(one), one.storage, one.progress, one.cursor, one.dataset_uuid) for one in page.datasets]
+    rows = [
+        (_called(one), one.storage, one.partition or one.progress, one.cursor, one.dataset_uuid)
+        for one in page.datasets
+    ]
     empty = "There are no datasets; `interlock dag deploy` creates those of a DAG."
     return table(("dataset", "storage", "progress", "cursor", "uuid"), rows, empty=empty)
 
@@ -104,6 +106,7 @@ def _dataset(one: DatasetView) -> RenderableType:
         [
             ("dataset", _called(one)),
             ("uuid", one.dataset_uuid),
+            ("partition", one.versions[0].partition if one.versions else None),
             ("read by", [str(role) for role in one.read_roles]),
         ]
     )
@@ -113,7 +116,7 @@ def _dataset(one: DatasetView) -> RenderableType:
             version.state,
             version.storage,
             version.progress,
-            version.cursor if version.cursor is not None else _span(version.start, version.end),
+            version.cursor if version.cursor is not None else _span(version),
             f"{version.partitions}{'+' if version.more_partitions else ''}",
             version.created_at,
         )
@@ -123,19 +126,22 @@ def _dataset(one: DatasetView) -> RenderableType:
     return Group(about, "", table(columns, rows, empty="The dataset has no version."))
 
 
-def _span(start: int | None, end: int | None) -> str | None:
-    return None if start is None else f"{start}-{end}"
+def _span(version: DatasetVersionView) -> str | None:
+    if version.start is None or version.end is None:
+        return None
+    return shown_range(version.start, version.end, version.start_date, version.end_date)
 
 
 @command(
     app,
     "partitions",
-    example="interlock dataset partitions transfers\ninterlock dataset partitions transfers --within 1000-1999",
+    example="interlock dataset partitions transfers\ninterlock dataset partitions transfers --within 1000-1999\n"
+    "interlock dataset partitions sales --within 2026-11-01..2026-11-18",
 )
 def partitions(
     dataset: Dataset,
     within: Annotated[
-        str | None, typer.Option("--within", metavar="START-END", help="Only partitions that overlap this range.")
+        str | None, typer.Option("--within", metavar="RANGE", help="Only partitions that overlap this range.")
     ] = None,
     version: Annotated[
         UUID | None, typer.Option("--version", help="Dataset version. Default: the current one.", show_default=False)
@@ -148,13 +154,13 @@ def partitions(
     """Show the partitions of a dataset, in order."""
     from interlock.wire.datasets import PartitionPage
 
-    span = _range(within) if within is not None else None
+    wanted = range_of(within, None) if within is not None else None
 
     async def read(client: Client) -> PartitionPage:
         pages: list[PartitionPage] = []
 
         async def page(place: str | None, size: int) -> PartitionPage:
-            read = await client.datasets.partition_page(_segment(dataset), place, size, version=version, within=span)
+            read = await client.datasets.partition_page(_segment(dataset), place, size, version=version, within=wanted)
             pages.append(read)
             return read
 
@@ -166,7 +172,14 @@ def partitions(
 
 def _partitions(page: PartitionPage) -> RenderableType:
     rows = [
-        (one.partition_key, one.row_count, one.bytes, one.committed_at, one.location, one.task_id)
+        (
+            shown_range(one.start, one.end, one.start_date, one.end_date),
+            one.row_count,
+            one.bytes,
+            one.committed_at,
+            one.location,
+            one.task_id,
+        )
         for one in page.partitions
     ]
     columns = ("partition", "rows", "bytes", "committed", "location", "task")
@@ -239,11 +252,14 @@ class _Drawing:
     app,
     "invalidate",
     example='interlock dataset invalidate transfers 1000-1999 --reason "wrong decimals" --dry-run\n'
-    'interlock dataset invalidate chain/follow/logs 1000-1999 --reason "node was corrupt" --yes',
+    'interlock dataset invalidate chain/follow/logs 1000-1999 --reason "node was corrupt" --yes\n'
+    'interlock dataset invalidate sales 2026-11-01..2026-11-18 --reason "late orders"',
 )
 def invalidate(
     dataset: Dataset,
     scope: Range,
+    *,
+    last: End = None,
     reason: Annotated[str, typer.Option("--reason", help="Reason, recorded with your name.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the scopes to recompute.")] = False,
     yes: YesOption = False,
@@ -251,7 +267,7 @@ def invalidate(
     folder: FolderOption = None,
 ) -> None:
     """Recompute a range: exactly the scopes that overlap it, and everything downstream of them."""
-    start, end = _range(scope)
+    start, end = range_of(scope, last)
 
     async def send(client: Client, dry: bool) -> Invalidated:
         request = InvalidateRequest(start=start, end=end, reason=reason, dry_run=dry)
@@ -275,6 +291,7 @@ def _invalidated(done: Invalidated) -> str:
 def explain(
     job: Annotated[str, typer.Argument(help="The job: dag/job.", metavar="JOB")],
     scope: Range,
+    last: End = None,
     output: OutputOption = Output.TABLE,
     folder: FolderOption = None,
 ) -> None:
@@ -282,12 +299,19 @@ def explain(
     dag, slash, name = job.partition("/")
     if not slash:
         raise usage(f"{job!r} is not a job of a DAG; write dag/job, such as chain/transfers")
-    start, end = _range(scope)
+    start, end = range_of(scope, last)
     present(ask(folder, lambda client: client.datasets.explain(dag, name, start, end)), output, _explanation)
 
 
 def _explanation(found: ScopeExplanation) -> RenderableType:
-    return sheet([("reason", found.reason), ("detail", found.detail), ("task", found.task_id)])
+    return sheet(
+        [
+            ("range", shown_range(found.start, found.end, found.start_date, found.end_date)),
+            ("reason", found.reason),
+            ("detail", found.detail),
+            ("task", found.task_id),
+        ]
+    )
 
 
 buffers = group("Published batches of buffered datasets.")

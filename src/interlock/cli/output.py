@@ -28,6 +28,13 @@ def confirm(question: str, *, yes: bool) -> None:
         typer.confirm(question, abort=True)
 
 
+def shown_range(start: int, end: int, start_date: str | None, end_date: str | None) -> str:
+    """Shows a range as dates, if its dataset has time partitions."""
+    if start_date is None:
+        return f"{start}-{end}"
+    return start_date if start_date == end_date else f"{start_date}..{end_date}"
+
+
 T = TypeVar("T")
 
 _PIPED_WIDTH: Final = 1_000

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli.conventions import FolderOption, Output, OutputOption, ask, command, group, usage
+from interlock.cli.conventions import FolderOption, Output, OutputOption, ask, command, group, range_of, usage
 from interlock.cli.failures import present_with_failures
-from interlock.cli.output import present, sheet, table
+from interlock.cli.output import present, sheet, shown_range, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,7 +36,7 @@ def _sources(listed: SourceList) -> RenderableType:
             source.since,
             source.attempt,
             source.waiting or None,
-            source.next_at or source.hook or _reached(source),
+            _next(source) or source.hook or _reached(source),
             source.paused or source.last_error,
         )
         for source in listed.sources
@@ -55,8 +54,21 @@ def _sources(listed: SourceList) -> RenderableType:
     return table(columns, rows, empty="The DAG has no sources.")
 
 
+def _next(source: SourceView) -> str | None:
+    """Shows the next start, with the partitions that it stands for."""
+    if source.next_at is None:
+        return None
+    start = f"{source.next_at.astimezone():%Y-%m-%d %H:%M:%S}"
+    if source.next_start_date is None:
+        return start
+    return f"{start} for {shown_range(0, 0, source.next_start_date, source.next_end_date)}"
+
+
 def _reached(source: SourceView) -> str | None:
-    return ", ".join(f"{one.output} {one.last_scope}" for one in source.outputs if one.last_scope is not None) or None
+    reached = (
+        f"{one.output} {one.last_dates or one.last_scope}" for one in source.outputs if one.last_scope is not None
+    )
+    return ", ".join(reached) or None
 
 
 @command(
@@ -93,6 +105,7 @@ def _secret(made: HookSecret) -> RenderableType:
     app,
     "trigger",
     example="interlock source trigger orders corrections --range 100-199\n"
+    "interlock source trigger orders days --range 2026-11-01..2026-11-18\n"
     'interlock source trigger orders imports --payload \'{"file": "2025.csv"}\'',
 )
 def trigger(
@@ -107,7 +120,9 @@ def trigger(
     ] = None,
     range_: Annotated[
         str | None,
-        typer.Option("--range", metavar="START-END", help="Range of the output that has changed.", show_default=False),
+        typer.Option(
+            "--range", metavar="RANGE", help="Range or dates of the output that have changed.", show_default=False
+        ),
     ] = None,
     output_name: Annotated[
         str | None,
@@ -125,12 +140,12 @@ def trigger(
     present(answer, output, _accepted)
 
 
-def _event(payload: str | None, cursor: int | None, span: str | None, output: str | None) -> SourceEvent:
+def _event(payload: str | None, cursor: int | None, text: str | None, output: str | None) -> SourceEvent:
     import msgspec
 
     from interlock.wire.dags import SourceEvent
 
-    if sum(given is not None for given in (payload, cursor, span)) != 1:
+    if sum(given is not None for given in (payload, cursor, text)) != 1:
         raise usage("Give one of --payload, --cursor and --range")
     given: dict[str, object] = {} if output is None else {"output": output}
     if payload is not None:
@@ -138,7 +153,7 @@ def _event(payload: str | None, cursor: int | None, span: str | None, output: st
     elif cursor is not None:
         given["cursor"] = cursor
     else:
-        given["start"], given["end"] = _range(span or "")
+        given["start"], given["end"] = range_of(text or "", None)
     try:
         return msgspec.convert(given, SourceEvent)
     except msgspec.ValidationError as error:
@@ -153,13 +168,6 @@ def _json(text: str) -> object:
     except msgspec.DecodeError as error:
         raise usage(f"--payload is not JSON: {error}") from None
     return msgspec.Raw(text.strip())
-
-
-def _range(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([0-9]{1,19})-([0-9]{1,19})", text)
-    if found is None:
-        raise usage(f"--range {text!r} is not a range; write START-END, such as 100-199")
-    return int(found[1]), int(found[2])
 
 
 def _accepted(accepted: SourceEventsAccepted) -> str:

@@ -21,7 +21,7 @@ from interlock.cli.conventions import (
     group,
     usage,
 )
-from interlock.cli.output import confirm, console, must_ask, percent, present, sheet, table
+from interlock.cli.output import confirm, console, must_ask, percent, present, sheet, shown_range, table
 from interlock.cli.progress import watch_task
 from interlock.wire.base import TaskStatus
 from interlock.wire.tasks import RedriveRequest, TaskPage
@@ -108,6 +108,7 @@ def _task(task: TaskView) -> RenderableType:
             ("status", _status(task)),
             ("attempt", task.attempt),
             ("canceling", True if task.cancel_requested else None),
+            ("dates", shown_range(0, 0, task.start_date, task.end_date) if task.start_date else None),
             ("payload", task.payload),
             ("created", task.created_at),
             ("started", task.started_at),

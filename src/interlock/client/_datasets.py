@@ -68,9 +68,9 @@ class DatasetCalls:
         limit: int = PAGE,
         *,
         version: UUID | None = None,
-        within: tuple[int, int] | None = None,
+        within: tuple[int | str, int | str] | None = None,
     ) -> PartitionPage:
-        """Returns partitions that overlap `within`, of the current version unless `version` is given."""
+        """Returns partitions that overlap `within`: of the current version, unless `version` is given."""
         first, last = within or (None, None)
         target = query(
             path("v1", "datasets", dataset, "partitions"),
@@ -90,7 +90,7 @@ class DatasetCalls:
         kind = Invalidated
         return await self._caller.call("POST", target, kind, request, repeatable=request.dry_run)
 
-    async def explain(self, dag: str, job: str, start: int, end: int) -> ScopeExplanation:
+    async def explain(self, dag: str, job: str, start: int | str, end: int | str) -> ScopeExplanation:
         """Explains why a job has or has not processed a scope."""
         target = query(path("v1", "dags", dag, "jobs", job, "explain"), start=start, end=end)
         return await self._caller.call("GET", target, ScopeExplanation)

@@ -11,8 +11,8 @@ from interlock.access.secrets import check_references
 from interlock.dags.checks import pinned_to, udf_configs
 from interlock.dags.cutover import Swaps, complete, publish
 from interlock.dags.definition import Dag, canonical, content_hash, dag_of
-from interlock.dags.generations import Generations, columns, external_names
-from interlock.dags.lineage import Change, compare
+from interlock.dags.generations import Generations, columns
+from interlock.dags.lineage import Change, compare, external_names
 from interlock.dags.parser import Vocabulary, examine
 from interlock.dags.versions import plan, version_view
 from interlock.dags.yaml_nodes import MAX_BYTES

@@ -17,14 +17,13 @@ from interlock.dags.definition import (
     JobOutput,
     OnConflict,
     Output,
-    Published,
     SourceKind,
     Storage,
     WaitFor,
     job_hash,
     source_document,
 )
-from interlock.dags.lineage import producer
+from interlock.dags.lineage import external_names, producer
 from interlock.dags.partitioning import RANGES, Partitions
 from interlock.errors import BadRequest
 from interlock.jobs.definitions import policy_columns, runtime_of, work_columns
@@ -40,12 +39,6 @@ _ENDLESS_SECONDS: Final = 100.0 * 366 * 86_400
 
 OutputName = tuple[str, str]
 """Names of a job and of its output."""
-
-
-def external_names(dag: Dag) -> list[str]:
-    """Returns the names of inputs that other DAGs must publish."""
-    names = {edge.from_.dataset for job in dag.jobs for edge in job.inputs if isinstance(edge.from_, Published)}
-    return sorted(names - dag.publish.keys())
 
 
 def tuning(settings: Settings, job: Job) -> dict[str, Any]:

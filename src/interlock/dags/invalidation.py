@@ -15,10 +15,12 @@ from typing import Final
 from uuid import UUID
 
 from interlock.access.principals import Principal
+from interlock.calendars import Range
 from interlock.dags.routing import Scopes
 from interlock.datasets.registry import Registry
-from interlock.errors import BadRequest, Conflict, TooLarge
+from interlock.errors import Conflict, TooLarge
 from interlock.failpoints import failpoint
+from interlock.http.ranges import range_of
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.dataset_changes import CURSOR, lock_versions
@@ -37,8 +39,6 @@ class Invalidations:
         self._scopes = Scopes(settings)
 
     async def invalidate(self, name: str, request: InvalidateRequest, caller: Principal) -> Invalidated:
-        if request.start > request.end:
-            raise BadRequest(f"`start` must be at most `end`, got {request.start}-{request.end}.", code="bad_partition")
         return await self._database.run(lambda connection: self._invalidate(connection, name, request, caller))
 
     async def _invalidate(
@@ -46,6 +46,7 @@ class Invalidations:
     ) -> Invalidated:
         dataset = await self._registry.find(connection, name, caller)
         producer = await _sql.producer_of(connection, dataset_version=dataset["current_version"], org_id=caller.org_id)
+        span = range_of(producer["partition"] if producer else None, request.start, request.end)
         if producer is None:
             return Invalidated(scopes=0, dry_run=request.dry_run, invalidation_id=None)
         by_job = producer["reactive"] and producer["active"]
@@ -53,7 +54,7 @@ class Invalidations:
         held = sorted(producer["inputs"]) if by_job else [producer["dataset_version"]]
         if not request.dry_run:
             await lock_versions(connection, held)
-        change = _Change(self._scopes, producer, request)
+        change = _Change(self._scopes, producer, span, dry_run=request.dry_run)
         scopes, commit_id = await (change.by_job(connection) if by_job else change.by_hand(connection))
         if commit_id is None:
             return Invalidated(scopes=scopes, dry_run=request.dry_run, invalidation_id=None)
@@ -62,8 +63,8 @@ class Invalidations:
             org_id=caller.org_id,
             dataset_uuid=dataset["dataset_uuid"],
             dataset_version=producer["dataset_version"],
-            start=request.start,
-            end=request.end,
+            start=span[0],
+            end=span[1],
             reason=request.reason,
             asked_by=caller.user,
             scopes=scopes,
@@ -76,16 +77,17 @@ class Invalidations:
 class _Change:
     """One invalidation. Both ways return the number of scopes, and the commit number if anything was written."""
 
-    def __init__(self, scopes: Scopes, producer: Row, request: InvalidateRequest) -> None:
+    def __init__(self, scopes: Scopes, producer: Row, span: Range, *, dry_run: bool) -> None:
         self._scopes = scopes
         self._version: UUID = producer["dataset_version"]
         self._producer = producer
-        self._request = request
+        self._start, self._end = span
+        self._dry_run = dry_run
 
     async def by_job(self, connection: Connection) -> tuple[int, int | None]:
         job_id: UUID = self._producer["job_id"]
-        scopes = await self._given(connection, [job_id], self._request.end)
-        if not scopes or self._request.dry_run:
+        scopes = await self._given(connection, [job_id], self._end)
+        if not scopes or self._dry_run:
             return len(scopes), None
         await _require_free(connection, [job_id])
         commit_id: int = await _sql.next_commit(connection)
@@ -97,19 +99,19 @@ class _Change:
     async def by_hand(self, connection: Connection) -> tuple[int, int | None]:
         state = await _sql.version_for_change(connection, dataset_version=self._version)
         if state["progress"] == CURSOR:
-            return await self._stream(connection, min(self._request.end, state["cursor"]))
+            return await self._stream(connection, min(self._end, state["cursor"]))
         return await self._partitions(connection)
 
     async def _partitions(self, connection: Connection) -> tuple[int, int | None]:
         rows = await _sql.partitions_within(
             connection,
             dataset_version=self._version,
-            start=self._request.start,
-            end=self._request.end,
+            start=self._start,
+            end=self._end,
             limit=MAX_SCOPES + 1,
         )
         _require_few(rows)
-        if not rows or self._request.dry_run:
+        if not rows or self._dry_run:
             return len(rows), None
         commit_id: int = await _sql.next_commit(connection)
         changed = await _sql.renew_partitions(
@@ -125,14 +127,14 @@ class _Change:
     async def _stream(self, connection: Connection, end: int) -> tuple[int, int | None]:
         readers = [row["job_id"] for row in await _sql.active_readers(connection, dataset_version=self._version)]
         scopes = await self._given(connection, readers, end)
-        if not scopes or self._request.dry_run:
+        if not scopes or self._dry_run:
             return len(scopes), None
         await _require_free(connection, sorted({row["job_id"] for row in scopes}))
         commit_id: int = await _sql.next_commit(connection)
         await _sql.set_commit(connection, dataset_version=self._version, commit_id=commit_id)
         changed = {
             "dataset_version": self._version,
-            "range_start": self._request.start,
+            "range_start": self._start,
             "range_end": end,
             "commit_id": commit_id,
         }
@@ -140,10 +142,10 @@ class _Change:
         return len(scopes), commit_id
 
     async def _given(self, connection: Connection, jobs: Sequence[UUID], end: int) -> list[Row]:
-        if not jobs or end < self._request.start:
+        if not jobs or end < self._start:
             return []
         rows: list[Row] = await _sql.scopes_within(
-            connection, job_ids=list(jobs), start=self._request.start, end=end, limit=MAX_SCOPES + 1
+            connection, job_ids=list(jobs), start=self._start, end=end, limit=MAX_SCOPES + 1
         )
         _require_few(rows)
         return rows

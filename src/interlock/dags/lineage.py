@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from interlock.dags.definition import Dag, Input, Job, JobOutput, build_hash, job_hash
+from interlock.dags.definition import Dag, Input, Job, JobOutput, Published, build_hash, job_hash
 
 
 def producer(dag: Dag, edge: Input) -> JobOutput | None:
@@ -15,6 +15,12 @@ def producer(dag: Dag, edge: Input) -> JobOutput | None:
         return edge.from_
     publication = dag.publish.get(edge.from_.dataset)
     return publication.from_ if publication else None
+
+
+def external_names(dag: Dag) -> list[str]:
+    """Returns the names of inputs that other DAGs must publish."""
+    names = {edge.from_.dataset for job in dag.jobs for edge in job.inputs if isinstance(edge.from_, Published)}
+    return sorted(names - dag.publish.keys())
 
 
 def upstream(dag: Dag, job: Job) -> frozenset[str]:

@@ -22,6 +22,7 @@ from interlock.dags.webhook_sources import Call
 from interlock.errors import Unauthenticated, UnsupportedMediaType
 from interlock.http.middleware import peer_of_scope
 from interlock.http.problems import WITH_A_BODY
+from interlock.http.ranges import bound_of
 from interlock.http.requests import Cursor, Http, Limit, decode
 from interlock.tasks.idempotency import Repeat
 from interlock.wire.dags import (
@@ -341,15 +342,15 @@ async def cancel_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView
     return await dags_of(request).backfills.cancel(run_id, principal_of(request).org_id)
 
 
-_FARTHEST = 4_600_000_000_000_000_000
-
-
 Start = Annotated[
-    int, QueryParameter(name="start", ge=-_FARTHEST, le=_FARTHEST, description="first position, inclusive")
+    str, QueryParameter(name="start", min_length=1, max_length=60, description="first position or date, inclusive")
 ]
-
-
-End = Annotated[int, QueryParameter(name="end", ge=-_FARTHEST, le=_FARTHEST, description="last position, inclusive")]
+End = Annotated[
+    str | None,
+    QueryParameter(
+        name="end", required=False, min_length=1, max_length=60, description="last position or date, inclusive"
+    ),
+]
 
 
 @post(
@@ -370,9 +371,11 @@ async def invalidate(request: Http, dataset: FromPath[str], data: JSONBody[Inval
     summary="Explain why a job has processed a scope, or has not",
 )
 async def explain_scope(
-    request: Http, dag: FromPath[str], job: FromPath[str], start: Start, end: End
+    request: Http, dag: FromPath[str], job: FromPath[str], start: Start, end: End = None
 ) -> ScopeExplanation:
-    return await dags_of(request).scope_explanations.explain(dag, job, principal_of(request).org_id, start, end)
+    last = None if end is None else bound_of(end)
+    org_id = principal_of(request).org_id
+    return await dags_of(request).scope_explanations.explain(dag, job, org_id, bound_of(start), last)
 
 
 HANDLERS = [

@@ -19,9 +19,11 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct, field
 
+from interlock.calendars import dates_of, shown
 from interlock.datasets.registry import display_name
-from interlock.errors import BadRequest, NotFound
+from interlock.errors import NotFound
 from interlock.failpoints import failpoint
+from interlock.http.ranges import Bound, range_of
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.low_water import low_water
@@ -269,20 +271,22 @@ class ScopeExplanations:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def explain(self, dag: str, job: str, org_id: UUID, start: int, end: int) -> ScopeExplanation:
-        if start > end:
-            raise BadRequest(f"`start` must be at most `end`, got {start}-{end}.", code="bad_partition")
+    async def explain(self, dag: str, job: str, org_id: UUID, first: Bound, last: Bound | None) -> ScopeExplanation:
         async with self._database.connection() as connection:
             found: Row | None = None
             if "\x00" not in dag + job:
                 found = await _scopes_sql.job_of_dag(connection, org_id=org_id, dag=dag, name=job)
             if found is None:
                 raise NotFound(f"DAG {dag!r} has no job {job!r} in this org; `interlock dag show` lists its jobs.")
+            start, end = range_of(found["partition"], first, last)
             answer = await self._answer(connection, found, start, end)
+        start_date, end_date = dates_of(found["partition"], start, end)
         return ScopeExplanation(
             job_id=found["job_id"],
             start=start,
             end=end,
+            start_date=start_date,
+            end_date=end_date,
             reason=answer.reason,
             detail=answer.detail,
             task_id=answer.task_id,
@@ -296,7 +300,7 @@ class ScopeExplanations:
         given = await _scopes_sql.scope_given(connection, inputs=job["inputs"], limit=_MAX_SCOPES, **scope)
         if given is not None:
             task = await _scopes_sql.task_given(connection, shard=given["task_shard"], task_id=given["task_id"])
-            return _given(given, task)
+            return _given(job, given, task)
         inputs = await _scopes_sql.inputs_in_range(connection, **scope)
         streams = bool(inputs) and all(row["progress"] == CURSOR for row in inputs)
         committed = (await _scopes_sql.streams_read(connection, job_id=job["job_id"]))["committed"] if streams else None
@@ -307,10 +311,11 @@ class ScopeExplanations:
         return _missing(job, inputs, start, end) or (_paused(held) if held else _not_given(committed))
 
 
-def _given(row: Row, task: Row | None) -> _Answer:
-    scope, task_id = f"{row['range_start']}-{row['range_end']}", row["task_id"]
+def _given(job: Row, row: Row, task: Row | None) -> _Answer:
+    key, task_id = f"{row['range_start']}-{row['range_end']}", row["task_id"]
+    scope = shown(job["partition"], row["range_start"], row["range_end"])
     status = None if task is None else task["status"]
-    facts = {"scope": scope, "status": status}
+    facts = {"scope": key, "status": status}
     if row["done"]:
         return _Answer("done", f"Task {task_id} has completed {scope}.", task_id, facts)
     if task is not None and task["dead"]:
@@ -326,16 +331,17 @@ def _given(row: Row, task: Row | None) -> _Answer:
 
 def _missing(job: Row, inputs: Sequence[Row], start: int, end: int) -> _Answer | None:
     """Returns an answer if an input of the job is missing or has different partition bounds."""
+    wanted = shown(job["partition"], start, end)
     absent = [row for row in inputs if not _there(row, end)]
     if absent and (job["wait_for_all"] or len(absent) == len(inputs)):
         names = ", ".join(display_name(row) for row in absent)
         facts = {"missing": [_input_facts(row) for row in absent]}
-        return _Answer("input_missing", f"{start}-{end} is not in {names} yet.", facts=facts)
+        return _Answer("input_missing", f"{wanted} is not in {names} yet.", facts=facts)
     several = job["wait_for_all"] and len(inputs) > 1
     others = [row for row in inputs if row["progress"] != CURSOR and not row["exact"]]
     if several and others:
         bounds = ", ".join(f"{display_name(row)} has {row['nearest']}" for row in others)
-        what = f"Not all inputs have a partition with exactly the bounds {start}-{end}: {bounds}."
+        what = f"Not all inputs have a partition with exactly the bounds {wanted}: {bounds}."
         return _Answer("bounds_differ", what, facts={"inputs": [_input_facts(row) for row in others]})
     return None
 

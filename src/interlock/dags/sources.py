@@ -18,9 +18,12 @@ import msgspec
 import structlog
 from msgspec import Raw, Struct
 
+from interlock.calendars import dates_of, shown
 from interlock.dags.definition import SourceKind
+from interlock.dags.schedules import next_interval
 from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
 from interlock.failpoints import failpoint
+from interlock.http.ranges import range_of
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.low_water import low_water
@@ -261,24 +264,36 @@ def _require_manual(request: _Request, rows: Sequence[Row]) -> None:
 
 def _change(request: _Request, row: Row, scopes: Sequence[SourceEvent]) -> Change:
     named: list[_Named] = _outputs.decode(row["outputs"])
-    events = [_event(scope, named, request.sequence) for scope in scopes]
+    events = [_event(scope, named, request.sequence, row["partition"]) for scope in scopes]
     dataset_changes.check(events, [], [one.granted for one in named])
     return Change(row["producer"], 1, request.org_id, events)
 
 
-def _event(scope: SourceEvent, outputs: Sequence[_Named], sequence: int) -> Event:
+def _event(scope: SourceEvent, outputs: Sequence[_Named], sequence: int, partition: str | None) -> Event:
     found = [one for one in outputs if scope.output in (None, one.name)]
     if len(found) != 1:
         names = ", ".join(str(one.name) for one in outputs) or "none"
         raise BadRequest(f"Set `output` to one of the job's outputs: {names}.", code="unknown_output")
+    start, end = _span(scope, partition)
     return Event(
         dataset_uuid=found[0].dataset_uuid,
         dataset_version=found[0].dataset_version,
         cursor=scope.cursor,
-        start=scope.start,
-        end=scope.end,
+        start=start,
+        end=end,
         sequence=sequence if scope.cursor is None else None,
     )
+
+
+def _span(scope: SourceEvent, partition: str | None) -> tuple[int | None, int | None]:
+    """Returns the range of an event. Integers are checked with all other events; only a date implies its end."""
+    if scope.start is None or (isinstance(scope.start, int) and scope.end is None):
+        if isinstance(scope.end, str) or isinstance(scope.start, str):
+            raise BadRequest("An event with an `end` needs a `start`.", code="bad_event_scope")
+        return scope.start, scope.end
+    if scope.cursor is not None:
+        raise BadRequest("A scope must be either `cursor`, or `start` and `end`.", code="bad_event_scope")
+    return range_of(partition, scope.start, scope.end, aligned=True)
 
 
 log = structlog.get_logger()
@@ -353,6 +368,7 @@ class Sources:
 
 
 def _view(row: Row) -> SourceView:
+    first, last = _next_dates(row)
     return SourceView(
         job=row["name"],
         job_id=row["job_id"],
@@ -368,10 +384,31 @@ def _view(row: Row) -> SourceView:
         last_error=_error(row),
         last_error_at=row["failed_at"],
         next_at=row["next_at"],
+        partition=row["partition"],
+        next_start_date=first,
+        next_end_date=last,
+        catch_up=msgspec.json.decode(row["source"]).get("catch_up"),
         waiting=row["waiting"],
         hook=None if row["hook_id"] is None else f"/v1/hooks/{row['hook_id']}",
-        outputs=msgspec.json.decode(row["outputs"], type=list[SourceOutput]),
+        outputs=[_output(one, row["partition"]) for one in _source_outputs.decode(row["outputs"])],
     )
+
+
+_source_outputs = msgspec.json.Decoder(list[SourceOutput])
+
+
+def _output(one: SourceOutput, partition: str | None) -> SourceOutput:
+    start, dash, end = (one.last_scope or "").rpartition("-")
+    if partition is None or not (dash and start):
+        return one
+    return msgspec.structs.replace(one, last_dates=shown(partition, int(start), int(end)))
+
+
+def _next_dates(row: Row) -> tuple[str | None, str | None]:
+    """Returns the partitions that the next start of a schedule stands for."""
+    source = msgspec.json.decode(row["source"])
+    span = next_interval(source, row["partition"], row["covered_to"], row["next_at"])
+    return (None, None) if span is None else dates_of(row["partition"], *span)
 
 
 def _state(row: Row) -> SourceState:

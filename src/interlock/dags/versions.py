@@ -8,8 +8,10 @@ from uuid import UUID
 import msgspec
 from msgspec import Raw
 
+from interlock.calendars import dates_of
 from interlock.dags.definition import Dag, Input, Job, JobOutput, Published, dag_of
-from interlock.dags.lineage import Change, producer
+from interlock.dags.lineage import Change, external_names, producer
+from interlock.dags.partitioning import Partitions
 from interlock.errors import NotFound
 from interlock.http.cursors import next_cursor, uuid_cursor
 from interlock.stores.postgres import Connection, Database, Row, queries
@@ -43,10 +45,12 @@ async def plan(connection: Connection, org_id: UUID, dag: Dag, change: Change, *
     built = [job for job in dag.jobs if build and job.name in change.rebuilt]
     names = {job.name for job in built}
     read = await _existing(connection, org_id, dag, built)
+    calendars = await _calendars(connection, org_id, dag)
     jobs = [
         PlannedJob(
             name=job.name,
             change=_kind(job.name, change),
+            partition=calendars[job.name],
             new_versions=[output.name for output in job.outputs] if job.name in names else [],
             inputs=[read[_title(dag, edge)] for edge in job.inputs] if job.name in names else [],
         )
@@ -54,6 +58,14 @@ async def plan(connection: Connection, org_id: UUID, dag: Dag, change: Change, *
     ]
     gone = [PlannedJob(name=name, change=JobChange.REMOVED, new_versions=[], inputs=[]) for name in change.removed]
     return sorted([*jobs, *gone], key=lambda job: job.name)
+
+
+async def _calendars(connection: Connection, org_id: UUID, dag: Dag) -> dict[str, str | None]:
+    names = external_names(dag)
+    rows = await _sql.published_by_others(connection, org_id=org_id, names=names, dag_name=dag.name) if names else []
+    partitions = Partitions(dag, {row["name"]: row["partition"] for row in rows})
+    found = {job.name: partitions.calendar(job.name) for job in dag.jobs}
+    return {name: None if calendar is None else str(calendar) for name, calendar in found.items()}
 
 
 def _kind(name: str, change: Change) -> JobChange:
@@ -97,11 +109,14 @@ def _input(title: str, row: Row | None) -> PlannedInput:
     if row is None:
         return PlannedInput(input=title, partitions=0, more=False, cursor=None)
     partitions = row["partitions"] if row["progress"] == "partition" else 0
+    first, last = dates_of(row["partition"], row["range_start"], row["range_end"])
     return PlannedInput(
         input=title,
         partitions=min(partitions, MAX_COUNTED),
         more=partitions > MAX_COUNTED,
         cursor=row["cursor"],
+        start_date=first,
+        end_date=last,
     )
 
 
@@ -240,6 +255,7 @@ def _job(job: Job, row: Row) -> DagJobView:
         operator=row["operator"],
         runtime=row["runtime"],
         source=row["source"],
+        partition=row["partition"],
         paused=row["paused"],
         outputs=[
             DagOutput(name=name, dataset_uuid=ref.dataset_uuid, dataset_version=ref.dataset_version)

@@ -17,8 +17,10 @@ from uuid import UUID
 from msgspec import Raw
 
 from interlock.access.principals import Principal
+from interlock.calendars import dates_of
 from interlock.errors import Forbidden, NotFound
 from interlock.http.cursors import FIRST, HIGHEST, LOWEST, next_cursor, number_cursor, uuid_cursor
+from interlock.http.ranges import Bound, range_of
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.wire.access import Role
 from interlock.wire.datasets import (
@@ -100,7 +102,7 @@ class Registry:
         caller: Principal,
         *,
         version: UUID | None,
-        within: tuple[int, int],
+        within: tuple[Bound | None, Bound | None],
         cursor: str | None,
         limit: int,
     ) -> PartitionPage:
@@ -110,12 +112,14 @@ class Registry:
             wanted = version or dataset["current_version"]
             if version is not None:
                 await _require_version(connection, version, dataset["dataset_uuid"], name)
+            partition = await _sql.partition_of(connection, dataset_version=wanted)
+            from_, to = _within(partition, *within)
             rows = await _sql.partitions_of(
-                connection, dataset_version=wanted, after=after, from_=within[0], to=within[1], limit=limit
+                connection, dataset_version=wanted, after=after, from_=from_, to=to, limit=limit
             )
         return PartitionPage(
             dataset_version=wanted,
-            partitions=[_partition(row) for row in rows],
+            partitions=[_partition(row, partition) for row in rows],
             next_cursor=next_cursor(rows, limit, "range_start"),
         )
 
@@ -125,6 +129,13 @@ class Registry:
             dataset = await self.find(connection, name, caller)
             rows = await _sql.events_of(connection, dataset_uuid=dataset["dataset_uuid"], before=before, limit=limit)
         return DatasetEventPage(events=[_event(row) for row in rows], next_cursor=next_cursor(rows, limit, "event_id"))
+
+
+def _within(partition: str | None, start: Bound | None, end: Bound | None) -> tuple[int, int]:
+    """Returns the bounds of a filter. A missing bound is open."""
+    from_ = LOWEST if start is None else range_of(partition, start, None)[0]
+    to = HIGHEST if end is None else range_of(partition, end, None)[1]
+    return from_, to
 
 
 async def _by_any_name(connection: Connection, name: str, org_id: UUID) -> Row | None:
@@ -175,12 +186,14 @@ def _summary(row: Row) -> DatasetSummary:
         **names_of(row),
         storage=row["storage"] or "parquet",
         current_version=row["current_version"],
+        partition=row["partition"],
         progress=row["progress"],
         cursor=row["cursor"],
     )
 
 
 def _version(row: Row) -> DatasetVersionView:
+    first, last = dates_of(row["partition"], row["range_start"], row["range_end"])
     return DatasetVersionView(
         dataset_version=row["dataset_version"],
         state=VersionState(row["state"]),
@@ -193,17 +206,23 @@ def _version(row: Row) -> DatasetVersionView:
         cursor=row["cursor"],
         start=row["range_start"],
         end=row["range_end"],
+        partition=row["partition"],
+        start_date=first,
+        end_date=last,
         partitions=min(row["partitions"], _COUNTED),
         more_partitions=row["partitions"] > _COUNTED,
         created_at=row["created_at"],
     )
 
 
-def _partition(row: Row) -> PartitionView:
+def _partition(row: Row, partition: str | None) -> PartitionView:
+    first, last = dates_of(partition, row["range_start"], row["range_end"])
     return PartitionView(
         partition_key=f"{row['range_start']}-{row['range_end']}",
         start=row["range_start"],
         end=row["range_end"],
+        start_date=first,
+        end_date=last,
         commit=row["commit_id"],
         task_id=row["task_id"],
         attempt=row["attempt"],
@@ -216,6 +235,7 @@ def _partition(row: Row) -> PartitionView:
 
 
 def _event(row: Row) -> DatasetEventView:
+    first, last = dates_of(row["partition"], row["range_start"], row["range_end"])
     return DatasetEventView(
         event_id=row["event_id"],
         dataset_version=row["dataset_version"],
@@ -223,6 +243,8 @@ def _event(row: Row) -> DatasetEventView:
         partition_key=row["partition_key"],
         start=row["range_start"],
         end=row["range_end"],
+        start_date=first,
+        end_date=last,
         commit=row["commit_id"],
         task_id=row["task_id"],
         attempt=row["attempt"],

@@ -14,7 +14,7 @@ from interlock.access.guards import capability_guard, claims_of, principal_of, u
 from interlock.access.tokens import require_binding
 from interlock.datasets.build import datasets_of
 from interlock.datasets.registry import MAX_DEPTH
-from interlock.http.cursors import HIGHEST, LOWEST
+from interlock.http.ranges import bound_of
 from interlock.http.requests import Cursor, Http, Limit
 from interlock.wire.access import CredentialsRequest, TaskCredentials
 from interlock.wire.attempts import DataReply, DataRequest
@@ -30,20 +30,14 @@ from interlock.wire.datasets import (
     PublishStatus,
 )
 
-_FARTHEST = 4_600_000_000_000_000_000
-"""Slightly below the maximum position. Limits in an OpenAPI document are floats, and this value is exact as a float."""
 From = Annotated[
-    int | None,
-    QueryParameter(name="from", required=False, ge=-_FARTHEST, le=_FARTHEST, description="first position, inclusive"),
+    str | None,
+    QueryParameter(name="from", required=False, max_length=60, description="first position or date, inclusive"),
 ]
 To = Annotated[
-    int | None,
-    QueryParameter(name="to", required=False, ge=-_FARTHEST, le=_FARTHEST, description="last position, inclusive"),
+    str | None,
+    QueryParameter(name="to", required=False, max_length=60, description="last position or date, inclusive"),
 ]
-Start = Annotated[
-    int, QueryParameter(name="start", ge=-_FARTHEST, le=_FARTHEST, description="first position, inclusive")
-]
-End = Annotated[int, QueryParameter(name="end", ge=-_FARTHEST, le=_FARTHEST, description="last position, inclusive")]
 Depth = Annotated[
     int,
     QueryParameter(
@@ -88,7 +82,7 @@ async def list_partitions(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> PartitionPage:
-    within = (LOWEST if first is None else first, HIGHEST if last is None else last)
+    within = (None if first is None else bound_of(first), None if last is None else bound_of(last))
     return await datasets_of(request).registry.partitions(
         dataset, principal_of(request), version=version, within=within, cursor=cursor, limit=limit
     )

@@ -12,7 +12,8 @@ not lost: any ingest process finds them on its next pass.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,9 +22,11 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
+from interlock.calendars import calendar_of, dates_of, interval_payload
 from interlock.errors import BadRequest, Conflict, NotFound
 from interlock.failpoints import failpoint
 from interlock.http.cursors import next_cursor, uuid_cursor
+from interlock.http.ranges import range_of
 from interlock.jobs.run_sources import START, Batch, Place, ScopePlace, ScopesSource, announce
 from interlock.jobs.task_rows import table_of
 from interlock.processes.loop import Periodic
@@ -155,6 +158,9 @@ def _last(run: Row) -> int:
     return int(run["held_from"] + min(fitting, left) - 1)
 
 
+Scope = Row | Mapping[str, Any]
+"""A scope by the column names of scopes_after. Any: values of a row."""
+
 _COUNTED: Final = 100_000
 """Limit for counting scopes before a backfill starts; beyond it, the answer has only `more`."""
 _PAGE: Final = 5000
@@ -171,32 +177,37 @@ class Backfills:
         self._actions = actions
 
     async def start(self, dag: str, job: str, request: BackfillRequest, org_id: UUID, user: str) -> BackfillAnswer:
-        if request.start > request.end:
-            raise BadRequest(f"`start` must be at most `end`, got {request.start}-{request.end}.", code="bad_range")
         async with self._database.transaction() as connection:
             row = await self._job(connection, dag, job, org_id)
-            count, first = await _count(connection, row["job_id"], request)
+            source = _source(row, request)
+            count, first = await _count(connection, row, source)
             more = count > _COUNTED
             answer = BackfillAnswer(scopes=min(count, _COUNTED), more=more, first=first, dry_run=request.dry_run)
             if request.dry_run:
                 return answer
-            started = await self._write(connection, row, request, org_id, user, None if more else count)
+            started = await self._write(connection, row, request, source, user, None if more else count)
             await failpoint("submit.before_commit")
         return msgspec.structs.replace(answer, backfill=started)
 
     async def _write(
-        self, connection: Connection, job: Row, request: BackfillRequest, org_id: UUID, user: str, total: int | None
+        self,
+        connection: Connection,
+        job: Row,
+        request: BackfillRequest,
+        source: ScopesSource,
+        user: str,
+        total: int | None,
     ) -> BackfillView:
         """Records the backfill; the ingest creates its tasks."""
-        source = ScopesSource(start=request.start, end=request.end)
+        org_id = job["org_id"]
         run = await _sql.start_backfill(
             connection,
             org_id=org_id,
             job_id=job["job_id"],
             range_size=range_size_of(job["max_queue_depth"], self._settings),
             source=msgspec.json.encode(source).decode(),
-            range_start=request.start,
-            range_end=request.end,
+            range_start=source.start,
+            range_end=source.end,
             priority=1 if request.priority is Priority.BULK else 0,
             reason=request.reason,
             requested_by=user,
@@ -211,9 +222,10 @@ class Backfills:
             row = await _sql.job_of_dag(connection, org_id=org_id, dag_name=dag, name=job)
         if row is None:
             raise NotFound(f"There is no job {job!r} of DAG {dag!r} in this org.")
-        if not row["inputs"]:
+        if not row["inputs"] and (row["partition"] is None or row["kind"] == "always_on"):
             raise Conflict(
-                f"Job {job!r} is a source and has no inputs to recompute. Backfill a job that reads from it.",
+                f"Job {job!r} is a source without inputs to recompute. Backfill a job that reads from it, or give the "
+                "source time partitions, such as `partition: daily`.",
                 code="no_inputs",
             )
         return row
@@ -259,13 +271,30 @@ class Backfills:
         return await self.one(run_id, org_id)
 
 
-async def _count(connection: Connection, job_id: UUID, request: BackfillRequest) -> tuple[int, list[BackfillScope]]:
+def _source(job: Row, request: BackfillRequest) -> ScopesSource:
+    """Returns the scopes of a backfill. Those of a source are the partitions of its calendar that have begun."""
+    partition = job["partition"]
+    start, end = range_of(partition, request.start, request.end, aligned=not job["inputs"], code="bad_range")
+    if job["inputs"]:
+        return ScopesSource(start=start, end=end)
+    calendar = calendar_of(partition)
+    now: int = job["now"]
+    if end > (last := calendar.partition(now))[1]:
+        raise BadRequest(
+            f"The range ends with {calendar.dates(start, end).last}, which has not begun: end it with "
+            f"{calendar.dates(*last).last} or earlier.",
+            code="range_in_future",
+        )
+    return ScopesSource(start=start, end=end, calendar=partition)
+
+
+async def _count(connection: Connection, job: Row, source: ScopesSource) -> tuple[int, list[BackfillScope]]:
     """Counts scopes, up to one more than the limit, and returns the first few."""
     place, count, looked_at, first = START, 0, 0, list[BackfillScope]()
     while looked_at <= _COUNTED:
-        page = await scopes_after(connection, job_id, ScopesSource(start=request.start, end=request.end), place, _PAGE)
+        page = await scopes_after(connection, job["job_id"], source, place, _PAGE)
         ready = [scope for scope in page if scope["commit_id"] is not None]
-        first += [_scope(scope) for scope in ready[: _SHOWN - len(first)]]
+        first += [_scope(scope, job["partition"]) for scope in ready[: _SHOWN - len(first)]]
         count, looked_at = count + len(ready), looked_at + len(page)
         if len(page) < _PAGE:
             return count, first
@@ -275,9 +304,11 @@ async def _count(connection: Connection, job_id: UUID, request: BackfillRequest)
 
 async def scopes_after(
     connection: Connection, job_id: UUID, source: ScopesSource, place: ScopePlace, limit: int
-) -> list[Row]:
+) -> Sequence[Scope]:
     """Returns scopes in order. Scopes that some input lacks are included, without a commit."""
-    rows: list[Row] = await _sql.scopes_after(
+    if source.calendar is not None:
+        return _intervals_after(source, source.calendar, place, limit)
+    rows: Sequence[Scope] = await _sql.scopes_after(
         connection,
         job_id=job_id,
         range_start=source.start,
@@ -290,21 +321,43 @@ async def scopes_after(
     return rows
 
 
-def place_of(scope: Row) -> ScopePlace:
+def _intervals_after(source: ScopesSource, partition: str, place: ScopePlace, limit: int) -> list[Scope]:
+    calendar = calendar_of(partition)
+    start = source.start if place == START else place.end + 1
+    return [
+        {
+            "input_index": 0,
+            "range_start": first,
+            "range_end": last,
+            "of_stream": False,
+            "commit_id": 0,
+            "payload": interval_payload(calendar, (first, last)),
+        }
+        for first, last in islice(calendar.partitions(start, source.end), limit)
+    ]
+
+
+def place_of(scope: Scope) -> ScopePlace:
     return ScopePlace(input_index=scope["input_index"], start=scope["range_start"], end=scope["range_end"])
 
 
-def _scope(row: Row) -> BackfillScope:
-    return BackfillScope(input_index=row["input_index"], start=row["range_start"], end=row["range_end"])
+def _scope(row: Scope, partition: str | None) -> BackfillScope:
+    start, end = row["range_start"], row["range_end"]
+    first, last = dates_of(partition, start, end)
+    return BackfillScope(input_index=row["input_index"], start=start, end=end, start_date=first, end_date=last)
 
 
 def _view(row: Row) -> BackfillView:
+    first, last = dates_of(row["partition"], row["range_start"], row["range_end"])
     return BackfillView(
         run_id=row["run_id"],
         job_id=row["job_id"],
         job=JobRef(dag_name=row["dag_name"], name=row["name"]),
         start=row["range_start"],
         end=row["range_end"],
+        partition=row["partition"],
+        start_date=first,
+        end_date=last,
         priority=Priority.BULK if row["priority"] else Priority.NORMAL,
         reason=row["reason"],
         requested_by=row["requested_by"],
@@ -379,9 +432,9 @@ class Scopes:
     async def verify(self) -> None:
         """Does nothing: scopes have no checksum to verify against."""
 
-    async def _next(self, at: ScopePlace) -> tuple[list[Row], ScopePlace, bool]:
+    async def _next(self, at: ScopePlace) -> tuple[list[Scope], ScopePlace, bool]:
         """Returns scopes that every input has, the last scope inspected, and whether more may follow."""
-        ready: list[Row] = []
+        ready: list[Scope] = []
         while len(ready) < self._rows:
             limit = min(_PAGE, self._rows - len(ready))
             async with self._database.connection() as connection:
@@ -392,7 +445,7 @@ class Scopes:
                 return ready, at, False
         return ready, at, True
 
-    def _batch(self, scopes: list[Row], reached: ScopePlace, line: int) -> Batch:
+    def _batch(self, scopes: list[Scope], reached: ScopePlace, line: int) -> Batch:
         count = len(scopes)
         payloads = pa.array([_payload(scope) for scope in scopes], pa.string())
         indexes = np.arange(line, line + count, dtype=np.int64)
@@ -407,8 +460,10 @@ class Scopes:
         )
 
 
-def _payload(scope: Row) -> str:
-    """Builds the same payload as a task created by an event; see give_scopes. Stream ranges count as changed."""
+def _payload(scope: Scope) -> str:
+    """Builds the same payload as a task created by an event or a schedule. Stream ranges count as changed."""
+    if "payload" in scope:
+        return msgspec.json.encode(scope["payload"]).decode()
     start, end = scope["range_start"], scope["range_end"]
     changed = (start, end) if scope["of_stream"] else (None, None)
     return msgspec.json.encode(

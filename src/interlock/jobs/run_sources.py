@@ -67,6 +67,8 @@ class ScopesSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     start: int
     end: int
     after: ScopePlace = START
+    calendar: str | None = None
+    """For a source job: the calendar whose partitions are the scopes."""
 
 
 def part_uri(prefix: str, part: int) -> str:

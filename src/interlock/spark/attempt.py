@@ -181,7 +181,7 @@ def _write(operator: Operator, returned: object, ctx: TaskContext, data: TaskDat
             "an output has, or to None."
         )
     return [
-        write(frame, output, schema, ctx.scope, column)
+        write(frame, output, schema, ctx.scope, column, ctx.file_suffix)
         for frame, output, schema in zip(frames, data.outputs, schemas, strict=True)
     ]
 

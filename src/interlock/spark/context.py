@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from interlock.calendars import calendar_of
 from interlock.spark.operators import BUILT_IN
 from interlock.wire.attempts import TaskData
 from interlock.workers import context
@@ -67,6 +69,23 @@ class TaskContext(context.TaskContext):
             if one.start is not None and one.end is not None:
                 return Scope(one.start, one.end)
         return _given_scope(self.payload)
+
+    def _span(self) -> tuple[int, int] | None:
+        return None if self.scope is None else (self.scope.start, self.scope.end)
+
+    def file_suffix(self, scope: Scope) -> str:
+        """Returns the range in the name of a file: dates, or integers."""
+        if self._work.partition is None:
+            return f"{scope.start}_{scope.end}"
+        return calendar_of(self._work.partition).file_suffix(scope.start, scope.end)
+
+    def in_interval(self, frame: DataFrame, column: str) -> DataFrame:
+        """Returns the rows whose time lies in the task's interval. The column is a date or a timestamp.
+
+        A date, and a timestamp without a time zone, are taken as local to the time zone of the partition.
+        """
+        filtered: DataFrame = import_module("interlock.spark.intervals").in_interval(frame, column, self.interval)
+        return filtered
 
     def persist(self, frame: DataFrame) -> DataFrame:
         """Caches a DataFrame until the attempt ends. Use it for one from which several outputs are computed."""

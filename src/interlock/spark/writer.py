@@ -6,6 +6,7 @@ marker is written last. No reader sees the file before the dispatcher has commit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -32,12 +33,16 @@ def write(
     declared: StructType | None,
     scope: Scope | None,
     range_column: str | None,
+    suffix: Callable[[Scope], str] = str,
 ) -> tuple[Output, Event]:
-    """Writes one output. `range_column` applies only if the output has a column of that name."""
+    """Writes one output. `range_column` applies only if the output has a column of that name.
+
+    `suffix` is the range in the name of the file.
+    """
     if scope is None:
         raise NoScope(
             f"Output {output.name} has no range: the task has neither an input nor a payload with a range. Give the "
-            'job an input, or trigger it with a payload such as {"start": 0, "end": 99}.'
+            'job an input or `partition: daily`, or trigger it with a payload such as {"start": 0, "end": 99}.'
         )
     if output.storage != _FILES:
         raise WrongOutputs(
@@ -49,7 +54,7 @@ def write(
     if placed_by is not None:
         check_range_column(columns, placed_by, output.name)
     schema = _following(output, schema_of(columns, placed_by))
-    file = _file(output, schema, scope)
+    file = _file(output, schema, scope, suffix(scope))
     written = _run(_selected(frame, columns, schema), file)
     return _committed(output, file, written, schema, scope)
 
@@ -68,7 +73,7 @@ def _following(output: OutputData, schema: DatasetSchema) -> DatasetSchema:
     return merged if output.unique_key else schema
 
 
-def _file(output: OutputData, schema: DatasetSchema, scope: Scope) -> PartitionFile:
+def _file(output: OutputData, schema: DatasetSchema, scope: Scope, suffix: str) -> PartitionFile:
     struct = struct_of(schema)
     if missing := [name for name in output.unique_key if name not in struct.names]:
         raise WrongColumns(
@@ -77,7 +82,7 @@ def _file(output: OutputData, schema: DatasetSchema, scope: Scope) -> PartitionF
         )
     return PartitionFile(
         output=output.name,
-        location=f"{output.write_prefix}{output.name}_{scope.start}_{scope.end}.parquet",
+        location=f"{output.write_prefix}{output.name}_{suffix}.parquet",
         schema=_arrow(struct),
         scope=scope,
         range_column=schema.range_column,

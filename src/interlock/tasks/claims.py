@@ -86,6 +86,7 @@ class _Job:
     inputs: list[TaskInput]
     together: bool
     """True if a task covers the same scope of every input, not of one input only."""
+    partition: str | None
     secrets: tuple[str, ...]
     """Names of the secrets that the config refers to."""
 
@@ -478,6 +479,7 @@ class Claims:
             run_id=owner.run_id,
             index=task.index,
             outputs=outputs,
+            partition=job.partition,
             timeout_at=owner.timeout_at,
         )
 
@@ -561,7 +563,7 @@ def _job(row: Row, inputs: dict[UUID, list[TaskInput]]) -> _Job:
     read = inputs.get(row["job_id"], [])
     together = row["wait_for_all"] or len(read) == 1
     names = tuple(secret_names(row["config"]))
-    return _Job(ref, row["operator"], Raw(row["config"]), outputs_of(row), read, together, names)
+    return _Job(ref, row["operator"], Raw(row["config"]), outputs_of(row), read, together, row["partition"], names)
 
 
 def _by_range(rows: list[Row]) -> list[_Group]:
@@ -604,6 +606,7 @@ def _claim_group(group: _Group, job: _Job, secrets: list[TaskSecret]) -> ClaimGr
         lease_expires_at=lease.lease_expires_at,
         timeout_at=lease.timeout_at,
         tasks=group.tasks,
+        partition=job.partition,
         secrets=secrets,
     )
 

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from interlock.access.tokens import read_prefix, write_prefix
+from interlock.calendars import BadDate, calendar_of
 from interlock.errors import BadRequest, Conflict, Forbidden, InterlockError
 from interlock.schemas import MARKER, MAX_MARKER_BYTES, DatasetSchema, Marker, SchemaClash, evolved, hash_of
 from interlock.stores.objects import Objects
@@ -166,6 +167,7 @@ async def admit(connection: Connection, changes: Sequence[Change]) -> Admitted:
         try:
             _check_progress(change, rows, streams)
             _check_places(change, rows)
+            _check_calendar(change, rows)
         except InterlockError as error:
             refused[change.task_id] = error
     fitting = [change for change in changes if change.task_id not in refused]
@@ -225,6 +227,21 @@ def _check_progress(change: Change, rows: dict[UUID, Row], streams: dict[UUID, i
                 f"move back to {output.cursor}. Report a rewritten range as a partition.",
                 code="cursor_backwards",
             )
+
+
+def _check_calendar(change: Change, rows: dict[UUID, Row]) -> None:
+    """Checks that time partitions begin and end with an hour, day or month."""
+    for scope in change.scopes():
+        known = rows.get(scope.dataset_version)
+        if known is None or known["partition"] is None or known["progress"] == CURSOR:
+            continue
+        try:
+            calendar_of(known["partition"]).check(scope.start, scope.end)
+        except BadDate as error:
+            raise BadRequest(
+                f"Dataset version {scope.dataset_version} has partitions that are {known['partition']}, but {error}.",
+                code="misaligned_partition",
+            ) from None
 
 
 def _check_places(change: Change, rows: dict[UUID, Row]) -> None:

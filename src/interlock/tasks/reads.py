@@ -11,8 +11,9 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
+from interlock.calendars import dates_of
 from interlock.errors import NotFound
 from interlock.http.cursors import bad_cursor, next_cursor, uuid_cursor
 from interlock.stores.postgres import Connection, Database, Row, queries
@@ -460,7 +461,27 @@ def _priority(number: int) -> Priority:
     return Priority.BULK if number else Priority.NORMAL
 
 
+class _Scope(Struct, frozen=True):
+    start: int
+    end: int
+
+
+_scope = msgspec.json.Decoder(_Scope)
+
+
+def _dates(row: Row) -> tuple[str | None, str | None]:
+    """Returns the range of a task as dates, if its job has time partitions."""
+    if row["partition"] is None:
+        return None, None
+    try:
+        scope = _scope.decode(row["payload"])
+    except (msgspec.MsgspecError, RecursionError):
+        return None, None
+    return dates_of(row["partition"], scope.start, scope.end)
+
+
 def _task_view(row: Row) -> TaskView:
+    first, last = _dates(row)
     return TaskView(
         task_id=row["task_id"],
         job_id=row["job_id"],
@@ -473,6 +494,8 @@ def _task_view(row: Row) -> TaskView:
         cancel_requested=row["cancel_requested"],
         priority=_priority(row["priority"]),
         payload=Raw(row["payload"]),
+        start_date=first,
+        end_date=last,
         created_at=row["created_at"],
         started_at=row["started_at"],
         ended_at=row["ended_at"],

@@ -92,6 +92,8 @@ class TaskPayload(Struct, frozen=True, kw_only=True):
     run_id: UUID | None
     index: int | None
     outputs: list[WriteGrant]
+    partition: str | None = None
+    """For a job with time partitions: their length and time zone, such as `daily Europe/Berlin`."""
     timeout_at: datetime | None
     """Null if the task is fetched before its first claim."""
 
@@ -133,6 +135,8 @@ class ClaimGroup(Struct, frozen=True, kw_only=True):
     lease_expires_at: datetime
     timeout_at: datetime
     tasks: list[GroupedTask]
+    partition: str | None = None
+    """See `TaskPayload`."""
     secrets: list[TaskSecret] = field(default_factory=list)
     """See `ClaimReply`."""
 

@@ -49,6 +49,10 @@ Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)]
 Attempt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Index = Annotated[int, Meta(ge=0, le=2**62)]
 Position = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+DateText = Annotated[str, Meta(min_length=1, max_length=60)]
+"""A month, day or hour, such as 2026-11, 2026-11-18 or 2026-11-18T06."""
+Bound = Position | DateText
+"""A bound of a range: a position, or a date of a dataset with time partitions."""
 Text = Annotated[str, Meta(max_length=10_000)]
 
 

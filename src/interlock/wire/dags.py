@@ -9,7 +9,7 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from interlock.wire.base import Name, Position, Priority, Reply, Request, RunState
+from interlock.wire.base import Bound, Name, Position, Priority, Reply, Request, RunState
 from interlock.wire.jobs import Counts
 from interlock.wire.tasks import JobRef
 
@@ -52,10 +52,11 @@ class BackfillState(StrEnum):
 
 
 class BackfillRequest(Request, frozen=True, kw_only=True):
-    """Recomputes the scopes of a job that overlap `start` to `end`."""
+    """Recomputes the scopes of a job that overlap `start` to `end`: integers, or dates for time partitions."""
 
-    start: Position
-    end: Position
+    start: Bound
+    end: Bound | None = None
+    """Included. Defaults to `start`."""
     priority: Priority = Priority.BULK
     reason: Annotated[str, Meta(max_length=1_000)] | None = None
     dry_run: bool = False
@@ -65,6 +66,10 @@ class BackfillScope(Reply, frozen=True, kw_only=True):
     input_index: int
     start: int
     end: int
+    start_date: str | None = None
+    """For time partitions: the date of the first one."""
+    end_date: str | None = None
+    """The date of the last one, included."""
 
 
 class BackfillView(Reply, frozen=True, kw_only=True):
@@ -73,6 +78,10 @@ class BackfillView(Reply, frozen=True, kw_only=True):
     job: JobRef
     start: int
     end: int
+    partition: str | None = None
+    """For time partitions: their length and time zone, such as `daily Europe/Berlin`."""
+    start_date: str | None = None
+    end_date: str | None = None
     priority: Priority
     reason: str | None
     requested_by: str
@@ -148,11 +157,17 @@ class PlannedInput(Reply, frozen=True, kw_only=True):
     """True if there are more than were counted."""
     cursor: int | None
     """For a stream: the position up to which it is complete."""
+    start_date: str | None = None
+    """For time partitions: the date of the first one."""
+    end_date: str | None = None
+    """The date of the last one."""
 
 
 class PlannedJob(Reply, frozen=True, kw_only=True):
     name: str
     change: JobChange
+    partition: str | None = None
+    """Length and time zone of its time partitions, such as `daily Europe/Berlin`; null for integer ranges."""
     new_versions: list[str]
     """Outputs that get a new dataset version."""
     inputs: list[PlannedInput]
@@ -216,6 +231,8 @@ class DagJobView(Reply, frozen=True, kw_only=True):
     runtime: str
     source: str | None
     """Kind of source; null for other jobs."""
+    partition: str | None = None
+    """Length and time zone of its time partitions; null for integer ranges."""
     paused: bool
     outputs: list[DagOutput]
 
@@ -308,6 +325,8 @@ class SourceOutput(Reply, frozen=True, kw_only=True):
     """For a stream: the position up to which it is complete."""
     last_scope: str | None
     """Scope of its newest event: a cursor or a partition."""
+    last_dates: str | None = None
+    """The same partition as dates."""
     last_at: datetime | None
 
 
@@ -331,6 +350,13 @@ class SourceView(Reply, frozen=True, kw_only=True):
     last_error_at: datetime | None
     next_at: datetime | None
     """Next start of a schedule."""
+    partition: str | None = None
+    """Length and time zone of its time partitions."""
+    next_start_date: str | None = None
+    """First of the partitions that the next start of a schedule stands for. Null if none will have ended by then."""
+    next_end_date: str | None = None
+    catch_up: str | None = None
+    """Which missed starts of a schedule are made up for."""
     waiting: int
     """Triggers that are not tasks yet. Counting stops at 1,000."""
     hook: str | None
@@ -348,8 +374,9 @@ class SourceEvent(Request, frozen=True, kw_only=True):
     output: Name | None = None
     """Optional for a job with one output."""
     cursor: Position | None = None
-    start: Position | None = None
-    end: Position | None = None
+    start: Bound | None = None
+    end: Bound | None = None
+    """Defaults to `start`, if that is a date."""
     payload: Raw | UnsetType = UNSET
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import Meta, Raw, field
 
 from interlock.wire.access import Role
-from interlock.wire.base import Position, Reply, Request
+from interlock.wire.base import Bound, Reply, Request
 
 
 class PublishStatus(StrEnum):
@@ -93,6 +93,8 @@ class DatasetSummary(Reply, frozen=True, kw_only=True):
     output: str | None
     storage: str
     current_version: UUID
+    partition: str | None = None
+    """Length and time zone of its time partitions, such as `daily Europe/Berlin`; null for integer ranges."""
     progress: Literal["cursor", "partition"] | None
     """A stream or partitions; null until the first change."""
     cursor: int | None
@@ -119,6 +121,12 @@ class DatasetVersionView(Reply, frozen=True, kw_only=True):
     """Start of the first partition."""
     end: int | None
     """End of the last partition."""
+    partition: str | None = None
+    """Length and time zone of its time partitions; null for integer ranges."""
+    start_date: str | None = None
+    """Date of the first time partition."""
+    end_date: str | None = None
+    """Date of the last time partition."""
     partitions: int
     more_partitions: bool
     """True if there are more than were counted."""
@@ -142,6 +150,10 @@ class PartitionView(Reply, frozen=True, kw_only=True):
     partition_key: str
     start: int
     end: int
+    start_date: str | None = None
+    """For a time partition: its date."""
+    end_date: str | None = None
+    """Its last date, which differs if it consists of several days, hours or months."""
     commit: int
     task_id: UUID
     attempt: int
@@ -165,6 +177,8 @@ class DatasetEventView(Reply, frozen=True, kw_only=True):
     partition_key: str | None
     start: int | None
     end: int | None
+    start_date: str | None = None
+    end_date: str | None = None
     commit: int
     task_id: UUID
     attempt: int
@@ -218,10 +232,11 @@ class Lineage(Reply, frozen=True, kw_only=True):
 
 
 class InvalidateRequest(Request, frozen=True, kw_only=True):
-    """Recomputes an inclusive range. `dry_run` only counts."""
+    """Recomputes an inclusive range: of integers, or of dates for time partitions. `dry_run` only counts."""
 
-    start: Position
-    end: Position
+    start: Bound
+    end: Bound | None = None
+    """Defaults to `start`."""
     reason: Annotated[str, Meta(min_length=1, max_length=2_000)]
     dry_run: bool = False
 
@@ -240,6 +255,8 @@ class ScopeExplanation(Reply, frozen=True, kw_only=True):
     job_id: UUID
     start: int
     end: int
+    start_date: str | None = None
+    end_date: str | None = None
     reason: str
     detail: str
     task_id: UUID | None

@@ -103,6 +103,10 @@ class TaskView(Reply, frozen=True, kw_only=True):
     cancel_requested: bool
     priority: Priority
     payload: Raw
+    start_date: str | None = None
+    """For a task of a job with time partitions: the date of the first partition in its range."""
+    end_date: str | None = None
+    """The date of the last one, included."""
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None

@@ -140,6 +140,7 @@ def lease_of(group: ClaimGroup, outbound: Outbound | None = None, variables: Var
         outbound=outbound if group.operator in ON_SERVERS else None,
         secrets=group.secrets,
         environment=dict(variables.get(group.org_id, {})),
+        partition=group.partition,
     )
     return Lease(
         group.attempt, group.lease_token, group.lease_expires_at, group.timeout_at, group.job_id, group.org_id, work
@@ -168,6 +169,7 @@ def lease_alone(
         outbound=outbound if task.operator in ON_SERVERS else None,
         secrets=list(secrets),
         environment=dict(variables.get(task.org_id, {})),
+        partition=task.partition,
     )
     return Lease(task.attempt, token, expires_at, task.timeout_at, task.job_id, task.org_id, work)
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import msgspec
 
+from interlock.calendars import Interval, calendar_of
 from interlock.wire.access import TaskSecret
 from interlock.wire.attempts import Event, Output, WriteGrant
 from interlock.workers.protocol import Assignment, Outbound, Work
@@ -147,6 +148,31 @@ class TaskContext:
     @cached_property
     def inputs(self) -> list[Any]:
         return [_json.decode(one) for one in self._work.inputs]
+
+    @cached_property
+    def interval(self) -> Interval:
+        """The time that this task stands for, if its job has time partitions: from `start` to before `end`."""
+        if self._work.partition is None:
+            raise TaskFailed(
+                f"Job {self.job} has no time partitions: write `partition: daily` into the job, or use the range in "
+                "the inputs or the payload.",
+                "NoInterval",
+            )
+        span = self._span()
+        if span is None:
+            raise TaskFailed(
+                "This task has no interval: neither its inputs nor its payload have a `start` and an `end`. Start the "
+                "job by its schedule, or with: interlock backfill start DAG JOB DATE.",
+                "NoInterval",
+            )
+        return calendar_of(self._work.partition).interval(*span)
+
+    def _span(self) -> tuple[int, int] | None:
+        """Returns the range of the task: that of its inputs, or `start` and `end` of its payload."""
+        for given in (*self.inputs, _json.decode(self._assignment.payload)):
+            if isinstance(given, dict) and type(given.get("start")) is int and type(given.get("end")) is int:
+                return given["start"], given["end"]
+        return None
 
     @property
     def canceled(self) -> bool:

@@ -56,6 +56,8 @@ class Work(Struct, array_like=True, frozen=True):
     """Secrets of the task's org that the config refers to."""
     environment: dict[str, str] = {}
     """Variables that the worker passes to tasks of this org."""
+    partition: str | None = None
+    """For a job with time partitions: their length and time zone."""
 
     def __repr__(self) -> str:
         return f"Work({self.operator!r}, {self.job!r}, attempt={self.attempt})"

@@ -67,21 +67,25 @@ order by p.name limit :limit;
 
 -- name: existing_inputs
 -- The existing data of datasets by (DAG, job, output), counted up to a bound.
-select d.job_name, d.output_name, v.cursor, v.progress, (
+select d.job_name, d.output_name, v.cursor, v.progress, j.partition, b.range_start, b.range_end, (
            select count(*) from (select 1 from interlock.partitions p where p.dataset_version = d.current_version
                                  limit :limit::int) c) as partitions
 from unnest(:dag_names::text[], :job_names::text[], :output_names::text[]) as a(dag_name, job_name, output_name)
 join interlock.datasets d on d.org_id = :org_id and d.dag_name = a.dag_name and d.job_name = a.job_name
     and d.output_name = a.output_name
-join interlock.dataset_versions v on v.dataset_version = d.current_version and v.purged_at is null;
+join interlock.dataset_versions v on v.dataset_version = d.current_version and v.purged_at is null
+left join interlock.jobs j on j.job_id = v.job_id
+cross join lateral interlock.extent(v.dataset_version) b;
 
 -- name: existing_published
-select p.name, v.cursor, v.progress, (
+select p.name, v.cursor, v.progress, j.partition, b.range_start, b.range_end, (
            select count(*) from (select 1 from interlock.partitions c where c.dataset_version = d.current_version
                                  limit :limit::int) c) as partitions
 from interlock.publications p
 join interlock.datasets d on d.dataset_uuid = p.dataset_uuid
 join interlock.dataset_versions v on v.dataset_version = d.current_version
+left join interlock.jobs j on j.job_id = v.job_id
+cross join lateral interlock.extent(v.dataset_version) b
 where p.org_id = :org_id and p.name = any(:names::text[]);
 
 -- name: insert_datasets
@@ -490,7 +494,7 @@ where dag_id = :dag_id and dag_version < coalesce(:cursor::uuid, 'ffffffff-ffff-
 order by dag_version desc limit :limit;
 
 -- name: dag_jobs
-select j.job_id, j.name, j.operator, j.runtime, j.source ->> 'kind' as source, j.outputs,
+select j.job_id, j.name, j.operator, j.runtime, j.source ->> 'kind' as source, j.partition, j.outputs,
        exists (select 1 from interlock.pauses p where p.job_id = j.job_id) as paused
 from interlock.dag_version_jobs m
 join interlock.jobs j on j.job_id = m.job_id

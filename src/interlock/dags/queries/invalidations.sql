@@ -2,7 +2,7 @@
 
 -- name: producer_of^
 -- The job that writes a dataset version, and its inputs.
-select v.dataset_version, v.progress, v.cursor, j.job_id, j.active,
+select v.dataset_version, v.progress, v.cursor, j.job_id, j.active, j.partition,
        j.dag_name is not null and j.source is null as reactive,
        array(select g.dataset_version from interlock.edges g where g.job_id = j.job_id) as inputs
 from interlock.dataset_versions v

@@ -2,7 +2,7 @@
 -- filtered.
 
 -- name: job_of_dag^
-select job_id, dag_name, name, source is not null as is_source, wait_for_all, jsonb_array_length(inputs) as inputs
+select job_id, dag_name, name, partition, source is not null as is_source, wait_for_all, jsonb_array_length(inputs) as inputs
 from interlock.jobs where org_id = :org_id and coalesce(dag_name, '') = :dag and name = :name and current;
 
 -- name: scope_given^

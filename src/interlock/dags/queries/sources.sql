@@ -5,7 +5,7 @@
 
 -- name: source_generations
 -- The current generation first. The name of an output is that of its dataset.
-select j.job_id, j.current, interlock.source_task_id(j.job_id) as producer, j.source ->> 'kind' as kind, j.source ->> 'auth' as auth,
+select j.job_id, j.current, j.partition, interlock.source_task_id(j.job_id) as producer, j.source ->> 'kind' as kind, j.source ->> 'auth' as auth,
        coalesce((select json_agg(json_build_object('name', d.output_name, 'dataset_uuid', v.dataset_uuid,
                                                    'dataset_version', v.dataset_version) order by v.output_index)
                  from interlock.dataset_versions v join interlock.datasets d on d.dataset_uuid = v.dataset_uuid
@@ -213,7 +213,7 @@ where job_id = any(array(
 -- bounds from the dataset itself: by id only, a dataset without events would mean a scan of all.
 select j.job_id, j.name, j.current, j.source ->> 'kind' as kind,
        t.task_id, t.status, t.dead, t.attempt, t.queued_at, t.started_at, t.ended_at, t.retry_at, t.worker_id,
-       s.restarts, e.error_class, e.error_message, e.ended_at as failed_at, c.next_at,
+       s.restarts, e.error_class, e.error_message, e.ended_at as failed_at, c.next_at, c.covered_to, j.partition, j.source,
        (select h.hook_id from interlock.hooks h
         where h.org_id = j.org_id and h.dag_name = j.dag_name and h.job_name = j.name) as hook_id,
        p.reason as pause_reason, p.since as paused_since,
@@ -251,33 +251,46 @@ select exists (select 1 from interlock.dags where org_id = :org_id and name = :d
 
 -- name: follow_schedules!
 -- Follows new or changed schedules from now on; a time just before the job was first seen is not missed. Forgets
--- schedules of inactive jobs.
-with gone as (
-    delete from interlock.cron_state
-    where job_id = any(array(
-        select c.job_id from interlock.cron_state c join interlock.jobs j on j.job_id = c.job_id
-        where not (j.active and coalesce(j.source ->> 'kind' = 'cron', false))))
+-- schedules of inactive jobs. Those with time partitions rest instead, until their data is purged: after a rollback they
+-- go on where they were. A new generation goes on where the previous one is.
+with inactive as materialized (
+    select c.job_id, j.partition is not null
+                     and not exists (select 1 from interlock.dataset_versions v
+                                     where v.job_id = j.job_id and v.purged_at is not null) as rests
+    from interlock.cron_state c join interlock.jobs j on j.job_id = c.job_id
+    where not (j.active and coalesce(j.source ->> 'kind' = 'cron', false))
+), gone as (
+    delete from interlock.cron_state where job_id = any(array(select job_id from inactive where not rests))
+), resting as (
+    update interlock.cron_state set next_at = null
+    where job_id = any(array(select job_id from inactive where rests)) and next_at is not null
 )
-insert into interlock.cron_state (job_id, source, last_at, next_at)
+insert into interlock.cron_state (job_id, source, last_at, next_at, covered_to)
 select j.job_id, j.source,
-       case when k.job_id is null
-            then greatest(j.created_at, interlock.clock() - coalesce(j.source ->> 'misfire_grace', '60s')::interval)
-            else interlock.clock() end,
-       interlock.clock()
+       case when k.job_id is not null then interlock.clock()
+            when j.partition is not null then j.created_at
+            else greatest(j.created_at, interlock.clock() - coalesce(j.source ->> 'misfire_grace', '60s')::interval) end,
+       interlock.clock(),
+       (select max(b.covered_to) from interlock.jobs o join interlock.cron_state b on b.job_id = o.job_id
+        where o.org_id = j.org_id and o.dag_name = j.dag_name and o.name = j.name and o.partition = j.partition)
 from interlock.jobs j
 left join interlock.cron_state k on k.job_id = j.job_id
-where j.source is not null and j.active and j.source ->> 'kind' = 'cron' and k.source is distinct from j.source
+where j.source is not null and j.active and j.source ->> 'kind' = 'cron'
+  and (k.source is distinct from j.source or (k.next_at is null and j.partition is not null))
 on conflict (job_id) do update
     set source = excluded.source, last_at = excluded.last_at, next_at = excluded.next_at;
 
 -- name: due_schedules
-select job_id, source, last_at, interlock.clock() as now from interlock.cron_state
-where next_at <= interlock.clock() order by next_at limit :limit
-for no key update skip locked;
+select c.job_id, c.source, c.last_at, c.covered_to, interlock.clock() as now,
+       (select j.partition from interlock.jobs j where j.job_id = c.job_id) as partition
+from interlock.cron_state c
+where c.next_at <= interlock.clock() order by c.next_at limit :limit
+for no key update of c skip locked;
 
 -- name: set_schedules!
-update interlock.cron_state c set last_at = i.last_at, next_at = i.next_at
-from unnest(:job_ids::uuid[], :last_ats::timestamptz[], :next_ats::timestamptz[]) as i(job_id, last_at, next_at)
+update interlock.cron_state c set last_at = i.last_at, next_at = i.next_at, covered_to = i.covered_to
+from unnest(:job_ids::uuid[], :last_ats::timestamptz[], :next_ats::timestamptz[], :covered_tos::timestamptz[])
+    as i(job_id, last_at, next_at, covered_to)
 where c.job_id = i.job_id;
 
 -- Webhooks

@@ -25,7 +25,8 @@ where d.org_id = :org_id and d.dataset_uuid = :dataset_uuid;
 
 -- name: list_datasets
 -- Datasets that the role may read, by id.
-select d.dataset_uuid, d.dag_name, d.job_name, d.output_name, d.current_version, v.storage, v.progress, v.cursor, p.names
+select d.dataset_uuid, d.dag_name, d.job_name, d.output_name, d.current_version, v.storage, v.progress, v.cursor, p.names,
+       (select j.partition from interlock.jobs j where j.job_id = v.job_id) as partition
 from interlock.datasets d
 cross join lateral (
     select coalesce(array_agg(p.name order by p.name), '{}') as names,
@@ -38,7 +39,7 @@ order by d.dataset_uuid limit :limit;
 
 -- name: versions_of
 -- The newest versions, and the current one even if it is older. Partitions are counted up to a bound.
-select v.dataset_version, v.job_id, v.storage, v.unique_key, v.schema_hash, v.schema, v.progress, v.cursor, v.created_at,
+select v.dataset_version, v.job_id, v.storage, v.unique_key, v.schema_hash, v.schema, v.progress, v.cursor, v.created_at, j.partition,
        case when v.purged_at is not null then 'Purged'
             when v.dataset_version = :current_version then 'Current'
             when j.active then 'Building' else 'Retired' end as state,
@@ -64,6 +65,11 @@ order by v.created_at desc;
 select dataset_version from interlock.dataset_versions
 where dataset_version = :dataset_version and (dataset_uuid = :dataset_uuid) is true;
 
+-- name: partition_of$
+select j.partition from interlock.dataset_versions v
+join interlock.jobs j on j.job_id = v.job_id
+where v.dataset_version = :dataset_version;
+
 -- name: partitions_of
 -- Partitions that overlap a range, from a position on. Partitions do not overlap, so at most one starts before the
 -- range and reaches into it.
@@ -77,10 +83,13 @@ where p.dataset_version = :dataset_version
 order by p.range_start limit :limit;
 
 -- name: events_of
-select event_id, dataset_version, cursor, partition_key, range_start, range_end, commit_id, task_id, attempt, accepted_at
-from interlock.dataset_events
-where dataset_uuid = :dataset_uuid and event_id < :before::bigint
-order by event_id desc limit :limit;
+select e.event_id, e.dataset_version, e.cursor, e.partition_key, e.range_start, e.range_end, e.commit_id, e.task_id,
+       e.attempt, e.accepted_at,
+       (select j.partition from interlock.dataset_versions v join interlock.jobs j on j.job_id = v.job_id
+        where v.dataset_version = e.dataset_version) as partition
+from interlock.dataset_events e
+where e.dataset_uuid = :dataset_uuid and e.event_id < :before::bigint
+order by e.event_id desc limit :limit;
 
 -- Lineage, one step at a time. Current generations only: others read and write the same datasets.
 

@@ -4,7 +4,8 @@
 -- job that reads only streams, a range of them that it has read before.
 
 -- name: job_of_dag^
-select job_id, max_queue_depth, jsonb_array_length(inputs) as inputs
+select job_id, org_id, max_queue_depth, jsonb_array_length(inputs) as inputs, partition, source ->> 'kind' as kind,
+       extract(epoch from interlock.clock())::bigint as now
 from interlock.jobs
 where org_id = :org_id and coalesce(dag_name, '') = :dag_name and name = :name and current;
 
@@ -203,7 +204,7 @@ returning r.run_id;
 
 -- name: list_backfills
 -- Newest first.
-select b.*, j.dag_name, j.name, r.state as run_state, r.total as run_total, r.held_from, r.latched, r.cancel_requested,
+select b.*, j.dag_name, j.name, j.partition, r.state as run_state, r.total as run_total, r.held_from, r.latched, r.cancel_requested,
        r.queued, r.running, r.completed, r.failed, r.dead, r.canceled, r.ended_at, r.reason as run_reason,
        i.step = 'Failed' as not_ingested
 from (select * from interlock.backfills
@@ -215,7 +216,7 @@ left join interlock.ingests i on i.run_id = b.run_id
 order by b.run_id desc;
 
 -- name: backfill_by_id^
-select b.*, j.dag_name, j.name, r.state as run_state, r.total as run_total, r.held_from, r.latched, r.cancel_requested,
+select b.*, j.dag_name, j.name, j.partition, r.state as run_state, r.total as run_total, r.held_from, r.latched, r.cancel_requested,
        r.queued, r.running, r.completed, r.failed, r.dead, r.canceled, r.ended_at, r.reason as run_reason,
        i.step = 'Failed' as not_ingested
 from interlock.backfills b

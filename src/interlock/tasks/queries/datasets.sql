@@ -3,10 +3,12 @@
 -- name: lock_versions
 -- Locked before a change is written, and before the tasks that write it. So the changes of one version become visible
 -- in the order of their commit_id.
-select dataset_version, progress, cursor, storage, unique_key, schema, schema_hash from interlock.dataset_versions
+select dataset_version, progress, cursor, storage, unique_key, schema, schema_hash,
+       (select j.partition from interlock.jobs j where j.job_id = v.job_id) as partition
+from interlock.dataset_versions v
 where dataset_version = any(:versions::uuid[])
 order by dataset_version
-for no key update;
+for no key update of v;
 
 -- name: examine_scopes^
 -- A number for the change, and the new partitions that would overlap another one.

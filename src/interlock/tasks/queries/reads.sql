@@ -42,7 +42,7 @@ where org_id = :org_id and deleted_at is null
 order by job_id limit :limit;
 
 -- name: task_by_id^
-select t.*, j.dag_name, j.name, a.error_class, a.error_message
+select t.*, j.dag_name, j.name, j.partition, a.error_class, a.error_message
 from interlock.tasks t
 join interlock.jobs j on j.job_id = t.job_id
 left join lateral (select error_class, error_message from interlock.attempts a
@@ -52,7 +52,7 @@ where t.shard = :shard and t.task_id = :task_id and t.org_id = :org_id;
 
 -- name: tasks_of_range
 -- A range of a run, in any status.
-select t.*, j.dag_name, j.name, a.error_class, a.error_message
+select t.*, j.dag_name, j.name, j.partition, a.error_class, a.error_message
 from (select * from interlock.tasks
       where shard = :shard and run_id = :run_id and task_index between :first::bigint and :last::bigint
         and org_id = :org_id and (:status::text is null or status = :status::text::interlock.task_status)
@@ -65,7 +65,7 @@ order by t.task_index;
 
 -- name: tasks_of_run_by_status
 -- Failed and canceled tasks have an index.
-select t.*, j.dag_name, j.name, a.error_class, a.error_message
+select t.*, j.dag_name, j.name, j.partition, a.error_class, a.error_message
 from (select * from interlock.tasks
       where shard = :shard and run_id = :run_id and listed_status = :status::text::interlock.task_status
         and task_index > :after::bigint and org_id = :org_id
@@ -84,7 +84,7 @@ select t.task_id, t.job_id, t.run_id, t.task_index, t.status, t.listed_status, t
        t.progress, t.progress_text, t.pack, t.pack_offset,
        case when octet_length(t.result::text) <= :inline_bytes then t.result end as result,
        case when octet_length(t.result::text) > :inline_bytes then octet_length(t.result::text) end as pack_length,
-       j.dag_name, j.name, a.error_class, a.error_message
+       j.dag_name, j.name, j.partition, a.error_class, a.error_message
 from (select * from interlock.tasks
       where shard = 0 and run_id is null and job_id = :job_id and listed_status = :status::text::interlock.task_status
         and task_id > :after::uuid and org_id = :org_id

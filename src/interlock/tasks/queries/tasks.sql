@@ -228,7 +228,7 @@ with ended as (
 select task_id from ended;
 
 -- name: claimed_jobs
-select job_id, xmin::text as version, dag_name, name, operator, config, outputs, wait_for_all,
+select job_id, xmin::text as version, dag_name, name, operator, config, outputs, wait_for_all, partition,
        jsonb_array_length(inputs) as inputs
 from interlock.jobs where job_id = any(:job_ids::uuid[]);
 
@@ -241,7 +241,7 @@ where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and j.inputs <> '[
 
 -- name: fetch_task^
 select t.task_id, t.org_id, t.job_id, t.run_id, t.task_index, t.attempt, t.payload, t.status, t.timeout_at,
-       t.cancel_requested, j.dag_name, j.name, j.operator, j.config, j.outputs, j.wait_for_all,
+       t.cancel_requested, j.dag_name, j.name, j.operator, j.config, j.outputs, j.wait_for_all, j.partition,
        jsonb_array_length(j.inputs) as inputs
 from interlock.tasks t
 join interlock.jobs j on j.job_id = t.job_id
