@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.dags.checks import BUILT_IN, NOT_ON_SPARK, ON_SPARK, RANGES
+from interlock.dags.checks import BUILT_IN, NOT_ON_SPARK, ON_SPARK
 from interlock.dags.definition import (
     Activation,
     CatchUp,
@@ -27,6 +27,7 @@ from interlock.dags.definition import (
     document,
 )
 from interlock.dags.parser import Vocabulary, examine, examine_file, read
+from interlock.dags.partitioning import RANGES
 from interlock.dags.yaml_nodes import MAX_PROBLEMS
 from interlock.errors import InvalidDag
 from interlock.settings import load

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.dags import range_operators
-from interlock.dags.checks import AGGREGATOR, SPLITTER, range_problem
+from interlock.dags.checks import range_problem
+from interlock.dags.partitioning import AGGREGATOR, SPLITTER
 from interlock.tasks.inline_runtime import Call, OperatorFailed
 from interlock.wire.attempts import WriteGrant
 from tests.support.dags import problems_of

@@ -17,7 +17,7 @@ from interlock import failpoints
 from interlock.apps.app import App, open_app
 from interlock.apps.dispatcher import services as dispatcher_services
 from interlock.clock import ManualClock
-from interlock.dags.checks import RANGES
+from interlock.dags.partitioning import RANGES
 from interlock.errors import Unavailable
 from interlock.jobs.definitions import INLINE_OPERATORS
 from interlock.tasks import actions, reaper, retention

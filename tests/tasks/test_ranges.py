@@ -10,7 +10,7 @@ import pytest
 from interlock import failpoints
 from interlock.clock import ManualClock
 from interlock.dags import range_operators
-from interlock.dags.checks import AGGREGATOR
+from interlock.dags.partitioning import AGGREGATOR
 from interlock.tasks.inline_runtime import Call, InlineOperator, InlineRunner, Reaction
 from interlock.tasks.outbox_relay import TaskRef
 from tests.support.deployed_dags import DeployedDags

@@ -53,7 +53,11 @@ def downstream(dag: Dag, names: Iterable[str]) -> frozenset[str]:
 
 def in_order(dag: Dag) -> list[str]:
     """Returns the jobs, each after the jobs that it reads from. The jobs of a cycle are in any order."""
-    return _by_finish(consumers(dag))[::-1]
+    followers: dict[str, list[str]] = {job.name: [] for job in dag.jobs}
+    for job in dag.jobs:
+        for name in sorted(upstream(dag, job) & followers.keys()):
+            followers[name].append(job.name)
+    return _by_finish(followers)[::-1]
 
 
 def depth(dag: Dag, names: Collection[str]) -> int:

@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from interlock.calendars import calendar_of, split_dates
 from interlock.schemas import HOT_RANGE_COLUMN
 from interlock.spark import java
 from interlock.spark.attempt import call, closing_with, finish
@@ -132,20 +133,28 @@ def run(
     *,
     config: Mapping[str, Any] | None = None,
     scope: tuple[int, int] = EVERYTHING,
+    partition: str | None = None,
+    dates: str | None = None,
     payload: object = None,
     attempt: int = 1,
     **rows: Rows,
 ) -> Result:
     """Calls an operator with rows for each of its inputs, by keyword or as a mapping.
 
+    For a job with time partitions, pass `partition="daily Europe/Berlin"` and `dates="2026-11-18"`, also as
+    `2026-11-01..2026-11-18`, instead of `scope`.
+
     Raises the same errors as an attempt, such as WrongColumns, NullInColumn or RowOutsideScope, and the operator's own.
     """
     operator, spark = declared(function), session()
+    if partition is not None:
+        scope = _scope_of(partition, dates)
     given = {**(inputs or {}), **rows}
     with tempfile.TemporaryDirectory(prefix="interlock-test-") as folder:
         data = TaskData(task_id=uuid4(), inputs=_inputs(operator, given, Path(folder), Scope(*scope)), outputs=[])
         link = _Recorded()
-        ctx = _context(operator, config or {}, payload, attempt, link, spark, data, Scope(*scope))
+        ctx = _context(operator, config or {}, payload, attempt, link, spark, data, partition)
+        ctx.given_scope = Scope(*scope)
         with explained(data), closing_with(ctx):
             returned = call(operator, spark, ctx, data)
             data = msgspec.structs.replace(data, outputs=_outputs(operator, returned, Path(folder)))
@@ -153,6 +162,13 @@ def run(
         ours = {one.output_index: one.name for one in data.outputs}
         tables = {ours[one.output_index]: _read(one.location) for one in outputs if one.output_index in ours}
     return Result(value, tables, link.progressed, link.emitted)
+
+
+def _scope_of(partition: str, dates: str | None) -> tuple[int, int]:
+    found = split_dates(dates or "")
+    if found is None:
+        raise ValueError(f"pass the dates of the task next to partition, such as '2026-11-18', got {dates!r}")
+    return calendar_of(partition).range_of(*found)
 
 
 # Inputs
@@ -266,8 +282,8 @@ def _context(
     link: _Recorded,
     spark: SparkSession,
     data: TaskData,
-    scope: Scope,
-) -> TaskContext:
+    partition: str | None,
+) -> _Context:
     encode = msgspec.json.encode
     work = Work(
         operator=operator.name,
@@ -277,10 +293,9 @@ def _context(
         config=encode(dict(config)),
         inputs=[encode(one) for one in data.inputs],
         outputs=[],
+        partition=partition,
     )
-    ctx = _Context(work, Assignment(1, data.task_id, None, encode(payload)), link, spark, data)
-    ctx.given_scope = scope
-    return ctx
+    return _Context(work, Assignment(1, data.task_id, None, encode(payload)), link, spark, data)
 
 
 # Outputs
