@@ -69,7 +69,7 @@ class Dates:
 
 @dataclass(frozen=True)
 class Interval:
-    """The time that a task stands for."""
+    """A time that a task stands for: a partition, or several in a row."""
 
     start: datetime
     """The first instant, in the time zone of the partition."""
@@ -298,7 +298,7 @@ class Calendar:
 
 
 def interval_payload(calendar: Calendar, partition: Range) -> dict[str, object]:
-    """Returns the fields that tell a task of a source its partition."""
+    """Returns the fields of a payload that define the partition of a task of a source."""
     interval = calendar.interval(*partition)
     return {
         "partition_key": f"{partition[0]}-{partition[1]}",
@@ -322,7 +322,7 @@ def known(text: str | None) -> Calendar | None:
 
 
 def dates_of(text: str | None, start: int | None, end: int | None) -> tuple[str | None, str | None]:
-    """Returns a range as dates for display, or nothing if the ranges are integers or there is none."""
+    """Returns the dates of a range for display; None for integer ranges, and if there is no range."""
     if text is None or start is None or end is None:
         return None, None
     dates = calendar_of(text).dates(start, end)

@@ -175,6 +175,11 @@ async def _first_task(flow: DeployedDags) -> str:
     return str(await flow.system.value("select task_id from interlock.tasks where task_index = 0"))
 
 
+async def test_backfill_without_input_data_names_the_source_to_backfill(terminal: Terminal, flow: DeployedDags) -> None:
+    counted = await terminal("backfill", "start", "sales", "products", "2026-11-01", "--dry-run")
+    assert "interlock backfill start sales enrich" in counted.out
+
+
 @pytest.mark.parametrize(
     ("job", "dates", "says"),
     [

@@ -75,6 +75,9 @@ def _answer(answer: BackfillAnswer) -> RenderableType:
     first = ", ".join(_range(scope) for scope in answer.first)
     shown = f"{first}, …" if answer.more or answer.scopes > len(answer.first) else first
     pairs: list[tuple[str, object]] = [("scopes", scopes), ("first", shown or None)]
+    if answer.upstream:
+        commands = [f"interlock backfill start {name.replace('/', ' ')} …" for name in answer.upstream]
+        pairs.append(("", f"Its inputs have no data in this range. To create it: {' or '.join(commands)}"))
     if answer.backfill is not None:
         pairs.insert(0, ("run", answer.backfill.run_id))
     return sheet(pairs)

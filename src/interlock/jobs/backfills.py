@@ -182,7 +182,14 @@ class Backfills:
             source = _source(row, request)
             count, first = await _count(connection, row, source)
             more = count > _COUNTED
-            answer = BackfillAnswer(scopes=min(count, _COUNTED), more=more, first=first, dry_run=request.dry_run)
+            upstream = [] if count else await _sql.sources_upstream(connection, job_id=row["job_id"])
+            answer = BackfillAnswer(
+                scopes=min(count, _COUNTED),
+                more=more,
+                first=first,
+                upstream=[f"{one['dag_name']}/{one['name']}" for one in upstream],
+                dry_run=request.dry_run,
+            )
             if request.dry_run:
                 return answer
             started = await self._write(connection, row, request, source, user, None if more else count)

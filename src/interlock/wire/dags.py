@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
-from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType, field
 
 from interlock.wire.base import Bound, Name, Position, Priority, Reply, Request, RunState
 from interlock.wire.jobs import Counts
@@ -105,6 +105,8 @@ class BackfillAnswer(Reply, frozen=True, kw_only=True):
     more: bool
     """True if there are more than were counted."""
     first: list[BackfillScope]
+    upstream: list[str] = field(default_factory=list)
+    """If there are no scopes: sources with time partitions upstream, as `dag/job`, whose backfill creates the data."""
     dry_run: bool
     backfill: BackfillView | None = None
 

@@ -9,6 +9,22 @@ select job_id, org_id, max_queue_depth, jsonb_array_length(inputs) as inputs, pa
 from interlock.jobs
 where org_id = :org_id and coalesce(dag_name, '') = :dag_name and name = :name and current;
 
+-- name: sources_upstream
+-- Sources whose time partitions a job reads, directly or through other jobs.
+with recursive above as (
+    select :job_id::uuid as job_id, 0 as depth
+    union
+    select v.job_id, a.depth + 1
+    from above a
+    join interlock.edges g on g.job_id = a.job_id
+    join interlock.dataset_versions v on v.dataset_version = g.dataset_version
+    where a.depth < 50 and v.job_id is not null
+)
+select distinct j.dag_name, j.name
+from above a join interlock.jobs j on j.job_id = a.job_id
+where a.depth > 0 and j.source is not null and j.partition is not null and j.source ->> 'kind' <> 'always_on'
+order by j.dag_name, j.name limit 10;
+
 -- name: scopes_after
 -- The next scopes in the order (input_index, range_start, range_end), from a position on. A scope without a commit is
 -- missing in some input. Partitions of a version never overlap, so all but the first one that reaches into the range
