@@ -60,4 +60,4 @@ async def test_daily_pipeline_runs_by_schedule_and_backfill(bench: Bench, termin
     months = (await terminal.json("dataset", "partitions", "revenue"))["partitions"]
     assert [(one["start_date"], one["row_count"]) for one in months] == [("2025-10", 7)]
     scheduled = await system.value("select count(*) from interlock.tasks where payload ->> 'scheduled_at' is not null")
-    assert scheduled == 1
+    assert scheduled >= 1
