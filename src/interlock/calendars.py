@@ -122,8 +122,7 @@ class Calendar:
         """Returns the partition that contains a position."""
         _check_position(position)
         if self.every is Every.HOURLY:
-            start = self._full_hour(position)
-            return start, self._next_full_hour(start) - 1
+            return self._hour(position)
         number = self._number(position)
         return self._begin(number), self._begin(number + 1) - 1
 
@@ -162,6 +161,12 @@ class Calendar:
 
     def _begin(self, number: int) -> int:
         return self.position(_wall(self.every, number))
+
+    def _hour(self, position: int) -> Range:
+        """Returns an hour. The first one of a day may be shorter, where clocks were moved by minutes at midnight."""
+        first, last = Calendar(Every.DAILY, self.timezone).partition(position)
+        start = self._full_hour(position)
+        return max(start, first), min(self._next_full_hour(start) - 1, last)
 
     def _full_hour(self, position: int) -> int:
         while True:
@@ -274,8 +279,8 @@ class Calendar:
                 raise Misaligned(f"{text!r} is not a full hour in {self.timezone}: write {hourly._label(found[0])}")
             return found
         first = self.position(wall)
-        if self.local(first).replace(tzinfo=None, fold=0) != wall:
-            begun, ended = hourly.partition(first)
+        begun, ended = hourly.partition(first)
+        if begun != first or self.local(first).hour != wall.hour:
             following = hourly._label(begun if begun == first else ended + 1)
             raise BadDate(f"{text!r} does not exist in {self.timezone}, whose clocks skip it: write {following}")
         return first, hourly.partition(_seconds(wall.replace(tzinfo=self.zone, fold=1)))[1]

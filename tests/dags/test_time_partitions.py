@@ -16,6 +16,7 @@ from interlock.clock import ManualClock
 from interlock.dags import range_operators
 from interlock.dags.definition import CatchUp, canonical, dag_of
 from interlock.dags.partitioning import AGGREGATOR, SPLITTER, Partitions
+from interlock.dags.scheduler import Scheduler
 from tests.cli.test_cli import Terminal
 from tests.dags.test_range_operators import Task
 from tests.support.dags import problems_of, valid
@@ -188,7 +189,8 @@ async def test_backfill_without_input_data_names_the_source_to_backfill(terminal
         ("enrich", ["2026-11-18T06"], "the partitions are daily: write 2026-11-18"),
         ("enrich", ["2026-11-01", "2026-12-01"], "has not begun: end it with 2026-11-18 or earlier"),
         ("enrich", ["5", "9"], "does not begin and end with a day of Europe/Berlin: write 1970-01-01"),
-        ("enrich", ["tomorrow"], "write an integer, or a date such as 2026-11-18"),
+        ("enrich", ["tomorrow"], "or dates such as 2026-11-01..2026-11-18"),
+        ("enrich", ["2026-11-01", "now"], "write an integer, or a date such as 2026-11-18"),
         ("plain", ["2026-11-18"], "is a source without inputs to recompute"),
     ],
 )
@@ -246,4 +248,5 @@ async def test_plan_and_dag_show_the_partitions(terminal: Terminal, flow: Deploy
     planned = {job["name"]: job["partition"] for job in (await terminal.json("dag", "plan", str(file)))["plan"]}
     assert planned["months"] == "monthly Europe/Berlin"
     assert "daily Europe/Berlin" in (await terminal("dag", "show", "sales")).out
-    assert "2026-11-18" in (await terminal("source", "list", "sales")).out
+    await Scheduler(flow.system.kernel.stores.database, flow.system.kernel.settings).run_once()
+    assert "for 2026-11-18" in (await terminal("source", "list", "sales")).out

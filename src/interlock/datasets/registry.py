@@ -133,8 +133,8 @@ class Registry:
 
 def _within(partition: str | None, start: Bound | None, end: Bound | None) -> tuple[int, int]:
     """Returns the bounds of a filter. A missing bound is open."""
-    from_ = LOWEST if start is None else range_of(partition, start, None)[0]
-    to = HIGHEST if end is None else range_of(partition, end, None)[1]
+    from_ = LOWEST if start is None else range_of(partition, start, start)[0]
+    to = HIGHEST if end is None else range_of(partition, end, end)[1]
     return from_, to
 
 

@@ -18,10 +18,12 @@ Bound = int | str
 def range_of(
     partition: str | None, start: Bound, end: Bound | None, *, aligned: bool = False, code: str = "bad_partition"
 ) -> Range:
-    """Returns a range as positions, both inclusive. Without an end, it is that of `start`.
+    """Returns a range as positions, both inclusive. A date without an end is a range by itself.
 
     A range of dates consists of whole partitions. With `aligned`, a range of integers must too.
     """
+    if end is None and isinstance(start, int):
+        raise BadRequest(f"A range of integers needs an `end`; `start` is {start}.", code=code)
     last = start if end is None else end
     if partition is None:
         found = _integer(start), _integer(last)

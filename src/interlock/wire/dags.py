@@ -56,7 +56,7 @@ class BackfillRequest(Request, frozen=True, kw_only=True):
 
     start: Bound
     end: Bound | None = None
-    """Included. Defaults to `start`."""
+    """Included. Defaults to `start` if that is a date."""
     priority: Priority = Priority.BULK
     reason: Annotated[str, Meta(max_length=1_000)] | None = None
     dry_run: bool = False

@@ -236,7 +236,7 @@ class InvalidateRequest(Request, frozen=True, kw_only=True):
 
     start: Bound
     end: Bound | None = None
-    """Defaults to `start`."""
+    """Defaults to `start` if that is a date."""
     reason: Annotated[str, Meta(min_length=1, max_length=2_000)]
     dry_run: bool = False
 
