@@ -16,7 +16,8 @@ from interlock import failpoints
 from interlock.calendars import Calendar, Every, calendar_of
 from interlock.clock import ManualClock
 from interlock.dags.definition import CatchUp
-from interlock.dags.scheduler import Covered, Cron, Schedule, Scheduler
+from interlock.dags.scheduler import Scheduler
+from interlock.dags.schedules import Covered, Cron, Schedule
 from tests.dags.test_scheduler import process
 from tests.support.source_dags import active_job, deploy, make_tasks, payloads, source_job
 from tests.support.system import System, running, until

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.dags.definition import CatchUp
-from interlock.dags.scheduler import Cron, Schedule, source_of
+from interlock.dags.schedules import Cron, Schedule, source_of
 
 MINUTE = timedelta(minutes=1)
 ZONES = ["UTC", "Europe/Paris", "America/New_York", "Australia/Lord_Howe", "America/Sao_Paulo", "Asia/Kolkata"]
