@@ -147,9 +147,8 @@ async def flow(still: System) -> DeployedDags:
 
 async def backfilled(flow: DeployedDags) -> list[Any]:
     """Returns the payloads of the tasks that the backfills created."""
-    async with ingest(
-        flow.system.kernel.settings, flow.system.kernel.stores.database.clock, wait_seconds=0
-    ) as services:
+    stores = flow.system.kernel.stores
+    async with ingest(flow.system.kernel.settings, clock=stores.database.clock, wait_seconds=0) as services:
         await Intake(flow.system, services).drain()
     query = "select array_agg(payload::text order by task_index) from interlock.tasks where run_id is not null"
     return [msgspec.json.decode(payload) for payload in await flow.system.value(query) or []]

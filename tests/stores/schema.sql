@@ -193,6 +193,12 @@ begin
     end if;
 end
 $$;
+CREATE FUNCTION interlock.extent(version uuid, OUT range_start bigint, OUT range_end bigint) RETURNS record
+    LANGUAGE sql STABLE
+    AS $$
+    select (select p.range_start from interlock.partitions p where p.dataset_version = version order by p.range_start limit 1),
+           (select p.range_end from interlock.partitions p where p.dataset_version = version order by p.range_start desc limit 1)
+$$;
 CREATE FUNCTION interlock.finish_shard(shard integer) RETURNS boolean
     LANGUAGE plpgsql
     SET maintenance_work_mem TO '256MB'
@@ -749,7 +755,8 @@ CREATE TABLE interlock.cron_state (
     job_id uuid NOT NULL,
     source jsonb NOT NULL,
     last_at timestamp with time zone NOT NULL,
-    next_at timestamp with time zone
+    next_at timestamp with time zone,
+    covered_to timestamp with time zone
 );
 CREATE TABLE interlock.dag_version_jobs (
     dag_version uuid NOT NULL,
@@ -957,7 +964,8 @@ CREATE TABLE interlock.jobs (
     max_queue_age double precision,
     source jsonb,
     swapped_at timestamp with time zone,
-    deleted_at timestamp with time zone
+    deleted_at timestamp with time zone,
+    partition text
 );
 CREATE TABLE interlock.lease_alarms (
     due_at timestamp with time zone NOT NULL,
