@@ -8,7 +8,17 @@ from enum import StrEnum
 import msgspec
 import pytest
 
-from interlock.dags.definition import DEFAULTABLE, JOB_FIELDS, Input, JobOutput, Output, Publication, Published, Source
+from interlock.dags.definition import (
+    DEFAULTABLE,
+    JOB_FIELDS,
+    Input,
+    JobOutput,
+    Output,
+    Partition,
+    Publication,
+    Published,
+    Source,
+)
 from interlock.dags.fields import EXAMPLES
 from interlock.dags.parser import DAG_FIELDS
 from interlock.dags.where import columns, parse
@@ -21,7 +31,7 @@ PARTS: dict[str, Mapping[str, object]] = {
     "job": JOB_FIELDS,
     **{
         struct.__name__: {field.encode_name: field for field in msgspec.structs.fields(struct)}
-        for struct in (Source, Input, JobOutput, Published, Output, Publication, Scaling)
+        for struct in (Source, Partition, Input, JobOutput, Published, Output, Publication, Scaling)
     },
 }
 

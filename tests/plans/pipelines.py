@@ -108,6 +108,7 @@ _PLACE = {"place_input": "0", "place_start": "50000", "place_end": "50009"}
 
 BACKFILLS: dict[str, list[Expectation]] = {
     "job_of_dag": [Bounded(1, _ORG | {"dag_name": "'pipe'", "name": "'pipe 1'"})],
+    "sources_upstream": [Bounded(2, {"job_id": "seed.id('pipe 2')"}, rows=20, pages=60)],
     "scopes_after": [
         Bounded(1000, _PIPE | place | {"range_start": "5", "range_end": "150000", "limit": "1000"})
         for place in (_PLACE, {"place_input": "-1", "place_start": "0", "place_end": "0"})

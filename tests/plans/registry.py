@@ -33,6 +33,7 @@ REGISTRY: dict[str, list[Expectation]] = {
         )
     ],
     "version_of": [Bounded(1, _DATASET | _VERSION)],
+    "partition_of": [Bounded(1, _VERSION)],
     "partitions_of": [
         Bounded(100, _VERSION | {"after": "20000", "from_": "20005", "to": "90000", "limit": "100"}),
     ],

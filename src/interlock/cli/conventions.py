@@ -115,9 +115,7 @@ def span(text: str) -> tuple[int | str, int | str]:
 
 def range_of(start: str, end: str | None) -> tuple[int | str, int | str]:
     """Parses a range in one word or in two."""
-    if end is not None:
-        return bound(start), bound(end)
-    return (int(start), int(start)) if re.fullmatch(r"-?[0-9]{1,19}", start) else span(start)
+    return span(start) if end is None else (bound(start), bound(end))
 
 
 async def _ask(folder: Path | None, question: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
