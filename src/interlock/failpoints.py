@@ -115,6 +115,8 @@ NAMES: Final = frozenset(
         "service_key.before_commit",
         "rotate.before_commit",
         "deploy.before_commit",
+        "dag_control.before_commit",
+        "job_wakes.before_commit",
         "cutover.before_commit",
         "retirement.before_commit",
         "receive.before_commit",

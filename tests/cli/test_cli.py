@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -200,10 +201,25 @@ async def test_colour_only_on_terminals_and_not_with_no_color(
 # Tasks
 
 
+async def test_lists_of_a_terminal_show_ids_that_commands_accept(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted, task_id = await terminal.dead_letter(name="hopeless")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    for line in (("task", "list", "--job", "hopeless"), ("run", "list", "--job", "hopeless")):
+        _, shown = await asyncio.to_thread(_typed, terminal.system, b"", *line)
+        found = re.search(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}\b", shown)
+        assert found is not None, shown
+        assert (task_id if line[0] == "task" else accepted["run_id"]).startswith(found[0])
+        assert "DiskFull" in shown
+        assert (await terminal(line[0], "show", found[0])).code == 0
+
+
 async def test_dead_letter_is_listed_shown_explained_and_redriven(terminal: Terminal) -> None:
     _, task_id = await terminal.dead_letter(name="hopeless")
     listed = await terminal("task", "list", "--job", "hopeless", "--status", "Failed")
-    assert "Failed, dead letter" in listed.out
+    assert "Failed, dead" in listed.out
     shown = await terminal("task", "show", task_id)
     assert "no room left" in shown.out
     explained = await terminal("task", "explain", task_id)

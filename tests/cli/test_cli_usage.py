@@ -102,7 +102,7 @@ def test_closed_pipe_causes_no_error_message() -> None:
         (["job", "submit", "--operator", "echo", "--task", "1", "--config", "[]"], "--config must be a JSON object"),
         (["job", "submit", "--operator", "a b", "--task", "1"], "matching regex"),
         (["job", "submit", "--operator", "echo", "--task", "1", "--lease-seconds", "0"], "lease_seconds"),
-        (["task", "show", "seven"], "valid UUID"),
+        (["task", "show", "seven"], "is not an id"),
         (["task", "cancel"], "Give one task, or give --job or --run"),
         (["task", "cancel", "00000000-0000-0000-0000-000000000000", "--job", "x"], "Give one task"),
         (["task", "redrive"], "Give --job or --run"),

@@ -46,6 +46,29 @@ async def test_file_is_planned_deployed_shown_and_drawn(terminal: Terminal, tmp_
     assert "chain/derive" in listed.out
 
 
+async def test_problems_of_a_deploy_name_the_users_file(terminal: Terminal, tmp_path: Path) -> None:
+    file = written(tmp_path, chain().replace("operator: echo", "operator: ecko", 1))
+    for command in ("plan", "deploy"):
+        refused = await terminal("dag", command, file)
+        assert (refused.code, f"{file}:" in refused.err) == (1, True), refused
+
+
+async def test_a_dag_is_paused_resumed_and_deleted(terminal: Terminal, tmp_path: Path) -> None:
+    file = written(tmp_path, chain())
+    assert (await terminal("dag", "deploy", file)).code == 0
+    paused = await terminal("dag", "pause", "chain", "--reason", "the node is down")
+    assert "interlock dag resume chain" in paused.out
+    assert "by root: the node is down" in (await terminal("dag", "show", "chain")).out
+    refused = await terminal("job", "pause", "chain/derive")
+    assert (refused.code, "interlock dag pause chain" in refused.err) == (1, True)
+    assert "chain is resumed." in (await terminal("dag", "resume", "chain")).out
+    dry = await terminal("dag", "delete", "chain", "--dry-run")
+    assert "would be deleted" in dry.out
+    assert (await terminal("dag", "show", "chain")).code == 0
+    assert "is deleted" in (await terminal("dag", "delete", "chain", "--yes")).out
+    assert (await terminal("dag", "show", "chain")).code == 1
+
+
 async def test_deploy_wait_shows_build_progress_and_ends_with_the_cutover(terminal: Terminal, tmp_path: Path) -> None:
     deployed = DeployedDags(terminal.system)
     await deployed.deploy(chain())

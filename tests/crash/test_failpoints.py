@@ -506,6 +506,13 @@ returning true
 """
 
 
+_QUEUED = """
+insert into interlock.tasks (task_id, org_id, job_id, max_attempts, priority, payload)
+select uuidv7(), org_id, job_id, 3, 0, '{}' from interlock.jobs where dag_name = $1 and name = 'follow'
+returning true
+"""
+
+
 @dies("gateway", "deploy.before_commit")
 async def _(scene: Scene) -> None:
     name = f"dag{scene.rng.getrandbits(40)}"
@@ -517,6 +524,42 @@ async def _(scene: Scene) -> None:
         deployed = await deploying
         versions = (await client.dags.versions(name)).versions
     assert [version.dag_version for version in versions] == [deployed.dag_version]
+
+
+@dies("gateway", "dag_control.before_commit")
+async def _(scene: Scene) -> None:
+    """The client repeats its request to pause. A deletion during the pause then ends both."""
+    name = f"dag{scene.rng.getrandbits(40)}"
+    async with scene.deployment.client() as client:
+        await client.dags.deploy(_DAG.format(name=name, n=1))
+        await scene.arm("dag_control.before_commit")
+        pausing = asyncio.create_task(client.dags.pause(name))
+        await scene.death()
+        assert await scene.deployment.ask("select paused_at is null from interlock.dags where name = $1", name)
+        await scene.victim.start()
+        assert (await pausing).paused is not None
+        await client.dags.delete(name, purge=True)
+    left = "select not exists (select from interlock.jobs where dag_name = $1 and (paused or active))"
+    await scene.deployment.until(left, name)
+
+
+@dies("dispatcher", "job_wakes.before_commit")
+async def _(scene: Scene) -> None:
+    """A queued task has lost its message during a pause."""
+    name = f"dag{scene.rng.getrandbits(40)}"
+    await scene.down()
+    async with scene.deployment.client() as client:
+        await client.dags.deploy(_DAG.format(name=name, n=1))
+        await client.dags.pause(name)
+        assert await scene.deployment.ask(_QUEUED, name)
+        await client.dags.resume(name)
+    await scene.arm("job_wakes.before_commit")
+    await scene.death()
+    await scene.victim.start()
+    woken = """select t.status <> 'Queued' or exists (
+        select from interlock.queue_messages m where m.dedupe_key = t.task_id::text)
+        from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id where j.dag_name = $1"""
+    await scene.deployment.until(woken, name)
 
 
 @dies("dispatcher", "cutover.before_commit")

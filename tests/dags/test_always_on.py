@@ -121,7 +121,9 @@ async def test_only_the_newest_attempts_of_a_source_are_kept(still: System, cloc
 
 async def test_concurrent_dispatchers_start_and_restart_a_source_once(still: System, clock: ManualClock) -> None:
     await deploy(still, source_job(**ALWAYS))
-    loops = [AlwaysOn(still.kernel.stores.database, still.kernel.settings) for _ in range(4)]
+    loops = [
+        AlwaysOn(still.kernel.stores.database, still.kernel.settings, still.kernel.stores.wakeups) for _ in range(4)
+    ]
     assert sum(await asyncio.gather(*(loop.run_once() for loop in loops))) == 1
     await still.complete(await still.claim((await state(still))["task_id"]), "Failed")
     clock.advance(5)

@@ -79,7 +79,7 @@ def _fan(width: int) -> str:
 def test_example_is_drawn_with_source_and_published_datasets() -> None:
     drawn = drawing.draw_text(valid(CHAIN.read_bytes()))
     assert "◆ follow" in drawn
-    assert "⇒ transfers" in drawn
+    assert "⇒ chain_transfers" in drawn
     assert drawn.index("follow") < drawn.index("▼") < drawn.index("erc20_transfers")
 
 

@@ -73,7 +73,7 @@ def test_shipped_example_is_valid_and_read_as_expected() -> None:
     assert str(transfers.inputs[0].where).startswith('"topic0" = \'0xddf252ad')
     assert (transfers.max_queue_depth, transfers.max_queue_age, transfers.scaling.max_concurrency) == (1000, 600, 4)
     assert (transfers.policy.max_attempts, transfers.policy.lease_seconds) == (3, 60.0)
-    assert dag.publish["transfers"].from_ == JobOutput(job="transfers", output="transfers")
+    assert dag.publish["chain_transfers"].from_ == JobOutput(job="transfers", output="transfers")
 
 
 def test_defaults_apply_to_jobs_without_their_own_value() -> None:

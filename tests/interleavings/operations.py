@@ -163,7 +163,7 @@ def retry(task_id: UUID) -> Operation:
 
 
 def redrive_run(run_id: UUID) -> Operation:
-    return lambda kernel: kernel.tasks.actions.redrive(RedriveRequest(run=run_id), ORG)
+    return lambda kernel: kernel.tasks.actions.redrive(RedriveRequest(run=str(run_id)), ORG)
 
 
 def submit(tasks: Sequence[Any], *, key: str | None = None, **job: Any) -> Operation:

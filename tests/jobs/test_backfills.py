@@ -215,13 +215,28 @@ async def test_backfill_paused_before_its_ingest_stays_paused(site: Intake, flow
     assert (found["state"], found["run_state"], found["made"], found["total"]) == ("Paused", "Paused", 0, 25)
     job = await flow.job_id("chain", "clean")
     for action in ("pause", "resume"):
-        assert (await flow.system.user("POST", f"/v1/jobs/{job}/{action}")).status_code == 200
+        refused = await flow.system.user("POST", f"/v1/jobs/{job}/{action}")
+        assert (refused.status_code, refused.json()["code"]) == (409, "job_of_a_dag")
         await flow.run("run-wakes", "reconciler")
         assert (await shown(flow, run_id))["run_state"] == "Paused"
     assert await site.indexes_of_messages(run_id) == []
     assert (await act(flow, run_id, "resume")).json()["run_state"] == "Running"
     await made(site)
     assert await site.indexes_of_messages(run_id) == list(range(25))
+
+
+async def test_backfill_of_a_paused_dag_gets_its_messages_back(site: Intake, flow: DeployedDags, tens: None) -> None:
+    run_id = await started(flow, 0, 249)
+    await site.drain()
+    sent = await site.indexes_of_messages(run_id)
+    await flow.act("chain", "pause")
+    claimed = await flow.system.claim_many(run_id=run_id, start=0, end=9)
+    assert claimed["claims"] == []
+    await flow.system.value("delete from interlock.queue_messages returning 1")
+    await flow.act("chain", "resume")
+    await flow.run("run-wakes")
+    assert await site.indexes_of_messages(run_id) == sent != []
+    assert len(await flow.finish_all("chain", "clean")) == 10
 
 
 @pytest.mark.parametrize("path", ["/v1/backfills/{}/cancel", "/v1/runs/{}/cancel"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,35 @@ async def test_all_or_failed_or_canceled_tasks_run_again_with_their_payloads(mad
         assert await made.indexes_of_messages(new["run_id"]) == list(range(len(indexes)))
 
 
+async def origins(made: Intake, run_id: str) -> list[tuple[int, int | None]]:
+    tasks = (await made.system.user("GET", f"/v1/tasks?run={run_id}&limit=1000")).json()["tasks"]
+    return [(task["index"], task["origin_index"]) for task in tasks]
+
+
+async def test_rerun_keeps_the_first_index_of_each_task(made: Intake) -> None:
+    accepted = await made.system.submit([{"n": n} for n in range(8)], policy={"max_attempts": 1})
+    run_id, job_id = accepted["run_id"], accepted["job_id"]
+    await _fail(made.system, run_id, lambda index: index % 2 == 1)
+    assert (await origins(made, run_id))[1] == (1, None)
+    once = await rerun(made.system, job_id, status=["Failed"])
+    assert await origins(made, once["run_id"]) == [(0, 1), (1, 3), (2, 5), (3, 7)]
+    assert (await made.system.run(once["run_id"]))["rerun_of"] == run_id
+    await _fail(made.system, once["run_id"], lambda index: index in (1, 3))
+    twice = await rerun(made.system, job_id, status=["Failed"])
+    assert await origins(made, twice["run_id"]) == [(0, 3), (1, 7)]
+    found = await made.system.user("GET", f"/v1/jobs/{job_id}/tasks/1")
+    assert found.json()["origin_index"] == 7
+
+
+async def _fail(system: System, run_id: str, fails: Callable[[int], bool]) -> None:
+    claims = (await system.claim_many(run_id=run_id, start=0, end=99))["claims"]
+    items = [
+        fence(claim) | {"status": "Failed" if fails(claim["task"]["index"]) else "Completed", "error_class": "Broken"}
+        for claim in claims
+    ]
+    await system.worker("POST", "/internal/task-complete", json={"items": items})
+
+
 async def test_error_class_of_the_last_attempt_decides(made: Intake) -> None:
     accepted = await made.system.submit([{"n": n} for n in range(4)], policy={"max_attempts": 1})
     claims = (await made.system.claim_many(run_id=accepted["run_id"], start=0, end=3))["claims"]
@@ -92,6 +121,7 @@ async def test_many_tasks_are_copied_and_ingested_into_their_own_shard(
         run = await made.system.run(new["run_id"])
         assert (run["state"], run["total"]) == ("Running", len(indexes))
         assert await made.payloads(new["run_id"]) == {at: before[n] for at, n in enumerate(indexes)}
+        assert await origins(made, new["run_id"]) == list(enumerate(indexes))
         assert await made.shard(new["run_id"]) not in (0, await made.shard(first["run_id"]))
     assert await made.system.value("select count(*) from interlock.reruns") == 0
 
@@ -142,7 +172,7 @@ LIMITS = {
 NOT_SETTINGS = {
     "run_id", "org_id", "job_id", "shard", "state", "total", "last_index", "range_size", "latched", "swept_index",
     "cancel_requested", "queued", "running", "completed", "failed", "dead", "canceled", "created_at", "ended_at",
-    "cancel_index", "paused", "ingesting", "wake_index", "reason", "delete_requested", "open",
+    "cancel_index", "paused", "ingesting", "wake_index", "reason", "delete_requested", "open", "errors", "rerun_of",
     "deadline_at",  # follows from created_at and deadline_seconds
     "priority", "held_from",  # of backfills, which cannot be rerun
 }  # fmt: skip

@@ -15,7 +15,7 @@ _WRITES = (
     "lock_deploys insert_dag insert_version make_ids insert_datasets insert_jobs insert_versions insert_edges"
     " insert_version_jobs set_state retire_jobs activate_jobs tune_jobs point_datasets turn_edges publish unpublish"
     " touch_readers"
-    " publications_in_use existing_inputs existing_published mark_build touch_jobs"
+    " wake_loops publications_in_use existing_inputs existing_published mark_build touch_jobs"
 )
 
 DAGS: dict[str, list[Expectation]] = {
@@ -52,6 +52,16 @@ DAGS: dict[str, list[Expectation]] = {
     ],
 }
 
+_CONTROL = Exempt("pauses, resumes or deletes a whole DAG, which is rare: writes the rows of its jobs")
+_CONTROLS = "pause_dag hold_jobs resume_dag release_jobs delete_dag restore_dag hide_jobs purge_versions"
+
+CONTROL: dict[str, list[Expectation]] = {
+    **{name: [_CONTROL] for name in _CONTROLS.split()},
+    "waking_jobs": [Bounded(1, {"limit": "20"})],
+    "queued_after": [Bounded(2000, _SWAPPED | {"after": _ZERO, "limit": "2000"})],
+    "job_woken_to": [Bounded(1, {"job_id": "seed.id('built 10')", "walked_from": _ZERO, "walked_to": "null"})],
+}
+
 EXPECTED = {f"dags.{name}": cases for name, cases in DAGS.items()} | {
     "failures.failures": [
         Live(
@@ -63,3 +73,4 @@ EXPECTED = {f"dags.{name}": cases for name, cases in DAGS.items()} | {
         )
     ]
 }
+EXPECTED |= {f"control.{name}": cases for name, cases in CONTROL.items()}

@@ -439,6 +439,9 @@ RUN_CONTROL: dict[str, list[Expectation]] = {
 # reads.sql
 
 _PAGE = {"limit": "1000"}
+_LAST = "'ffffffff-ffff-ffff-ffff-ffffffffffff'"
+_QUEUE = _ORG | {"queue": "'platform'"}
+_ALL_IDS = {"low": _ZERO, "high": _LAST}
 _ONE = _ORG | {"task_id": "seed.task('dead', 7)"}
 _BIG = _ORG | _run("big") | _PAGE
 _DEEP = {"first": "seed.big() - 1000", "last": "seed.big() - 1"}
@@ -451,7 +454,19 @@ READS: dict[str, list[Expectation]] = {
     "list_jobs": [Bounded(100, _ORG | {"cursor": cursor, "limit": "100"}, pages=20) for cursor in ("null", _HALFWAY)],
     "newest_run": [Bounded(1, _ORG | _FOCUS)],
     "run_by_id": [Bounded(1, _ORG | _run("queued"))],
-    "list_runs": [Bounded(100, _ORG | _FOCUS | {"cursor": cursor, "limit": "100"}) for cursor in ("null", _HALFWAY)],
+    "list_runs": [
+        Bounded(100, _ORG | _FOCUS | {"cursor": cursor, "state": state, "walked": "100"})
+        for cursor in ("null", _HALFWAY)
+        for state in ("null", "'Failed'")
+    ],
+    "list_org_runs": [
+        Bounded(100, _ORG | {"cursor": cursor, "state": state, "walked": "100"})
+        for cursor in ("null", _HALFWAY)
+        for state in ("null", "'Failed'")
+    ],
+    "runs_by_prefix": [Bounded(11, _ORG | _ALL_IDS | {"limit": "11"})],
+    "jobs_by_prefix": [Bounded(11, _ORG | _ALL_IDS | {"limit": "11"})],
+    "tasks_by_prefix": [Bounded(1000, _ORG | _ALL_IDS | {"limit": "11", "walked": "1000"})],
     "runs_from": [Bounded(51, _ORG | _FOCUS | {"cursor": cursor, "limit": "51"}) for cursor in ("null", _HALFWAY)],
     "jobs_from": [Bounded(51, _ORG | _ANY_JOB | {"cursor": cursor, "limit": "51"}) for cursor in ("null", _HALFWAY)],
     "task_by_id": [Bounded(1, _ONE, rows=5, pages=20)],
@@ -468,9 +483,15 @@ READS: dict[str, list[Expectation]] = {
     "tasks_of_job_by_status": [
         Bounded(1000, _ORG | _ALONE | _PAGE | {"status": status, "after": after, "inline_bytes": "1024"}, rows=4)
         for status in ("'Completed'", "'Failed'")
-        for after in (_ZERO, _HALFWAY)
+        for after in (_LAST, _HALFWAY)
     ],
     "attempts_of": [Bounded(3, {"task_id": "seed.task('dead', 7)"})],
+    "busy_jobs": [
+        Live(
+            _BUSY, "counts what runs, up to a limit", _ORG | {"queue": "'platform'", "limit": "1000"}, rows=4, pages=20
+        )
+    ],
+    "slot_holders": [Bounded(5, _FOCUS | {"slot_key": key, "limit": "5"}, rows=30) for key in ("null", "'key 1'")],
     "explain_facts": [
         # Besides its own rows: the task's job may have a hundred slots, and its queue a hundred workers.
         Bounded(200, _ORG | {"task_id": f"seed.task('{run}', 7)"})

@@ -45,7 +45,12 @@ EXPORTS: dict[str, list[Expectation]] = {
     "staged": [Bounded(1, {"export_id": "seed.id('export 0')", "next_index": "0", "task_id": "null"}, pages=30)],
     "exports_of_tasks": [Bounded(10, {"task_ids": "seed.tasks('running', 10)"})],
 }
-_STRETCH = _RUN | _ORG | {"shard": "0", "first": "0", "last": "99", "error_class": "null", "limit": "100"}
+_STRETCH = (
+    _RUN
+    | _ORG
+    | {"shard": "0", "first": "0", "last": "99", "error_class": "null", "limit": "100"}
+    | {"of_rerun": "true"}
+)
 
 RERUNS: dict[str, list[Expectation]] = {
     "payloads_in_stretch": [
@@ -66,7 +71,14 @@ RERUNS: dict[str, list[Expectation]] = {
         )
     ],
     "next_rerun": [Bounded(1)],
-    "rerun_copied": [Bounded(1, _RUN | {"next_index": "0", "parts": "'[]'"}, pages=30)],
+    "insert_origins": [
+        Bounded(
+            1000,
+            _RUN | {"first_index": "0", "origins": "array(select generate_series(1, 1000))", "stretch": "500"},
+        )
+    ],
+    "set_rerun_of": [Bounded(1, _ORG | _RUN | {"rerun_of": "null"}, pages=30)],
+    "rerun_copied": [Bounded(1, _RUN | {"next_index": "0", "parts": "'[]'", "copied": "10"}, pages=30)],
     "set_parts": [Bounded(1, {"upload_id": "gen_random_uuid()", "parts": "1"}, pages=30)],
     "end_rerun": [Bounded(1, _RUN, pages=30)],
 }

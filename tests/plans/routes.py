@@ -54,6 +54,11 @@ ROUTING: dict[str, list[Expectation]] = {
             pages=150,
         ),
     ],
+    "wake_builds": [
+        Bounded(
+            100, {"event_ids": "array(select generate_series(1, 100))", "job_ids": "array[seed.id('job 0')]"}, rows=8
+        )
+    ],
     "readers_of": [Bounded(100, {"versions": "array[seed.id('stream version')]"}, rows=5)],
     "start_streams": [Bounded(100, _READERS | {"direct": "true"}, rows=30, pages=150)],
     "open_gates": [Bounded(1000, _READERS | {"limit": "1000"}, rows=8)],

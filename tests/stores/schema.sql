@@ -99,6 +99,17 @@ CREATE TYPE interlock.task_status AS ENUM (
     'Failed',
     'Canceled'
 );
+CREATE FUNCTION interlock.add_errors(known jsonb, change jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select coalesce(jsonb_object_agg(error_class, tasks) filter (where tasks > 0), '{}')
+   from (select case when known ? c.key or (c.tasks > 0 and c.fresh <= 100 - (select count(*) from jsonb_object_keys(known)))
+                     then c.key else '(other)' end as error_class, sum(c.tasks) as tasks
+         from (select key, value::bigint as tasks, 0 as fresh from jsonb_each_text(known)
+               union all
+               select key, value::bigint,
+                      row_number() over (partition by known ? key or value::bigint <= 0 order by value::bigint desc, key)
+               from jsonb_each_text(change)) c
+         group by 1) summed $$;
 CREATE FUNCTION interlock.backoff(attempt integer, base double precision, factor double precision, cap double precision, jitter double precision, dice double precision) RETURNS interval
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$ select make_interval(secs => least(cap, base * power(factor, least(attempt - 1, 60))) * (1 - jitter + 2 * jitter * dice)) $$;
@@ -780,7 +791,12 @@ CREATE TABLE interlock.dags (
     dag_id uuid DEFAULT uuidv7() NOT NULL,
     org_id uuid NOT NULL,
     name text NOT NULL,
-    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL
+    created_at timestamp with time zone DEFAULT interlock.clock() NOT NULL,
+    paused_at timestamp with time zone,
+    paused_by text,
+    pause_reason text,
+    deleted_at timestamp with time zone,
+    deleted_by text
 );
 CREATE TABLE interlock.dataset_events (
     event_id bigint NOT NULL,
@@ -965,7 +981,9 @@ CREATE TABLE interlock.jobs (
     source jsonb,
     swapped_at timestamp with time zone,
     deleted_at timestamp with time zone,
-    partition text
+    partition text,
+    paused boolean DEFAULT false NOT NULL,
+    wake_from uuid
 );
 CREATE TABLE interlock.lease_alarms (
     due_at timestamp with time zone NOT NULL,
@@ -1151,7 +1169,8 @@ CREATE TABLE interlock.reruns (
     upload_id uuid NOT NULL,
     next_index bigint NOT NULL,
     last_index bigint NOT NULL,
-    parts json DEFAULT '[]'::json NOT NULL
+    parts json DEFAULT '[]'::json NOT NULL,
+    copied bigint DEFAULT 0 NOT NULL
 );
 CREATE TABLE interlock.run_deltas (
     run_id uuid NOT NULL,
@@ -1160,9 +1179,16 @@ CREATE TABLE interlock.run_deltas (
     completed integer DEFAULT 0 NOT NULL,
     failed integer DEFAULT 0 NOT NULL,
     dead integer DEFAULT 0 NOT NULL,
-    canceled integer DEFAULT 0 NOT NULL
+    canceled integer DEFAULT 0 NOT NULL,
+    error_class text,
+    errors integer DEFAULT 0 NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='5000');
+CREATE TABLE interlock.run_origins (
+    run_id uuid NOT NULL,
+    first_index bigint NOT NULL,
+    origins bigint[] NOT NULL
+);
 CREATE TABLE interlock.run_receipts (
     run_id uuid NOT NULL,
     org_id uuid NOT NULL,
@@ -1211,7 +1237,9 @@ CREATE TABLE interlock.runs (
     priority smallint,
     held_from bigint,
     retention_days double precision,
-    deadline_seconds double precision
+    deadline_seconds double precision,
+    errors jsonb DEFAULT '{}'::jsonb NOT NULL,
+    rerun_of uuid
 );
 CREATE TABLE interlock.seals (
     name text NOT NULL,
@@ -1432,10 +1460,7 @@ CREATE TABLE interlock.worker_tokens (
 CREATE TABLE interlock.workers (
     worker_id text NOT NULL,
     queue text NOT NULL,
-    last_seen_at timestamp with time zone NOT NULL,
-    version text,
-    held integer,
-    draining boolean DEFAULT false NOT NULL
+    last_seen_at timestamp with time zone NOT NULL
 );
 CREATE TABLE public.interlock_migrations (
     version integer NOT NULL,
@@ -1584,6 +1609,8 @@ ALTER TABLE ONLY interlock.queue_messages
     ADD CONSTRAINT queue_messages_pkey PRIMARY KEY (message_id);
 ALTER TABLE ONLY interlock.reruns
     ADD CONSTRAINT reruns_pkey PRIMARY KEY (run_id);
+ALTER TABLE ONLY interlock.run_origins
+    ADD CONSTRAINT run_origins_pkey PRIMARY KEY (run_id, first_index);
 ALTER TABLE ONLY interlock.run_receipts
     ADD CONSTRAINT run_receipts_pkey PRIMARY KEY (run_id);
 ALTER TABLE ONLY interlock.runs
@@ -1703,12 +1730,13 @@ CREATE INDEX job_cursors_by_task ON interlock.job_cursors USING btree (task_id) 
 CREATE INDEX jobs_by_bundle ON interlock.jobs USING btree (org_id, ((config ->> 'bundle'::text))) WHERE (operator = 'udf'::text);
 CREATE UNIQUE INDEX jobs_by_name ON interlock.jobs USING btree (org_id, COALESCE(dag_name, ''::text), name) WHERE ((name IS NOT NULL) AND current);
 CREATE INDEX jobs_by_org ON interlock.jobs USING btree (org_id, job_id);
-CREATE INDEX jobs_by_prefix ON interlock.jobs USING btree (org_id, name COLLATE "C") WHERE (deleted_at IS NULL);
+CREATE INDEX jobs_by_prefix ON interlock.jobs USING btree (((org_id)::text), name COLLATE "C") WHERE (deleted_at IS NULL);
 CREATE INDEX jobs_in_dags ON interlock.jobs USING btree (job_id) WHERE (dag_name IS NOT NULL);
 CREATE INDEX jobs_limited ON interlock.jobs USING btree (job_id) WHERE (active AND ((max_queue_depth IS NOT NULL) OR (max_queue_age IS NOT NULL)));
 CREATE INDEX jobs_of_dag ON interlock.jobs USING btree (org_id, dag_name, name) WHERE (active AND (dag_name IS NOT NULL));
 CREATE INDEX jobs_sources ON interlock.jobs USING btree (((source ->> 'kind'::text)), job_id) WHERE ((source IS NOT NULL) AND active);
 CREATE INDEX jobs_swapped ON interlock.jobs USING btree (job_id) WHERE (swapped_at IS NOT NULL);
+CREATE INDEX jobs_waking ON interlock.jobs USING btree (job_id) WHERE (wake_from IS NOT NULL);
 CREATE INDEX lease_alarms_due ON interlock.lease_alarms USING btree (shard, due_at);
 CREATE INDEX materialisations_by_task ON interlock.materialisations USING btree (task_id);
 CREATE INDEX materialisations_undone ON interlock.materialisations USING btree (job_id) WHERE ((done_commit IS NULL) OR (done_commit < input_commit));
@@ -1732,6 +1760,7 @@ CREATE INDEX queue_messages_ready ON interlock.queue_messages USING btree (queue
 CREATE INDEX queue_messages_shares ON interlock.queue_messages USING btree (((queue || ''::text)), priority, org_id, share_id, visible_at) WHERE ((dead_at IS NULL) AND (share_id IS NOT NULL));
 CREATE INDEX runs_busy ON interlock.runs USING btree (job_id) WHERE (running <> 0);
 CREATE INDEX runs_by_job ON interlock.runs USING btree (job_id, run_id);
+CREATE INDEX runs_by_org ON interlock.runs USING btree (org_id, run_id);
 CREATE UNIQUE INDEX runs_by_shard ON interlock.runs USING btree (shard) WHERE (shard <> 0);
 CREATE INDEX runs_canceling ON interlock.runs USING btree (run_id) WHERE (cancel_requested AND (ended_at IS NULL) AND (cancel_index <= last_index));
 CREATE INDEX runs_deadline ON interlock.runs USING btree (deadline_at) WHERE ((deadline_at IS NOT NULL) AND (ended_at IS NULL));
@@ -1853,6 +1882,8 @@ ALTER TABLE ONLY interlock.query_audit
     ADD CONSTRAINT query_audit_org_id_fkey FOREIGN KEY (org_id) REFERENCES interlock.orgs(org_id);
 ALTER TABLE ONLY interlock.reruns
     ADD CONSTRAINT reruns_run_id_fkey FOREIGN KEY (run_id) REFERENCES interlock.runs(run_id) ON DELETE CASCADE;
+ALTER TABLE ONLY interlock.run_origins
+    ADD CONSTRAINT run_origins_run_id_fkey FOREIGN KEY (run_id) REFERENCES interlock.runs(run_id) ON DELETE CASCADE;
 ALTER TABLE ONLY interlock.runs
     ADD CONSTRAINT runs_job_id_fkey FOREIGN KEY (job_id) REFERENCES interlock.jobs(job_id);
 ALTER TABLE ONLY interlock.service_polls

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 import msgspec
@@ -162,6 +162,16 @@ async def valkey_is_back(system: System) -> None:
     coordination = system.kernel.stores.coordination
     assert coordination is not None
     await until(lambda: coordination.count("probe", window_seconds=1))
+
+
+async def other_org(system: System) -> str:
+    """Creates another org and returns an admin key of it."""
+    name = f"other-{uuid4().hex[:8]}"
+    assert (await system.user("POST", "/v1/orgs", json={"name": name})).status_code == 201
+    reply = await system.user("POST", "/v1/keys", json={"user": "stranger", "role": "admin", "org": name})
+    assert reply.status_code == 201, reply.text
+    secret: str = reply.json()["key"]
+    return secret
 
 
 def fence(claim: dict[str, Any]) -> dict[str, Any]:

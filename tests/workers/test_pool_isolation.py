@@ -48,11 +48,11 @@ DATA_URL = "postgresql://data-database"
 class Site:
     """A pool of children, with the results of its tasks."""
 
-    def __init__(self, folder: Path, children: int, proxy: str | None) -> None:
+    def __init__(self, folder: Path, children: int, proxy: str | None, *, always_on: int = 16) -> None:
         self.reports = Reports()
         self.pace = Pace(100)
         launch = Launch(operators=(str(folder),), data_url=DATA_URL, outbound=Outbound(proxy=proxy))
-        self.pool = Pool(launch, self.pace, self.reports, 60)
+        self.pool = Pool(launch, self.pace, self.reports, 60, always_on=always_on)
         self.watch = Watch(self.pool, self.pace)
         self.pool.start(children)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
-from uuid import UUID
 
 import typer
 
@@ -19,6 +18,7 @@ from interlock.cli.conventions import (
     command,
     group,
     range_of,
+    some_id,
 )
 from interlock.cli.output import confirm, present, sheet, shown_range, table
 from interlock.cli.progress import watch_backfill
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 app = group("Backfills: recompute a job's scopes in a range.")
 
-RunId = Annotated[UUID, typer.Argument(help="The backfill's run.", metavar="RUN")]
+RunId = Annotated[
+    str, typer.Argument(parser=some_id, help="The backfill's run, or a unique prefix of it.", metavar="RUN")
+]
 
 
 @command(

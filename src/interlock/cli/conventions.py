@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from interlock.client import Client
@@ -48,12 +49,30 @@ CursorOption = Annotated[
 
 
 def group(summary: str) -> typer.Typer:
-    return typer.Typer(help=summary, no_args_is_help=True)
+    return typer.Typer(help=summary, cls=_Group, no_args_is_help=True)
 
 
 def command(app: typer.Typer, name: str, *, example: str, panel: Panel | None = None) -> Callable[[F], F]:
     """Registers a command whose help ends with an example."""
-    return app.command(name, epilog=epilog(example), rich_help_panel=panel)
+    return app.command(name, cls=_Command, epilog=epilog(example), rich_help_panel=panel)
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> Any:
+        return _plain(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> Any:
+        return _plain(super().get_params(ctx))
+
+
+def _plain(parameters: Any) -> Any:
+    """Shows no type for flags: `<bool>` suggests that they take a value."""
+    for one in parameters:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+    return parameters
 
 
 def epilog(example: str) -> str:
@@ -65,6 +84,15 @@ def epilog(example: str) -> str:
 def usage(sentence: str) -> typer.BadParameter:
     """Returns a usage error: exit code 2."""
     return typer.BadParameter(sentence)
+
+
+def some_id(text: str) -> str:
+    """Checks an id or the start of one, so that a wrong argument fails before a server is asked."""
+    from interlock.http.prefixes import MIN_DIGITS, span_of
+
+    if span_of(text) is None:
+        raise usage(f"{text!r} is not an id: give its hexadecimal digits, at least the first {MIN_DIGITS}")
+    return text
 
 
 T = TypeVar("T")

@@ -22,14 +22,24 @@ from interlock.cli.conventions import (
     usage,
 )
 from interlock.cli.failures import present_with_failures
-from interlock.cli.output import confirm, console, present, print_json, sheet, table
+from interlock.cli.output import confirm, console, must_ask, present, print_json, sheet, table
 from interlock.wire.dags import DagPage, DagState, DagVersionPage, JobChange
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from interlock.client import Client
-    from interlock.wire.dags import BuildProgress, DagDeployed, DagVersionView, DagView, PlannedInput, PlannedJob
+    from interlock.wire.dags import (
+        BuildProgress,
+        DagDeleted,
+        DagDeployed,
+        DagPause,
+        DagVersionView,
+        DagView,
+        DeletedOutput,
+        PlannedInput,
+        PlannedJob,
+    )
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="YAML file of the DAG.")]
 DagName = Annotated[str, typer.Argument(metavar="DAG", help="Name of a deployed DAG.")]
@@ -69,6 +79,11 @@ def register(app: typer.Typer) -> None:
     command(app, "versions", example="interlock dag versions chain")(versions)
     command(app, "rollback", example="interlock dag rollback chain\ninterlock dag rollback chain --to 3f2a9c")(rollback)
     command(app, "cutover", example="interlock dag cutover chain --yes")(cutover)
+    command(app, "pause", example="interlock dag pause chain --reason 'the node is down'")(pause)
+    command(app, "resume", example="interlock dag resume chain")(resume)
+    command(app, "delete", example="interlock dag delete chain --dry-run\ninterlock dag delete chain --purge --yes")(
+        delete
+    )
     command(app, "purge", example="interlock dag purge chain 3f2a9c --yes")(purge)
 
 
@@ -80,7 +95,9 @@ def plan(
 ) -> None:
     """Show what deploying a file would do: which jobs are rebuilt, and how much there is to build."""
     text = _text(file)
-    planned = ask(folder, lambda client: client.dags.deploy(text, dry_run=True, operators=operator or []))
+    planned = ask(
+        folder, lambda client: client.dags.deploy(text, dry_run=True, operators=operator or [], file=str(file))
+    )
     present(planned, output, _plan)
 
 
@@ -102,7 +119,7 @@ def deploy(
     text = _text(file)
 
     async def work(client: Client) -> None:
-        deployed = await client.dags.deploy(text, operators=operator or [], force=force)
+        deployed = await client.dags.deploy(text, operators=operator or [], force=force, file=str(file))
         if output is Output.TABLE:
             console().print(_plan(deployed))
         if wait and deployed.state is DagState.BUILDING:
@@ -198,11 +215,24 @@ def list_dags(
 
 def _dags(page: DagPage) -> RenderableType:
     rows = [
-        (dag.name, _hash(dag.current), dag.current and dag.current.current_at, _hash(dag.building), dag.created_at)
+        (
+            dag.name,
+            "paused" if dag.paused else None,
+            _hash(dag.current),
+            dag.current and dag.current.current_at,
+            _hash(dag.building),
+        )
         for dag in page.dags
     ]
-    columns = ("dag", "current", "since", "building", "created")
+    columns = ("dag", "", "current", "since", "building")
     return table(columns, rows, empty="There are no DAGs; `interlock dag deploy` creates one.")
+
+
+def _pause(pause: DagPause | None) -> str | None:
+    if pause is None:
+        return None
+    since = pause.since.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return f"since {since} by {pause.by}{f': {pause.reason}' if pause.reason else ''}"
 
 
 def _hash(version: DagVersionView | None) -> str | None:
@@ -238,6 +268,7 @@ def _dag(dag: DagView) -> RenderableType:
                 ("deployed by", dag.current and dag.current.deployed_by),
                 ("since", dag.current and dag.current.current_at),
                 ("building", _hash(dag.building)),
+                ("paused", _pause(dag.paused)),
                 ("publishes", dag.publish or None),
             ]
         ),
@@ -298,6 +329,73 @@ def cutover(
     """Make the version that is being built current now, even if it is incomplete."""
     confirm(f"Make the version of {dag} that is being built current, even though it is incomplete?", yes=yes)
     present(ask(folder, lambda client: client.dags.cut_over(dag)), output, lambda done: _became(dag, done))
+
+
+def pause(
+    dag: DagName,
+    reason: Annotated[str | None, typer.Option(help="Shown with the pause.", show_default=False)] = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Pause a DAG with its sources. Running tasks end; no others start.
+
+    Events and changes of datasets are recorded meanwhile, and are processed after `interlock dag resume`.
+    """
+    present(ask(folder, lambda client: client.dags.pause(dag, reason)), output, _paused)
+
+
+def _paused(dag: DagView) -> str:
+    return (
+        f"{dag.name} is paused: its running tasks end, and no others start. What happens meanwhile is recorded.\n"
+        f"Continue with: interlock dag resume {dag.name}"
+    )
+
+
+def resume(dag: DagName, output: OutputOption = Output.TABLE, folder: FolderOption = None) -> None:
+    """Resume a paused DAG. It processes what was recorded meanwhile."""
+    present(ask(folder, lambda client: client.dags.resume(dag)), output, lambda done: f"{done.name} is resumed.")
+
+
+def delete(
+    dag: DagName,
+    purge: Annotated[bool, typer.Option("--purge", help="Also delete the data of all versions.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Delete a DAG with its jobs and sources. Running tasks are asked to stop.
+
+    Its data stays readable, and a deploy of its file restores the DAG, unless the data is purged.
+    """
+
+    async def work(client: Client) -> DagDeleted:
+        if not dry_run and must_ask(yes=yes):
+            console().print(_deleted(await client.dags.delete(dag, purge=purge, dry_run=True)))
+            confirm(f"Delete {dag}?", yes=yes)
+        return await client.dags.delete(dag, purge=purge, dry_run=dry_run)
+
+    present(ask(folder, work), output, _deleted)
+
+
+def _deleted(done: DagDeleted) -> RenderableType:
+    from rich.console import Group
+
+    verb = "would be" if done.dry_run else "is"
+    data = "its data is deleted too" if done.purge else "its data is kept, and deploying its file restores it"
+    heading = f"DAG {done.dag} {verb} deleted, with its jobs {', '.join(done.jobs) or '(none)'}; {data}."
+    rows = [(f"{one.job}.{one.output}", _amount(one)) for one in done.outputs]
+    parts: list[RenderableType] = [heading, table(("output", "data"), rows, empty="It has no data.")]
+    if done.readers:
+        parts.append(f"These DAGs read its data: {', '.join(done.readers)}. They get no more changes.")
+    return Group(*parts)
+
+
+def _amount(output: DeletedOutput) -> str:
+    if output.cursor is not None:
+        return f"up to {output.cursor}"
+    many = f"more than {output.partitions}" if output.more else str(output.partitions)
+    return f"{many} partition{'s' * (output.partitions != 1)}"
 
 
 def purge(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from uuid import UUID
 
 import typer
 
@@ -19,11 +18,12 @@ from interlock.cli.conventions import (
     collect,
     command,
     group,
+    some_id,
     usage,
 )
 from interlock.cli.output import console, present, sheet, table
 from interlock.cli.progress import uploaded
-from interlock.cli.run import follow, run_rows
+from interlock.cli.run import follow, run_rows, run_table
 from interlock.wire.base import Priority
 from interlock.wire.jobs import JobPage, ListFormat, RunPage
 
@@ -51,9 +51,17 @@ if TYPE_CHECKING:
 
 app = group("Jobs: an operator with its config, and the tasks submitted to it.")
 
-JobName = Annotated[str, typer.Argument(help="A job's id or name.", metavar="JOB")]
+JobName = Annotated[
+    str, typer.Argument(help="A job's name, dag/job, its id, or a unique prefix of the id.", metavar="JOB")
+]
 RunOfJob = Annotated[
-    UUID | None, typer.Option("--run", help="A run of the job. Default: the newest one", show_default=False)
+    str | None,
+    typer.Option(
+        "--run",
+        parser=some_id,
+        help="A run of the job; default: the newest. A unique prefix is enough",
+        show_default=False,
+    ),
 ]
 
 
@@ -348,16 +356,7 @@ def runs(
         )
         return RunPage(runs=found, next_cursor=following)
 
-    present(ask(folder, work), output, _runs)
-
-
-def _runs(page: RunPage) -> RenderableType:
-    rows = [
-        (run.run_id, run.state, run.total, run.counts.Completed, run.counts.dead, run.created_at, run.ended_at)
-        for run in page.runs
-    ]
-    columns = ("run", "state", "tasks", "completed", "dead", "created", "ended")
-    return table(columns, rows, empty="The job has no runs.")
+    present(ask(folder, work), output, run_table)
 
 
 @command(app, "logs", example="interlock job logs nightly\ninterlock job logs tokens/activity --follow")

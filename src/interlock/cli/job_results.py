@@ -64,10 +64,10 @@ def watch(job: JobName, run: RunOfJob = None, output: OutputOption = Output.TABL
     ask(folder, work)
 
 
-async def run_of(client: Client, job: str, run: UUID | None) -> UUID:
-    """Returns the given run, or the job's newest one."""
+async def run_of(client: Client, job: str, run: str | None) -> UUID:
+    """Returns the id of the given run, or the job's newest one."""
     if run is not None:
-        return run
+        return (await client.run(run)).run_id
     found = (await client.job(job)).run
     if found is None:
         raise usage(f"Job {job} has no run; `interlock job submit` creates one")

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _STYLES: Final = {"stderr": "yellow", "traceback": "red", GAP: "dim"}
 
 
-async def print_task_log(client: Client, task_id: UUID, *, attempt: int | None, follow: bool, output: Output) -> int:
+async def print_task_log(
+    client: Client, task_id: UUID | str, *, attempt: int | None, follow: bool, output: Output
+) -> int:
     """Prints the lines of an attempt as they arrive. Returns their number."""
     count = 0
     async for line in client.logs.of_task(task_id, attempt=attempt, follow=follow):
@@ -27,7 +29,7 @@ async def print_task_log(client: Client, task_id: UUID, *, attempt: int | None, 
     return count
 
 
-async def print_job_log(client: Client, job: str, *, run: UUID | None, follow: bool, output: Output) -> int:
+async def print_job_log(client: Client, job: str, *, run: UUID | str | None, follow: bool, output: Output) -> int:
     """Prints the lines of a job's tasks as they arrive, each with its task. Returns their number."""
     count = 0
     async for line in client.logs.of_job(job, run=run, follow=follow):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
 
 import msgspec
 import typer
@@ -39,6 +40,9 @@ T = TypeVar("T")
 
 _PIPED_WIDTH: Final = 1_000
 """Without a terminal, nothing is truncated or folded."""
+
+ID_PREFIX: Final = 18
+"""Characters of an id in a table on a terminal. They hold the time to a quarter of a microsecond."""
 
 _STYLES: Final = {
     "Queued": "cyan",
@@ -78,16 +82,40 @@ def print_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], *, empty: str) -> RenderableType:
-    """Returns a plain table, or the sentence `empty` if there are no rows."""
+def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], *, empty: str, cut: str = "") -> RenderableType:
+    """Returns a plain table, or the sentence `empty` if there are no rows.
+
+    On a terminal, ids are cut to a prefix that commands accept, and the column `cut` to the width that is left.
+    """
     from rich.table import Table
 
+    given = [list(row) for row in rows]
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        shown.add_column(column, overflow="fold")
-    for row in rows:
-        shown.add_row(*(cell(value) for value in row))
-    return shown if shown.row_count else empty
+    for number, column in enumerate(columns):
+        ids = any(isinstance(row[number], UUID) for row in given)
+        is_cut = column == cut and console().is_terminal
+        shown.add_column(
+            column,
+            overflow="ellipsis" if is_cut else "fold",
+            no_wrap=ids or is_cut,
+            min_width=min(ID_PREFIX, console().width) if ids else None,
+        )
+    for row in given:
+        shown.add_row(*(cell(_short(value)) for value in row))
+    return shown if given else empty
+
+
+def _short(value: Any) -> Any:
+    """Shortens values for a table on a terminal. Elsewhere nothing is shortened."""
+    if console().is_terminal and isinstance(value, UUID):
+        return str(value)[:ID_PREFIX]
+    if console().is_terminal and isinstance(value, datetime):
+        return value.astimezone().strftime("%m-%d %H:%M:%S")
+    return value
+
+
+def first_line(text: str | None) -> str | None:
+    return text.strip().partition("\n")[0] if text else None
 
 
 def sheet(pairs: Iterable[tuple[str, Any]]) -> RenderableType:

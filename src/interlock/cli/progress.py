@@ -76,7 +76,7 @@ def ended(run: RunView) -> int:
     return _ended(run.counts)
 
 
-async def watch_run(client: Client, run_id: UUID, *, quiet: bool = False, label: str | None = None) -> RunView:
+async def watch_run(client: Client, run_id: UUID | str, *, quiet: bool = False, label: str | None = None) -> RunView:
     name = label or f"run {str(run_id)[:_DIGITS]}"
     if quiet:
         return await client.wait(run_id, poll_seconds=_LOOK_SECONDS)
@@ -86,7 +86,7 @@ async def watch_run(client: Client, run_id: UUID, *, quiet: bool = False, label:
     return await client.wait(run_id, lines.show, poll_seconds=_LOOK_SECONDS)
 
 
-async def _with_bar(client: Client, run_id: UUID, label: str) -> RunView:
+async def _with_bar(client: Client, run_id: UUID | str, label: str) -> RunView:
     with _bar() as bar:
         row = bar.add_task(label, total=None, failed="", rate="")
         start = time.monotonic()
@@ -123,7 +123,7 @@ def _bar() -> Progress:
     )
 
 
-async def watch_backfill(client: Client, run_id: UUID, *, quiet: bool = False) -> BackfillView:
+async def watch_backfill(client: Client, run_id: UUID | str, *, quiet: bool = False) -> BackfillView:
     """Shows how many tasks are created and how many of them are done, until the last one has ended."""
     name = f"backfill {str(run_id)[:_DIGITS]}"
     if quiet:
@@ -142,7 +142,7 @@ async def watch_backfill(client: Client, run_id: UUID, *, quiet: bool = False) -
     return await client.backfills.wait(run_id, show, poll_seconds=_LINE_SECONDS / 5)
 
 
-async def _backfill_with_bar(client: Client, run_id: UUID, label: str) -> BackfillView:
+async def _backfill_with_bar(client: Client, run_id: UUID | str, label: str) -> BackfillView:
     with _bar() as bar:
         row = bar.add_task(label, total=None, failed="", rate="")
         start = time.monotonic()
@@ -177,7 +177,7 @@ class _Lines:
         console().print(f"{self._name}: {run.state}, {ended(run)}{of} done{failed}")
 
 
-async def watch_task(client: Client, task_id: UUID, *, quiet: bool = False) -> TaskView:
+async def watch_task(client: Client, task_id: UUID | str, *, quiet: bool = False) -> TaskView:
     """Follows a task through its attempts. A failed task with a retry to come has not ended."""
     shown = ""
     while True:

@@ -4,27 +4,90 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from uuid import UUID
 
 import typer
 
-from interlock.cli.conventions import FolderOption, Output, OutputOption, YesOption, ask, command, group
-from interlock.cli.output import confirm, console, present, sheet
+from interlock.cli.conventions import (
+    CursorOption,
+    FolderOption,
+    LimitOption,
+    Output,
+    OutputOption,
+    YesOption,
+    ask,
+    collect,
+    command,
+    group,
+    some_id,
+)
+from interlock.cli.output import confirm, console, present, sheet, table
 from interlock.cli.progress import watch_run
 from interlock.wire.base import RunState, TaskStatus
+from interlock.wire.jobs import RunPage
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from rich.console import RenderableType
 
     from interlock.client import Client
     from interlock.wire.jobs import RunView
+    from interlock.wire.tasks import JobRef
 
 app = group("Runs: the tasks of one submission, with one outcome.")
 
 _SAMPLE: Final = 100
 _SMALL_RESULT: Final = 1_000
 
-RunId = Annotated[UUID, typer.Argument(help="A run's id.", metavar="RUN")]
+RunId = Annotated[str, typer.Argument(parser=some_id, help="A run's id, or a unique prefix of it.", metavar="RUN")]
+StateOption = Annotated[RunState | None, typer.Option("--state", help="Runs in this state.", show_default=False)]
+
+
+@command(app, "list", example="interlock run list\ninterlock run list --job nightly --state Failed")
+def list_runs(
+    job: Annotated[
+        str | None, typer.Option("--job", help="Runs of this job, by id or name.", show_default=False)
+    ] = None,
+    state: StateOption = None,
+    limit: LimitOption = 50,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TABLE,
+    folder: FolderOption = None,
+) -> None:
+    """Show runs, newest first."""
+
+    async def work(client: Client) -> RunPage:
+        runs, following = await collect(
+            lambda at, size: client.run_list(at, size, job=job, state=state), lambda page: page.runs, cursor, limit
+        )
+        return RunPage(runs=runs, next_cursor=following)
+
+    present(ask(folder, work), output, run_table)
+
+
+def run_table(page: RunPage) -> RenderableType:
+    rows = [
+        (
+            run.run_id,
+            job_label(run.job) or run.job_id,
+            run.state,
+            run.total,
+            run.counts.Completed,
+            run.counts.dead,
+            run.errors[0].error_class if run.errors else None,
+            run.created_at,
+        )
+        for run in page.runs
+    ]
+    columns = ("run", "job", "state", "tasks", "done", "dead", "error", "created")
+    return table(columns, rows, empty="No runs match; `interlock job submit` creates one.")
+
+
+def job_label(job: JobRef | None) -> str | None:
+    """Returns the name by which commands find the job, or None if it has none."""
+    if job is None or job.name is None:
+        return None
+    return f"{job.dag_name}/{job.name}" if job.dag_name else job.name
 
 
 @command(app, "show", example="interlock run show 0198c6f2-7d1e-7c3a-9f10-2b4d5e6f7a8b")
@@ -48,7 +111,9 @@ def run_rows(run: RunView) -> list[tuple[str, Any]]:
         ("tasks", run.total),
         ("by status", counted or None),
         ("dead letters", counts.dead or None),
-        ("canceling", True if run.cancel_requested else None),
+        ("by error", ", ".join(f"{one.tasks} {one.error_class}" for one in run.errors) or None),
+        ("rerun of", run.rerun_of),
+        ("canceling", True if run.cancel_requested and run.ended_at is None else None),
         ("started", run.created_at),
         ("ended", run.ended_at),
     ]
@@ -60,7 +125,7 @@ def watch(run_id: RunId, output: OutputOption = Output.TABLE, folder: FolderOpti
     ask(folder, lambda client: follow(client, run_id, output))
 
 
-async def follow(client: Client, run_id: UUID, output: Output) -> None:
+async def follow(client: Client, run_id: UUID | str, output: Output) -> None:
     run = await watch_run(client, run_id, quiet=output is Output.JSON)
     present(run, output, run_sheet)
     if output is Output.TABLE:

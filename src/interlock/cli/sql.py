@@ -64,7 +64,7 @@ def sql(
         ),
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, without a limit of rows.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the reply as JSON; same as -o json.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", hidden=True, help="Old spelling of --output json.")] = False,
     arrow: Annotated[
         Path | None, typer.Option("--arrow", help="Write an Arrow IPC stream to this file.", show_default=False)
     ] = None,
@@ -90,6 +90,8 @@ def sql(
 
     A dataset is referred to by its published name, or in double quotes as "dag:job:output" or by its UUID.
     """
+    if as_json:
+        print("--json is now --output json, as in all commands.", file=sys.stderr)
     shown = Output.JSON if as_json else output
     if tables:
         present(_relations(folder, cursor, limit), shown, _tables)

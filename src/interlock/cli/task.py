@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Final
-from uuid import UUID
 
 import typer
 
@@ -19,10 +18,12 @@ from interlock.cli.conventions import (
     collect,
     command,
     group,
+    some_id,
     usage,
 )
-from interlock.cli.output import confirm, console, must_ask, percent, present, sheet, shown_range, table
+from interlock.cli.output import confirm, console, first_line, must_ask, percent, present, sheet, shown_range, table
 from interlock.cli.progress import watch_task
+from interlock.cli.run import job_label
 from interlock.wire.base import TaskStatus
 from interlock.wire.tasks import RedriveRequest, TaskPage
 
@@ -37,9 +38,12 @@ app = group("Tasks: their state, their attempts, and why they wait or failed.")
 _SHOWN: Final = 500
 """Characters of a result that `task show` prints."""
 
-TaskId = Annotated[UUID, typer.Argument(help="A task's id.", metavar="TASK")]
+TaskId = Annotated[str, typer.Argument(parser=some_id, help="A task's id, or a unique prefix of it.", metavar="TASK")]
 JobOption = Annotated[str | None, typer.Option("--job", help="Tasks of this job, by id or name.", show_default=False)]
-RunOption = Annotated[UUID | None, typer.Option("--run", help="Tasks of this run.", show_default=False)]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", parser=some_id, help="Tasks of this run.", show_default=False),
+]
 StatusOption = Annotated[TaskStatus | None, typer.Option("--status", help="Tasks in this status.", show_default=False)]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
 
@@ -74,22 +78,24 @@ def task_table(page: TaskPage) -> RenderableType:
     rows = [
         (
             task.task_id,
-            task.job.name,
+            task.index if task.origin_index is None else f"{task.index} ({task.origin_index})",
+            job_label(task.job),
             _status(task),
             task.attempt,
-            percent(task.progress),
             task.error_class,
-            task.created_at,
+            first_line(task.error_message),
         )
         for task in page.tasks
     ]
-    columns = ("task", "job", "status", "attempt", "progress", "error", "created")
-    return table(columns, rows, empty="No tasks match.")
+    columns = ("task", "index", "job", "status", "try", "error", "message")
+    return table(columns, rows, empty="No tasks match.", cut="message")
 
 
 def _status(task: TaskView) -> str:
     if task.status is TaskStatus.FAILED:
-        return "Failed, dead letter" if task.dead else "Failed, will be retried"
+        return "Failed, dead" if task.dead else "Failed, retries"
+    if task.status is TaskStatus.RUNNING and task.progress is not None:
+        return f"Running {percent(task.progress)}"
     return str(task.status)
 
 
@@ -103,11 +109,13 @@ def _task(task: TaskView) -> RenderableType:
     return sheet(
         [
             ("task", task.task_id),
-            ("job", task.job.name or task.job_id),
+            ("job", job_label(task.job) or task.job_id),
             ("run", task.run_id),
+            ("index", task.index),
+            ("original index", task.origin_index),
             ("status", _status(task)),
             ("attempt", task.attempt),
-            ("canceling", True if task.cancel_requested else None),
+            ("canceling", True if task.cancel_requested and task.status is TaskStatus.RUNNING else None),
             ("dates", shown_range(0, 0, task.start_date, task.end_date) if task.start_date else None),
             ("payload", task.payload),
             ("created", task.created_at),
@@ -116,7 +124,7 @@ def _task(task: TaskView) -> RenderableType:
             ("retry at", task.retry_at),
             ("worker", task.worker_id),
             ("lease until", task.lease_expires_at),
-            ("progress", percent(task.progress)),
+            ("progress", percent(1.0 if task.status is TaskStatus.COMPLETED else task.progress)),
             ("", task.progress_text),
             ("error", task.error_class),
             ("message", task.error_message),
@@ -185,8 +193,10 @@ def explain(task_id: TaskId, output: OutputOption = Output.TABLE, folder: Folder
 
 
 def _explanation(answer: Explanation) -> RenderableType:
-    facts = [(name, value) for name, value in answer.facts.items() if name not in ("error_message",)]
-    return sheet([("status", answer.status), ("reason", answer.reason), ("why", answer.detail), *facts])
+    """Returns the answer without its facts, most of which the sentence contains. --output json has all of them."""
+    return sheet(
+        [("task", answer.task_id), ("status", answer.status), ("reason", answer.reason), ("why", answer.detail)]
+    )
 
 
 @command(app, "watch", example=f"interlock task watch {_EXAMPLE_ID}")
@@ -204,7 +214,9 @@ def watch(task_id: TaskId, output: OutputOption = Output.TABLE, folder: FolderOp
     example=f"interlock task cancel {_EXAMPLE_ID}\ninterlock task cancel --job nightly --status Queued --dry-run",
 )
 def cancel(
-    task_id: Annotated[UUID | None, typer.Argument(help="One task; otherwise give a filter.", metavar="TASK")] = None,
+    task_id: Annotated[
+        str | None, typer.Argument(parser=some_id, help="One task; otherwise give a filter.", metavar="TASK")
+    ] = None,
     job: JobOption = None,
     run: RunOption = None,
     status: StatusOption = None,

@@ -15,9 +15,11 @@ from interlock.wire.dags import (
     BackfillPage,
     BackfillRequest,
     BackfillView,
+    DagDeleted,
     DagDeployed,
     DagDocument,
     DagPage,
+    DagPauseRequest,
     DagRequest,
     DagVersionPage,
     DagVersionView,
@@ -92,14 +94,22 @@ class DagCalls:
         self._caller = caller
 
     async def deploy(
-        self, yaml: str, *, dry_run: bool = False, operators: Sequence[str] = (), force: bool = False
+        self,
+        yaml: str,
+        *,
+        dry_run: bool = False,
+        operators: Sequence[str] = (),
+        force: bool = False,
+        file: str | None = None,
     ) -> DagDeployed:
         """Deploys a DAG. `operators` are the names under which your workers register operators.
 
-        With `force`, it is deployed although no live worker has one of its operators.
+        With `force`, it is deployed although no live worker has one of its operators. `file` is the name of the file in
+        its problems.
         """
         parameters = [("dry_run", str(dry_run).lower()), *(("operator", name) for name in operators)]
         parameters += [("force", "true")] if force else []
+        parameters += [("file", file)] if file is not None else []
         target = f"/v1/dags?{urlencode(parameters)}"
         return await self._caller.call("POST", target, DagDeployed, DagRequest(yaml=yaml))
 
@@ -129,6 +139,20 @@ class DagCalls:
 
     async def cut_over(self, name: str) -> DagVersionView:
         return await self._caller.call("POST", path("v1", "dags", name, "cutover"), DagVersionView, repeatable=False)
+
+    async def pause(self, name: str, reason: str | None = None) -> DagView:
+        """Pauses a DAG with its sources. Running tasks end; changes are recorded and processed after the resume."""
+        return await self._caller.call(
+            "POST", path("v1", "dags", name, "pause"), DagView, DagPauseRequest(reason=reason)
+        )
+
+    async def resume(self, name: str) -> DagView:
+        return await self._caller.call("POST", path("v1", "dags", name, "resume"), DagView)
+
+    async def delete(self, name: str, *, purge: bool = False, dry_run: bool = False) -> DagDeleted:
+        """Deletes a DAG. Without `purge`, its data stays readable. A dry run shows what would be deleted."""
+        target = query(path("v1", "dags", name), purge=str(purge).lower(), dry_run=str(dry_run).lower())
+        return await self._caller.call("DELETE", target, DagDeleted, repeatable=dry_run)
 
     async def purge(self, name: str, version: str) -> DagVersionView:
         return await self._caller.call(

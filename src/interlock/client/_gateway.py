@@ -102,7 +102,7 @@ class TaskFilter(TypedDict, total=False):
     """Selects tasks by job (id or name), run and status."""
 
     job: str | UUID | None
-    run: UUID | None
+    run: str | UUID | None
     status: TaskStatus | None
 
 
@@ -206,6 +206,17 @@ class Client:
             for run in page.runs:
                 yield run
 
+    async def run_list(
+        self,
+        cursor: str | None = None,
+        limit: int = PAGE,
+        *,
+        job: UUID | str | None = None,
+        state: RunState | None = None,
+    ) -> RunPage:
+        """Returns runs of a job, or of all jobs, newest first."""
+        return await self._get(query("/v1/runs", job=job, state=state, cursor=cursor, limit=limit), RunPage)
+
     async def run(self, run_id: UUID | str) -> RunView:
         return await self._get(path("v1", "runs", run_id), RunView)
 
@@ -269,10 +280,10 @@ class Client:
         return await self._post(path("v1", "tasks", task_id, "retry"), TaskView, repeatable=False)
 
     async def cancel_tasks(self, *, dry_run: bool = False, **which: Unpack[TaskFilter]) -> Changed:
-        job = which.get("job")
+        job, run = which.get("job"), which.get("run")
         request = CancelRequest(
             job=None if job is None else str(job),
-            run=which.get("run"),
+            run=None if run is None else str(run),
             status=which.get("status"),
             dry_run=dry_run,
         )

@@ -40,7 +40,9 @@ class LogCalls:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    async def job_page(self, job: UUID | str, *, run: UUID | None = None, after: int = 0, limit: int = 16) -> JobLog:
+    async def job_page(
+        self, job: UUID | str, *, run: UUID | str | None = None, after: int = 0, limit: int = 16
+    ) -> JobLog:
         """Returns a part of the log of a run, by default the newest of the job, or of a job of a DAG.
 
         Without `after` these are the newest lines.
@@ -49,7 +51,7 @@ class LogCalls:
         return await self._caller.call("GET", target, JobLog)
 
     async def of_job(
-        self, job: UUID | str, *, run: UUID | None = None, follow: bool = False
+        self, job: UUID | str, *, run: UUID | str | None = None, follow: bool = False
     ) -> AsyncIterator[JobLogLine]:
         """Yields the newest lines of a job's tasks; with `follow`, also those that are printed from now on."""
         after = 0

@@ -32,7 +32,7 @@ class ResultCalls:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    async def task(self, job: str | UUID, index: int, *, run: UUID | None = None) -> TaskView:
+    async def task(self, job: str | UUID, index: int, *, run: UUID | str | None = None) -> TaskView:
         """Returns a task with its result and a URL for the result. Anyone can read that URL for one day."""
         return await self._caller.call("GET", query(path("v1", "jobs", job, "tasks", index), run=run), TaskView)
 
@@ -41,7 +41,11 @@ class ResultCalls:
         return await self._caller.call("GET", path("v1", "results", run_id, index), Raw)
 
     async def receipt(
-        self, job: str | UUID, *, run: UUID | None = None, on_progress: Callable[[ReceiptReply], None] | None = None
+        self,
+        job: str | UUID,
+        *,
+        run: UUID | str | None = None,
+        on_progress: Callable[[ReceiptReply], None] | None = None,
     ) -> ReceiptReply:
         """Returns the signed receipt. A large run takes several calls; each continues where the previous one ended."""
         target = query(path("v1", "jobs", job, "receipt"), run=run)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from interlock.access.build import Access
 from interlock.access.secrets import Seal
 from interlock.dags.backpressure import Pauses, Pressure
+from interlock.dags.control import DagControl, JobWakes
 from interlock.dags.cutover import CutOver, Retirement
 from interlock.dags.deployment import Deployments
 from interlock.dags.invalidation import Invalidations
@@ -27,6 +28,7 @@ from interlock.tasks.build import TaskKernel
 @dataclass(frozen=True)
 class Dags:
     deployments: Deployments
+    control: DagControl
     reads: DagReads
     sources: Sources
     manual_events: ManualEvents
@@ -46,9 +48,11 @@ def build_dags(
     datasets: Datasets,
     backfills: Backfills,
 ) -> Dags:
+    deployments, reads = Deployments(database, settings, tasks.operators), DagReads(database)
     return Dags(
-        deployments=Deployments(database, settings, tasks.operators),
-        reads=DagReads(database),
+        deployments=deployments,
+        control=DagControl(database, settings, deployments, reads),
+        reads=reads,
         sources=Sources(database),
         manual_events=ManualEvents(database, settings),
         hooks=Hooks(database, settings, database.clock, access.lockout, Seal(settings.signing_keys_dir)),
@@ -63,10 +67,11 @@ def dag_loops(settings: Settings, database: Database, wakeups: Wakeups, tasks: T
     return [
         Router(database, settings, wakeups),
         Triggers(database, settings, wakeups),
-        AlwaysOn(database, settings),
+        AlwaysOn(database, settings, wakeups),
         ScopeReconciler(database, settings, wakeups),
-        CutOver(database, settings),
+        CutOver(database, settings, wakeups),
         Retirement(database, settings, tasks.actions),
+        JobWakes(database, settings, wakeups),
         Pressure(database, settings, wakeups),
     ]
 

@@ -6,6 +6,7 @@ loop in this module, which swaps in the version under construction once it is co
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 from uuid import UUID
 
@@ -19,12 +20,15 @@ from interlock.dags.routing import Scopes
 from interlock.failpoints import failpoint
 from interlock.processes.loop import Periodic
 from interlock.settings import Settings
+from interlock.stores.notifications import Wakeups
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.actions import Actions
 from interlock.wire.dags import DagState
 
 _sql = queries(__name__, "dags")
+_control_sql = queries(__name__, "control")
 _VERSIONS: Final = 100
+_APART_SECONDS: Final = 0.1
 _FIRST: Final = UUID(int=0)
 
 
@@ -48,6 +52,7 @@ class Swaps:
         await _sql.activate_jobs(connection, job_ids=coming)
         await self._tune(connection, definition, coming)
         await self._point(connection, coming)
+        await hold_paused(connection, dag)
         await publish(connection, dag, definition, move=True)
         await _sql.unpublish(connection, dag_id=dag["dag_id"], names=list(definition.publish))
         return version
@@ -75,6 +80,19 @@ class Swaps:
         for stream in streams:
             # The reconciler walks partitions. For a stream, the job rereads what it has read, in the same scopes.
             await self._scopes.give(connection, [stream], stream["job_id"])
+
+
+async def hold_paused(connection: Connection, dag: Row) -> None:
+    """Pauses the active jobs of a DAG if the DAG is paused. Called after every change of its jobs.
+
+    A change of jobs needs no lock against the scope reconciler: new edges and their pause become visible together.
+    """
+    if dag["paused_at"] is None:
+        return
+    reason = f"paused by {dag['paused_by']}"
+    if dag["pause_reason"]:
+        reason = f"{reason}: {dag['pause_reason']}"
+    await _control_sql.hold_jobs(connection, org_id=dag["org_id"], dag_name=dag["name"], reason=reason)
 
 
 async def publish(connection: Connection, dag: Row, definition: Dag, *, move: bool) -> None:
@@ -115,16 +133,25 @@ async def _ids(connection: Connection, version: Row) -> list[UUID]:
     return [row["job_id"] for row in await _sql.jobs_of_version(connection, dag_version=version["dag_version"])]
 
 
-class CutOver(Periodic):
-    """Swaps in complete versions. Each pass checks one page of the versions under construction, in rotation."""
+class CutOver:
+    """Swaps in complete versions. Each pass checks one page of the versions under construction, in rotation.
+
+    Deploys, ended tasks of jobs that are being built and the scope reconciler wake it.
+    """
 
     name = "cutover"
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, wakeups: Wakeups) -> None:
         self.seconds = settings.reconcile_seconds
         self._database = database
+        self._wakeups = wakeups
         self._swaps = Swaps(settings)
         self._after = _FIRST
+
+    async def idle(self, seconds: float) -> None:
+        """Waits for a wake-up. A large build wakes it with every task, so passes have a minimum distance."""
+        await asyncio.sleep(min(seconds, _APART_SECONDS))
+        await self._wakeups.wait(self.name, seconds)
 
     async def run_once(self) -> int:
         async with self._database.connection() as connection:

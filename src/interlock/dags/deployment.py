@@ -9,12 +9,12 @@ from uuid import UUID
 
 from interlock.access.secrets import check_references
 from interlock.dags.checks import pinned_to, udf_configs
-from interlock.dags.cutover import Swaps, complete, publish
+from interlock.dags.cutover import Swaps, complete, hold_paused, publish
 from interlock.dags.definition import Dag, canonical, content_hash, dag_of
 from interlock.dags.generations import Generations, columns
 from interlock.dags.lineage import Change, compare, external_names
 from interlock.dags.parser import Vocabulary, examine
-from interlock.dags.versions import plan, version_view
+from interlock.dags.versions import plan, require_dag, version_view
 from interlock.dags.yaml_nodes import MAX_BYTES
 from interlock.errors import BadRequest, Conflict, InvalidDag, NotFound, TooLarge
 from interlock.failpoints import failpoint
@@ -25,13 +25,14 @@ from interlock.untrusted.bundles import Bundle, bundles_named, hold
 from interlock.wire.dags import DagDeployed, DagState, DagVersionView, PlannedJob
 
 _sql = queries(__name__, "dags")
+_control_sql = queries(__name__, "control")
 _SUGGESTED: Final = 1_000
 FILE: Final = "dag.yaml"
-"""File name used in problems of a DAG that came over HTTP without a name."""
+"""File name in problems of a DAG that came over HTTP without a name."""
 
 
 @dataclass(frozen=True, slots=True)
-class _LockedDag:
+class LockedDag:
     """A DAG and its live versions, read under the deploy lock."""
 
     dag: Row | None
@@ -52,8 +53,11 @@ class Deployments:
         self._operators = operators or Operators(database, settings)
         self._swaps = Swaps(settings)
 
-    async def read(self, content: bytes, org_id: UUID, operators: list[str]) -> Dag:
-        """Parses a DAG file and checks it against this installation and the org's other DAGs."""
+    async def read(self, content: bytes, org_id: UUID, operators: list[str], file: str = FILE) -> Dag:
+        """Parses a DAG file and checks it against this installation and the org's other DAGs.
+
+        `file` is its name in problems.
+        """
         if len(content) > MAX_BYTES:
             raise TooLarge(
                 f"The file has {len(content)} bytes; the limit for a DAG is {MAX_BYTES}.", code="dag_too_large"
@@ -61,13 +65,13 @@ class Deployments:
         async with self._database.connection() as connection:
             declared = await self._operators.short_names(connection)
         vocabulary = Vocabulary.of(self._settings, *operators, *declared)
-        dag, problems = await asyncio.to_thread(examine, content, FILE, vocabulary)
+        dag, problems = await asyncio.to_thread(examine, content, file, vocabulary)
         bundles: dict[str, Bundle] = {}
         if dag is not None:
             vocabulary = await self._with_names(vocabulary, dag, org_id)
             bundles = await self._bundles(dag, org_id)
             vocabulary = replace(vocabulary, code=replace(vocabulary.code, bundles=bundles))
-            dag, problems = await asyncio.to_thread(examine, content, FILE, vocabulary)
+            dag, problems = await asyncio.to_thread(examine, content, file, vocabulary)
         if dag is None:
             raise InvalidDag(problems)
         return pinned_to(dag, bundles)
@@ -109,6 +113,8 @@ class Deployments:
             kinds = [(self._settings.runtime(job.runtime).kind, dict(job.config)) for job in dag.jobs]
             await check_references(connection, org_id, kinds)
             version = None if dry_run else await self._deploy(connection, locked, dag, change, org_id, by)
+            if not dry_run:
+                await _sql.wake_loops(connection)
             await failpoint("deploy.before_commit")
             return _deployed(dag, version, planned)
 
@@ -127,20 +133,21 @@ class Deployments:
                 if not force or error.code != UNKNOWN:
                     raise
 
-    async def _lock(self, connection: Connection, org_id: UUID, name: str, digest: str) -> _LockedDag:
+    async def _lock(self, connection: Connection, org_id: UUID, name: str, digest: str) -> LockedDag:
         await _sql.lock_deploys(connection, org_id=org_id)
         dag = await _sql.lock_dag(connection, org_id=org_id, name=name)
         if dag is None:
-            return _LockedDag(None, None, None, None)
+            return LockedDag(None, None, None, None)
         rows = await _sql.live_versions(connection, dag_id=dag["dag_id"], content_hash=digest)
         by_state = {row["state"]: row for row in rows}
         same = next((row for row in rows if row["content_hash"] == digest), None)
-        return _LockedDag(dag, by_state.get(DagState.CURRENT), by_state.get(DagState.BUILDING), same)
+        return LockedDag(dag, by_state.get(DagState.CURRENT), by_state.get(DagState.BUILDING), same)
 
     async def _deploy(
-        self, connection: Connection, locked: _LockedDag, dag: Dag, change: Change, org_id: UUID, by: str
+        self, connection: Connection, locked: LockedDag, dag: Dag, change: Change, org_id: UUID, by: str
     ) -> Row:
         row = locked.dag or await _sql.insert_dag(connection, org_id=org_id, name=dag.name)
+        await _control_sql.restore_dag(connection, dag_id=row["dag_id"])
         same = locked.same
         if same is not None and same["state"] == DagState.BUILDING:
             return same
@@ -151,6 +158,7 @@ class Deployments:
         if same is None:
             same = await self._build(connection, row, locked.current, dag, change, by)
             if locked.current is not None and not await complete(connection, same):
+                await hold_paused(connection, row)
                 await publish(connection, row, dag, move=False)
                 return same
         return await self._swaps.swap(connection, row, locked.current, same)
@@ -178,7 +186,7 @@ class Deployments:
         """Swaps back to a version that was current before. It then receives the changes that it missed."""
 
         async def work(connection: Connection) -> DagVersionView:
-            dag, locked = await self._existing(connection, org_id, name)
+            dag, locked = await self.existing(connection, org_id, name)
             target = await _rollback_target(connection, dag, to)
             definition = dag_of(target["document"])
             await _check_publications(connection, locked, definition)
@@ -191,6 +199,7 @@ class Deployments:
                 await self._swaps.abandon(connection, dag, locked.building, locked.current)
             if target["state"] == DagState.RETIRED:
                 target = await self._swaps.swap(connection, dag, locked.current, target)
+            await _sql.wake_loops(connection)
             await failpoint("deploy.before_commit")
             return version_view(target)
 
@@ -200,10 +209,11 @@ class Deployments:
         """Cuts over now, complete or not. Readers see the data built so far; the rest follows."""
 
         async def work(connection: Connection) -> DagVersionView:
-            dag, locked = await self._existing(connection, org_id, name)
+            dag, locked = await self.existing(connection, org_id, name)
             if locked.building is None:
                 raise Conflict(f"DAG {name!r} has no version under construction.", code="nothing_building")
             version = await self._swaps.swap(connection, dag, locked.current, locked.building)
+            await _sql.wake_loops(connection)
             await failpoint("cutover.before_commit")
             return version_view(version)
 
@@ -213,7 +223,7 @@ class Deployments:
         """Gives up a retired version. The retirement loop drops the data that only this version has."""
 
         async def work(connection: Connection) -> DagVersionView:
-            dag, _ = await self._existing(connection, org_id, name)
+            dag, _ = await self.existing(connection, org_id, name)
             found = await _by_prefix(connection, dag, prefix)
             if found["state"] in (DagState.CURRENT, DagState.BUILDING):
                 raise Conflict(
@@ -229,11 +239,10 @@ class Deployments:
 
         return await self._database.run(work)
 
-    async def _existing(self, connection: Connection, org_id: UUID, name: str) -> tuple[Row, _LockedDag]:
+    async def existing(self, connection: Connection, org_id: UUID, name: str) -> tuple[Row, LockedDag]:
+        """Locks a DAG and its live versions. A deleted DAG counts as missing."""
         locked = await self._lock(connection, org_id, name, "")
-        if locked.dag is None:
-            raise NotFound(f"There is no DAG {name!r} in this org.")
-        return locked.dag, locked
+        return require_dag(locked.dag, name), locked
 
 
 def _is_there(same: Row | None) -> bool:
@@ -252,7 +261,7 @@ def _deployed(dag: Dag, version: Row | None, planned: list[PlannedJob]) -> DagDe
     )
 
 
-async def _check_publications(connection: Connection, locked: _LockedDag, dag: Dag) -> None:
+async def _check_publications(connection: Connection, locked: LockedDag, dag: Dag) -> None:
     """Rejects a version that drops or redirects a published name which another DAG reads."""
     if locked.dag is None:
         return

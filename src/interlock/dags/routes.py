@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Final
-from uuid import UUID
 
-from litestar import get, post
+from litestar import delete, get, post
 from litestar.openapi.spec import (
     OpenAPIMediaType,
     Operation,
@@ -18,21 +17,25 @@ from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter,
 
 from interlock.access.guards import principal_of, user_guard
 from interlock.dags.build import dags_of
+from interlock.dags.deployment import FILE
 from interlock.dags.webhook_sources import Call
 from interlock.errors import Unauthenticated, UnsupportedMediaType
 from interlock.http.middleware import peer_of_scope
 from interlock.http.problems import WITH_A_BODY
 from interlock.http.ranges import bound_of
 from interlock.http.requests import Cursor, Http, Limit, decode
+from interlock.tasks.build import tasks_of
 from interlock.tasks.idempotency import Repeat
 from interlock.wire.dags import (
     BackfillAnswer,
     BackfillPage,
     BackfillRequest,
     BackfillView,
+    DagDeleted,
     DagDeployed,
     DagDocument,
     DagPage,
+    DagPauseRequest,
     DagRequest,
     DagVersionPage,
     DagVersionView,
@@ -100,9 +103,13 @@ async def deploy_dag(
     force: Annotated[
         bool, QueryParameter(name="force", description="deploy although no live worker has one of the operators")
     ] = False,
+    file: Annotated[
+        str | None,
+        QueryParameter(name="file", required=False, max_length=1_000, description="name of the file in its problems"),
+    ] = None,
 ) -> DagDeployed:
     principal, deployments = principal_of(request), dags_of(request).deployments
-    dag = await deployments.read(_file(request, body), principal.org_id, operator or [])
+    dag = await deployments.read(_file(request, body), principal.org_id, operator or [], file or FILE)
     return await deployments.deploy(dag, principal.org_id, principal.user, dry_run=dry_run, force=force)
 
 
@@ -189,6 +196,51 @@ async def cut_over_dag(request: Http, dag: FromPath[str]) -> DagVersionView:
 )
 async def purge_dag(request: Http, dag: FromPath[str], data: JSONBody[PurgeRequest]) -> DagVersionView:
     return await dags_of(request).deployments.purge(dag, principal_of(request).org_id, data.version)
+
+
+@post(
+    "/v1/dags/{dag:str}/pause",
+    guards=[user_guard],
+    opt={"scope": "jobs:write"},
+    status_code=200,
+    summary="Pause a DAG with its sources: it gets no more tasks",
+    description="Running tasks end as usual. Events and dataset changes are recorded, and are processed after the "
+    "resume. A version that is being built is paused as well.",
+)
+async def pause_dag(request: Http, dag: FromPath[str], data: JSONBody[DagPauseRequest]) -> DagView:
+    caller = principal_of(request)
+    return await dags_of(request).control.pause(dag, caller.org_id, caller.user, data.reason)
+
+
+@post(
+    "/v1/dags/{dag:str}/resume",
+    guards=[user_guard],
+    opt={"scope": "jobs:write"},
+    status_code=200,
+    summary="Resume a paused DAG",
+)
+async def resume_dag(request: Http, dag: FromPath[str]) -> DagView:
+    caller = principal_of(request)
+    return await dags_of(request).control.resume(dag, caller.org_id, caller.user)
+
+
+@delete(
+    "/v1/dags/{dag:str}",
+    guards=[user_guard],
+    opt={"scope": "jobs:write"},
+    status_code=200,
+    summary="Delete a DAG; purge also deletes its data, and dry_run only shows the effect",
+    description="Its tasks are canceled in the background. Without `purge`, its data and its published names stay "
+    "readable, and a deploy under the same name restores it.",
+)
+async def delete_dag(
+    request: Http,
+    dag: FromPath[str],
+    purge: Annotated[bool, QueryParameter(name="purge", description="also delete the data of all versions")] = False,
+    dry_run: Annotated[bool, QueryParameter(name="dry_run", description="change nothing, return the effect")] = False,
+) -> DagDeleted:
+    caller = principal_of(request)
+    return await dags_of(request).control.delete(dag, caller.org_id, caller.user, purge=purge, dry_run=dry_run)
 
 
 IdempotencyKey = Annotated[
@@ -305,8 +357,9 @@ async def list_backfills(request: Http, cursor: Cursor = None, limit: Limit = 10
 
 
 @get("/v1/backfills/{run_id:str}", guards=[user_guard], opt={"scope": "jobs:read"}, summary="A backfill")
-async def get_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
-    return await dags_of(request).backfills.one(run_id, principal_of(request).org_id)
+async def get_backfill(request: Http, run_id: FromPath[str]) -> BackfillView:
+    org_id = principal_of(request).org_id
+    return await dags_of(request).backfills.one(await tasks_of(request).reads.run_id(run_id, org_id), org_id)
 
 
 @post(
@@ -316,8 +369,9 @@ async def get_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
     status_code=200,
     summary="Pause a backfill: release no more of its tasks",
 )
-async def pause_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
-    return await dags_of(request).backfills.pause(run_id, principal_of(request).org_id)
+async def pause_backfill(request: Http, run_id: FromPath[str]) -> BackfillView:
+    org_id = principal_of(request).org_id
+    return await dags_of(request).backfills.pause(await tasks_of(request).reads.run_id(run_id, org_id), org_id)
 
 
 @post(
@@ -327,8 +381,9 @@ async def pause_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
     status_code=200,
     summary="Resume a backfill",
 )
-async def resume_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
-    return await dags_of(request).backfills.resume(run_id, principal_of(request).org_id)
+async def resume_backfill(request: Http, run_id: FromPath[str]) -> BackfillView:
+    org_id = principal_of(request).org_id
+    return await dags_of(request).backfills.resume(await tasks_of(request).reads.run_id(run_id, org_id), org_id)
 
 
 @post(
@@ -338,8 +393,9 @@ async def resume_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView
     status_code=200,
     summary="Cancel a backfill and its tasks that have not ended",
 )
-async def cancel_backfill(request: Http, run_id: FromPath[UUID]) -> BackfillView:
-    return await dags_of(request).backfills.cancel(run_id, principal_of(request).org_id)
+async def cancel_backfill(request: Http, run_id: FromPath[str]) -> BackfillView:
+    org_id = principal_of(request).org_id
+    return await dags_of(request).backfills.cancel(await tasks_of(request).reads.run_id(run_id, org_id), org_id)
 
 
 Start = Annotated[
@@ -388,6 +444,9 @@ HANDLERS = [
     rollback_dag,
     cut_over_dag,
     purge_dag,
+    pause_dag,
+    resume_dag,
+    delete_dag,
     list_sources,
     send_events,
     make_secret,

@@ -9,6 +9,7 @@ new generation of a job has yet to process. Both use the same statement to give 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,8 @@ _EDGES: Final = 1000
 _CHANGES: Final = 1000
 """Changes of one input per pass. A backlog is processed in several passes."""
 _CROWDED_SECONDS: Final = 1.0
+_APART_SECONDS: Final = 0.1
+"""A build wakes the reconciler with every routed change of its inputs, so passes have a minimum distance."""
 _FIRST: Final = (UUID(int=0), -1)
 
 
@@ -146,6 +149,7 @@ class Router:
         made = await self._scopes.give(connection, changed)
         if versions:
             jobs |= {row["job_id"] for row in await _sql.readers_of(connection, versions=list(versions))}
+        await _sql.wake_builds(connection, event_ids=events, job_ids=list(jobs))
         return made + await self._scopes.follow(connection, jobs)
 
 
@@ -163,7 +167,11 @@ class ScopeReconciler(Periodic):
         self._crowded = False
 
     async def idle(self, seconds: float) -> None:
-        """Waits. A release wakes the loop; while a job is behind and its queue is full, the wait is short."""
+        """Waits. A release, a deploy or a change that a build reads wakes the loop.
+
+        While a job is behind and its queue is full, the wait is short.
+        """
+        await asyncio.sleep(min(seconds, _APART_SECONDS))
         await self._wakeups.wait("scopes", min(seconds, _CROWDED_SECONDS) if self._crowded else seconds)
 
     async def run_once(self) -> int:
@@ -171,6 +179,9 @@ class ScopeReconciler(Periodic):
         self._place = end
         if made:
             TASKS_ROUTED.labels(by=self.name).inc(made)
+        if made + walked:
+            # A version that is being built may have nothing left to do.
+            self._wakeups.wake("cutover")
         return made + walked
 
     async def _pass(self, connection: Connection) -> tuple[int, int, tuple[UUID, int]]:

@@ -24,7 +24,6 @@ from interlock.dags.schedules import next_interval
 from interlock.errors import BadRequest, Conflict, NotFound, TooLarge
 from interlock.failpoints import failpoint
 from interlock.http.ranges import range_of
-from interlock.processes.loop import Periodic
 from interlock.settings import Settings
 from interlock.stores.low_water import low_water
 from interlock.stores.notifications import Wakeups
@@ -308,15 +307,20 @@ _MAX_SOURCES: Final = 1000
 _CAUSES: Final = {"Completed": "returned", "Canceled": "canceled", "Failed": "failed"}
 
 
-class AlwaysOn(Periodic):
+class AlwaysOn:
     """Keeps one unfinished task for each active always_on source, always under the same task id."""
 
     name = "sources"
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, wakeups: Wakeups) -> None:
         self.seconds = settings.source_seconds
         self._database = database
+        self._wakeups = wakeups
         self._direct = settings.queue_direct
+
+    async def idle(self, seconds: float) -> None:
+        """Waits. A deploy or a resume wakes the loop."""
+        await self._wakeups.wait(self.name, seconds)
 
     async def run_once(self) -> int:
         started, restarted, stopped = await self._database.run(self._pass)

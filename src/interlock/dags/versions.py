@@ -21,6 +21,7 @@ from interlock.wire.dags import (
     DagJobView,
     DagOutput,
     DagPage,
+    DagPause,
     DagState,
     DagSummary,
     DagVersionPage,
@@ -153,16 +154,17 @@ class DagReads:
         async with self._database.connection() as connection:
             rows = await _sql.list_dags(connection, org_id=org_id, after=cursor or "", limit=limit)
         found: dict[str, dict[str, Row]] = {}
-        created = {}
+        dag_rows = {}
         for row in rows:
-            created[row["name"]] = row["created_at"]
+            dag_rows[row["name"]] = row
             versions = found.setdefault(row["name"], {})
             if row["dag_version"] is not None:
                 versions[row["state"]] = row
         dags = [
             DagSummary(
                 name=name,
-                created_at=created[name],
+                created_at=dag_rows[name]["created_at"],
+                paused=pause_view(dag_rows[name]),
                 current=_optional(versions.get(DagState.CURRENT)),
                 building=_optional(versions.get(DagState.BUILDING)),
             )
@@ -186,6 +188,7 @@ class DagReads:
             return DagView(
                 name=dag["name"],
                 created_at=dag["created_at"],
+                paused=pause_view(dag),
                 current=_optional(current),
                 building=_optional(building),
                 jobs=await _jobs(connection, current) if current else [],
@@ -220,9 +223,25 @@ async def _found(connection: Connection, name: str, org_id: UUID) -> Row:
     row: Row | None = None
     if "\x00" not in name:
         row = await _sql.dag_by_name(connection, org_id=org_id, name=name)
+    return require_dag(row, name)
+
+
+def require_dag(row: Row | None, name: str) -> Row:
+    """Returns the row of a DAG that exists and is not deleted."""
     if row is None:
         raise NotFound(f"There is no DAG {name!r} in this org.")
+    if row["deleted_at"] is not None:
+        raise NotFound(
+            f"DAG {name!r} was deleted by {row['deleted_by']} at {row['deleted_at']:%Y-%m-%d %H:%M:%S}Z. Deploy its "
+            "file to restore it."
+        )
     return row
+
+
+def pause_view(row: Row) -> DagPause | None:
+    if row["paused_at"] is None:
+        return None
+    return DagPause(since=row["paused_at"], by=row["paused_by"], reason=row["pause_reason"])
 
 
 def version_view(row: Row) -> DagVersionView:

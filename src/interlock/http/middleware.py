@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from functools import cache
+from urllib.parse import unquote
 
 import structlog
 from litestar.enums import ScopeType
@@ -19,6 +20,8 @@ from interlock.http.request_limits import Lockout, too_many_failures
 from interlock.telemetry import REQUEST_SECONDS, REQUESTS
 
 _CREDENTIALS = frozenset({b"authorization", b"x-trace-worker-token", b"x-trace-task-capability"})
+_JOBS = b"/v1/jobs/"
+_SLASH = re.compile(rb"%2f", re.IGNORECASE)
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -30,6 +33,7 @@ def observed(listener: str, lockout: Lockout) -> Callable[[ASGIApp], ASGIApp]:
             if scope["type"] != ScopeType.HTTP:
                 await app(scope, receive, send)
                 return
+            _keep_slashes_of_jobs(scope)
             request_id = _request_id(scope)
             scope["interlock.request_id"] = request_id  # type: ignore[typeddict-unknown-key]
             structlog.contextvars.bind_contextvars(request_id=request_id)
@@ -57,6 +61,14 @@ def observed(listener: str, lockout: Lockout) -> Callable[[ASGIApp], ASGIApp]:
         return middleware
 
     return wrap
+
+
+def _keep_slashes_of_jobs(scope: Scope) -> None:
+    """Keeps the encoded slash in `/v1/jobs/dag%2Fjob`. Decoded, it would separate two segments of the path."""
+    raw: bytes = scope.get("raw_path") or b""
+    if raw.startswith(_JOBS) and _SLASH.search(raw):
+        segments = raw.partition(b"?")[0].decode("latin-1").split("/")
+        scope["path"] = "/".join(unquote(segment).replace("/", "%2F") for segment in segments)
 
 
 def peer_of_scope(scope: Scope) -> str:

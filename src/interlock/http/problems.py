@@ -59,6 +59,7 @@ def problem_document(error: InterlockError, request_id: str) -> bytes:
         retry_after_ms=error.extra.get("retry_after_ms"),
         errors=error.extra.get("errors"),
         problems=error.extra.get("problems"),
+        candidates=error.extra.get("candidates"),
     )
     return msgspec.json.encode(problem)
 

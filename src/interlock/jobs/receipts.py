@@ -37,7 +37,7 @@ class Receipts:
         self._reads = reads
         self._issuer = issuer
 
-    async def receipt(self, job: str, run_id: UUID | None, org_id: UUID) -> ReceiptReply:
+    async def receipt(self, job: str, run_id: str | None, org_id: UUID) -> ReceiptReply:
         """Returns the receipt of an ended run. Once signed, it never changes."""
         run = await self._reads.run_of_job(job, run_id, org_id)
         if run["ended_at"] is None:
@@ -141,7 +141,7 @@ class Results:
         self._shards = Shards(database)
         self.urls = urls
 
-    async def task(self, job: str, index: int, run_id: UUID | None, org_id: UUID) -> TaskView:
+    async def task(self, job: str, index: int, run_id: str | None, org_id: UUID) -> TaskView:
         """Returns a task with its result, and a signed URL of the result alone."""
         run = await self._reads.run_of_job(job, run_id, org_id)
         view = await self._reads.task_of_run(run, index, org_id)

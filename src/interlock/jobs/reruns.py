@@ -6,6 +6,7 @@ new run is then ingested like any uploaded list. A run whose own ingest failed h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -31,6 +32,8 @@ _sql = queries(__name__, "reruns")
 _ingest_sql = queries(__name__, "ingest")
 
 STRETCH: Final = 10_000
+_ORIGINS_PER_ROW: Final = 500
+"""Reading the origin of one task reads a whole row of them."""
 _LISTED: Final = {"Failed", "Canceled"}
 """Statuses that an index covers, wherever the tasks are in the run."""
 _PAUSE_SECONDS: Final = 1.0
@@ -63,17 +66,20 @@ class Reruns:
             if unmade is not None:
                 reply = await self._ingest_again(connection, row, run, unmade, request)
             elif (few := await self._few(connection, run, request, org_id)) is not None:
-                reply = await self._closed.run_of(connection, row, few, RunSettings.of_run(run))
+                payloads = [Raw(one["payload"].encode()) for one in few]
+                reply = await self._closed.run_of(connection, row, payloads, RunSettings.of_run(run))
+                await _keep_origins(connection, reply.run_id, 0, few)
             else:
                 reply = await self._many(connection, row, run, request)
+            await _sql.set_rerun_of(connection, run_id=reply.run_id, org_id=org_id, rerun_of=run["run_id"])
             await failpoint("rerun.before_commit")
             return reply
 
         endpoint = f"POST /v1/jobs/{row['job_id']}/rerun"
         return await once(self._database, self._settings, org_id, endpoint, repeat, JobAccepted, 202, work)
 
-    async def _few(self, connection: Connection, run: Row, request: RerunRequest, org_id: UUID) -> list[Raw] | None:
-        """Returns the payloads, or None if there are or may be too many. Never inspects more than a few thousand."""
+    async def _few(self, connection: Connection, run: Row, request: RerunRequest, org_id: UUID) -> list[Row] | None:
+        """Returns payloads and origins, or None if there are or may be too many. Inspects at most a few thousand."""
         limit, bounds = self._settings.sync_threshold, _bounds(request, run)
         listed = request.status and set(request.status) <= _LISTED
         looked_at = run["failed"] + run["canceled"] if listed else bounds["last"] - bounds["first"] + 1
@@ -87,10 +93,11 @@ class Reruns:
             org_id=org_id,
             statuses=request.status or None,
             error_class=request.error_class,
+            of_rerun=run["rerun_of"] is not None,
             limit=limit + 1,
             **bounds,
         )
-        return [Raw(row["payload"].encode()) for row in rows] if len(rows) <= limit else None
+        return rows if len(rows) <= limit else None
 
     async def _ingest_again(
         self, connection: Connection, job: Row, run: Row, unmade: Row, request: RerunRequest
@@ -191,6 +198,7 @@ class RerunCopies(Periodic):
             org_id=rerun["org_id"],
             statuses=rerun["statuses"],
             error_class=rerun["error_class"],
+            of_rerun=rerun["of_rerun"],
             first=first,
             last=min(first + STRETCH - 1, rerun["last_index"]),
             limit=STRETCH,
@@ -198,8 +206,11 @@ class RerunCopies(Periodic):
         parts = _parts.decode(rerun["parts"])
         if rows:
             parts.append(await self._write(rerun, len(parts) + 1, [row["payload"] for row in rows]))
+            await _keep_origins(connection, rerun["run_id"], rerun["copied"], rows)
         encoded = msgspec.json.encode(parts).decode()
-        await _sql.rerun_copied(connection, run_id=rerun["run_id"], next_index=first + STRETCH, parts=encoded)
+        await _sql.rerun_copied(
+            connection, run_id=rerun["run_id"], next_index=first + STRETCH, parts=encoded, copied=len(rows)
+        )
 
     async def _write(self, rerun: Row, part: int, payloads: list[str]) -> StagedPart:
         # A line feed in JSON is only whitespace between tokens: inside strings it is escaped.
@@ -244,6 +255,15 @@ class RerunCopies(Periodic):
 
     def _prefix(self, rerun: Row) -> str:
         return upload_prefix(self._objects.root, rerun["org_id"], rerun["upload_id"])
+
+
+async def _keep_origins(connection: Connection, run_id: UUID, first_index: int, rows: Sequence[Row]) -> None:
+    """Stores the original indexes of copied tasks, whose own indexes start at `first_index`."""
+    if rows:
+        origins = [row["origin"] for row in rows]
+        await _sql.insert_origins(
+            connection, run_id=run_id, first_index=first_index, origins=origins, stretch=_ORIGINS_PER_ROW
+        )
 
 
 def _require_ingested(run: Row) -> None:

@@ -15,7 +15,7 @@ from interlock.http.requests import Cursor, Http, Limit
 from interlock.jobs.build import jobs_of
 from interlock.tasks.build import tasks_of
 from interlock.tasks.idempotency import Repeat
-from interlock.wire.base import TaskStatus
+from interlock.wire.base import RunState, TaskStatus
 from interlock.wire.jobs import (
     ExportRequest,
     ExportView,
@@ -105,7 +105,10 @@ async def close_job(request: Http, job: FromPath[str], idempotency_key: Idempote
 
 
 Run = Annotated[
-    UUID | None, QueryParameter(name="run", required=False, description="a run of the job; default: the newest")
+    str | None,
+    QueryParameter(
+        name="run", required=False, description="a run of the job, by id or a unique prefix; default: the newest"
+    ),
 ]
 _MAX_INDEX = 2**62
 _SAFE = {
@@ -282,14 +285,20 @@ async def get_job(request: Http, job: FromPath[str]) -> JobView:
     return await tasks_of(request).status.job(job, principal_of(request).org_id)
 
 
+RunsIn = Annotated[RunState | None, QueryParameter(name="state", required=False, description="runs in this state")]
+
+
 @get(
     "/v1/jobs/{job:str}/runs",
     guards=[user_guard],
     opt={"scope": "jobs:read"},
     summary="Runs of a job, newest first",
 )
-async def list_runs(request: Http, job: FromPath[str], cursor: Cursor = None, limit: Limit = 100) -> RunPage:
-    return await tasks_of(request).reads.runs(job, principal_of(request).org_id, cursor, limit)
+async def list_job_runs(
+    request: Http, job: FromPath[str], run_state: RunsIn = None, cursor: Cursor = None, limit: Limit = 100
+) -> RunPage:
+    org_id = principal_of(request).org_id
+    return await tasks_of(request).reads.runs(job, org_id, state=run_state, cursor=cursor, limit=limit)
 
 
 @get("/v1/jobs/{job:str}/tasks", guards=[user_guard], opt={"scope": "tasks:read"}, summary="Tasks of a job")
@@ -306,13 +315,32 @@ async def list_job_tasks(
 
 
 @get(
+    "/v1/runs",
+    guards=[user_guard],
+    opt={"scope": "jobs:read"},
+    summary="Runs of all jobs, newest first",
+    description="With `state`, a page may be short or even empty while `next_cursor` is set.",
+)
+async def list_runs(
+    request: Http,
+    job: FromQuery[str | None] = None,
+    run_state: RunsIn = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> RunPage:
+    org_id = principal_of(request).org_id
+    return await tasks_of(request).reads.runs(job, org_id, state=run_state, cursor=cursor, limit=limit)
+
+
+@get(
     "/v1/runs/{run_id:str}",
     guards=[user_guard],
     opt={"scope": "jobs:read", "warm": True},
     summary="A run and its counts",
 )
-async def get_run(request: Http, run_id: FromPath[UUID]) -> RunView:
-    return await tasks_of(request).status.run(run_id, principal_of(request).org_id)
+async def get_run(request: Http, run_id: FromPath[str]) -> RunView:
+    tasks, org_id = tasks_of(request), principal_of(request).org_id
+    return await tasks.status.run(await tasks.reads.run_id(run_id, org_id), org_id)
 
 
 @post(
@@ -322,8 +350,9 @@ async def get_run(request: Http, run_id: FromPath[UUID]) -> RunView:
     status_code=200,
     summary="Cancel all tasks of a run that have not ended",
 )
-async def cancel_run(request: Http, run_id: FromPath[UUID]) -> Changed:
-    return await tasks_of(request).actions.cancel_run(run_id, principal_of(request).org_id)
+async def cancel_run(request: Http, run_id: FromPath[str]) -> Changed:
+    tasks, org_id = tasks_of(request), principal_of(request).org_id
+    return await tasks.actions.cancel_run(await tasks.reads.run_id(run_id, org_id), org_id)
 
 
 HANDLERS = [
@@ -345,6 +374,7 @@ HANDLERS = [
     list_jobs,
     get_job,
     list_runs,
+    list_job_runs,
     list_job_tasks,
     get_run,
     cancel_run,

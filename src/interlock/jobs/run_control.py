@@ -38,24 +38,38 @@ class RunControl:
 
     async def pause(self, job: str, org_id: UUID) -> JobView:
         """Pauses the live runs of a job. Ended runs stay unchanged, here and below."""
-        job_id = (await self._reads.find_job(job, org_id))["job_id"]
+        job_id = await self._submitted_job(job, org_id, "pause")
         async with self._database.connection() as connection:
             await _sql.pause_runs(connection, job_id=job_id, org_id=org_id)
         return await self._changed(job_id, org_id)
 
     async def resume(self, job: str, org_id: UUID) -> JobView:
-        job_id = (await self._reads.find_job(job, org_id))["job_id"]
+        job_id = await self._submitted_job(job, org_id, "resume")
         async with self._database.connection() as connection:
             await _sql.resume_runs(connection, job_id=job_id, org_id=org_id)
         return await self._changed(job_id, org_id)
 
     async def cancel(self, job: str, org_id: UUID) -> JobView:
-        job_id = (await self._reads.find_job(job, org_id))["job_id"]
+        job_id = await self._submitted_job(job, org_id, "cancel")
         async with self._database.connection() as connection:
             runs = await _sql.live_runs_of(connection, job_id=job_id, org_id=org_id, limit=_MAX_RUNS)
         for run in runs:
             await self._actions.cancel_run(run["run_id"], org_id)
         return await self._changed(job_id, org_id)
+
+    async def _submitted_job(self, job: str, org_id: UUID, action: str) -> UUID:
+        """Returns the id of a job that was submitted. A job of a DAG has tasks without a run, so it is refused."""
+        found = await self._reads.find_job(job, org_id)
+        if found["dag_name"] is not None:
+            dag, name = found["dag_name"], f"{found['dag_name']}/{found['name']}"
+            instead = f"interlock task cancel --job {name}" if action == "cancel" else f"interlock dag {action} {dag}"
+            raise Conflict(
+                f"Job {job!r} belongs to DAG {dag!r}. Use: {instead}. For one of its backfills: interlock backfill "
+                f"{action} RUN.",
+                code="job_of_a_dag",
+            )
+        job_id: UUID = found["job_id"]
+        return job_id
 
     async def _changed(self, job_id: UUID, org_id: UUID) -> JobView:
         view = await self._reads.job(str(job_id), org_id)

@@ -255,6 +255,13 @@ class Loops(Area):
 
     # Workers
     worker_concurrency: int = Field(0, ge=0, le=1000, description="Child processes of a worker; 0: one per core.")
+    worker_always_on: int = Field(
+        16,
+        ge=0,
+        le=1000,
+        description="Always-on sources that a worker runs beside its other tasks, each in one more child process; 0: "
+        "they occupy the child processes of tasks.",
+    )
     drain_seconds: float = Field(
         10.0, ge=0, description="Time that a graceful shutdown gives running tasks before it releases them."
     )

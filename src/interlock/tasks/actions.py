@@ -158,7 +158,7 @@ class Actions:
     async def _count(
         self,
         job: str | None,
-        run: UUID | None,
+        run: str | None,
         statuses: list[TaskStatus],
         org_id: UUID,
         *,
@@ -179,7 +179,7 @@ class Actions:
     async def _matching(
         self,
         job: str | None,
-        run: UUID | None,
+        run: str | None,
         statuses: list[TaskStatus],
         org_id: UUID,
         *,
@@ -195,11 +195,12 @@ class Actions:
             async for ids in self._unended(target, statuses, org_id):
                 yield target.shard, ids
 
-    async def _targets(self, job: str | None, run: UUID | None, org_id: UUID) -> list[_Target]:
+    async def _targets(self, job: str | None, run: str | None, org_id: UUID) -> list[_Target]:
         """Returns the runs to walk, and the job for its tasks that belong to no run."""
         if run is not None:
+            run_id = await self._reads.run_id(run, org_id)
             async with self._database.connection() as connection:
-                row = await _reads_sql.run_by_id(connection, org_id=org_id, run_id=run)
+                row = await _reads_sql.run_by_id(connection, org_id=org_id, run_id=run_id)
             if row is None:
                 raise NotFound(f"There is no run {run} in this org.")
             return [_run_target(row)]

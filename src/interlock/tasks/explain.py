@@ -17,6 +17,7 @@ from interlock.wire.tasks import Explanation
 _sql = queries(__name__, "reads")
 _queue_sql = queries(__name__, "queue")
 _MAX_SHARES = 1000
+_MAX_HOLDERS = 5
 _FIRST = UUID(int=0)
 
 
@@ -34,6 +35,10 @@ class Explanations:
             reason, detail = _BY_STATUS[row["status"]](row)
             if reason == "waiting_for_worker" and row["lane"] is not None:
                 reason, detail = await _fair_share(connection, row) or (reason, detail)
+            if reason in ("waiting_for_worker", "waiting_for_turn"):
+                detail = f"{detail}{await _busy(connection, row)}"
+            elif reason == "limit_reached":
+                detail = f"{detail}{await _holders(connection, row)}"
         if row["status"] == TaskStatus.QUEUED and row["run_limited"] and not await self._limits_known():
             reason, detail = _LIMIT_UNAVAILABLE
         detail = f"{detail}{_held_back(row)}"
@@ -60,7 +65,7 @@ def _held_back(row: Row) -> str:
 
 
 def _queued(row: Row) -> tuple[str, str]:
-    for rule in (_limited, _held, _without_worker, _message_dead, _message_lost, _message_later):
+    for rule in (_paused, _limited, _held, _without_worker, _message_dead, _message_lost, _message_later):
         answer = rule(row)
         if answer is not None:
             return answer
@@ -89,6 +94,40 @@ async def _fair_share(connection: Connection, row: Row) -> tuple[str, str] | Non
         f"its {own} has {running} tasks running and shares the workers of {row['queue']!r} with {' and '.join(who)}"
     )
     return "waiting_for_turn", f"Queued since {_at(row['queued_at'])}; {shares}: {rule}."
+
+
+async def _busy(connection: Connection, row: Row) -> str:
+    """Names the org's jobs that occupy the workers. Those of other orgs are confidential."""
+    rows = await _sql.busy_jobs(connection, org_id=row["org_id"], queue=row["queue"], limit=_MAX_SHARES)
+    if not rows:
+        return ""
+    listed = ", ".join(f"{_job_name(one)} ({one['running']})" for one in rows)
+    return f" Running on these workers now: {listed}."
+
+
+async def _holders(connection: Connection, row: Row) -> str:
+    at_job = row["max_concurrency"] is not None and row["in_flight"] >= row["max_concurrency"]
+    slot_key = None if at_job else row["slot_key"]
+    rows = await _sql.slot_holders(connection, job_id=row["job_id"], slot_key=slot_key, limit=_MAX_HOLDERS)
+    listed = ", ".join(str(one["task_id"]) for one in rows)
+    return f" Held by: {listed}." if rows else ""
+
+
+def _job_name(row: Row) -> str:
+    name = row["name"] or str(row["job_id"])
+    return f"{row['dag_name']}/{name}" if row["dag_name"] else name
+
+
+def _paused(row: Row) -> tuple[str, str] | None:
+    """Explains a pause that was requested, in contrast to backpressure."""
+    if row["dag_paused_at"] is not None:
+        why = f" ({row['dag_pause_reason']})" if row["dag_pause_reason"] else ""
+        who = f"{row['dag_paused_by']} at {_at(row['dag_paused_at'])}{why}"
+        dag = row["dag_name"]
+        return "dag_paused", f"DAG {dag!r} was paused by {who}; continue with: interlock dag resume {dag}."
+    if row["run_paused"] and not row["backfill_paused"]:
+        return "run_paused", f"Its run is paused; continue with: interlock job resume {_job_name(row)}."
+    return None
 
 
 def _limited(row: Row) -> tuple[str, str] | None:

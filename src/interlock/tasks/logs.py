@@ -38,7 +38,7 @@ class Found(Protocol):
 
     async def find_job(self, name_or_id: str, org_id: UUID) -> Row: ...
 
-    async def run_of_job(self, name_or_id: str, run_id: UUID | None, org_id: UUID) -> Row: ...
+    async def run_of_job(self, name_or_id: str, run: str | None, org_id: UUID) -> Row: ...
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ class Logs:
             more=len(rows) > limit,
         )
 
-    async def of_job(self, name_or_id: str, run_id: UUID | None, org_id: UUID, *, after: int, limit: int) -> JobLog:
-        job = await self._reads.find_job(name_or_id, org_id)
-        if run_id is not None or not job["dag_name"]:
-            run_id = (await self._reads.run_of_job(name_or_id, run_id, org_id))["run_id"]
+    async def of_job(self, name_or_id: str, run: str | None, org_id: UUID, *, after: int, limit: int) -> JobLog:
+        job, run_id = await self._reads.find_job(name_or_id, org_id), None
+        if run is not None or not job["dag_name"]:
+            run_id = (await self._reads.run_of_job(name_or_id, run, org_id))["run_id"]
         rows = await self._rows(org_id, job["job_id"], run_id, after, limit + 1)
         page = rows[:limit] if after else rows[:limit][::-1]
         lines = [

@@ -14,14 +14,15 @@ import msgspec
 from msgspec import Raw, Struct
 
 from interlock.calendars import dates_of
-from interlock.errors import NotFound
-from interlock.http.cursors import bad_cursor, next_cursor, uuid_cursor
+from interlock.errors import BadRequest, NotFound
+from interlock.http.cursors import LAST, bad_cursor, next_cursor, uuid_cursor
+from interlock.http.prefixes import MAX_CANDIDATES, only, required_span, span_of
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.logs import Logs
 from interlock.tasks.result_packs import Packs
 from interlock.tasks.shards import SMALL_SHARD, find_task
 from interlock.wire.base import LONGEST_SECONDS, Outcome, Priority, RunState, TaskStatus
-from interlock.wire.jobs import Counts, JobPage, JobView, Policy, RunPage, RunView, Scaling
+from interlock.wire.jobs import Counts, ErrorCount, JobPage, JobView, Policy, RunPage, RunView, Scaling
 from interlock.wire.tasks import AttemptPage, AttemptView, Crash, JobRef, TaskPage, TaskView
 
 _sql = queries(__name__, "reads")
@@ -31,20 +32,24 @@ _effects_sql = queries(__name__, "effects")
 _MAX_PROBES = 50
 """Limit of index lookups per page. A page that would need more is cut short, with a cursor to continue."""
 _STRIDE = 1000
+"""Most rows that a page with a filter walks, and that a prefix may match before it counts as too short."""
 _FILTERED_ROWS = 500
 """Rows of one read if some of them may be left out."""
-_ZERO = UUID(int=0)
 
 
 class _Cursor(msgspec.Struct, array_like=True, frozen=True):
-    """The end of a page of tasks: a job's runs by index come first, then its tasks without a run by status and id."""
+    """The end of a page of tasks.
+
+    Jobs come newest first. Within a job, its runs come newest first, each by index; then its tasks without a run, by
+    status and newest first.
+    """
 
     job: UUID | None = None
     run: UUID | None = None
     index: int = -1
     status: int = 0
     """0 while in the runs; then 1 + the index in _STATUSES."""
-    task: UUID = _ZERO
+    task: UUID = LAST
 
 
 _STATUSES = list(TaskStatus)
@@ -120,18 +125,52 @@ class Reads:
         self.logs = Logs(database, packs, self, log_bytes)
 
     async def find_job(self, name_or_id: str, org_id: UUID) -> Row:
-        """Finds a job by id, by name, or by `dag/name`."""
+        """Finds a job by id, by name, by `dag/name`, or by a unique prefix of its id. Names take precedence."""
+        name_or_id = name_or_id.replace("%2F", "/")  # of a path; no name contains a percent sign
         async with self._database.connection() as connection:
-            job_id = _uuid_or_none(name_or_id)
-            row: Row | None = None
-            if job_id is not None:
-                row = await _sql.job_by_id(connection, org_id=org_id, job_id=job_id)
-            elif "\x00" not in name_or_id:
-                dag, _, name = name_or_id.rpartition("/")
-                row = await job_by_name(connection, name, org_id, dag=dag)
+            row = await self._named_job(connection, name_or_id, org_id)
+            if row is None and (span := span_of(name_or_id)) is not None:
+                found = await _sql.jobs_by_prefix(connection, org_id=org_id, limit=MAX_CANDIDATES + 1, **span)
+                if found:
+                    job_id = only(name_or_id, "job", [one["id"] for one in found])
+                    row = await _sql.job_by_id(connection, org_id=org_id, job_id=job_id)
         if row is None:
             raise NotFound(f"There is no job {name_or_id!r} in this org.")
         return row
+
+    async def _named_job(self, connection: Connection, name_or_id: str, org_id: UUID) -> Row | None:
+        row: Row | None = None
+        job_id = _uuid_or_none(name_or_id)
+        if job_id is not None:
+            row = await _sql.job_by_id(connection, org_id=org_id, job_id=job_id)
+        elif "\x00" not in name_or_id:
+            dag, _, name = name_or_id.rpartition("/")
+            row = await job_by_name(connection, name, org_id, dag=dag)
+        return row
+
+    async def run_id(self, text: str, org_id: UUID) -> UUID:
+        """Returns the id of a run, given by its id or a unique prefix. A full id is not looked up."""
+        if (run_id := _uuid_or_none(text)) is not None:
+            return run_id
+        async with self._database.connection() as connection:
+            rows = await _sql.runs_by_prefix(
+                connection, org_id=org_id, limit=MAX_CANDIDATES + 1, **required_span(text, "run")
+            )
+        return only(text, "run", [row["id"] for row in rows])
+
+    async def task_id(self, text: str, org_id: UUID) -> UUID:
+        """Returns the id of a task, given by its id or a unique prefix. A full id is not looked up."""
+        if (task_id := _uuid_or_none(text)) is not None:
+            return task_id
+        span = required_span(text, "task")
+        async with self._database.connection() as connection:
+            rows = await _sql.tasks_by_prefix(
+                connection, org_id=org_id, walked=_STRIDE, limit=MAX_CANDIDATES + 1, **span
+            )
+        own = [row["id"] for row in rows if row["own"]]
+        if len(rows) >= _STRIDE and len(own) < 2:
+            raise BadRequest(f"Too many tasks start with {text!r}: write more characters.", code="ambiguous_id")
+        return only(text, "task", own)
 
     async def job(self, name_or_id: str, org_id: UUID) -> JobView:
         job = await self.find_job(name_or_id, org_id)
@@ -152,14 +191,26 @@ class Reads:
             raise NotFound(f"There is no run {run_id} in this org.")
         return run_view(row, self.retention_days)
 
-    async def runs(self, name_or_id: str, org_id: UUID, cursor: str | None, limit: int) -> RunPage:
-        job = await self.find_job(name_or_id, org_id)
+    async def runs(
+        self, job: str | None, org_id: UUID, *, state: RunState | None = None, cursor: str | None, limit: int
+    ) -> RunPage:
+        """Returns runs of a job, or of all jobs, newest first. With a `state`, a page covers a limited stretch."""
+        walked = limit if state is None else max(limit, _STRIDE)
+        span = {"org_id": org_id, "cursor": uuid_cursor(cursor, None), "state": state, "walked": walked}
+        job_id = None if job is None else (await self.find_job(job, org_id))["job_id"]
         async with self._database.connection() as connection:
-            rows = await _sql.list_runs(
-                connection, org_id=org_id, job_id=job["job_id"], cursor=uuid_cursor(cursor, None), limit=limit
-            )
-        runs = [run_view(row, self.retention_days) for row in rows]
-        return RunPage(runs=runs, next_cursor=next_cursor(rows, limit, "run_id"))
+            if job_id is None:
+                rows = await _sql.list_org_runs(connection, **span)
+            else:
+                rows = await _sql.list_runs(connection, job_id=job_id, **span)
+        wanted = [row for row in rows if row["wanted"]]
+        runs = [run_view(row, self.retention_days) for row in wanted[:limit]]
+        following: str | None = None
+        if len(wanted) > limit:
+            following = str(runs[-1].run_id)
+        elif rows and rows[-1]["more"]:
+            following = str(rows[-1]["run_id"])
+        return RunPage(runs=runs, next_cursor=following)
 
     async def gauges(self) -> tuple[list[Row], int]:
         """Returns the attempts in flight per operator, and the number of outbox rows."""
@@ -195,9 +246,10 @@ class Reads:
             return view
         return msgspec.structs.replace(view, result=Raw(await self._packs.result_of(row) or b"null"))
 
-    async def run_of_job(self, name_or_id: str, run_id: UUID | None, org_id: UUID) -> Row:
+    async def run_of_job(self, name_or_id: str, run: str | None, org_id: UUID) -> Row:
         """Returns a run of the job, by default the newest."""
         job = await self.find_job(name_or_id, org_id)
+        run_id = None if run is None else await self.run_id(run, org_id)
         async with self._database.connection() as connection:
             if run_id is None:
                 row = await _sql.newest_run(connection, org_id=org_id, job_id=job["job_id"])
@@ -234,7 +286,7 @@ class Reads:
         org_id: UUID,
         *,
         job: str | None,
-        run: UUID | None,
+        run: str | None,
         status: TaskStatus | None,
         cursor: str | None,
         limit: int,
@@ -242,13 +294,14 @@ class Reads:
     ) -> TaskPage:
         at = _decode(cursor)
         page = _Page(limit, [], narrow=narrow or Narrow())
+        run_id = None if run is None else await self.run_id(run, org_id)
         # Before taking a connection: readers that each wait for a second connection would deadlock.
         job_id = (await self.find_job(job, org_id))["job_id"] if job is not None and run is None else None
         async with self._database.connection() as connection:
-            if run is not None:
-                row = await run_by_id(connection, run, org_id)
+            if run_id is not None:
+                row = await run_by_id(connection, run_id, org_id)
                 if row is None:
-                    raise NotFound(f"There is no run {run} in this org.")
+                    raise NotFound(f"There is no run {run_id} in this org.")
                 end = await self._walk_run(connection, org_id, row, status, at, page)
             elif job_id is not None:
                 end = await self._walk_job(connection, org_id, job_id, status, at, page)
@@ -259,7 +312,7 @@ class Reads:
     async def _walk_org(
         self, connection: Connection, org_id: UUID, status: TaskStatus | None, at: _Cursor, page: _Page
     ) -> _Cursor | None:
-        """Walks job by job. Returns where to continue, or None at the end."""
+        """Walks job by job, newest first. Returns where to continue, or None at the end."""
         while not page.closed:
             jobs = await _sql.jobs_from(
                 connection,
@@ -288,7 +341,7 @@ class Reads:
         at: _Cursor,
         page: _Page,
     ) -> _Cursor | None:
-        """Walks the job's runs, oldest first, then its tasks without a run."""
+        """Walks the job's runs, newest first, then its tasks without a run."""
         at = msgspec.structs.replace(at, job=job_id)
         while at.status == 0:
             runs = await _sql.runs_from(connection, org_id=org_id, job_id=job_id, cursor=at.run, limit=_MAX_PROBES + 1)
@@ -369,7 +422,7 @@ class Reads:
             last = page.add(rows) or (rows[-1] if len(rows) == room else None)
             if last is not None:
                 return _Cursor(job=job_id, status=position, task=last["task_id"])
-            after = _ZERO
+            after = LAST
         return None
 
 
@@ -434,6 +487,7 @@ def run_view(row: Any, retention_days: float) -> RunView:
         run_id=row["run_id"],
         job_id=row["job_id"],
         state=RunState(row["state"]),
+        job=JobRef(dag_name=row["dag_name"], name=row["name"]),
         total=row["total"],
         counts=Counts(
             Queued=row["queued"],
@@ -443,12 +497,20 @@ def run_view(row: Any, retention_days: float) -> RunView:
             Canceled=row["canceled"],
             dead=row["dead"],
         ),
+        errors=_errors(row["errors"]),
+        rerun_of=row["rerun_of"],
         cancel_requested=row["cancel_requested"],
         reason=row["reason"],
         retention_days=retention_days if row["retention_days"] is None else row["retention_days"],
         created_at=row["created_at"],
         ended_at=row["ended_at"],
     )
+
+
+def _errors(stored: str) -> list[ErrorCount]:
+    counted = msgspec.json.decode(stored, type=dict[str, int])
+    found = sorted(counted.items(), key=lambda one: (-one[1], one[0]))
+    return [ErrorCount(error_class=name, tasks=tasks) for name, tasks in found]
 
 
 def _joined_run(row: Row, retention_days: float) -> RunView | None:
@@ -488,6 +550,7 @@ def _task_view(row: Row) -> TaskView:
         job=JobRef(dag_name=row["dag_name"], name=row["name"]),
         run_id=row["run_id"],
         index=row["task_index"],
+        origin_index=row["origin_index"],
         status=TaskStatus(row["status"]),
         attempt=row["attempt"],
         dead=row["dead"],

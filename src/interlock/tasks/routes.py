@@ -59,6 +59,11 @@ async def narrowed(
     )
 
 
+async def _task_id(request: Http, text: str) -> UUID:
+    """Returns the id of a task that is given by a unique prefix."""
+    return await tasks_of(request).reads.task_id(text, principal_of(request).org_id)
+
+
 @get(
     "/v1/tasks",
     guards=[user_guard],
@@ -72,7 +77,7 @@ async def list_tasks(
     request: Http,
     narrow: NamedDependency[Narrow],
     job: FromQuery[str | None] = None,
-    run: FromQuery[UUID | None] = None,
+    run: FromQuery[str | None] = None,
     status: FromQuery[TaskStatus | None] = None,
     cursor: Cursor = None,
     limit: Limit = 100,
@@ -90,8 +95,9 @@ def _aware(moment: datetime | None) -> datetime | None:
 
 
 @get("/v1/tasks/{task_id:str}", guards=[user_guard], opt={"scope": "tasks:read"}, summary="A task")
-async def get_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
-    return await tasks_of(request).reads.task(task_id, principal_of(request).org_id)
+async def get_task(request: Http, task_id: FromPath[str]) -> TaskView:
+    org_id = principal_of(request).org_id
+    return await tasks_of(request).reads.task(await _task_id(request, task_id), org_id)
 
 
 @get(
@@ -100,8 +106,9 @@ async def get_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
     opt={"scope": "tasks:read"},
     summary="Attempts of a task",
 )
-async def get_attempts(request: Http, task_id: FromPath[UUID]) -> AttemptPage:
-    return await tasks_of(request).reads.attempts(task_id, principal_of(request).org_id)
+async def get_attempts(request: Http, task_id: FromPath[str]) -> AttemptPage:
+    org_id = principal_of(request).org_id
+    return await tasks_of(request).reads.attempts(await _task_id(request, task_id), org_id)
 
 
 @get(
@@ -110,8 +117,9 @@ async def get_attempts(request: Http, task_id: FromPath[UUID]) -> AttemptPage:
     opt={"scope": "tasks:read"},
     summary="Explain why a task is not running, or why it ended as it did",
 )
-async def explain_task(request: Http, task_id: FromPath[UUID]) -> Explanation:
-    return await tasks_of(request).explanations.explain(task_id, principal_of(request).org_id)
+async def explain_task(request: Http, task_id: FromPath[str]) -> Explanation:
+    org_id = principal_of(request).org_id
+    return await tasks_of(request).explanations.explain(await _task_id(request, task_id), org_id)
 
 
 @post(
@@ -121,8 +129,9 @@ async def explain_task(request: Http, task_id: FromPath[UUID]) -> Explanation:
     status_code=200,
     summary="Cancel a task in any state",
 )
-async def cancel_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
-    return await tasks_of(request).actions.cancel(task_id, principal_of(request).org_id)
+async def cancel_task(request: Http, task_id: FromPath[str]) -> TaskView:
+    org_id = principal_of(request).org_id
+    return await tasks_of(request).actions.cancel(await _task_id(request, task_id), org_id)
 
 
 @post(
@@ -132,8 +141,9 @@ async def cancel_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
     status_code=200,
     summary="Retry a failed task immediately; a dead letter gets new attempts",
 )
-async def retry_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
-    return await tasks_of(request).actions.retry(task_id, principal_of(request).org_id)
+async def retry_task(request: Http, task_id: FromPath[str]) -> TaskView:
+    org_id = principal_of(request).org_id
+    return await tasks_of(request).actions.retry(await _task_id(request, task_id), org_id)
 
 
 @get(
@@ -144,13 +154,14 @@ async def retry_task(request: Http, task_id: FromPath[UUID]) -> TaskView:
 )
 async def task_logs(
     request: Http,
-    task_id: FromPath[UUID],
+    task_id: FromPath[str],
     attempt: AttemptNumber = None,
     after: After = 0,
     limit: Chunks = 16,
 ) -> TaskLog:
     logs = tasks_of(request).reads.logs
-    return await logs.of_task(task_id, principal_of(request).org_id, attempt=attempt, after=after, limit=limit)
+    found, org_id = await _task_id(request, task_id), principal_of(request).org_id
+    return await logs.of_task(found, org_id, attempt=attempt, after=after, limit=limit)
 
 
 @get(
@@ -162,7 +173,7 @@ async def task_logs(
 async def job_logs(
     request: Http,
     job: FromPath[str],
-    run: FromQuery[UUID | None] = None,
+    run: FromQuery[str | None] = None,
     after: After = 0,
     limit: Chunks = 16,
 ) -> JobLog:

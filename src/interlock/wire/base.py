@@ -30,6 +30,8 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     retry_after_ms: int | None = None
     errors: list[str] | None = None
     problems: list[DagProblem] | None = None
+    candidates: list[str] | None = None
+    """Full ids that an ambiguous prefix may mean."""
 
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]*$(?!\n)")]

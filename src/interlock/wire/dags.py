@@ -239,9 +239,18 @@ class DagJobView(Reply, frozen=True, kw_only=True):
     outputs: list[DagOutput]
 
 
+class DagPause(Reply, frozen=True, kw_only=True):
+    """A paused DAG hands out no tasks. What happens meanwhile is recorded and is processed after the resume."""
+
+    since: datetime
+    by: str
+    reason: str | None
+
+
 class DagSummary(Reply, frozen=True, kw_only=True):
     name: str
     created_at: datetime
+    paused: DagPause | None = None
     current: DagVersionView | None
     building: DagVersionView | None
 
@@ -254,6 +263,7 @@ class DagPage(Reply, frozen=True, kw_only=True):
 class DagView(Reply, frozen=True, kw_only=True):
     name: str
     created_at: datetime
+    paused: DagPause | None = None
     current: DagVersionView | None
     building: DagVersionView | None
     jobs: list[DagJobView]
@@ -286,6 +296,35 @@ class FailingJob(Reply, frozen=True, kw_only=True):
 
 class FailingJobs(Reply, frozen=True, kw_only=True):
     failures: list[FailingJob]
+
+
+class DagPauseRequest(Request, frozen=True, kw_only=True):
+    reason: Annotated[str, Meta(max_length=1_000)] | None = None
+
+
+class DeletedOutput(Reply, frozen=True, kw_only=True):
+    """The data of an output of a deleted DAG."""
+
+    job: str
+    output: str
+    partitions: int
+    more: bool
+    """True if there are more than were counted."""
+    cursor: int | None
+    """For a stream: the position up to which it is complete."""
+
+
+class DagDeleted(Reply, frozen=True, kw_only=True):
+    """What a deletion affects. Tasks of the jobs are canceled in the background; running ones are asked to stop."""
+
+    dag: str
+    dry_run: bool
+    purge: bool
+    """True if the data is deleted too. Otherwise it stays readable, and a deploy of the DAG restores it."""
+    jobs: list[str]
+    outputs: list[DeletedOutput]
+    readers: list[str]
+    """Other DAGs that read data of this DAG. They get no more changes."""
 
 
 class DagDocument(Reply, frozen=True, kw_only=True):

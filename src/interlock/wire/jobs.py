@@ -10,6 +10,7 @@ from uuid import UUID
 from msgspec import Meta, Raw, field
 
 from interlock.wire.base import Index, JsonPointer, Name, OperatorName, Priority, Reply, Request, RunState, Seconds
+from interlock.wire.tasks import JobRef
 
 MAX_PARTS = 1000
 
@@ -172,12 +173,23 @@ class Counts(Reply, frozen=True, kw_only=True):
     dead: int = 0
 
 
+class ErrorCount(Reply, frozen=True, kw_only=True):
+    error_class: str
+    tasks: int
+
+
 class RunView(Reply, frozen=True, kw_only=True):
     run_id: UUID
     job_id: UUID
+    job: JobRef | None = None
     state: RunState
     total: int | None
     counts: Counts
+    errors: list[ErrorCount] = field(default_factory=list)
+    """Dead tasks by the error class of their last attempt, most frequent first. At most 100 classes are counted
+    separately; the others are `(other)`."""
+    rerun_of: UUID | None = None
+    """The run whose tasks this run repeats."""
     cancel_requested: bool
     reason: str | None = None
     """Reason why the run as a whole failed: its deadline, too many failures, or an unreadable list."""
@@ -264,8 +276,8 @@ class ReceiptKeys(Reply, frozen=True, kw_only=True):
 class RerunRequest(Request, frozen=True, kw_only=True):
     """Creates a new run from tasks of a run: all of them, or those that match the filters."""
 
-    run: UUID | None = None
-    """Defaults to the job's newest run."""
+    run: str | None = None
+    """A run of the job, by its id or a unique prefix. Defaults to the newest."""
     status: Annotated[list[Literal["Completed", "Failed", "Canceled"]], Meta(max_length=3)] = field(
         default_factory=list
     )
@@ -294,8 +306,8 @@ class ExportRequest(Request, frozen=True, kw_only=True):
     """Exports all tasks of a run that has ended, with payloads, outcomes and results."""
 
     format: ExportFormat = ExportFormat.PARQUET
-    run: UUID | None = None
-    """Defaults to the job's newest run."""
+    run: str | None = None
+    """A run of the job, by its id or a unique prefix. Defaults to the newest."""
 
 
 class ExportPart(Reply, frozen=True, kw_only=True):

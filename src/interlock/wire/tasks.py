@@ -97,6 +97,8 @@ class TaskView(Reply, frozen=True, kw_only=True):
     job: JobRef
     run_id: UUID | None
     index: int | None
+    origin_index: int | None = None
+    """For a task of a rerun: its index in the run that had it first."""
     status: TaskStatus
     attempt: int
     dead: bool
@@ -169,7 +171,8 @@ class CancelRequest(Request, frozen=True, kw_only=True):
     """Cancels tasks by filter. `dry_run` only counts."""
 
     job: str | None = None
-    run: UUID | None = None
+    run: str | None = None
+    """By its id or a unique prefix."""
     status: TaskStatus | None = None
     dry_run: bool = False
 
@@ -186,7 +189,8 @@ class RedriveRequest(Request, frozen=True, kw_only=True):
     """Gives dead letters a new set of attempts."""
 
     job: str | None = None
-    run: UUID | None = None
+    run: str | None = None
+    """By its id or a unique prefix."""
     error_class: str | None = None
     dry_run: bool = False
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000

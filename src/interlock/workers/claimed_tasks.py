@@ -21,6 +21,7 @@ from msgspec import UNSET, Raw, UnsetType
 from interlock.client import Fence, TaskClient
 from interlock.wire.access import TaskSecret
 from interlock.wire.attempts import ClaimGroup, Completion, Event, Heartbeat, Output, Release, TaskPayload
+from interlock.wire.base import LONGEST_SECONDS
 from interlock.wire.tasks import Crash
 from interlock.workers.logs import AttemptLog
 from interlock.workers.operators import ON_DATA, ON_SERVERS
@@ -110,6 +111,8 @@ class Lease:
     job_id: UUID
     org_id: UUID
     work: Work
+    always_on: bool = False
+    """True for the task of an always-on source, which has no hard timeout and never ends."""
 
     @property
     def kind(self) -> Kind:
@@ -143,8 +146,20 @@ def lease_of(group: ClaimGroup, outbound: Outbound | None = None, variables: Var
         partition=group.partition,
     )
     return Lease(
-        group.attempt, group.lease_token, group.lease_expires_at, group.timeout_at, group.job_id, group.org_id, work
+        group.attempt,
+        group.lease_token,
+        group.lease_expires_at,
+        group.timeout_at,
+        group.job_id,
+        group.org_id,
+        work,
+        _always_on(group.timeout_at),
     )
+
+
+def _always_on(timeout_at: datetime | None) -> bool:
+    """Only tasks of always-on sources may run longer than any timeout that a job can set."""
+    return timeout_at is not None and (timeout_at - datetime.now(UTC)).total_seconds() > LONGEST_SECONDS
 
 
 def lease_alone(
@@ -171,7 +186,16 @@ def lease_alone(
         environment=dict(variables.get(task.org_id, {})),
         partition=task.partition,
     )
-    return Lease(task.attempt, token, expires_at, task.timeout_at, task.job_id, task.org_id, work)
+    return Lease(
+        task.attempt,
+        token,
+        expires_at,
+        task.timeout_at,
+        task.job_id,
+        task.org_id,
+        work,
+        _always_on(task.timeout_at),
+    )
 
 
 @dataclass(slots=True, eq=False)

@@ -25,6 +25,8 @@ CHUNK_SECONDS = 0.05
 FEED_BELOW_SECONDS = 0.01
 """A child with less work than this gets the next chunk. It covers the time until the chunk arrives."""
 MAX_PER_CHUNK = 500
+MAX_ALWAYS_ON = 16
+"""Default number of always-on sources that have a child of their own. More of them occupy children of tasks."""
 MAX_SKIPPED = 500
 """Most queued tasks of other children that are skipped to find work for a child."""
 TURN_SECONDS = 1.0
@@ -35,10 +37,17 @@ RESTART_CAP_SECONDS = 5.0
 
 
 class Pool(WorkPool):
-    def __init__(self, launch: Launch, pace: Pace, sink: ReportSink, usual_lease: float) -> None:
+    """Children for tasks, and one more for each always-on source, which would otherwise occupy a child forever."""
+
+    def __init__(
+        self, launch: Launch, pace: Pace, sink: ReportSink, usual_lease: float, *, always_on: int = MAX_ALWAYS_ON
+    ) -> None:
         super().__init__(pace, sink, usual_lease, launch.data_url, launch.outbound, launch.variables)
         self._launch = launch
         self._concurrency = 0
+        self._max_always_on = always_on
+        self._always_on = 0
+        """Number of held tasks of always-on sources."""
         self._supervisors: set[asyncio.Task[None]] = set()
         self.children: list[ChildProcess] = []
         self._queued_seconds = 0.0
@@ -77,6 +86,8 @@ class Pool(WorkPool):
         for held in taken:
             self.held[held.slot] = held
             self._queued_seconds += held.estimate
+            self._always_on += held.lease.always_on
+        self._start_children()
         self.queue.extend(taken)
         self.feed()
         return len(taken)
@@ -98,7 +109,8 @@ class Pool(WorkPool):
         skipped: list[Held] = []
         load = child.load
         lease, admitted = None, False
-        while self.queue and len(chunk) < min(share, MAX_PER_CHUNK) and load < CHUNK_SECONDS:
+        most = min(share, MAX_PER_CHUNK)
+        while self.queue and len(chunk) < most and load < CHUNK_SECONDS and not self._apart(child, chunk):
             held = self.queue.popleft()
             if held.lease is not lease and not held.ended:
                 lease, admitted = held.lease, child.tenancy.admits(held.lease)
@@ -119,6 +131,12 @@ class Pool(WorkPool):
         if chunk:
             child.assign(chunk)
 
+    def _apart(self, child: ChildProcess, chunk: list[Held]) -> bool:
+        """Returns True if the next queued task must not follow the chunk, because one of them never ends."""
+        if chunk and chunk[-1].lease.always_on:
+            return True
+        return self.queue[0].lease.always_on and bool(chunk or child.assigned)
+
     def make_way(self) -> None:
         """Replaces children that may not run the queued tasks, so that these do not wait without end.
 
@@ -135,7 +153,7 @@ class Pool(WorkPool):
         self._retire_idle()
 
     def _waits_in_vain(self, first: Held) -> bool:
-        if len(self.children) < self._concurrency:
+        if len(self.children) < self._wanted_children():
             return False  # a new child is being started, which may run any task
         return all(child.stuck or not (child.stale or child.tenancy.admits(first.lease)) for child in self.children)
 
@@ -167,7 +185,14 @@ class Pool(WorkPool):
     def _answered(self, child: ChildProcess, slot: int) -> Held:
         held = child.answered(slot)
         self._drop(held)
+        # A source has ended: so does its child, and with it its supervisor if the pool has one too many.
+        child.stale |= held.lease.always_on
         return held
+
+    def _drop(self, held: Held) -> None:
+        if held.lease.always_on and held.slot in self.held:
+            self._always_on -= 1
+        super()._drop(held)
 
     def _heard_other(self, child: ChildProcess, message: protocol.ToWrapper) -> None:
         match message:
@@ -238,20 +263,30 @@ class Pool(WorkPool):
 
     def start(self, concurrency: int) -> None:
         self._concurrency = concurrency
-        for _ in range(concurrency):
+        self._start_children()
+
+    def _wanted_children(self) -> int:
+        return self._concurrency + min(self._always_on, self._max_always_on)
+
+    def _start_children(self) -> None:
+        for _ in range(self._wanted_children() - len(self._supervisors)):
             task = asyncio.create_task(self._supervise())
             self._supervisors.add(task)
             task.add_done_callback(self._supervisor_ended)
 
     def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
         self._supervisors.discard(task)
-        if not task.cancelled() and (error := task.exception()):
+        if task.cancelled():
+            return
+        if error := task.exception():
             self._sink.fail(error)
+        elif not self._draining.is_set():
+            self._start_children()  # several may have ended at the same time, each as the one too many
 
     async def _supervise(self) -> None:
-        """Runs one child after the other until the pool drains."""
+        """Runs one child after the other until the pool drains, or has more children than it needs."""
         pause = RESTART_FIRST_SECONDS
-        while not self._draining.is_set():
+        while not self._draining.is_set() and len(self._supervisors) <= self._wanted_children():
             began = time.monotonic()
             child = await self._run_one_child()
             if child.stale and child.stopping is None:

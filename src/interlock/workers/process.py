@@ -313,8 +313,8 @@ class ChildProcess(OperatorProcess):
 
     @property
     def stuck(self) -> bool:
-        """True if it has run one task for long. No more tasks are then assigned to it."""
-        return self.head_seconds > STUCK_SECONDS
+        """True if it has run one task for long, or runs an always-on source. It then gets no more tasks."""
+        return self.head_seconds > STUCK_SECONDS or (self.head is not None and self.head.lease.always_on)
 
     @property
     def idle_seconds(self) -> float:

@@ -160,7 +160,7 @@ class Worker:
             data_url=_data_url(settings, self._runtime),
             outbound=_outbound(settings, self._runtime),
         )
-        pool = Pool(launch, pace, reporter, self._runtime.lease_seconds)
+        pool = Pool(launch, pace, reporter, self._runtime.lease_seconds, always_on=settings.worker_always_on)
         pool.start(self.concurrency)
         return pool, Watch(pool, pace, self._cancel_grace).run()
 

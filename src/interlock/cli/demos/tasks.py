@@ -66,7 +66,7 @@ class Stage:
 
     async def first_task(self, accepted: JobAccepted, until: Callable[[TaskView], bool]) -> TaskView:
         """Returns the run's first task once it satisfies `until`."""
-        page = await self.client.task_page(run=accepted.run_id, limit=1)
+        page = await self.client.task_page(run=str(accepted.run_id), limit=1)
         task_id = page.tasks[0].task_id
 
         async def look() -> TaskView:
@@ -144,7 +144,7 @@ async def dead_letters(stage: Stage) -> None:
     task = await stage.first_task(accepted, lambda task: task.dead)
     explanation = await stage.client.explain(task.task_id)
     console().print(f"`interlock task explain`: {explanation.detail}", markup=False)
-    changed = await stage.client.redrive_tasks(RedriveRequest(run=accepted.run_id))
+    changed = await stage.client.redrive_tasks(RedriveRequest(run=str(accepted.run_id)))
     console().print(f"Once the cause is fixed, {changed.matched} dead letters are redriven.")
     await stage.first_task(accepted, _is_completed)
     console().print("Now they complete.")

@@ -139,6 +139,10 @@ from json_to_recordset(:edges::text::json)
 insert into interlock.dag_version_jobs (dag_version, job_id)
 select :dag_version, job_id from unnest(:job_ids::uuid[]) job_id;
 
+-- name: wake_loops
+-- After a change of jobs: the next steps of a build are due now, not with the next poll.
+select pg_notify('interlock_outbox', topic) from unnest('{scopes,sources,cutover}'::text[]) as topic;
+
 -- name: set_state^
 update interlock.dag_versions
 set state = :state::text::interlock.dag_state,
@@ -148,10 +152,14 @@ where dag_version = :dag_version
 returning *;
 
 -- name: retire_jobs!
--- Retired jobs get no more tasks. A loop processes their remaining tasks afterwards.
+-- Retired jobs get no more tasks. A loop processes their remaining tasks afterwards. A pause of their DAG no longer
+-- concerns them.
 with retired as (
-    update interlock.jobs set current = false, active = false, swapped_at = interlock.clock()
+    update interlock.jobs
+    set current = false, active = false, swapped_at = interlock.clock(), paused = false, wake_from = null
     where job_id = any(:job_ids::uuid[])
+), released as (
+    delete from interlock.pauses where job_id = any(:job_ids::uuid[]) and cause_id = job_id
 )
 update interlock.edges set active = false where job_id = any(:job_ids::uuid[]);
 
@@ -160,7 +168,8 @@ update interlock.edges set active = false where job_id = any(:job_ids::uuid[]);
 -- given again: see `swapped_jobs`.
 with activated as (
     update interlock.jobs
-    set current = true, active = true, swapped_at = case when active then swapped_at else interlock.clock() end
+    set current = true, active = true, swapped_at = case when active then swapped_at else interlock.clock() end,
+        deleted_at = null
     where job_id = any(:job_ids::uuid[]) and not (current and active)
 )
 update interlock.edges set active = true where job_id = any(:job_ids::uuid[]) and not active;
@@ -475,9 +484,10 @@ select (select count(*) from partitions) + (select count(*) from scopes) as drop
 update interlock.jobs set swapped_at = interlock.clock() where job_id = any(:job_ids::uuid[]) and not active;
 
 -- name: list_dags
-select g.name, g.created_at, g.dag_id,
+select g.name, g.created_at, g.dag_id, g.paused_at, g.paused_by, g.pause_reason,
        c.dag_version, c.content_hash, c.state, c.deployed_by, c.deployed_at, c.current_at, c.retired_at
-from (select * from interlock.dags where org_id = :org_id and name > :after::text order by name limit :limit) g
+from (select * from interlock.dags where org_id = :org_id and name > :after::text and deleted_at is null
+      order by name limit :limit) g
 left join lateral (
     select * from interlock.dag_versions c where c.dag_id = g.dag_id and c.state = 'Current'
     union all

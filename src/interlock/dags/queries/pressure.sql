@@ -1,8 +1,9 @@
 -- Backpressure: queues past their limits, and the upstream jobs that are paused for them.
 
 -- name: measure
--- One page of the jobs with limits. Waiting tasks are counted up to just past the limit, and not at all for the many
--- jobs without any: a look at the ends of three indexes is far cheaper than the function. Task ids grow with time, and
+-- One page of the jobs with limits, without those of paused DAGs, which hold up nobody. Waiting tasks are counted up to
+-- just past the limit, and not at all for the many jobs without any: a look at the ends of three indexes is far cheaper
+-- than the function. Task ids grow with time, and
 -- a task that was queued again has a later `queued_at`, so the oldest is searched among the first hundred.
 select j.job_id, j.dag_name, j.name, j.max_queue_depth, j.max_queue_age, interlock.clock() as now,
        case when j.max_queue_depth is null then 0
@@ -17,7 +18,7 @@ select j.job_id, j.dag_name, j.name, j.max_queue_depth, j.max_queue_age, interlo
             else interlock.waiting_tasks(j.job_id, j.max_queue_depth + 1::bigint) end as depth,
        coalesce(w.age, 0) as age
 from (select * from interlock.jobs
-      where active and (max_queue_depth is not null or max_queue_age is not null) and job_id > :after::uuid
+      where active and not paused and (max_queue_depth is not null or max_queue_age is not null) and job_id > :after::uuid
       order by job_id limit :limit) j
 left join lateral (
     select extract(epoch from interlock.clock() - min(t.queued_at))::float8 as age
@@ -32,7 +33,8 @@ order by j.job_id;
 select interlock.waiting_tasks(:job_id::uuid, :limit::bigint);
 
 -- name: all_pauses
-select job_id, cause_id, bulk, path, reason, since from interlock.pauses order by cause_id, job_id;
+-- Without those of paused DAGs, whose cause is the job itself.
+select job_id, cause_id, bulk, path, reason, since from interlock.pauses where cause_id <> job_id order by cause_id, job_id;
 
 -- name: upstream
 -- Every edge upstream of these jobs, across DAGs: a reader, the job that writes its input, and whether that job has

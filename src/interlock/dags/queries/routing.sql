@@ -138,6 +138,19 @@ with changed as materialized (
 )
 select (select count(*) from tasks) as tasks, (select count(*) from given) as scopes, (select count(*) from told) as told;
 
+-- name: wake_builds
+-- If these changes or jobs concern a version that is being built, the reconciler has to advance over them, and the
+-- version may then be complete. Without such a version, this is one look-up.
+select pg_notify('interlock_outbox', topic)
+from unnest('{scopes,cutover}'::text[]) as topic
+where (select true from interlock.dag_versions v where v.state = 'Building' limit 1)
+  and (exists (select 1 from unnest(:job_ids::uuid[]) as i(job_id)
+               join interlock.jobs j on j.job_id = i.job_id and j.active and not j.current)
+       or exists (select 1 from unnest(:event_ids::bigint[]) as i(event_id)
+                  join interlock.dataset_events e on e.event_id = i.event_id
+                  join interlock.edges g on g.dataset_version = e.dataset_version and g.active
+                  join interlock.jobs j on j.job_id = g.job_id and not j.current));
+
 -- name: readers_of
 -- Jobs that read streams of these versions.
 select distinct g.job_id

@@ -24,7 +24,7 @@ cross join lateral (
 where d.org_id = :org_id and d.dataset_uuid = :dataset_uuid;
 
 -- name: list_datasets
--- Datasets that the role may read, by id.
+-- Datasets that the role may read, by id, without those whose data was purged with their DAG.
 select d.dataset_uuid, d.dag_name, d.job_name, d.output_name, d.current_version, v.storage, v.progress, v.cursor, p.names,
        (select j.partition from interlock.jobs j where j.job_id = v.job_id) as partition
 from interlock.datasets d
@@ -34,7 +34,7 @@ cross join lateral (
     from interlock.publications p where p.dataset_uuid = d.dataset_uuid
 ) p
 left join interlock.dataset_versions v on v.dataset_version = d.current_version
-where d.org_id = :org_id and d.dataset_uuid > :after::uuid and p.readable
+where d.org_id = :org_id and d.dataset_uuid > :after::uuid and p.readable and v.purged_at is null
 order by d.dataset_uuid limit :limit;
 
 -- name: versions_of

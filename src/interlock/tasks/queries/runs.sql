@@ -13,9 +13,15 @@ with taken as (
            sum(dead) as dead, sum(canceled) as canceled, sum(greatest(completed, 0))::bigint as newly_completed,
            sum(greatest(failed, 0))::bigint as newly_failed, sum(greatest(canceled, 0))::bigint as newly_canceled
     from taken group by run_id
+), classes as (
+    select run_id, jsonb_object_agg(error_class, errors) as errors
+    from (select run_id, error_class, sum(errors) as errors from taken
+          where error_class is not null group by run_id, error_class) c
+    group by run_id
 )
 update interlock.runs r
-set queued = r.queued + s.queued, running = r.running + s.running, completed = r.completed + s.completed,
+set errors = coalesce((select interlock.add_errors(r.errors, c.errors) from classes c where c.run_id = r.run_id), r.errors),
+    queued = r.queued + s.queued, running = r.running + s.running, completed = r.completed + s.completed,
     failed = r.failed + s.failed, dead = r.dead + s.dead, canceled = r.canceled + s.canceled,
     state = case when r.ended_at is null then r.state else interlock.live_state(r.paused, r.ingesting) end, ended_at = null
 from sums s where r.run_id = any(array(select run_id from sums)) and r.run_id = s.run_id
@@ -181,7 +187,7 @@ with ranges as materialized (
            least(s.last, (c.chunk + 1) * r.range_size - 1) as last
     from unnest(:run_ids::uuid[], :firsts::bigint[], :lasts::bigint[]) as s(run_id, first, last)
     cross join lateral (select * from interlock.runs r where r.run_id = s.run_id limit 1) r
-    cross join lateral (select * from interlock.jobs j where j.job_id = r.job_id limit 1) j
+    cross join lateral (select * from interlock.jobs j where j.job_id = r.job_id and not j.paused limit 1) j
     cross join lateral generate_series(s.first / r.range_size, s.last / r.range_size) as c(chunk)
     cross join lateral (select s.run_id || ':' || c.chunk as key) k
     left join lateral (select (m.body ->> 'start')::bigint as start from interlock.queue_messages m
@@ -208,7 +214,7 @@ order by job_id limit :limit;
 
 -- name: lost_job_tasks
 -- Tasks without a run, from a position on. `lost` marks those without a message; a dead letter does not count.
-select t.job_id, t.task_id, t.queued_at < interlock.clock() - make_interval(secs => :grace::float8) and not t.parked
+select t.job_id, t.task_id, t.queued_at < interlock.clock() - make_interval(secs => :grace::float8) and not t.parked and not j.paused
        and (select true from interlock.queue_messages m
             where m.queue = j.queue and m.dedupe_key = t.task_id::text and m.dead_at is null limit 1) is null
        and (select true from interlock.outbox o where o.dedupe_key = t.task_id::text limit 1) is null as lost
@@ -216,7 +222,7 @@ from (select job_id, task_id, parked, queued_at from interlock.tasks
       where shard = 0 and run_id is null and listed_status = 'Queued'
         and (job_id, task_id) > (:from_job::uuid, :after::uuid)
       order by job_id, task_id limit :limit) t
-cross join lateral (select j.queue from interlock.jobs j where j.job_id = t.job_id limit 1) j
+cross join lateral (select j.queue, j.paused from interlock.jobs j where j.job_id = t.job_id limit 1) j
 order by t.job_id, t.task_id;
 
 -- name: stranded_jobs

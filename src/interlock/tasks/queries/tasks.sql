@@ -31,7 +31,7 @@ with moment as materialized (
         lease_expires_at = m.now + make_interval(secs => least(j.lease_seconds, j.timeout_seconds))
     from moment m, asked a, interlock.jobs j, held_back h
     where t.shard = :shard and t.task_id = a.task_id and t.status = 'Queued' and j.job_id = t.job_id
-      and (t.run_id is null or t.run_id <> all(h.runs))
+      and (t.run_id is null or t.run_id <> all(h.runs)) and not j.paused
       and j.max_concurrency is null and j.max_concurrency_per_key is null
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
     returning t.task_id, t.org_id, t.job_id, j.xmin::text as job_version, t.run_id, t.task_index, t.attempt, t.lease_token,
@@ -56,7 +56,7 @@ with moment as materialized (
     from moment m, unnest(:run_ids::uuid[], :firsts::bigint[], :lasts::bigint[]) with ordinality as r(run_id, first, last, n)
     join interlock.runs u on u.run_id = r.run_id
     join interlock.jobs j on j.job_id = u.job_id
-    where not u.paused and not u.delete_requested and j.max_concurrency is null and j.max_concurrency_per_key is null
+    where not u.paused and not u.delete_requested and not j.paused and j.max_concurrency is null and j.max_concurrency_per_key is null
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
     order by r.run_id, r.first
 ), claimed as (
@@ -95,7 +95,7 @@ with moment as materialized (
     join interlock.jobs j on j.job_id = t.job_id
     where t.shard = :shard and t.run_id = :run_id and t.status = 'Queued'
       and t.task_index between :first::bigint and :last::bigint
-      and (select not u.paused and not u.delete_requested from interlock.runs u where u.run_id = :run_id)
+      and (select not u.paused and not u.delete_requested from interlock.runs u where u.run_id = :run_id) and not j.paused
       and j.max_concurrency is null and j.max_concurrency_per_key is null
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
     order by t.task_index
@@ -121,12 +121,12 @@ with moment as materialized (
 select c.*, (select kid from interlock.signing_keys where retired_at is null) as kid from claimed c;
 
 -- name: next_queued$
--- The first index of a range left to claim. Tasks of a paused run get new messages when it is resumed.
+-- The first index of a range left to claim. Tasks of a paused run or DAG get new messages when it is resumed.
 select t.task_index from interlock.tasks t
 join interlock.jobs j on j.job_id = t.job_id
 where t.shard = :shard and t.run_id = :run_id and t.status = 'Queued' and not t.parked
   and t.task_index between :first::bigint and :last::bigint
-  and (select not u.paused and not u.delete_requested from interlock.runs u where u.run_id = :run_id)
+  and (select not u.paused and not u.delete_requested from interlock.runs u where u.run_id = :run_id) and not j.paused
   and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
 order by t.task_index limit 1;
 
@@ -154,6 +154,7 @@ with moment as materialized (
     where t.shard = :shard and t.task_id = any(:task_ids::uuid[]) and t.status = 'Queued'
       and t.job_id = any(:job_ids::uuid[])
       and (t.run_id is null or (select not u.paused and not u.delete_requested from interlock.runs u where u.run_id = t.run_id))
+      and not j.paused
       and (:runtimes::text[] is null or j.runtime = any(:runtimes::text[]))
     order by t.run_id, t.task_index, t.task_id
     for no key update of t
@@ -201,7 +202,8 @@ select c.*, (select kid from interlock.signing_keys where retired_at is null) as
 -- name: claim_states
 -- Explains why tasks of a claim were not claimed.
 select t.task_id, t.job_id, t.status, t.dead, t.parked,
-       coalesce((select u.paused or u.delete_requested from interlock.runs u where u.run_id = t.run_id), false) as held_back,
+       j.paused or coalesce((select u.paused or u.delete_requested from interlock.runs u where u.run_id = t.run_id), false)
+           as held_back,
        j.max_concurrency is not null or j.max_concurrency_per_key is not null as capped,
        :runtimes::text[] is null or j.runtime = any(:runtimes::text[]) as allowed
 from interlock.tasks t
@@ -222,8 +224,8 @@ with ended as (
            'Unclaimable', 'the task cannot be claimed because of its payload or its concurrency key'
     from ended
 ), counted as (
-    insert into interlock.run_deltas (run_id, queued, failed, dead)
-    select run_id, -count(*), count(*), count(*) from ended where run_id is not null group by run_id
+    insert into interlock.run_deltas (run_id, queued, failed, dead, error_class, errors)
+    select run_id, -count(*), count(*), count(*), 'Unclaimable', count(*) from ended where run_id is not null group by run_id
 )
 select task_id from ended;
 
@@ -353,7 +355,7 @@ with moment as materialized (
               t.worker_id, t.started_at, t.ended_at, old.status as was, old.late_reply as late, old.dead as was_dead,
               i.error_class, i.error_message, i.crash, t.slot_key,
               j.max_concurrency is not null or j.max_concurrency_per_key is not null as capped,
-              j.dag_name is not null and t.status = 'Completed' as scoped
+              j.dag_name is not null and t.status = 'Completed' as scoped, not j.current and j.active as building
 ), history as (
     insert into interlock.attempts (shard, task_id, attempt, lease_token, outcome, worker_id, started_at, ended_at,
                                     error_class, error_message, crash)
@@ -385,6 +387,19 @@ with moment as materialized (
            count(*) filter (where dead) - count(*) filter (where was_dead), count(*) filter (where status = 'Canceled')
     -- A dead letter that stays one changes no counter and must not reopen its run.
     from ended where run_id is not null and not (dead and was_dead) group by run_id
+), classed as (
+    -- Dead tasks by error class. A late report withdraws what the reaper has counted for its attempt, and may replace it.
+    insert into interlock.run_deltas (run_id, error_class, errors)
+    select run_id, error_class, sum(tasks) from (
+        select run_id, coalesce(error_class, '(none)') as error_class, 1 as tasks
+        from ended where run_id is not null and dead
+        union all
+        select e.run_id, coalesce(a.error_class, '(none)'), -1
+        from ended e
+        left join interlock.attempts a
+            on a.task_id = e.task_id and a.attempt = e.attempt and a.lease_token = e.lease_token
+        where e.run_id is not null and e.was_dead
+    ) c group by run_id, error_class having sum(tasks) <> 0
 ), scopes as (
     update interlock.materialisations set done_commit = input_commit
     where task_id = any(array(select task_id from ended where scoped))
@@ -399,6 +414,9 @@ with moment as materialized (
     returning 1
 ), told as (
     select pg_notify('interlock_outbox', 'route') from routed
+    union all
+    -- A version that is being built may be complete with this task.
+    (select pg_notify('interlock_outbox', 'cutover') from ended where scoped and building limit 1)
 )
 select e.task_id, e.org_id, e.run_id, e.status, e.was, e.retry_at, e.attempt, (select count(*) from told) as told,
        (select array_agg(distinct job_id) from open) as freed_jobs,
@@ -523,6 +541,10 @@ with due as materialized (
     select run_id, -count(*), count(*) filter (where status = 'Failed'), count(*) filter (where dead),
            count(*) filter (where status = 'Canceled')
     from ended where run_id is not null group by run_id
+), classed as (
+    insert into interlock.run_deltas (run_id, error_class, errors)
+    select run_id, case when timed_out then 'HardTimeout' else 'LeaseExpired' end, count(*)
+    from ended where run_id is not null and dead group by 1, 2
 ), rearmed as (
     insert into interlock.lease_alarms (shard, due_at, tasks, run_id, first_index, last_index, task_ids)
     select :shard, greatest(min(lease_expires_at), interlock.clock()), count(*), run_id, min(task_index), max(task_index),
@@ -600,6 +622,14 @@ with asked as materialized (
     insert into interlock.run_deltas (run_id, queued, failed, dead)
     select run_id, count(*), -count(*), -count(*) filter (where was_dead)
     from revived where run_id is not null group by run_id
+), classed as (
+    insert into interlock.run_deltas (run_id, error_class, errors)
+    select r.run_id, coalesce(a.error_class, '(none)'), -count(*)
+    from revived r
+    left join lateral (select error_class from interlock.attempts a where a.task_id = r.task_id
+                       order by a.attempt desc, a.ended_at desc limit 1) a on true
+    where r.run_id is not null and r.was_dead
+    group by 1, 2
 ), reopened as (
     update interlock.runs r
     set ended_at = null, state = interlock.live_state(r.paused, r.ingesting), cancel_requested = false, reason = null

@@ -5,8 +5,8 @@
 -- once. A task that waits for another attempt has not failed.
 with watched as materialized (
     select w.webhook_id, w.org_id, w.name as webhook, w.events, w.failed_share, w.done_share, o.name as org,
-           j.dag_name, j.name as job_name,
-           r.run_id, r.job_id, r.state, r.reason, r.total, r.queued, r.running, r.completed, r.failed, r.dead, r.canceled,
+           j.dag_name, j.name as job_name, j.name,
+           r.run_id, r.job_id, r.state, r.reason, r.total, r.queued, r.running, r.completed, r.failed, r.dead, r.canceled, r.errors, r.rerun_of,
            r.cancel_requested, r.created_at, r.ended_at, r.retention_days
     from interlock.runs r
     join interlock.webhooks w on w.org_id = r.org_id
