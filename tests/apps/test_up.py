@@ -354,8 +354,8 @@ async def test_start_after_a_kill_resumes_everything(fresh: Up) -> None:
     assert psutil.pid_exists(server)
     fresh.folder.joinpath("credentials.json").chmod(0o644)
     after = fresh.start()
-    listeners = {name: after[name] for name in ("gateway", "internal", "query")}
-    assert after == before | listeners
+    new = {name: after[name] for name in ("gateway", "internal", "query", "sign_in_url")}
+    assert after == before | new
     assert fresh.postmaster() == server
     assert stat.S_IMODE((fresh.folder / "credentials.json").stat().st_mode) == 0o600
     async with fresh.client() as client:
