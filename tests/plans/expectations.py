@@ -151,7 +151,7 @@ TASKS: dict[str, list[Expectation]] = {
     "reap": [Bounded(500, _SMALL | {"limit": "500", "since": _EPOCH}, rows=5, pages=40)],
     "requeue_due": [Bounded(1000, _SMALL | {"limit": "1000", "since": _EPOCH}, pages=25)],
     "cancel": [Bounded(2000, _SMALL | _ORG | {"task_ids": "seed.tasks('canceling', 2000)"}, pages=25)],
-    "redrive": [Bounded(2000, _SMALL | _ORG | {"task_ids": "seed.tasks('dead', 2000)"}, pages=25)],
+    "redrive": [Bounded(2000, _SMALL | _ORG | {"task_ids": "seed.tasks('dead', 2000)"}, rows=6, pages=30)],
     "unpark": [
         Bounded(1000, {"job_ids": "array[seed.id('job 2')]", "keys": "'{7}'"}),
         Bounded(1000, {"job_ids": "array[seed.id('job 103')]", "keys": "'{}'"}),

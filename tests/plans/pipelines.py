@@ -48,6 +48,7 @@ SOURCES: dict[str, list[Expectation]] = {
                 "job_ids": "array[seed.id('cron 0')]",
                 "last_ats": "array[now()]",
                 "next_ats": "array[now() + interval '1 day']",
+                "covered_tos": "array[null]",
             },
             pages=20,
         )

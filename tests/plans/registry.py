@@ -21,7 +21,7 @@ REGISTRY: dict[str, list[Expectation]] = {
     "dataset": [Bounded(1, _ORG | _DATASET, rows=10)],
     "list_datasets": [
         Bounded(
-            130, _ORG | {"role": "'reader'", "limit": "100", "after": "'00000000-0000-0000-0000-000000000000'"}, rows=6
+            210, _ORG | {"role": "'reader'", "limit": "100", "after": "'00000000-0000-0000-0000-000000000000'"}, rows=6
         )
     ],
     "versions_of": [

@@ -1760,7 +1760,7 @@ CREATE INDEX queue_messages_ready ON interlock.queue_messages USING btree (queue
 CREATE INDEX queue_messages_shares ON interlock.queue_messages USING btree (((queue || ''::text)), priority, org_id, share_id, visible_at) WHERE ((dead_at IS NULL) AND (share_id IS NOT NULL));
 CREATE INDEX runs_busy ON interlock.runs USING btree (job_id) WHERE (running <> 0);
 CREATE INDEX runs_by_job ON interlock.runs USING btree (job_id, run_id);
-CREATE INDEX runs_by_org ON interlock.runs USING btree (org_id, run_id);
+CREATE INDEX runs_by_org ON interlock.runs USING btree (((org_id)::text), run_id);
 CREATE UNIQUE INDEX runs_by_shard ON interlock.runs USING btree (shard) WHERE (shard <> 0);
 CREATE INDEX runs_canceling ON interlock.runs USING btree (run_id) WHERE (cancel_requested AND (ended_at IS NULL) AND (cancel_index <= last_index));
 CREATE INDEX runs_deadline ON interlock.runs USING btree (deadline_at) WHERE ((deadline_at IS NOT NULL) AND (ended_at IS NULL));
@@ -1772,6 +1772,7 @@ CREATE INDEX runs_live ON interlock.runs USING btree (run_id) WHERE (ended_at IS
 CREATE INDEX runs_live_by_job ON interlock.runs USING btree (job_id) WHERE (ended_at IS NULL);
 CREATE INDEX runs_of_shards ON interlock.runs USING btree (shard) WHERE ((shard <> 0) AND (ended_at IS NULL));
 CREATE INDEX runs_open_unwanted ON interlock.runs USING btree (run_id) WHERE (open AND cancel_requested AND (ended_at IS NULL));
+CREATE INDEX runs_sharded ON interlock.runs USING btree (org_id, shard) WHERE (shard <> 0);
 CREATE INDEX runs_waking ON interlock.runs USING btree (run_id) WHERE (wake_index IS NOT NULL);
 CREATE INDEX sessions_by_org ON interlock.sessions USING btree (org_id, session_id) WHERE (revoked_at IS NULL);
 CREATE INDEX sessions_expiry ON interlock.sessions USING btree (expires_at);

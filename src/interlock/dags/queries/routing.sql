@@ -146,9 +146,11 @@ from unnest('{scopes,cutover}'::text[]) as topic
 where (select true from interlock.dag_versions v where v.state = 'Building' limit 1)
   and (exists (select 1 from unnest(:job_ids::uuid[]) as i(job_id)
                join interlock.jobs j on j.job_id = i.job_id and j.active and not j.current)
-       or exists (select 1 from unnest(:event_ids::bigint[]) as i(event_id)
-                  join interlock.dataset_events e on e.event_id = i.event_id
-                  join interlock.edges g on g.dataset_version = e.dataset_version and g.active
+       or exists (select 1
+                  from (select distinct e.dataset_version
+                        from unnest(:event_ids::bigint[]) as i(event_id)
+                        join interlock.dataset_events e on e.event_id = i.event_id) changed
+                  join interlock.edges g on g.dataset_version = changed.dataset_version and g.active
                   join interlock.jobs j on j.job_id = g.job_id and not j.current));
 
 -- name: readers_of

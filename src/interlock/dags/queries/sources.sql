@@ -264,6 +264,10 @@ with inactive as materialized (
 ), resting as (
     update interlock.cron_state set next_at = null
     where job_id = any(array(select job_id from inactive where rests)) and next_at is not null
+), covered as materialized (
+    -- Read from the schedules, which are few, and not from all jobs of the org.
+    select o.org_id, o.dag_name, o.name, o.partition, b.covered_to
+    from interlock.cron_state b join interlock.jobs o on o.job_id = b.job_id where b.covered_to is not null
 )
 insert into interlock.cron_state (job_id, source, last_at, next_at, covered_to)
 select j.job_id, j.source,
@@ -271,7 +275,7 @@ select j.job_id, j.source,
             when j.partition is not null then j.created_at
             else greatest(j.created_at, interlock.clock() - coalesce(j.source ->> 'misfire_grace', '60s')::interval) end,
        interlock.clock(),
-       (select max(b.covered_to) from interlock.jobs o join interlock.cron_state b on b.job_id = o.job_id
+       (select max(o.covered_to) from covered o
         where o.org_id = j.org_id and o.dag_name = j.dag_name and o.name = j.name and o.partition = j.partition)
 from interlock.jobs j
 left join interlock.cron_state k on k.job_id = j.job_id

@@ -1,7 +1,9 @@
 -- Pausing and deleting DAGs, lists of runs and ids by prefix, errors by class, and the origin of rerun tasks.
 
--- The runs of an org, newest first, and ids by prefix.
-create index runs_by_org on interlock.runs (org_id, run_id);
+-- The runs of an org, newest first, and ids by prefix. The org is an expression, so that no plan reads all runs of an org
+-- for those of one job.
+create index runs_by_org on interlock.runs ((org_id::text), run_id);
+create index runs_sharded on interlock.runs (org_id, shard) where shard <> 0;
 
 -- A paused DAG hands out no tasks. A deleted one is hidden; its row stays, with the owner of its published names.
 alter table interlock.dags

@@ -44,7 +44,7 @@ order by r.run_id desc;
 -- Like list_runs, for all jobs of an org.
 with walked as materialized (
     select * from interlock.runs
-    where org_id = :org_id and not delete_requested
+    where org_id = :org_id and org_id::text = :org_id::uuid::text and not delete_requested
       and run_id < coalesce(:cursor::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
     order by run_id desc limit :walked
 )
@@ -57,7 +57,7 @@ order by r.run_id desc;
 
 -- name: runs_by_prefix
 select run_id as id from interlock.runs
-where org_id = :org_id and run_id between :low and :high and not delete_requested
+where org_id = :org_id and org_id::text = :org_id::uuid::text and run_id between :low and :high and not delete_requested
 order by run_id desc limit :limit;
 
 -- name: jobs_by_prefix
