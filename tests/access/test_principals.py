@@ -316,7 +316,7 @@ BULK: list[Route] = [
 """Routes that tests/jobs/test_bulk_operations.py tries with another org's admin."""
 
 OVERVIEW: list[Route] = [
-    *(("GET", f"/v1/{what}") for what in ("overview", "failures", "search")),
+    *(("GET", f"/v1/{what}") for what in ("overview", "failing-jobs", "failures", "search")),
     *(("GET", f"/v1/runs/{{run_id}}/{what}") for what in ("failures", "timeline", "durations")),
 ]
 OVERVIEW += [("POST", "/v1/query")]

@@ -32,6 +32,7 @@ class Terminal:
         self._capsys = capsys
 
     async def __call__(self, *line: str) -> CommandResult:
+        self._capsys.readouterr()  # what a worker in this process has logged
         code = await asyncio.to_thread(execute, list(line))
         done = self._capsys.readouterr()
         return CommandResult(code, done.out, done.err)

@@ -50,7 +50,8 @@ async def test_daily_pipeline_runs_by_schedule_and_backfill(bench: Bench, termin
     async with working(bench.worker(operators=[str(EXAMPLES / "operators")], spark_conf=LITTLE_JAVA)):
 
         async def revenue() -> bool:
-            return bool((await terminal.json("dataset", "partitions", "revenue"))["partitions"])
+            reply = await system.user("GET", "/v1/datasets/revenue/partitions")
+            return bool(reply.json()["partitions"])
 
         await until(revenue, seconds=300)
     sales = (await terminal.json("dataset", "partitions", "sales", "--within", "2025-10"))["partitions"]

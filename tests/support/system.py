@@ -201,10 +201,13 @@ _spare: defaultdict[tuple[Callable[[App], Litestar], int], list[Litestar]] = def
 def _application(build: Callable[[App], Litestar], kernel: App) -> Iterator[Litestar]:
     """Reuses an application with another kernel: building one takes longer than most tests."""
     spare = _spare[build, kernel.settings.body_limit_bytes]
-    app = spare.pop() if spare else build(kernel)
+    # The middleware holds the lockout of the first kernel. With a rate of 0 it keeps no state.
+    reusable = not kernel.settings.auth_failures_per_second
+    app = spare.pop() if spare and reusable else build(kernel)
     app.state.update(capabilities(kernel))
     yield app
-    spare.append(app)
+    if reusable:
+        spare.append(app)
 
 
 @asynccontextmanager
