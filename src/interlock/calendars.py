@@ -326,6 +326,11 @@ def known(text: str | None) -> Calendar | None:
     return None if text is None else calendar_of(text)
 
 
+def is_date(text: str) -> bool:
+    """Returns True if the text has the form of a date, which may still not exist in a calendar."""
+    return _TEXT.fullmatch(text.strip()) is not None
+
+
 def dates_of(text: str | None, start: int | None, end: int | None) -> tuple[str | None, str | None]:
     """Returns the dates of a range for display; None for integer ranges, and if there is no range."""
     if text is None or start is None or end is None:

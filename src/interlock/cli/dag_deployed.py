@@ -176,18 +176,19 @@ def _left(progress: BuildProgress) -> str:
 def _plan(deployed: DagDeployed) -> RenderableType:
     from rich.console import Group
 
-    rows = [_planned(job) for job in deployed.plan]
-    columns = ("", "job", "", "partition", "new versions of", "to read")
+    dated = any(job.partition for job in deployed.plan)
+    rows = [_planned(job, dated=dated) for job in deployed.plan]
+    columns = ("", "job", "", *(["partition"] if dated else []), "new versions of", "to read")
     state = f"is {deployed.state}" if deployed.state else "would be deployed"
     version = f", version {deployed.dag_version}" if deployed.dag_version else ""
     heading = f"DAG {deployed.dag} {state}: sha256 {deployed.content_hash[:_HASH]}{version}"
     return Group(heading, table(columns, rows, empty="The DAG has no jobs."))
 
 
-def _planned(job: PlannedJob) -> tuple[Any, ...]:
+def _planned(job: PlannedJob, *, dated: bool) -> tuple[Any, ...]:
     mark, words = _MARKS[job.change]
     read = [_read(each) for each in job.inputs] or None
-    return mark, job.name, words, job.partition, job.new_versions or None, read
+    return mark, job.name, words, *([job.partition] if dated else []), job.new_versions or None, read
 
 
 def _read(planned: PlannedInput) -> str:

@@ -20,7 +20,7 @@ from interlock.dags.routing import Scopes
 from interlock.datasets.registry import Registry
 from interlock.errors import Conflict, TooLarge
 from interlock.failpoints import failpoint
-from interlock.http.ranges import range_of
+from interlock.http.ranges import check_form, range_of
 from interlock.settings import Settings
 from interlock.stores.postgres import Connection, Database, Row, queries
 from interlock.tasks.dataset_changes import CURSOR, lock_versions
@@ -39,6 +39,7 @@ class Invalidations:
         self._scopes = Scopes(settings)
 
     async def invalidate(self, name: str, request: InvalidateRequest, caller: Principal) -> Invalidated:
+        check_form(request.start, request.end)
         return await self._database.run(lambda connection: self._invalidate(connection, name, request, caller))
 
     async def _invalidate(

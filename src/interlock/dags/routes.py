@@ -22,7 +22,7 @@ from interlock.dags.webhook_sources import Call
 from interlock.errors import Unauthenticated, UnsupportedMediaType
 from interlock.http.middleware import peer_of_scope
 from interlock.http.problems import WITH_A_BODY
-from interlock.http.ranges import bound_of
+from interlock.http.ranges import bound_of, check_form
 from interlock.http.requests import Cursor, Http, Limit, decode
 from interlock.tasks.build import tasks_of
 from interlock.tasks.idempotency import Repeat
@@ -429,9 +429,10 @@ async def invalidate(request: Http, dataset: FromPath[str], data: JSONBody[Inval
 async def explain_scope(
     request: Http, dag: FromPath[str], job: FromPath[str], start: Start, end: End = None
 ) -> ScopeExplanation:
-    last = None if end is None else bound_of(end)
+    first, last = bound_of(start), None if end is None else bound_of(end)
+    check_form(first, last)
     org_id = principal_of(request).org_id
-    return await dags_of(request).scope_explanations.explain(dag, job, org_id, bound_of(start), last)
+    return await dags_of(request).scope_explanations.explain(dag, job, org_id, first, last)
 
 
 HANDLERS = [

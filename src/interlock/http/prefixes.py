@@ -26,9 +26,9 @@ def required_span(text: str, kind: str) -> dict[str, UUID]:
     span = span_of(text)
     if span is None:
         raise BadRequest(
-            f"{text!r} is not the id of a {kind}: an id has 32 hexadecimal digits, and at least its first {MIN_DIGITS} "
+            f"{text[:60]!r} is not the id of a {kind}: an id has 32 hexadecimal digits, and at least its first {MIN_DIGITS} "
             "are needed.",
-            code="bad_id",
+            code="invalid_request",
         )
     return span
 
@@ -36,7 +36,7 @@ def required_span(text: str, kind: str) -> dict[str, UUID]:
 def only(text: str, kind: str, found: Sequence[UUID]) -> UUID:
     """Returns the only id that was found for a prefix."""
     if not found:
-        raise NotFound(f"There is no {kind} {text!r} in this org.")
+        raise NotFound(f"There is no {kind} {text[:60]!r} in this org.")
     if len(found) > 1:
         listed = ", ".join(map(str, found[:MAX_CANDIDATES]))
         more = ", and more" if len(found) > MAX_CANDIDATES else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from interlock.calendars import BadDate, Misaligned, Range, calendar_of
+from interlock.calendars import BadDate, Misaligned, Range, calendar_of, is_date
 from interlock.errors import BadRequest
 
 MAX_POSITION: Final = 2**62
@@ -22,8 +22,7 @@ def range_of(
 
     A range of dates consists of whole partitions. With `aligned`, a range of integers must too.
     """
-    if end is None and isinstance(start, int):
-        raise BadRequest(f"A range of integers needs an `end`; `start` is {start}.", code=code)
+    check_form(start, end, code=code)
     last = start if end is None else end
     if partition is None:
         found = _integer(start), _integer(last)
@@ -32,6 +31,20 @@ def range_of(
     if found[0] > found[1]:
         raise BadRequest(f"`start` must be at most `end`, got {found[0]}-{found[1]}.", code=code)
     return found
+
+
+def check_form(start: Bound, end: Bound | None, *, code: str = "bad_partition") -> None:
+    """Refuses a range that is malformed with any kind of partition, so that no look-up is needed to say so."""
+    if end is None and isinstance(start, int):
+        raise BadRequest(f"A range of integers needs an `end`; `start` is {start}.", code=code)
+    if isinstance(start, int) and isinstance(end, int) and start > end:
+        raise BadRequest(f"`start` must be at most `end`, got {start}-{end}.", code=code)
+    for bound in (start, end):
+        if isinstance(bound, str) and not is_date(bound):
+            raise BadRequest(
+                f"{bound[:60]!r} is neither an integer nor a date: write 0, or a date such as 2026-11-01.",
+                code="bad_date",
+            )
 
 
 def bound_of(text: str) -> Bound:
