@@ -41,6 +41,7 @@ from interlock.wire.dags import DagState, SourceEvent
 from interlock.wire.datasets import InvalidateRequest
 from interlock.wire.jobs import ExportRequest, ExportView, JobAccepted, RerunRequest
 from interlock.wire.queries import QueryMode
+from interlock.wire.tasks import RedriveRequest
 from interlock.wire.webhooks import WebhookRequest
 from tests.crash import test_bus, test_bus_path, test_ingest, test_pipeline, test_sink
 from tests.crash.ledger import Ledger
@@ -212,6 +213,9 @@ async def _(scene: Scene) -> None:
         await scene.deployment.until(ended, begun.operation_id)
         operation = await client.bulk.operation(begun.operation_id)
         assert (operation.matched, operation.changed) == (3, 3)
+        # An attempt that lost its lease to the crash had no other: the audit wants every task completed.
+        while (await client.wait(one.run_id)).counts.dead:
+            await client.redrive_tasks(RedriveRequest(run=str(one.run_id)))
 
 
 async def _unledgered(scene: Scene) -> JobAccepted:
@@ -560,6 +564,13 @@ async def _(scene: Scene) -> None:
         select from interlock.queue_messages m where m.dedupe_key = t.task_id::text)
         from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id where j.dag_name = $1"""
     await scene.deployment.until(woken, name)
+    # The audit would miss the outputs that a task of this job commits in the product.
+    ended = """select t.status = 'Completed' from interlock.tasks t join interlock.jobs j on j.job_id = t.job_id
+        where j.dag_name = $1"""
+    await scene.deployment.until(ended, name)
+    gone = """delete from interlock.tasks where job_id in (select job_id from interlock.jobs where dag_name = $1)
+        returning true"""
+    assert await scene.deployment.ask(gone, name)
 
 
 @dies("dispatcher", "cutover.before_commit")

@@ -95,7 +95,7 @@ class Users(Driven):
     def _filtered(self, pick: int, *, by_run: bool) -> tuple[dict[str, Any], list[Task]]:
         if by_run:
             run = self.some_run(pick)
-            return {"run": run.run_id}, run.tasks_in(self.model.tasks)
+            return {"run": str(run.run_id)}, run.tasks_in(self.model.tasks)
         job = self.some_job(pick)
         return {"job": job.name or str(job.job_id)}, self.model.of_job(job)
 

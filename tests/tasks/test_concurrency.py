@@ -397,7 +397,7 @@ async def test_invalid_completion_does_not_affect_others_of_its_batch(still: Sys
     claims = claimed(await still.claim_many(run_id=accepted["run_id"], start=0, end=6))
     items: list[dict[str, Any]] = [fence(claim) | {"status": "Completed", "result": 1} for claim in claims]
     items[1] |= {"lease_token": str(uuid4())}
-    items[2] |= {"result": "x" * 70_000}
+    items[2] |= {"result": "x" * 1_100_000}
     items[3] |= {"events": [{"dataset_uuid": str(uuid4()), "dataset_version": str(uuid4()), "cursor": 1}]}
     items[4] |= {"result": "\x00 \uffff"}
     items[5] |= {"error_message": "\x00", "error_class": "a\x00b", "status": "Failed"}

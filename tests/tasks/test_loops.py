@@ -169,8 +169,11 @@ async def test_unparsable_inline_payload_is_refused(still: System) -> None:
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_payload")
 
 
-async def test_inline_result_beyond_the_limit_is_a_failed_attempt(still: System) -> None:
-    task = await inline(still, "echo", "x" * 70_000, policy={"max_attempts": 1})
+async def test_inline_result_beyond_the_limit_is_a_failed_attempt(
+    state_url: str, tmp_path: Path, clock: ManualClock
+) -> None:
+    async with running(state_url, tmp_path, clock, result_limit_bytes=65_536) as system:
+        task = await inline(system, "echo", "x" * 70_000, policy={"max_attempts": 1})
     assert (task["status"], task["error_class"]) == ("Failed", "ResultTooLarge")
 
 

@@ -20,9 +20,9 @@ async def post(system: System, **job: Any) -> tuple[int, dict[str, Any]]:
     return reply.status_code, reply.json()
 
 
-async def deploy(system: System, operator: str, name: str = "d") -> tuple[int, dict[str, Any]]:
+async def deploy(system: System, operator: str, name: str = "d", query: str = "") -> tuple[int, dict[str, Any]]:
     text = DAG.format(name=name, operator=operator)
-    reply = await system.user("POST", "/v1/dags", content=text, headers={"Content-Type": "application/yaml"})
+    reply = await system.user("POST", f"/v1/dags{query}", content=text, headers={"Content-Type": "application/yaml"})
     return reply.status_code, reply.json()
 
 
@@ -68,7 +68,8 @@ async def test_declared_name_is_taken_and_stays_known_while_workers_restart(stil
     assert (await post(still, operator="python", config={"function": "mine:work"}))[0] == 201
     assert (await deploy(still, "short"))[0] == 200
     clock.advance(6 * 86_400)
-    assert (await deploy(still, "mine:work", "e"))[0] == 200
+    assert (await deploy(still, "mine:work", "e"))[0] == 400  # no worker is live
+    assert (await deploy(still, "mine:work", "e", "?force=true"))[0] == 200
     clock.advance(2 * 86_400)
     await still.declare("other:work")
     assert await still.value("select array_agg(operator) from interlock.operators") == ["other:work"]

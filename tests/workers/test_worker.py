@@ -328,8 +328,8 @@ async def test_worker_with_all_children_stuck_releases_waiting_tasks(bench: Benc
 
 
 async def test_result_that_the_dispatcher_refuses_fails_its_task_and_no_other(bench: Bench) -> None:
-    await bench.worker(result_limit_bytes=1_000_000)
-    run_id = await bench.run("large", [10, 100_000, 20], policy=Policy(max_attempts=1))
+    await bench.worker(result_limit_bytes=3_000_000)
+    run_id = await bench.run("large", [10, 2_000_000, 20], policy=Policy(max_attempts=1))
     small, refused, other = await bench.ended(run_id)
     assert (len(result(small)), len(result(other))) == (10, 20)
     assert (refused.status, refused.error_class) == (TaskStatus.FAILED, "ReportRefused")

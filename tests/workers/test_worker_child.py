@@ -260,12 +260,12 @@ async def test_source_is_notified_of_pause_and_resume(harness: Harness) -> None:
 
 
 async def test_child_runs_its_tasks_in_order_and_returns_results(harness: Harness) -> None:
-    harness.child.assign([held(1, "echo", {"a": 1}), held(2, "registered"), held(3, "own_operators:large", 300_000)])
-    harness.child.assign([held(4, "echo", "ü" * 200_000)])
+    harness.child.assign([held(1, "echo", {"a": 1}), held(2, "registered"), held(3, "own_operators:large", 1_200_000)])
+    harness.child.assign([held(4, "echo", "ü" * 800_000)])
     assert await harness.result(1) == {"a": 1}
     assert await harness.result(2) == "by import"
     answer = await harness.answer(3)
-    assert (answer.error_class, "the limit is 65536" in answer.message) == ("ResultTooLarge", True)
+    assert (answer.error_class, "1048576" in answer.message) == ("ResultTooLarge", True)
     answer = await harness.answer(4)
     assert answer.error_class == "ResultTooLarge"
     assert harness.child.load == 0.0

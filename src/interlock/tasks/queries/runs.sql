@@ -2,7 +2,8 @@
 
 -- name: fold_deltas
 -- Folds deltas into counters. `skip locked` does not wait for writers. A run that had ended is reopened, because a
--- retry may have crossed its end; end_runs decides again. The scan starts where the last one ended: see LowWater.
+-- retry may have crossed its end; end_runs decides again. A late report may change only the error class of a dead task:
+-- then the run stays ended. The scan starts where the last one ended: see LowWater.
 with taken as (
     delete from interlock.run_deltas
     where ctid = any(array(select ctid from interlock.run_deltas where ctid > :since::tid limit :limit
@@ -11,7 +12,8 @@ with taken as (
 ), sums as (
     select run_id, sum(queued) as queued, sum(running) as running, sum(completed) as completed, sum(failed) as failed,
            sum(dead) as dead, sum(canceled) as canceled, sum(greatest(completed, 0))::bigint as newly_completed,
-           sum(greatest(failed, 0))::bigint as newly_failed, sum(greatest(canceled, 0))::bigint as newly_canceled
+           sum(greatest(failed, 0))::bigint as newly_failed, sum(greatest(canceled, 0))::bigint as newly_canceled,
+           bool_or((queued, running, completed, failed, dead, canceled) <> (0, 0, 0, 0, 0, 0)) as moved
     from taken group by run_id
 ), classes as (
     select run_id, jsonb_object_agg(error_class, errors) as errors
@@ -23,7 +25,8 @@ update interlock.runs r
 set errors = coalesce((select interlock.add_errors(r.errors, c.errors) from classes c where c.run_id = r.run_id), r.errors),
     queued = r.queued + s.queued, running = r.running + s.running, completed = r.completed + s.completed,
     failed = r.failed + s.failed, dead = r.dead + s.dead, canceled = r.canceled + s.canceled,
-    state = case when r.ended_at is null then r.state else interlock.live_state(r.paused, r.ingesting) end, ended_at = null
+    state = case when r.ended_at is null or not s.moved then r.state else interlock.live_state(r.paused, r.ingesting) end,
+    ended_at = case when not s.moved then r.ended_at end
 from sums s where r.run_id = any(array(select run_id from sums)) and r.run_id = s.run_id
 returning r.run_id, r.org_id, s.newly_completed, s.newly_failed, s.newly_canceled,
           r.latched and r.queued = 0 and r.running = 0 and r.failed = r.dead as over,
