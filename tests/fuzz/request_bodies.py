@@ -103,6 +103,8 @@ GATEWAY: dict[str, list[Body]] = {
     "/v1/jobs/{job}/exports": [{"format": "zip", "run": None}, {"format": "jsonl", "run": RUN}],
     "/v1/tasks/cancel": [{"job": JOB, "run": None, "status": "Queued", "dry_run": True}],
     "/v1/tasks/redrive": [{"job": None, "run": RUN, "error_class": "Oops", "dry_run": True, "limit": 5}],
+    "/v1/bulk-operations": [{"kind": "cancel", "filter": {"job": JOB, "status": "Queued"}, "dry_run": True}],
+    "/v1/dags/{dag}/pause": [{"reason": "odd"}, {"reason": None}],
     "/v1/keys": [{"user": "odd", "role": "reader", "scopes": ["jobs:read"], "expires_in_days": 1, "org": ORG}],
     "/v1/secrets/{secret}": [{"value": "a-long-enough-value", "hosts": ["rpc.example.com:8545", "[2001:db8::1]"]}],
     "/v1/members": [{"subject": "odd|user", "role": "writer", "org": ORG}],

@@ -150,6 +150,8 @@ class Loops(Doors, Messages):
         runs = self.model.expired_runs(age)
         keys = self.world.select("select 1 from interlock.signing_keys where verify_until <= $1", self.model.now)
         own = {row["run_id"] for row in self.world.select("select run_id from interlock.runs where shard <> 0")}
+        old = "select 1 from interlock.minute_counts where minute < $1"
+        minutes = self.world.select(old, self.model.now - timedelta(days=1))
         requests = [key for key, past in self.remembered.items() if past.until <= self.model.now]
         try:
             done = self.call(at, lambda _: self.world.service(at, "retention").run_once(), crash=crash)
@@ -160,7 +162,7 @@ class Loops(Doors, Messages):
         gone = [run for run in runs if run.run_id not in left]
         assert len(gone) == min(1, len(runs))
         swept = sum(1 if run.run_id in own else len(run.tasks_in(self.model.tasks)) + 1 for run in gone)
-        assert done == swept + len(keys) + len(requests)
+        assert done == swept + len(keys) + len(requests) + len(minutes)
         for key in requests:
             del self.remembered[key]
         for run in gone:
