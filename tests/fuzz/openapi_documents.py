@@ -166,6 +166,7 @@ PROPERTIES: dict[str, dict[str, list[Any]]] = {
 _INBOX = ("receive", "extend", "ack", "nack", "dead-letters", "redrive", "discard")
 _HOOKED: dict[str, list[Any]] = {"dag": [SOURCES_DAG], "job": [HOOKED]}
 BY_PATH: dict[str, dict[str, list[Any]]] = {
+    "/v1/dags/{dag}/jobs/{job}/explain": {"dag": [DAG], "job": [DAG_JOB], "start": ["0"], "end": ["9"]},
     "/v1/dags/{dag}/sources": {"dag": [SOURCES_DAG]},
     "/v1/dags/{dag}/jobs/{job}/events": {"dag": [SOURCES_DAG], "job": [BY_HAND, HOOKED]},
     "/v1/dags/{dag}/jobs/{job}/secret": _HOOKED,
@@ -197,6 +198,9 @@ tests/access/test_sessions.py, tests/jobs/test_bulk_operations.py and tests/bus/
 def bent(document: Schema) -> Schema:
     for path in [path for path in document["paths"] if path.startswith(APART)]:
         del document["paths"][path]
+    if "/v1/jobs" in document["paths"]:
+        # The gateway relays it to a query service, which is tested by itself.
+        document["paths"].pop("/v1/query", None)
     # It would take the DAGs of all other operations.
     document["paths"].get("/v1/dags/{dag}", {}).pop("delete", None)
     for path, item in document["paths"].items():
