@@ -26,8 +26,8 @@ def required_span(text: str, kind: str) -> dict[str, UUID]:
     span = span_of(text)
     if span is None:
         raise BadRequest(
-            f"{text[:60]!r} is not the id of a {kind}: an id has 32 hexadecimal digits, and at least its first {MIN_DIGITS} "
-            "are needed.",
+            f"{text[:60]!r} is not the id of a {kind}: an id has 32 hexadecimal digits, and at least its first "
+            f"{MIN_DIGITS} are needed.",
             code="invalid_request",
         )
     return span
