@@ -193,12 +193,13 @@ APART = (
     OBJECT,
     "/v1/session",
     "/v1/sign-in",
-    "/v1/bulk-operations/{operation_id}",
+    "/v1/bulk-operations",
     "/v1/commands/{command_id}",
     "/v1/dags/{dag}/jobs/{job}/explain",
 )
 """Beginnings of paths that need a browser's session, an object that only one moment has, or a range whose form depends
-on the job. Tests: test_sessions.py, test_bulk_operations.py, test_fates.py, test_datasets_explained.py."""
+on the job. Tests: tests/access/test_sessions.py, tests/jobs/test_bulk_operations.py, tests/bus/test_fates.py,
+tests/datasets/test_datasets_explained.py."""
 
 
 def _without_those_apart(document: Schema) -> None:
@@ -207,8 +208,8 @@ def _without_those_apart(document: Schema) -> None:
     if "/v1/jobs" in document["paths"]:
         # The gateway relays it to a query service, which is tested by itself.
         document["paths"].pop("/v1/query", None)
-    # It would take the DAGs of all other operations.
-    document["paths"].get("/v1/dags/{dag}", {}).pop("delete", None)
+    # Its deletion would take the DAGs of all other operations.
+    document["paths"].pop("/v1/dags/{dag}", None)
 
 
 def bent(document: Schema) -> Schema:

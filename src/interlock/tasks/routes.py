@@ -40,22 +40,24 @@ AttemptNumber = Annotated[int | None, QueryParameter(name="attempt", ge=1, lt=2*
 
 _Name = Annotated[str | None, QueryParameter(required=False, min_length=1, max_length=200, pattern="^[^\\x00]*$")]
 
+_Moment = Annotated[str | None, QueryParameter(required=False, max_length=60, schema_extra={"format": "date-time"})]
+
 
 async def narrowed(
     dag: _Name = None,
     operator: _Name = None,
     error_class: _Name = None,
     worker: _Name = None,
-    created_after: FromQuery[datetime | None] = None,
-    created_before: FromQuery[datetime | None] = None,
+    created_after: _Moment = None,
+    created_before: _Moment = None,
 ) -> Narrow:
     return Narrow(
         dag=dag,
         operator=operator,
         error_class=error_class,
         worker=worker,
-        created_after=_aware(created_after),
-        created_before=_aware(created_before),
+        created_after=_moment(created_after),
+        created_before=_moment(created_before),
     )
 
 
@@ -89,9 +91,17 @@ async def list_tasks(
     )
 
 
-def _aware(moment: datetime | None) -> datetime | None:
-    """Takes a time without a zone as UTC."""
-    return moment if moment is None or moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+def _moment(text: str | None) -> datetime | None:
+    """Parses a time; one without a zone is in UTC. The framework would also take a bare number."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(
+            f"{text[:60]!r} is not a time; write one such as 2026-11-18T12:00:00Z.", code="invalid_request"
+        ) from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 @get("/v1/tasks/{task_id:str}", guards=[user_guard], opt={"scope": "tasks:read"}, summary="A task")
