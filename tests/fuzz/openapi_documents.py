@@ -196,6 +196,9 @@ APART = (
     "/v1/bulk-operations",
     "/v1/commands/{command_id}",
     "/v1/dags/{dag}/jobs/{job}/explain",
+    "/v1/dags/{dag}/jobs/{job}/backfills",
+    "/v1/dags/{dag}/jobs/{job}/events",
+    "/v1/datasets/{dataset}/invalidate",
 )
 """Beginnings of paths that need a browser's session, an object that only one moment has, or a range whose form depends
 on the job. Tests: tests/access/test_sessions.py, tests/jobs/test_bulk_operations.py, tests/bus/test_fates.py,

@@ -34,7 +34,7 @@ from interlock.wire.tasks import (
     TaskView,
 )
 
-After = Annotated[int, QueryParameter(name="after", ge=0, lt=2**62, description="`next` of the previous reply")]
+After = Annotated[int, QueryParameter(name="after", ge=0, le=2**53 - 1, description="`next` of the previous reply")]
 Chunks = Annotated[int, QueryParameter(name="limit", ge=1, le=100, description="maximum number of chunks of lines")]
 AttemptNumber = Annotated[int | None, QueryParameter(name="attempt", ge=1, lt=2**31, required=False)]
 
